@@ -1,0 +1,60 @@
+# Everything a developer or CI does has a target here. `make help` lists them.
+SHELL := bash
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install quickstart test check lint types format docs clean \
+	test-launcher test-data test-kernels test-model test-integration test-chaos
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install:  ## Make .venv with all four packages (PYTHON=python3.12 to choose the interpreter)
+	@PYTHON="$(PYTHON)" tools/environment.sh full
+
+quickstart: install  ## Corpus, tokenizer, training, samples: the whole job on this machine, in quickstart/
+	@$(MAKE) --no-print-directory -f tools/quickstart.mk
+
+test: check  ## Everything CI runs: lint, types and all tests
+	@tools/test.sh launcher data kernels model integration
+
+check: lint types  ## Lint and types
+
+lint: install  ## ruff: rules and formatting
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo "run: make format"; exit 1; }
+
+types: install  ## mypy
+	@$(BIN)/mypy --no-error-summary packages/*/src
+
+format: install  ## Format the code and mend what ruff can mend
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format --quiet .
+
+test-launcher:  ## neox-launcher alone, on each Python found (PYTHONS="3.11" for one)
+	@PYTHONS="$(PYTHONS)" tools/test.sh launcher
+
+test-data:  ## neox-data alone, on each Python found
+	@PYTHONS="$(PYTHONS)" tools/test.sh data
+
+test-kernels: install  ## neox-kernels alone
+	@tools/test.sh kernels
+
+test-model: install  ## neox-model
+	@tools/test.sh model
+
+test-integration: install  ## What crosses packages: architecture and whole journeys
+	@tools/test.sh integration
+
+test-chaos: install  ## Long sweeps: training killed at random moments always resumes
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep packages/neox-model tests
+
+docs: install  ## Write docs/configuration.md, its JSON schema and the table of readers
+	@PYTHONPATH=tests $(BIN)/python -m support.readers > readers.json.new
+	@mv readers.json.new packages/neox-launcher/src/neox_launcher/config/readers.json
+	@$(BIN)/neox-config docs > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md
+	@$(BIN)/neox-config schema > docs/configuration.schema.json.new
+	@mv docs/configuration.schema.json.new docs/configuration.schema.json
+
+clean:  ## Remove environments and caches; what quickstart made stays
+	@rm -rf .venv .venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info

@@ -1,0 +1,20 @@
+"""What holds for every test of the repository, whichever package it belongs to."""
+
+import pytest
+from hypothesis import settings
+
+# A busy machine is slow, and that fails no test.
+settings.register_profile("untimed", settings.default, deadline=None)
+settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` say why they cannot run where there is no CUDA device."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))

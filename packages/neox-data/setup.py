@@ -1,0 +1,20 @@
+"""The optional extension: built where there is a compiler, left out where there is none."""
+
+from setuptools import setup
+
+try:
+    from pybind11.setup_helpers import Pybind11Extension
+except ImportError:  # Only an environment without build isolation lacks it.
+    extensions = []
+else:
+    extensions = [
+        Pybind11Extension(
+            "neox_data._native",
+            ["src/neox_data/csrc/native.cpp"],
+            cxx_std=17,
+            extra_compile_args=["-O3", "-ffp-contract=off"],
+            optional=True,
+        )
+    ]
+
+setup(ext_modules=extensions)

@@ -1,0 +1,85 @@
+"""What a blend will take of each source, known before a run starts."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from neox_data.blend import blend_order
+from neox_data.indexed.base import IndexedDataset
+from neox_data.samples.build_index import num_epochs, num_samples_in
+from neox_data.weights import normalise_weights, samples_per_dataset
+
+__all__ = ["SourceShare", "report_blend", "share_lines"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceShare:
+    """One source of a blend.
+
+    Attributes:
+        prefix: the dataset.
+        documents: documents it has.
+        tokens: tokens it has.
+        weight: the share that was asked for, of 1.
+        samples: samples that the blend takes of it.
+        share: the part of the blend that these are.
+        epochs: how often its tokens are seen, on average.
+        built_epochs: passes over its documents that the samples it is built for need.
+    """
+
+    prefix: Path
+    documents: int
+    tokens: int
+    weight: float
+    samples: int
+    share: float
+    epochs: float
+    built_epochs: int
+
+
+def report_blend(
+    datasets: Sequence[IndexedDataset], weights: Sequence[float] | None, *, num_samples: int, seq_length: int
+) -> list[SourceShare]:
+    """What a blend of `num_samples` takes of each dataset, counted in the order that training reads.
+
+    Args:
+        datasets: all documents of each take part.
+        weights: relative shares; None: equal ones.
+        num_samples: samples of the whole run, at least 1.
+        seq_length: tokens that a sample predicts.
+
+    Raises:
+        DataError: not one weight per dataset, or a dataset without a token.
+    """
+    shares = normalise_weights(weights, len(datasets))
+    taken = blend_order(shares, num_samples).taken(num_samples).tolist()
+    built = samples_per_dataset(num_samples, shares)
+    rows = zip(datasets, shares.tolist(), taken, built, strict=True)
+    return [
+        SourceShare(
+            prefix=dataset.prefix,
+            documents=len(dataset),
+            tokens=dataset.num_tokens,
+            weight=weight,
+            samples=samples,
+            share=samples / num_samples,
+            epochs=samples / max(num_samples_in(dataset.num_tokens, seq_length=seq_length), 1),
+            built_epochs=num_epochs(
+                dataset.num_tokens, num_samples=max(count, samples), seq_length=seq_length
+            ),
+        )
+        for dataset, weight, samples, count in rows
+    ]
+
+
+def share_lines(sources: Sequence[SourceShare]) -> Iterator[str]:
+    """The report for a reader."""
+    yield (
+        f"{'documents':>13} {'tokens':>18} {'weight':>8} {'samples':>13} {'share':>8} {'epochs':>9} "
+        f"{'built':>6}  source"
+    )
+    for source in sources:
+        yield (
+            f"{source.documents:>13,} {source.tokens:>18,} {source.weight:>8.2%} {source.samples:>13,} "
+            f"{source.share:>8.2%} {source.epochs:>9.3f} {source.built_epochs:>6,}  {source.prefix}"
+        )

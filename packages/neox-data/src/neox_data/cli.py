@@ -1,0 +1,239 @@
+"""`neox-data`: look at token files, check them, and make what comes before them."""
+
+import time
+from pathlib import Path
+
+import click
+import numpy as np
+
+from neox_data.blend_report import report_blend, share_lines
+from neox_data.command import DataCommand
+from neox_data.indexed import IndexedDataset, open_indexed
+from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
+from neox_data.indexed.lengths import histogram_lines
+from neox_data.indexed.verify import verify_indexed
+from neox_data.manifest import check_tokenizer, merge_manifests, verify_manifest, write_manifest
+from neox_data.preprocess.read import CorpusReader, find_inputs
+from neox_data.preprocess.stdlib_corpus import write_stdlib_corpus
+from neox_data.tokenizers import TOKENIZERS, build_tokenizer
+from neox_data.tokenizers.train import train_byte_level_bpe
+from neox_data.weights import weights_by_num_documents
+
+__all__ = ["main"]
+
+_SHOWN_TOKENS = 200
+
+
+@click.group(context_settings={"show_default": True, "max_content_width": 110})
+def main() -> None:
+    """Token files and what they are made of."""
+
+
+@main.command(cls=DataCommand)
+@click.argument("prefix")
+@click.option("--show", type=click.IntRange(0), default=0, help="Number of first documents to decode.")
+@click.option("--tokenizer-type", type=click.Choice(list(TOKENIZERS)), help="What decodes them.")
+@click.option("--vocab-file", type=click.Path(path_type=Path), help="Its vocabulary, or its only file.")
+@click.option("--merge-file", type=click.Path(path_type=Path), help="The merges of GPT2BPETokenizer.")
+def inspect(
+    prefix: str, show: int, tokenizer_type: str | None, vocab_file: Path | None, merge_file: Path | None
+) -> None:
+    """Show what the dataset PREFIX.bin and PREFIX.idx holds: counts, lengths, and first documents."""
+    if show and tokenizer_type is None:
+        raise click.UsageError("--show needs --tokenizer-type, which decodes the documents")
+    dataset = open_indexed(prefix)
+    for name, value in _description(dataset):
+        click.echo(f"{name:12} {value}")
+    if len(dataset):
+        click.echo(f"\n{'tokens':>29} {'documents':>15}")
+    for line in histogram_lines(dataset.sizes):
+        click.echo(line)
+    if tokenizer_type is not None:
+        tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)
+        check_tokenizer(prefix, tokenizer)
+        for number in range(min(show, len(dataset))):
+            click.echo(f"\ndocument {number}, {dataset.sizes[number]:,} tokens:")
+            tokens = dataset.get(number, 0, min(_SHOWN_TOKENS, dataset.sizes.item(number)))
+            click.echo(tokenizer.decode(tokens.tolist()))
+
+
+@main.command(cls=DataCommand)
+@click.argument("prefix")
+def verify(prefix: str) -> None:
+    """Check every invariant of the dataset PREFIX.bin and PREFIX.idx, and its hashes against the manifest."""
+    dataset = verify_indexed(prefix)
+    hashes = "and the hashes" if verify_manifest(prefix) else "but no hash: there is no manifest"
+    click.echo(
+        f"{prefix}: {len(dataset):,} sequences, {dataset.num_tokens:,} tokens, all checks passed, {hashes}"
+    )
+
+
+@main.command(cls=DataCommand)
+@click.argument("prefixes", nargs=-1, required=True, metavar="PREFIX...")
+@click.option("--output", required=True, help="Prefix of the new dataset.")
+def merge(prefixes: tuple[str, ...], output: str) -> None:
+    """Write the documents of several datasets as one, in the order given; a pattern may name the .idx files.
+
+    Tokens are copied once, by reference where the file system can do that.
+    """
+    prefixes = tuple(prefix.removesuffix(".idx") for prefix in prefixes)
+    contents = merge_manifests(prefixes)
+    dataset = merge_indexed(prefixes, output)
+    if contents is None:
+        click.echo("not every dataset has a manifest, so the new one has none", err=True)
+    else:
+        write_manifest(output, **contents)
+    _echo_written(dataset)
+
+
+@main.command(cls=DataCommand)
+@click.argument("prefix")
+@click.option("--split", required=True, help='Relative shares of train, valid and test, as in "969, 30, 1".')
+@click.option("--output", required=True, help="The new datasets are OUTPUT_train, OUTPUT_valid, OUTPUT_test.")
+def split(prefix: str, split: str, output: str) -> None:
+    """Write the parts of a split, which training would make by itself, as datasets of their own."""
+    for dataset in split_indexed(prefix, split, output).values():
+        _echo_written(dataset)
+
+
+@main.command(cls=DataCommand)
+@click.argument("prefix")
+@click.option("--output", required=True, help="Prefix of the new dataset.")
+def convert(prefix: str, output: str) -> None:
+    """Write a dataset of the older `cached` or `lazy` layout in the mmap layout."""
+    _echo_written(convert_indexed(prefix, output))
+
+
+@main.command(cls=DataCommand, several=("--input",))
+@click.option(
+    "--input",
+    "inputs",
+    required=True,
+    multiple=True,
+    metavar="FILE...",
+    help="Corpus files, as for preprocess_data.",
+)
+@click.option("--jsonl-key", default="text", help="Key of each JSON line to take.")
+def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
+    """Count the documents of corpus files, and name the first that cannot be read."""
+    reader = CorpusReader(find_inputs(inputs), (jsonl_key,), skip_bad_lines=True)
+    documents = characters = num_bytes = empty = 0
+    for document in reader:
+        documents += 1
+        characters += len(document.texts[0])
+        num_bytes += len(document.texts[0].encode())
+        empty += not document.texts[0]
+    for name, value in (
+        ("documents", documents),
+        ("characters", characters),
+        ("bytes", num_bytes),
+        ("empty", empty),
+        ("too long", reader.num_too_long),
+        ("unreadable", reader.num_skipped),
+    ):
+        click.echo(f"{name:12} {value:,}")
+    if reader.first_skipped:
+        click.echo(f"the first: {reader.first_skipped}", err=True)
+
+
+@main.command("blend-report", cls=DataCommand)
+@click.argument("prefixes", nargs=-1, required=True, metavar="PREFIX...")
+@click.option(
+    "--num-samples", required=True, type=click.IntRange(1), help="train_iters times train_batch_size."
+)
+@click.option("--seq-length", required=True, type=click.IntRange(1), help="Tokens that a sample predicts.")
+@click.option("--weights", help="Relative shares between commas, one for each dataset.  [default: equal]")
+@click.option(
+    "--alpha", type=click.FloatRange(0), help="Weights by documents, as weighted_sampler_alpha takes it."
+)
+def blend_report(
+    prefixes: tuple[str, ...], num_samples: int, seq_length: int, weights: str | None, alpha: float | None
+) -> None:
+    """Show what a blend takes of each dataset: share, samples, epochs."""
+    if weights is not None and alpha is not None:
+        raise click.UsageError("--weights and --alpha exclude each other")
+    datasets = [open_indexed(prefix) for prefix in prefixes]
+    shares = _parse_weights(weights)
+    if alpha is not None:
+        shares = weights_by_num_documents([len(dataset) for dataset in datasets], alpha).tolist()
+    for line in share_lines(report_blend(datasets, shares, num_samples=num_samples, seq_length=seq_length)):
+        click.echo(line)
+
+
+@main.command("train-tokenizer", cls=DataCommand, several=("--input",))
+@click.option(
+    "--input",
+    "inputs",
+    required=True,
+    multiple=True,
+    metavar="FILE...",
+    help="Corpus files, as for preprocess_data.",
+)
+@click.option("--jsonl-key", default="text", help="Key of each JSON line to take.")
+@click.option(
+    "--vocab-size", type=click.IntRange(1), default=8192, help="Entries, the two special tokens included."
+)
+@click.option(
+    "--output", type=click.Path(path_type=Path), default="tokenizer.json", help="The file to write."
+)
+def train_tokenizer(inputs: tuple[str, ...], jsonl_key: str, vocab_size: int, output: Path) -> None:
+    """Train a byte-level BPE vocabulary, for HFTokenizer."""
+    started = time.monotonic()
+    reader = CorpusReader(find_inputs(inputs), (jsonl_key,))
+    entries = train_byte_level_bpe(
+        (document.texts[0] for document in reader), vocab_size=vocab_size, output=output
+    )
+    if entries < vocab_size:
+        click.echo(f"the corpus gives only {entries:,} entries of the {vocab_size:,} asked for", err=True)
+    seconds = time.monotonic() - started
+    click.echo(
+        f"wrote {output}: {entries:,} entries from {reader.total_bytes / 1e6:,.1f} MB in {seconds:.1f} s"
+    )
+
+
+@main.command("stdlib-corpus", cls=DataCommand)
+@click.argument("output", type=click.Path(path_type=Path))
+def stdlib_corpus(output: Path) -> None:
+    """Write the source files of Python's standard library to OUTPUT, one JSON line each.
+
+    They follow each other by a hash of their names, so any range of lines is a fair sample of all.
+    """
+    counts = write_stdlib_corpus(output)
+    click.echo(f"wrote {output}: {counts.files:,} files, {counts.num_bytes / 1e6:,.1f} MB")
+    if counts.undecodable:
+        click.echo(f"{counts.undecodable:,} files are not UTF-8 and were left out")
+
+
+def _parse_weights(weights: str | None) -> list[float] | None:
+    try:
+        return None if weights is None else [float(word) for word in weights.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--weights {weights!r} is not numbers between commas") from None
+
+
+def _echo_written(dataset: IndexedDataset) -> None:
+    click.echo(
+        f"wrote {dataset.prefix}.bin and {dataset.prefix}.idx: {len(dataset):,} sequences, "
+        f"{dataset.num_tokens:,} tokens"
+    )
+
+
+def _description(dataset: IndexedDataset) -> list[tuple[str, str]]:
+    sizes = dataset.sizes
+    rows = [
+        ("prefix", str(dataset.prefix)),
+        ("layout", dataset.index.layout),
+        ("token type", dataset.dtype.name),
+        ("sequences", f"{len(dataset):,}"),
+        ("documents", f"{max(len(dataset.document_starts) - 1, 0):,}"),
+        ("tokens", f"{dataset.num_tokens:,}"),
+    ]
+    if len(sizes):
+        rows.append(
+            (
+                "lengths",
+                f"{sizes.min():,} to {sizes.max():,}, mean {sizes.mean():,.1f}, median "
+                f"{np.median(sizes):,.0f}",
+            )
+        )
+    return rows

@@ -1,0 +1,97 @@
+"""Sample by number: `seq_length` + 1 tokens cut from the shuffled stream of documents."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from neox_data.errors import DataError
+from neox_data.indexed.base import IndexedDataset
+from neox_data.samples.index_cache import load_or_build
+
+__all__ = ["GPTDataset"]
+
+
+class GPTDataset:
+    """The samples of one part of an indexed dataset, in GPT-NeoX's order.
+
+    Item k depends on nothing but the data, `documents`, `num_samples`, `seq_length` and `seed`. Items may be
+    read from several threads at once, and several processes may construct the same dataset at once: one
+    builds its index.
+
+    Args:
+        indexed: the tokens.
+        name: of this part, as in `train`; part of the index files' name.
+        documents: sequence numbers of this part, in file order.
+        num_samples: samples that will be asked for; the dataset holds at least as many.
+        seq_length: tokens that a sample predicts.
+        seed: for the order of documents and samples.
+        prefix: path of the data; the index files are kept beside it.
+        cache_dir: where the index files go when that folder cannot be written; None: a folder of the user's
+            cache.
+
+    Raises:
+        DataError: the documents hold no token, or the index can be stored nowhere.
+    """
+
+    def __init__(
+        self,
+        indexed: IndexedDataset,
+        *,
+        name: str,
+        documents: np.ndarray,
+        num_samples: int,
+        seq_length: int,
+        seed: int,
+        prefix: Path | str,
+        cache_dir: Path | str | None = None,
+    ) -> None:
+        self.name = name
+        self.indexed = indexed
+        self.seq_length = seq_length
+        if not len(documents):
+            raise DataError(
+                f"the part {name!r} of {prefix} has no document; give it a larger share of the split, or "
+                "data of its own"
+            )
+        self.index = load_or_build(
+            np.asarray(documents, dtype=np.int32),
+            indexed.sizes,
+            prefix=Path(prefix),
+            name=name,
+            num_samples=num_samples,
+            seq_length=seq_length,
+            seed=seed,
+            cache_dir=None if cache_dir is None else Path(cache_dir),
+        )
+
+    def __len__(self) -> int:
+        return len(self.index.shuffle)
+
+    def __getitem__(self, item: int) -> np.ndarray:
+        """The tokens of an item, int64 [seq_length + 1]: `[:-1]` is the input, `[1:]` the labels."""
+        tokens = np.empty(self.seq_length + 1, dtype=np.int64)
+        filled = 0
+        for sequence, offset, length in self.pieces(item):
+            tokens[filled : filled + length] = self.indexed.get(sequence, offset, length)
+            filled += length
+        return tokens
+
+    def pieces(self, item: int) -> Iterator[tuple[int, int, int]]:
+        """The pieces of documents that an item is made of: sequence, first token, number of tokens.
+
+        Raises:
+            IndexError: there is no such item.
+        """
+        if not 0 <= item < len(self):
+            raise IndexError(
+                f"item {item} of the part {self.name!r} of {self.indexed.prefix}, which has {len(self):,}"
+            )
+        sample = self.index.shuffle.item(item)
+        (document, offset), (last, end) = self.index.starts[sample : sample + 2].tolist()
+        sequences = self.index.documents
+        while document < last:
+            sequence = sequences.item(document)
+            yield sequence, offset, self.indexed.sizes.item(sequence) - offset
+            document, offset = document + 1, 0
+        yield sequences.item(last), offset, end + 1 - offset

@@ -1,0 +1,232 @@
+"""Reads an `.idx` file of either layout into arrays, and believes nothing before it is checked.
+
+The arrays stay views of the mapped file, so opening costs no memory, whatever the size. Counts in the header
+are held against the file's length before anything is sized by them. What would need a pass over every offset
+is left to `verify`; a single bad offset is caught when its sequence is read.
+"""
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neox_data.errors import IndexedDatasetError
+from neox_data.indexed.layout import (
+    DISPUTED_DTYPE_CODES,
+    DTYPES,
+    LIST_INDEX,
+    MMAP_INDEX,
+    VERSION,
+    IndexLayout,
+    bin_path,
+    idx_path,
+)
+
+__all__ = ["DatasetIndex", "map_file", "read_index"]
+
+_REMEDY = "copy the file again or make it again with preprocess_data"
+_INT32_MAX = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetIndex:
+    """Where every sequence of one dataset lies.
+
+    Attributes:
+        layout: the name of the layout that the file has.
+        dtype: dtype of the tokens.
+        sizes: int32 [S], tokens of each sequence.
+        starts: int64 [S], where each sequence begins in the `.bin`, in units of `start_bytes`.
+        start_bytes: 1 when `starts` counts bytes, else the size of a token.
+        document_starts: int64 [D], first sequence of each document, then S.
+        num_tokens: sum of the sizes.
+    """
+
+    layout: str
+    dtype: np.dtype[Any]
+    sizes: np.ndarray
+    starts: np.ndarray
+    start_bytes: int
+    document_starts: np.ndarray
+    num_tokens: int
+
+
+def map_file(path: Path) -> memoryview:
+    """The file's bytes, mapped read-only; empty for an empty file, which cannot be mapped."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")
+
+
+def read_index(prefix: Path | str) -> DatasetIndex:
+    """The index of the dataset `prefix`, checked against the sizes of both files.
+
+    Raises:
+        IndexedDatasetError: a file is missing, damaged, or belongs to another one.
+    """
+    path, bin_bytes = idx_path(prefix), _bin_bytes(prefix)
+    data = map_file(path)
+    if data[: len(MMAP_INDEX.magic)] == MMAP_INDEX.magic:
+        return _read_mmap_index(path, data, bin_bytes)
+    if data[: len(LIST_INDEX.magic)] == LIST_INDEX.magic:
+        return _read_list_index(path, data, bin_bytes)
+    found = "is empty" if not data else f"begins with {bytes(data[:9])!r}"
+    raise IndexedDatasetError(
+        f"{path} {found}, which is no index of tokens; give the prefix of files that preprocess_data wrote"
+    )
+
+
+def _bin_bytes(prefix: Path | str) -> int:
+    for path in (idx_path(prefix), bin_path(prefix)):
+        if not path.is_file():
+            hint = " (give the prefix without the ending)" if str(prefix).endswith((".bin", ".idx")) else ""
+            raise IndexedDatasetError(
+                f"{path} does not exist; correct the prefix {str(prefix)!r}{hint} or make the data with "
+                "preprocess_data"
+            )
+    return bin_path(prefix).stat().st_size
+
+
+def _read_mmap_index(path: Path, data: memoryview, bin_bytes: int) -> DatasetIndex:
+    header = _header(path, data, MMAP_INDEX)
+    num_sequences, num_starts = header["num_sequences"], header["num_document_starts"]
+    start = MMAP_INDEX.header_dtype.itemsize
+    expected = start + 12 * num_sequences + 8 * num_starts
+    # Multimodal Megatron files append one int8 "mode" per sequence.
+    if len(data) not in (expected, expected + num_sequences):
+        raise _wrong_length(path, len(data), expected, num_sequences)
+    sizes = np.frombuffer(data, "<i4", num_sequences, start)
+    starts = np.frombuffer(data, "<i8", num_sequences, start + 4 * num_sequences)
+    document_starts = np.frombuffer(data, "<i8", num_starts, start + 12 * num_sequences)
+    num_tokens = _num_tokens(path, sizes)
+    dtype = _dtype(path, header["dtype_code"], num_tokens, bin_bytes)
+    _check_bin(path, num_tokens, dtype, bin_bytes)
+    _check_document_starts(path, document_starts, num_sequences)
+    return DatasetIndex(
+        layout=MMAP_INDEX.name,
+        dtype=dtype,
+        sizes=sizes,
+        starts=starts,
+        start_bytes=1,
+        document_starts=document_starts,
+        num_tokens=num_tokens,
+    )
+
+
+def _read_list_index(path: Path, data: memoryview, bin_bytes: int) -> DatasetIndex:
+    header = _header(path, data, LIST_INDEX)
+    num_sequences, num_sizes = header["num_sequences"], header["num_sizes"]
+    num_starts = header["num_document_starts"]
+    if num_sizes != num_sequences:
+        raise IndexedDatasetError(
+            f"{path} has {num_sizes:,} sizes for {num_sequences:,} sequences, so its items are not rows of "
+            "tokens; "
+            f"make the data again with preprocess_data"
+        )
+    start = LIST_INDEX.header_dtype.itemsize
+    expected = start + 8 * (3 * num_sequences + 2 + num_starts)
+    if len(data) != expected:
+        raise _wrong_length(path, len(data), expected, num_sequences)
+    data_offsets = np.frombuffer(data, "<i8", num_sequences + 1, start + 8 * (num_sequences + 1))
+    sizes = np.frombuffer(data, "<i8", num_sequences, start + 16 * (num_sequences + 1))
+    document_starts = np.frombuffer(data, "<i8", num_starts, expected - 8 * num_starts)
+    num_tokens = _num_tokens(path, sizes)
+    dtype = _dtype(path, header["dtype_code"], num_tokens, bin_bytes)
+    if header["token_bytes"] != dtype.itemsize:
+        raise IndexedDatasetError(
+            f"{path} gives {header['token_bytes']} bytes to a token of type {dtype}; the header is damaged: "
+            f"{_REMEDY}"
+        )
+    _check_bin(path, num_tokens, dtype, bin_bytes)
+    _check_document_starts(path, document_starts, num_sequences)
+    return DatasetIndex(
+        layout=LIST_INDEX.name,
+        dtype=dtype,
+        sizes=sizes.astype(np.int32),
+        starts=data_offsets[:-1],
+        start_bytes=dtype.itemsize,
+        document_starts=document_starts,
+        num_tokens=num_tokens,
+    )
+
+
+def _header(path: Path, data: memoryview, layout: IndexLayout) -> dict[str, int]:
+    """The header's numbers by name."""
+    record = layout.header_dtype
+    if len(data) < record.itemsize:
+        raise IndexedDatasetError(
+            f"{path} ends after {len(data)} bytes, in the middle of its header of {record.itemsize}; "
+            f"{_REMEDY}"
+        )
+    values = np.frombuffer(data, record, 1)[0]
+    header = {field.name: int(values[field.name]) for field in layout.header if field.name != "magic"}
+    if header["version"] != VERSION:
+        raise IndexedDatasetError(
+            f"{path} has version {header['version']}, and only version {VERSION} is known; "
+            f"make the data again with preprocess_data"
+        )
+    return header
+
+
+def _wrong_length(path: Path, found: int, expected: int, num_sequences: int) -> IndexedDatasetError:
+    relation = "truncated" if found < expected else "longer than its header says"
+    return IndexedDatasetError(
+        f"{path} is {relation}: {found:,} bytes where {num_sequences:,} sequences need {expected:,}; "
+        f"{_REMEDY}"
+    )
+
+
+def _num_tokens(path: Path, sizes: np.ndarray) -> int:
+    if not len(sizes):
+        return 0
+    least, most = int(sizes.min()), int(sizes.max())
+    if least < 0 or most > _INT32_MAX:
+        bad = int(sizes.argmin() if least < 0 else sizes.argmax())
+        raise IndexedDatasetError(
+            f"{path} gives sequence {bad:,} a length of {int(sizes[bad]):,} tokens, which cannot be; "
+            f"{_REMEDY}"
+        )
+    return int(sizes.sum(dtype=np.int64))
+
+
+def _dtype(path: Path, code: int, num_tokens: int, bin_bytes: int) -> np.dtype[Any]:
+    if code in DTYPES:
+        return DTYPES[code]
+    if code in DISPUTED_DTYPE_CODES:
+        for candidate in (np.dtype("<f4"), np.dtype("<f8")):
+            if num_tokens and num_tokens * candidate.itemsize == bin_bytes:
+                return candidate
+        raise IndexedDatasetError(
+            f"{path} has dtype code {code}, which some programs write for float32 and some for float64, and "
+            "the .bin "
+            f"of {bin_bytes:,} bytes for {num_tokens:,} tokens fits neither; {_REMEDY}"
+        )
+    raise IndexedDatasetError(
+        f"{path} has dtype code {code}; known are "
+        f"{', '.join(f'{key} ({value.name})' for key, value in DTYPES.items())}; "
+        f"{_REMEDY}"
+    )
+
+
+def _check_bin(path: Path, num_tokens: int, dtype: np.dtype[Any], bin_bytes: int) -> None:
+    expected = num_tokens * dtype.itemsize
+    if bin_bytes != expected:
+        raise IndexedDatasetError(
+            f"{path.with_suffix('.bin')} has {bin_bytes:,} bytes, but {path.name} describes {num_tokens:,} "
+            "tokens of "
+            f"{dtype.itemsize} bytes = {expected:,}; the two are not of one dataset or one is truncated: "
+            f"{_REMEDY}"
+        )
+
+
+def _check_document_starts(path: Path, document_starts: np.ndarray, num_sequences: int) -> None:
+    """First 0 and last S; [0] alone is what GPT-NeoX's merging tool leaves."""
+    if not len(document_starts) or (len(document_starts) == 1 and document_starts[0] == 0):
+        return
+    if document_starts[0] != 0 or document_starts[-1] != num_sequences:
+        raise IndexedDatasetError(
+            f"{path} has a document index from {document_starts[0]:,} to {document_starts[-1]:,} where 0 to "
+            f"{num_sequences:,} is needed; {_REMEDY}"
+        )

@@ -1,0 +1,41 @@
+"""The default reader: tokens straight from the mapped `.bin`, which all processes share in the page cache."""
+
+from pathlib import Path
+
+import numpy as np
+
+from neox_data.indexed.base import IndexedDataset
+from neox_data.indexed.index import DatasetIndex, map_file
+from neox_data.indexed.layout import bin_path
+
+__all__ = ["MMapIndexedDataset"]
+
+_WARMUP_BYTES = 1 << 24
+
+
+class MMapIndexedDataset(IndexedDataset):
+    """Sequences as read-only views of the mapped file; nothing is copied.
+
+    Args:
+        prefix: path of the two files without `.bin` and `.idx`.
+        index: the checked index.
+        warmup: read the whole `.bin` once, so that later reads find it in the page cache.
+    """
+
+    def __init__(self, prefix: Path | str, index: DatasetIndex, *, warmup: bool = False) -> None:
+        super().__init__(prefix, index)
+        path = bin_path(prefix)
+        if warmup:
+            _fill_page_cache(path)
+        # A plain array over the mapping: slicing np.memmap costs several times as much.
+        self._tokens = np.frombuffer(map_file(path), self.dtype)
+
+    def _read(self, first: int, length: int) -> np.ndarray:
+        return self._tokens[first : first + length]
+
+
+def _fill_page_cache(path: Path) -> None:
+    block = bytearray(_WARMUP_BYTES)
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(block):
+            pass

@@ -1,0 +1,75 @@
+"""Every invariant of an indexed dataset that opening does not check, to save a pass."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from neox_data.errors import IndexedDatasetError
+from neox_data.indexed.base import IndexedDataset
+from neox_data.indexed.index import map_file, read_index
+from neox_data.indexed.layout import bin_path, idx_path
+from neox_data.indexed.mmap_reader import MMapIndexedDataset
+
+__all__ = ["verify_indexed"]
+
+_CHUNK = 1 << 22
+
+
+def verify_indexed(prefix: Path | str) -> IndexedDataset:
+    """Check a whole dataset, and return it opened.
+
+    Raises:
+        IndexedDatasetError: it is damaged; the message names the first fault.
+    """
+    dataset = MMapIndexedDataset(prefix, read_index(prefix))
+    _verify_starts(dataset)
+    _verify_document_starts(dataset)
+    _verify_tokens(dataset)
+    return dataset
+
+
+def _verify_starts(dataset: IndexedDataset) -> None:
+    """Sequences lie one after another without a gap."""
+    index, expected = dataset.index, 0
+    unit = index.dtype.itemsize // index.start_bytes
+    for chunk in _chunks(len(dataset)):
+        starts, sizes = index.starts[chunk], index.sizes[chunk].astype(np.int64) * unit
+        ends = expected + np.cumsum(sizes)
+        wrong = np.flatnonzero(starts != ends - sizes)
+        if wrong.size:
+            sequence = chunk.start + int(wrong[0])
+            raise _fault(dataset, f"sequence {sequence:,} does not begin where the one before it ends")
+        expected = int(ends[-1])
+
+
+def _verify_document_starts(dataset: IndexedDataset) -> None:
+    starts = dataset.document_starts
+    for chunk in _chunks(len(starts)):
+        part = starts[chunk.start : chunk.stop + 1]
+        if (np.diff(part) < 0).any() or (part < 0).any():
+            raise _fault(dataset, "the document index does not rise")
+
+
+def _verify_tokens(dataset: IndexedDataset) -> None:
+    if dataset.dtype.kind != "i":
+        return
+    tokens = np.frombuffer(map_file(bin_path(dataset.prefix)), dataset.dtype)
+    for chunk in _chunks(len(tokens)):
+        if (tokens[chunk] < 0).any():
+            place = chunk.start + int(np.argmax(tokens[chunk] < 0))
+            raise IndexedDatasetError(
+                f"{bin_path(dataset.prefix)}: token {place:,} is negative ({int(tokens[place])}); "
+                f"copy the file again or make it again with preprocess_data"
+            )
+
+
+def _chunks(length: int) -> Iterator[slice]:
+    for first in range(0, length, _CHUNK):
+        yield slice(first, min(first + _CHUNK, length))
+
+
+def _fault(dataset: IndexedDataset, what: str) -> IndexedDatasetError:
+    return IndexedDatasetError(
+        f"{idx_path(dataset.prefix)}: {what}; copy the file again or make it again with preprocess_data"
+    )

@@ -1,0 +1,90 @@
+"""Micro batches as torch tensors, put together ahead of time by threads.
+
+Threads, not processes: a sample costs microseconds, numpy's copies release the interpreter, and a fork after
+    torch has
+started its own threads is unsafe. This is the only file of the package that imports torch.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from neox_data.blend import SampleDataset
+from neox_data.errors import DataError
+from neox_data.sampler import BatchSampler
+
+__all__ = ["PrefetchLoader"]
+
+_AHEAD_PER_THREAD = 2
+
+
+class PrefetchLoader(Iterator[Tensor]):
+    """Endless iterator over this rank's micro batches, `sampler.accumulation` of them per iteration.
+
+    The order is the sampler's whatever the number of threads. An error while a micro batch is made is raised
+    where that micro batch is asked for, and closes the loader.
+
+    Args:
+        dataset: items of equally many tokens.
+        sampler: which items, in which order.
+        start_iteration: the first iteration to deliver.
+        num_threads: threads that work ahead; 0: each micro batch is made when it is asked for.
+    """
+
+    def __init__(
+        self, dataset: SampleDataset, sampler: BatchSampler, *, start_iteration: int = 0, num_threads: int = 1
+    ) -> None:
+        self._dataset = dataset
+        self._steps = (
+            sampler.items(iteration, micro_step)
+            for iteration in count(start_iteration)
+            for micro_step in range(sampler.accumulation)
+        )
+        self._closed = False
+        self._executor = ThreadPoolExecutor(num_threads, "prefetch") if num_threads else None
+        self._pending: deque[Future[Tensor]] = deque()
+        for _ in range(num_threads * _AHEAD_PER_THREAD):
+            self._submit()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Tensor:
+        """The next micro batch, int64 [micro_batch, seq_length + 1].
+
+        Raises:
+            DataError: the loader is closed.
+        """
+        if self._closed:
+            raise DataError("this loader is closed; make a new one with the iteration to go on from")
+        try:
+            return self._take() if self._executor else _assemble(self._dataset, next(self._steps))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the threads; the micro batches made ahead are dropped."""
+        self._closed = True
+        self._pending.clear()
+        if self._executor:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _take(self) -> Tensor:
+        future = self._pending.popleft()
+        self._submit()
+        return future.result()
+
+    def _submit(self) -> None:
+        assert self._executor is not None
+        self._pending.append(self._executor.submit(_assemble, self._dataset, next(self._steps)))
+
+
+def _assemble(dataset: SampleDataset, items: range) -> Tensor:
+    return torch.from_numpy(np.stack([dataset[item] for item in items]))

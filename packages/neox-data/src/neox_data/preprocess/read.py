@@ -1,0 +1,336 @@
+"""Corpus files as a stream of documents; never more than one of them in memory.
+
+A line of a `.jsonl` file is an object with the wanted keys, or a bare string; a value may be a list of
+paragraphs. A `.txt` file is one document. Either may be compressed with gzip or zstandard, and such files may
+lie in a `.tar`, as archives of lm_dataformat do. A row of a `.parquet` file is a document, a column a key.
+"""
+
+import gzip
+import io
+import json
+import os
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import ftfy
+import orjson
+import zstandard
+
+from neox_data.errors import CorpusError
+
+__all__ = ["MAX_DOCUMENT_BYTES", "CorpusReader", "Document", "find_inputs", "sample_texts"]
+
+MAX_DOCUMENT_BYTES = 256 << 20
+
+_LINES = (".jsonl", ".json")
+_WHOLE = (".txt",)
+_TABLES = (".parquet",)
+_PACKED = (".gz", ".zst")
+_ARCHIVE = ".tar"
+_READABLE = (*_LINES, *_WHOLE, *_TABLES, _ARCHIVE)
+_BUFFER_BYTES = 1 << 20
+_ROWS_AT_ONCE = 1024
+# Of a sample: texts of up to so many files, and characters of each file and each text.
+_SAMPLE_FILES, _SAMPLE_CHARACTERS, _SAMPLE_TEXT = 4, 40_000, 4_000
+_SKIP_HINT = "correct it, or pass --skip-bad-lines to leave such documents out"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One document of a corpus.
+
+    Attributes:
+        texts: the text of each wanted key.
+        num_bytes: its size in the (unpacked) file.
+    """
+
+    texts: tuple[str, ...]
+    num_bytes: int
+
+
+def find_inputs(names: Iterable[str]) -> list[Path]:
+    """The files that names mean: paths, folders, patterns (`data/*.jsonl`), or several between commas.
+
+    Of a folder, all files below it that can be read, sorted by name; links to other folders are not followed.
+
+    Raises:
+        CorpusError: a name means no file, or one of a kind that is not read.
+    """
+    paths = [path for name in names for path in _paths_of(name)]
+    for path in paths:
+        _check_readable(path)
+    return paths
+
+
+def _paths_of(name: str) -> Iterator[Path]:
+    if Path(name).is_file():
+        yield Path(name)
+    elif Path(name).is_dir():
+        yield from _files_below(Path(name))
+    elif "," in name:
+        for part in filter(None, (part.strip() for part in name.split(","))):
+            yield from _paths_of(part)
+    elif has_magic(name):
+        matches = sorted(match for match in glob(name, recursive=True) if Path(match).is_file())
+        if not matches:
+            raise CorpusError(f"no file matches {name!r}; correct the pattern")
+        yield from map(Path, matches)
+    else:
+        raise CorpusError(f"{name} does not exist; correct the path")
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    names = (Path(place, name) for place, _, files in os.walk(folder) for name in files)
+    paths = sorted(path for path in names if _ending(path) in _READABLE)
+    if not paths:
+        raise CorpusError(f"{folder} holds no file that ends in {', '.join(_READABLE)}; name another folder")
+    yield from paths
+
+
+def _ending(path: Path) -> str:
+    """The ending that says how to read a file, without one that says how it is compressed."""
+    return path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
+
+
+def _check_readable(path: Path) -> None:
+    if _ending(path) not in _READABLE:
+        raise CorpusError(
+            f"{path} has an ending that is not read; give files that end in {', '.join(_READABLE)}, "
+            f"or these and {' or '.join(_PACKED)}"
+        )
+
+
+def sample_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
+    """Pieces of texts from the beginnings of a few of the files; what is unreadable is left out.
+
+    Raises:
+        CorpusError: a compressed file is damaged.
+    """
+    texts = []
+    for path in paths[:: -(-len(paths) // _SAMPLE_FILES) or 1]:
+        left = _SAMPLE_CHARACTERS
+        for document in CorpusReader([path], keys, skip_bad_lines=True):
+            texts += [text[:_SAMPLE_TEXT] for text in document.texts]
+            left -= sum(min(len(text), _SAMPLE_TEXT) for text in document.texts)
+            if left <= 0:
+                break
+    return texts
+
+
+class CorpusReader:
+    """The documents of some files, in order.
+
+    Args:
+        paths: the files; see `find_inputs`.
+        keys: the keys of a JSON line whose values are wanted. A document without keys is the text of each of
+            them.
+        skip_bad_lines: count documents that cannot be read and go on, instead of raising.
+        max_document_bytes: larger documents are counted and left out, and never wholly in memory.
+        mend_text: repair wrongly decoded characters with ftfy.
+
+    Attributes:
+        total_bytes: size of the files as they lie on the disk.
+        bytes_done: how much of that has been read.
+        num_skipped: documents left out.
+        first_skipped: why the first of them was.
+        num_too_long: documents left out for their size.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        keys: Sequence[str],
+        *,
+        skip_bad_lines: bool = False,
+        max_document_bytes: int = MAX_DOCUMENT_BYTES,
+        mend_text: bool = False,
+    ) -> None:
+        self._paths = paths
+        self._keys = tuple(keys)
+        self._skip_bad_lines = skip_bad_lines
+        self._max_document_bytes = max_document_bytes
+        self._mend_text = mend_text
+        self.num_too_long = 0
+        self.total_bytes = sum(path.stat().st_size for path in paths)
+        self.bytes_done = 0
+        self.num_skipped = 0
+        self.first_skipped: CorpusError | None = None
+
+    def __iter__(self) -> Iterator[Document]:
+        """The documents.
+
+        Raises:
+            CorpusError: a document cannot be read and is not to be skipped, or a compressed file is damaged.
+        """
+        for path in self._paths:
+            done_before = self.bytes_done
+            with path.open("rb", buffering=_BUFFER_BYTES) as raw, _damage_named(path):
+                for document in self._documents(path, raw):
+                    self.bytes_done = done_before + raw.tell()
+                    yield self._mended(document) if self._mend_text else document
+            self.bytes_done = done_before + path.stat().st_size
+
+    def _documents(self, path: Path, raw: BinaryIO) -> Iterator[Document]:
+        if _ending(path) in _TABLES:
+            yield from self._read_rows(path)
+            return
+        for name, kind, stream in _members(path, raw):
+            yield from (self._read_lines if kind in _LINES else self._read_whole)(name, stream)
+
+    def _read_lines(self, name: str, stream: BinaryIO) -> Iterator[Document]:
+        number = 0
+        while line := stream.readline(self._max_document_bytes + 1):
+            number += 1
+            if len(line) > self._max_document_bytes:
+                self.num_too_long += 1
+                while line and not line.endswith(b"\n"):
+                    line = stream.readline(_BUFFER_BYTES)
+                continue
+            if line.isspace():
+                continue
+            try:
+                texts = _texts_of_line(line, self._keys)
+            except ValueError as error:
+                self._skip(CorpusError(f"{name}, line {number}: {error}; {_SKIP_HINT}"))
+            else:
+                yield Document(texts, len(line))
+
+    def _read_whole(self, name: str, stream: BinaryIO) -> Iterator[Document]:
+        data = stream.read(self._max_document_bytes + 1)
+        if len(data) > self._max_document_bytes:
+            self.num_too_long += 1
+            return
+        try:
+            text = _decode(data)
+        except ValueError as error:
+            self._skip(CorpusError(f"{name}: {error}; {_SKIP_HINT}"))
+        else:
+            yield Document((text,) * len(self._keys), len(data))
+
+    def _read_rows(self, path: Path) -> Iterator[Document]:
+        # Only where there is such a file: it takes longer to import than all else together.
+        from pyarrow import ArrowInvalid, parquet  # type: ignore[import-untyped]
+
+        number = 0
+        try:
+            with parquet.ParquetFile(path) as file:
+                _check_columns(path, file.schema_arrow.names, self._keys)
+                for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(self._keys)):
+                    columns = (batch.column(key).to_pylist() for key in self._keys)
+                    for values in zip(*columns, strict=True):
+                        number += 1
+                        yield from self._row(f"{path}, row {number}", values)
+        except ArrowInvalid as error:
+            raise CorpusError(f"{path} is damaged or no parquet file ({error}); copy it again") from error
+
+    def _row(self, name: str, values: tuple[Any, ...]) -> Iterator[Document]:
+        try:
+            texts = tuple(
+                _text_of(value, f"the value of {key!r}")
+                for key, value in zip(self._keys, values, strict=True)
+            )
+        except ValueError as error:
+            self._skip(CorpusError(f"{name}: {error}; {_SKIP_HINT}"))
+            return
+        num_bytes = sum(len(text.encode()) for text in texts)
+        if num_bytes > self._max_document_bytes:
+            self.num_too_long += 1
+        else:
+            yield Document(texts, num_bytes)
+
+    def _mended(self, document: Document) -> Document:
+        return Document(tuple(ftfy.fix_text(text) for text in document.texts), document.num_bytes)
+
+    def _skip(self, error: CorpusError) -> None:
+        if not self._skip_bad_lines:
+            raise error
+        self.num_skipped += 1
+        self.first_skipped = self.first_skipped or error
+
+
+def _check_columns(path: Path, columns: Sequence[str], keys: Sequence[str]) -> None:
+    for key in keys:
+        if key not in columns:
+            found = ", ".join(map(repr, columns[:8]))
+            raise CorpusError(f"{path} has no column {key!r}, only {found}; name one with --jsonl-keys")
+
+
+def _members(path: Path, raw: BinaryIO) -> Iterator[tuple[str, str, BinaryIO]]:
+    """The text files that a file holds, itself or those of an archive: name for messages, ending, content."""
+    stream, kind = _unpacked(path, raw), _ending(path)
+    if kind != _ARCHIVE:
+        yield str(path), kind, stream
+        return
+    with tarfile.open(fileobj=stream, mode="r|") as archive:
+        for member in archive:
+            file, name = archive.extractfile(member), Path(member.name)
+            if file is not None and _ending(name) in (*_LINES, *_WHOLE):
+                yield f"{path}, {name}", _ending(name), _unpacked(name, cast(BinaryIO, file))
+
+
+def _unpacked(path: Path, raw: BinaryIO) -> BinaryIO:
+    # Both readers take a line apart from many small reads; a buffer before them is several times as fast.
+    if path.suffix == ".gz":
+        return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), _BUFFER_BYTES))
+    if path.suffix == ".zst":
+        reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
+        return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, reader), _BUFFER_BYTES))
+    return raw
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (gzip.BadGzipFile, EOFError, zlib.error, zstandard.ZstdError, tarfile.TarError) as error:
+        raise CorpusError(f"{path} is damaged or cut off ({error}); copy it again") from error
+
+
+def _texts_of_line(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """The wanted texts of one JSON line; ValueError with a reason when there are none."""
+    try:
+        value = _parse(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply to be a document") from None
+    if not isinstance(value, dict):
+        return (_text_of(value, "the line"),) * len(keys)
+    for key in keys:
+        if key not in value:
+            found = ", ".join(map(repr, list(value)[:8])) or "nothing"
+            raise ValueError(f"no key {key!r}, only {found}")
+    return tuple(_text_of(value[key], f"the value of {key!r}") for key in keys)
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        # Python's own parser reads a little more (NaN, huge numbers), and says better what is wrong.
+        return json.loads(_decode(line.rstrip(b"\r\n")))
+
+
+def _text_of(value: Any, name: str) -> str:
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        value = "\n\n".join(value)
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is {type(value).__name__}, not text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} holds half of a surrogate pair at character {error.start}") from None
+    return value
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 (byte 0x{data[error.start]:02x} at place {error.start + 1})") from None

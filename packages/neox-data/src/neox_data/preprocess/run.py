@@ -1,0 +1,226 @@
+"""The work of `preprocess_data`: one indexed dataset per key, all of them complete or none there."""
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neox_data.errors import CorpusError, TokenizerError
+from neox_data.indexed.layout import token_dtype
+from neox_data.indexed.writer import IndexedDatasetWriter
+from neox_data.manifest import describe_tokenizer, hashed_ahead, write_manifest
+from neox_data.preprocess.encode import EncodedBatch, Encoder, encode_all
+from neox_data.preprocess.progress import Counts, Reporter
+from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusReader, sample_texts
+from neox_data.tokenizers.base import Tokenizer
+from neox_data.tokenizers.fast import fast_encoder
+
+__all__ = ["Options", "Summary", "output_prefix_of", "preprocess"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a run did.
+
+    Attributes:
+        prefixes: the datasets, one per key.
+        documents: documents read.
+        tokens: tokens written, all keys together.
+        num_bytes: bytes of (unpacked) corpus.
+        empty: texts that gave no token and were left out.
+        skipped: documents that could not be read.
+        first_skipped: why the first of them could not.
+        too_long: documents left out for their size.
+        encoder: what made the tokens, and why where that is the slower way.
+        seconds: how long it took, in this run.
+        resumed_shards: shards that an earlier run had finished.
+    """
+
+    prefixes: tuple[Path, ...]
+    documents: int
+    tokens: int
+    num_bytes: int
+    empty: int
+    skipped: int
+    first_skipped: str | None
+    too_long: int
+    encoder: str
+    seconds: float
+    resumed_shards: int = 0
+
+    def lines(self) -> Iterable[str]:
+        """The summary for a reader."""
+        yield (
+            f"{self.documents:,} documents, {self.num_bytes / 1e6:,.1f} MB -> {self.tokens:,} tokens "
+            f"({self.num_bytes / max(self.tokens, 1):.2f} bytes per token) in {self.seconds:.1f} s "
+            f"({self.num_bytes / self.seconds / 1e6:,.1f} MB/s)"
+        )
+        yield f"encoded by {self.encoder}"
+        if self.resumed_shards:
+            yield f"{self.resumed_shards:,} shards were finished by an earlier run"
+        if self.empty:
+            yield f"{self.empty:,} documents without any token were left out"
+        if self.skipped:
+            first = f"; the first: {self.first_skipped}" if self.first_skipped else ""
+            yield f"{self.skipped:,} unreadable documents were skipped{first}"
+        if self.too_long:
+            yield f"{self.too_long:,} documents above --max-document-bytes were left out"
+        for prefix in self.prefixes:
+            yield f"wrote {prefix}.bin and {prefix}.idx, and what they are made of in {prefix}.manifest.json"
+
+
+def output_prefix_of(output_prefix: Path | str, key: str) -> Path:
+    """The dataset that holds the texts of a key."""
+    return Path(f"{output_prefix}_{key}_document")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a corpus is turned into datasets.
+
+    Attributes:
+        keys: of the JSON lines; each becomes a dataset.
+        append_end: end each document with the end-of-document token.
+        workers: batches that are encoded at the same time; the output does not depend on it.
+        num_documents: how many documents there are, for the progress; None: judged by bytes.
+        skip_bad_lines: count documents that cannot be read and go on.
+        exact: encode with the tokenizers library even where gigatoken gives the same.
+        max_document_bytes: larger documents are counted and left out.
+        mend_text: repair wrongly decoded characters with ftfy.
+        may_be_empty: a corpus without any text is no error.
+    """
+
+    keys: tuple[str, ...] = ("text",)
+    append_end: bool = False
+    workers: int = 1
+    num_documents: int | None = None
+    skip_bad_lines: bool = False
+    exact: bool = False
+    max_document_bytes: int = MAX_DOCUMENT_BYTES
+    mend_text: bool = False
+    may_be_empty: bool = False
+
+    def described(self, key: str) -> dict[str, Any]:
+        """What a manifest says of them: all that decides what a dataset holds."""
+        return {
+            "key": key,
+            "append_eod": self.append_end,
+            "max_document_bytes": self.max_document_bytes,
+            "ftfy": self.mend_text,
+            "skip_bad_lines": self.skip_bad_lines,
+        }
+
+
+def preprocess(
+    paths: Sequence[Path],
+    *,
+    output_prefix: Path | str,
+    tokenizer: Tokenizer,
+    options: Options,
+    report: Reporter | None = None,
+) -> Summary:
+    """Turn text files into one indexed dataset per key, documents in the order of the input.
+
+    Args:
+        paths: the corpus; see `read.find_inputs`.
+        output_prefix: each dataset is called `OUTPUT_PREFIX_KEY_document`.
+        tokenizer: makes the tokens, and by its vocabulary decides their dtype.
+        options: everything else.
+        report: is told the counts after each batch.
+
+    Raises:
+        CorpusError: a file or a line cannot be read, or no document has a token.
+        TokenizerError: the tokenizer cannot encode a document.
+        OSError: the output cannot be written.
+    """
+    started = time.monotonic()
+    reader = CorpusReader(
+        paths,
+        options.keys,
+        skip_bad_lines=options.skip_bad_lines,
+        max_document_bytes=options.max_document_bytes,
+        mend_text=options.mend_text,
+    )
+    encoder, encoder_name, workers = _choose_encoder(tokenizer, paths, options)
+    prefixes = tuple(output_prefix_of(output_prefix, key) for key in options.keys)
+    dtype = token_dtype(tokenizer.vocab_size)
+    counts = Counts()
+    with ExitStack() as files, hashed_ahead(paths) as inputs:
+        writers = [files.enter_context(IndexedDatasetWriter(prefix, dtype=dtype)) for prefix in prefixes]
+        batches = encode_all(
+            reader,
+            encoder,
+            dtype=dtype,
+            end_of_document=tokenizer.end_of_document if options.append_end else None,
+            workers=workers,
+        )
+        for batch in batches:
+            _write(batch, writers)
+            counts.documents += batch.num_documents
+            counts.tokens += batch.num_tokens
+            counts.num_bytes += batch.num_bytes
+            counts.seconds = time.monotonic() - started
+            counts.fraction = _fraction(counts, reader, options.num_documents)
+            if report:
+                report(counts)
+        for writer, key in zip(writers, options.keys, strict=True):
+            if not (writer.num_documents or options.may_be_empty):
+                raise CorpusError(
+                    f"no document of {', '.join(map(str, paths))} has text under {key!r}; nothing to write"
+                )
+        sources = inputs()
+    for writer, key in zip(writers, options.keys, strict=True):
+        write_manifest(
+            writer.prefix,
+            inputs=sources,
+            tokenizer=describe_tokenizer(tokenizer),
+            options={**options.described(key), "encoder": encoder_name},
+            counts={
+                "documents": writer.num_documents,
+                "tokens": writer.num_tokens,
+                "bytes": counts.num_bytes,
+                "empty": counts.documents - writer.num_documents,
+                "skipped": reader.num_skipped,
+                "too_long": reader.num_too_long,
+            },
+        )
+    return Summary(
+        prefixes=prefixes,
+        documents=counts.documents,
+        tokens=counts.tokens,
+        num_bytes=counts.num_bytes,
+        empty=counts.documents * len(options.keys) - sum(writer.num_documents for writer in writers),
+        skipped=reader.num_skipped,
+        first_skipped=str(reader.first_skipped) if reader.first_skipped else None,
+        too_long=reader.num_too_long,
+        encoder=encoder_name,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _choose_encoder(
+    tokenizer: Tokenizer, paths: Sequence[Path], options: Options
+) -> tuple[Encoder, str, int]:
+    """Gigatoken where it gives the tokenizer's ids; with its name, and the batches to encode at once."""
+    name = type(tokenizer).__name__
+    if options.exact:
+        return tokenizer.encode_flat, f"{name}, as --exact asks", options.workers
+    try:
+        # One batch at a time: gigatoken itself divides it among the cores.
+        return fast_encoder(tokenizer, sample_texts(paths, options.keys)), "gigatoken", 1
+    except TokenizerError as reason:
+        return tokenizer.encode_flat, f"{name}, not gigatoken ({reason})", options.workers
+
+
+def _write(batch: EncodedBatch, writers: Sequence[IndexedDatasetWriter]) -> None:
+    for writer, (tokens, sizes) in zip(writers, batch.columns, strict=True):
+        writer.append_all(tokens, sizes)
+
+
+def _fraction(counts: Counts, reader: CorpusReader, num_documents: int | None) -> float:
+    done, total = (
+        (counts.documents, num_documents) if num_documents else (reader.bytes_done, reader.total_bytes)
+    )
+    return min(1.0, done / total) if total else 1.0

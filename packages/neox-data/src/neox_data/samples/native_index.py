@@ -1,0 +1,41 @@
+"""The functions of `build_index` that take time, compiled; the same results, value for value."""
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+
+from neox_data.native import load_native
+from neox_data.samples.build_index import NUMPY, IndexBuilder, sample_dtype
+
+__all__ = ["best_builder", "native_builder"]
+
+
+def best_builder() -> IndexBuilder:
+    """The native builder where the extension was built, else numpy's."""
+    extension = load_native()
+    return NUMPY if extension is None else native_builder(extension)
+
+
+def native_builder(extension: ModuleType) -> IndexBuilder:
+    """The builder that the extension implements."""
+    return IndexBuilder(_shuffle_with(extension), _starts_with(extension))
+
+
+def _shuffle_with(extension: ModuleType) -> Callable[[np.random.RandomState, np.ndarray], None]:
+    def shuffle(random: np.random.RandomState, values: np.ndarray) -> None:
+        name, key, position, *rest = random.get_state(legacy=True)
+        words = np.array(key, dtype=np.uint32)
+        position = extension.shuffle(values, words, position)
+        random.set_state((name, words, position, *rest))
+
+    return shuffle
+
+
+def _starts_with(extension: ModuleType) -> Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]:
+    def sample_starts(stream: np.ndarray, sizes: np.ndarray, count: int, seq_length: int) -> np.ndarray:
+        starts = np.empty((count + 1, 2), dtype=sample_dtype(len(stream)))
+        extension.sample_starts(stream, np.ascontiguousarray(sizes, np.int32), starts, seq_length)
+        return starts
+
+    return sample_starts

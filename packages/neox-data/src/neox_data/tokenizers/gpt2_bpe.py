@@ -1,0 +1,50 @@
+"""GPT-2's byte-level BPE from its two original files, `vocab.json` and `merges.txt`.
+
+`<|endoftext|>` written in a text becomes its one id, as in GPT-NeoX today; until 2023 it was cut up like any
+other text.
+"""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from neox_data.errors import TokenizerError
+from neox_data.tokenizers.huggingface import END_OF_DOCUMENT, LibraryBackedTokenizer
+
+__all__ = ["GPT2BPETokenizer"]
+
+
+class GPT2BPETokenizer(LibraryBackedTokenizer):
+    """Byte-level BPE; documents end with `<|endoftext|>`, which the vocabulary holds.
+
+    Args:
+        vocab_file: `vocab.json`, token to id.
+        merge_file: `merges.txt`, one merge per line, best first.
+
+    Raises:
+        TokenizerError: a file is missing or unreadable, or the vocabulary lacks `<|endoftext|>`.
+    """
+
+    def __init__(self, vocab_file: Path | None, merge_file: Path | None) -> None:
+        for name, path in (("vocab_file", vocab_file), ("merge_file", merge_file)):
+            if path is None:
+                raise TokenizerError(f"GPT2BPETokenizer needs {name}; set it to the path of the file")
+            if not path.is_file():
+                raise TokenizerError(f"{name} {path} does not exist; correct the path")
+        try:
+            tokenizer = LibraryTokenizer(BPE.from_file(str(vocab_file), str(merge_file)))
+        except Exception as error:  # The library raises nothing more specific.
+            raise TokenizerError(
+                f"{vocab_file} and {merge_file} are not GPT-2's vocabulary and merges: {error}; copy them "
+                "again"
+            ) from error
+        tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = ByteLevelDecoder()
+        # Before the token is made special: a missing one would be added, and the vocabulary would grow in
+        # silence.
+        if tokenizer.token_to_id(END_OF_DOCUMENT) is not None:
+            tokenizer.add_special_tokens([END_OF_DOCUMENT])
+        super().__init__(tokenizer, source=str(vocab_file))

@@ -1,0 +1,53 @@
+"""Trains a byte-level BPE vocabulary on a corpus."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from neox_data.errors import TokenizerError
+from neox_data.tokenizers.huggingface import END_OF_DOCUMENT, PADDING
+from neox_data.whole_files import written_aside
+
+__all__ = ["train_byte_level_bpe"]
+
+_SPECIAL = [END_OF_DOCUMENT, PADDING]
+
+
+def train_byte_level_bpe(texts: Iterable[str], *, vocab_size: int, output: Path) -> int:
+    """Write a `tokenizer.json` for HFTokenizer, and return its number of entries.
+
+    Any text can be encoded and comes back unchanged: all 256 bytes are in the vocabulary, and nothing is
+        normalised.
+
+    Args:
+        texts: the corpus.
+        vocab_size: entries, the two special tokens included; a small corpus may give fewer.
+        output: the file; it appears when it is complete.
+
+    Raises:
+        TokenizerError: `vocab_size` does not hold the bytes and the special tokens.
+    """
+    alphabet = ByteLevel.alphabet()
+    least = len(alphabet) + len(_SPECIAL)
+    if vocab_size < least:
+        raise TokenizerError(
+            f"vocab_size {vocab_size} does not hold the {len(alphabet)} bytes and {len(_SPECIAL)} special "
+            "tokens; "
+            f"use at least {least}"
+        )
+    tokenizer = LibraryTokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=vocab_size, special_tokens=_SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with written_aside(output) as file:
+        file.write(tokenizer.to_str(pretty=True).encode())
+    return int(tokenizer.get_vocab_size())

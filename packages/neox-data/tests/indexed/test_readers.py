@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neox_data.errors import IndexedDatasetError
+from neox_data.indexed import IMPLEMENTATIONS, open_indexed
+
+
+@pytest.mark.parametrize("implementation", ["infer", *IMPLEMENTATIONS])
+def test_every_reader_gives_the_same(write_dataset, implementation: str) -> None:
+    rng = np.random.default_rng(3)
+    documents = [rng.integers(0, 60_000, size).tolist() for size in (4, 0, 1, 900, 17)]
+    dataset = open_indexed(write_dataset(documents), implementation)
+    assert [row.tolist() for row in dataset] == documents
+    assert dataset.sizes.tolist() == [4, 0, 1, 900, 17]
+    assert dataset.num_tokens == 922
+    assert dataset.get(3, 200, 50).tolist() == documents[3][200:250]
+    assert dataset.get(3, 890).tolist() == documents[3][890:]
+    assert dataset.get(4, 17, 0).tolist() == []
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("place", [(-1, 0, None), (2, 0, None), (0, -1, 1), (0, 0, 4), (0, 3, 1), (0, 0, -1)])
+def test_what_is_not_there_is_refused(write_dataset, implementation: str, place) -> None:
+    dataset = open_indexed(write_dataset([[1, 2, 3], [4]]), implementation)
+    with pytest.raises(IndexError, match="corpus, which has"):
+        dataset.get(*place)
+
+
+def test_a_file_that_may_not_be_read_is_named(write_dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefix = write_dataset([[1]])
+
+    def refuse(path: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(IndexedDatasetError, match=r"corpus.idx cannot be read \(Permission denied\); check"):
+        open_indexed(prefix)
+
+
+def test_warming_up_reads_the_whole_file(write_dataset) -> None:
+    assert open_indexed(write_dataset([[1, 2, 3]]), warmup=True)[0].tolist() == [1, 2, 3]
+
+
+def test_an_unknown_implementation_is_refused(write_dataset) -> None:
+    with pytest.raises(
+        IndexedDatasetError, match="data_impl 'nmap' is not known; use infer, mmap, lazy, cached"
+    ):
+        open_indexed(write_dataset([[1]]), "nmap")
+
+
+def test_tokens_cannot_be_changed_by_accident(write_dataset) -> None:
+    row = open_indexed(write_dataset([[1]]))[0]
+    with pytest.raises(ValueError, match="read-only"):
+        row[0] = 2
+
+
+def test_a_lazy_dataset_notices_a_file_that_shrinks(write_dataset) -> None:
+    prefix = write_dataset([[1, 2, 3]])
+    dataset = open_indexed(prefix, "lazy")
+    Path(f"{prefix}.bin").write_bytes(b"\1\0")
+    with pytest.raises(IndexedDatasetError, match="became shorter"):
+        dataset[0]

@@ -1,0 +1,123 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neox_data.errors import DataError, IndexedDatasetError
+from neox_data.indexed import IndexedDatasetWriter, open_indexed
+
+# Three documents [1, 2], [3], [4, 5, 6] in uint16, byte for byte.
+BIN = bytes.fromhex("0100 0200 0300 0400 0500 0600")
+IDX = bytes.fromhex(
+    "4d4d494449445800 00"
+    "0100000000000000"
+    "08"
+    "0300000000000000"
+    "0400000000000000"
+    "02000000 01000000 03000000"
+    "0000000000000000 0400000000000000 0600000000000000"
+    "0000000000000000 0100000000000000 0200000000000000 0300000000000000"
+)
+
+
+def test_files_are_byte_for_byte_those_of_the_format(write_dataset) -> None:
+    prefix = write_dataset([[1, 2], [3], [4, 5, 6]])
+    assert Path(f"{prefix}.bin").read_bytes() == BIN
+    assert Path(f"{prefix}.idx").read_bytes() == IDX
+
+
+def test_many_documents_at_once_are_the_same_as_one_by_one(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "a", dtype=np.uint16) as writer:
+        writer.append_all(np.array([1, 2, 3]), [2, 1])
+        writer.append_all([], [])
+        writer.append_all([4, 5, 6], [3])
+        assert (writer.num_documents, writer.num_tokens) == (3, 6)
+    assert (tmp_path / "a.bin").read_bytes() == BIN
+    assert (tmp_path / "a.idx").read_bytes() == IDX
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64", "uint16"])
+def test_what_is_written_is_read(write_dataset, dtype: str) -> None:
+    documents = [[5, 0, 100], [], [7]]
+    dataset = open_indexed(write_dataset(documents, dtype))
+    assert dataset.dtype == dtype
+    assert [dataset[i].tolist() for i in range(len(dataset))] == documents
+
+
+def test_a_dataset_without_documents_is_readable(write_dataset) -> None:
+    dataset = open_indexed(write_dataset([]))
+    assert (len(dataset), dataset.num_tokens, dataset.document_starts.tolist()) == (0, 0, [0])
+
+
+def write_and_fail(prefix: Path) -> None:
+    with IndexedDatasetWriter(prefix, dtype="u2") as writer:
+        writer.append([9, 9, 9])
+        raise RuntimeError("stop")
+
+
+def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="stop"):
+        write_and_fail(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_leaves_the_older_dataset(write_dataset) -> None:
+    prefix = write_dataset([[1, 2]])
+    with pytest.raises(RuntimeError, match="stop"):
+        write_and_fail(prefix)
+    assert open_indexed(prefix)[0].tolist() == [1, 2]
+
+
+def test_a_new_dataset_replaces_the_older_one(write_dataset) -> None:
+    write_dataset([[1, 2]])
+    assert open_indexed(write_dataset([[3]]))[0].tolist() == [3]
+
+
+def test_a_killed_writer_leaves_no_dataset_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from neox_data.indexed import IndexedDatasetWriter\n"
+        "with IndexedDatasetWriter(sys.argv[1], dtype='u2') as writer:\n"
+        "    writer.append_all([7] * 100_000, [100_000])\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    prefix = tmp_path / "a"
+    done = subprocess.run([sys.executable, "-c", script, str(prefix)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    with pytest.raises(IndexedDatasetError, match="does not exist"):
+        open_indexed(prefix)
+    with IndexedDatasetWriter(prefix, dtype="u2") as writer:
+        writer.append([1, 2])
+    assert sorted(os.listdir(tmp_path)) == ["a.bin", "a.idx"]
+    assert open_indexed(prefix)[0].tolist() == [1, 2]
+
+
+def test_two_writers_of_one_dataset_are_refused(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "a", dtype="u2") as first:
+        with (
+            pytest.raises(DataError, match="is being written by another"),
+            IndexedDatasetWriter(tmp_path / "a", dtype="u2"),
+        ):
+            pass
+        first.append([1])
+    assert open_indexed(tmp_path / "a")[0].tolist() == [1]
+
+
+def test_a_token_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(IndexedDatasetError, match="token 65536 does not fit uint16"),
+        IndexedDatasetWriter(tmp_path / "a", dtype="u2") as writer,
+    ):
+        writer.append([1, 65_536])
+
+
+def test_sizes_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="3 tokens for documents of 4"),
+        IndexedDatasetWriter(tmp_path / "a", dtype="u2") as writer,
+    ):
+        writer.append_all([1, 2, 3], [2, 2])

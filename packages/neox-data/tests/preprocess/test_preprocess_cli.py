@@ -1,0 +1,170 @@
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from neox_data.indexed import open_indexed
+from neox_data.preprocess.cli import main
+from neox_data.tokenizers import build_tokenizer
+
+TEXTS = ["first document", "", "caf\u00e9 \u4f60\u597d", "def f():\n    return 1\n"]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "title": text[:5]}) + "\n" for text in TEXTS))
+    return path
+
+
+def run(*arguments: object, output: Path) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments), "--output-prefix", str(output)])
+
+
+def test_documents_are_written_in_order(corpus: Path, tokenizer_json: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out" / "set"
+    result = run(
+        "--input", corpus, "--tokenizer-type", "HFTokenizer", "--vocab-file", tokenizer_json, "--append-eod",
+        "--dataset-impl", "mmap", "--num-docs", 4, "--log-interval", 1, output=output,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    dataset = open_indexed(f"{output}_text_document")
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=tokenizer_json)
+    expected = [[*tokenizer.encode(text), tokenizer.end_of_document] for text in TEXTS if text]
+    assert [row.tolist() for row in dataset] == expected
+    assert dataset.document_starts.tolist() == [0, 1, 2, 3]
+    assert f"4 documents, 0.0 MB -> {dataset.num_tokens:,} tokens" in result.stdout
+    assert "1 documents without any token were left out" in result.stdout
+    assert f"wrote {output}_text_document.bin and {output}_text_document.idx" in result.stdout
+    assert "4 documents (100%)" in result.stderr
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path: Path, tokenizer_json: Path) -> None:
+    lines = [json.dumps({"text": f"{i} " + TEXTS[i % 4] * (i % 120)}) + "\n" for i in range(3000)]
+    (tmp_path / "corpus.jsonl").write_text("".join(lines))
+    outputs = []
+    for workers in (1, 2, 5):
+        result = run(
+            "--input", tmp_path / "corpus.jsonl", "--tokenizer-type", "HFTokenizer",
+            "--vocab-file", tokenizer_json,
+            "--append-eod", "--workers", workers, output=tmp_path / str(workers),
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        outputs.append(
+            [Path(f"{tmp_path}/{workers}_text_document.{end}").read_bytes() for end in ("bin", "idx")]
+        )
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_gigatoken_and_the_tokenizers_library_write_the_same_files(
+    corpus: Path, tokenizer_json: Path, tmp_path: Path
+) -> None:
+    lines = [json.dumps({"text": f"{i} " + TEXTS[i % 4] * (i % 40)}) + "\n" for i in range(2000)]
+    corpus.write_text("".join(lines))
+    files = []
+    for flags, encoder in (((), "gigatoken"), (("--exact",), "HFTokenizer, as --exact asks")):
+        output = tmp_path / encoder[:2]
+        result = run(
+            "--input", corpus, "--tokenizer-type", "HFTokenizer", "--vocab-file", tokenizer_json,
+            "--append-eod", *flags, output=output,
+        )  # fmt: skip
+        assert f"encoded by {encoder}\n" in result.stdout
+        files.append([Path(f"{output}_text_document.{end}").read_bytes() for end in ("bin", "idx")])
+    assert files[0] == files[1]
+
+
+def test_the_reason_why_gigatoken_does_not_serve_is_shown(corpus: Path, tmp_path: Path) -> None:
+    result = run("--input", corpus, "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "set")
+    assert "encoded by CharLevelTokenizer, not gigatoken (CharLevelTokenizer is not of the" in result.stdout
+
+
+def test_long_documents_are_counted(corpus: Path, tmp_path: Path) -> None:
+    result = run(
+        "--input", corpus, "--tokenizer-type", "CharLevelTokenizer", "--max-document-bytes", 45,
+        output=tmp_path / "set",
+    )  # fmt: skip
+    assert "2 documents above --max-document-bytes were left out" in result.stdout
+    assert len(open_indexed(tmp_path / "set_text_document")) == 1
+
+
+def test_several_inputs_and_keys_without_repeating_the_option(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("more")
+    result = run(
+        "--input", corpus, tmp_path / "more.txt", "--jsonl-keys", "title", "text", "--tokenizer-type",
+        "CharLevelTokenizer", output=tmp_path / "set",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    rows = {
+        key: [bytes(row.tolist()) for row in open_indexed(tmp_path / f"set_{key}_document")]
+        for key in ("text", "title")
+    }
+    assert rows["text"] == [text.encode() for text in TEXTS if text] + [b"more"]
+    assert rows["title"] == [text[:5].encode() for text in TEXTS if text] + [b"more"]
+
+
+def test_a_broken_line_is_named_and_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
+    with corpus.open("a") as file:
+        file.write('{"text": "cut\n')
+    output = tmp_path / "out" / "set"
+    result = run("--input", corpus, "--tokenizer-type", "CharLevelTokenizer", output=output)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"Error: {corpus}, line 5: not JSON (")
+    assert list(output.parent.iterdir()) == []
+
+
+def test_broken_lines_are_skipped_and_counted_on_request(corpus: Path, tmp_path: Path) -> None:
+    with corpus.open("a") as file:
+        file.write('{"text": "cut\n{"other": 1}\n')
+    result = run(
+        "--input", corpus, "--tokenizer-type", "CharLevelTokenizer", "--skip-bad-lines", output=tmp_path / "s"
+    )
+    assert result.exit_code == 0
+    assert f"2 unreadable documents were skipped; the first: {corpus}, line 5: not JSON" in result.stdout
+    assert len(open_indexed(tmp_path / "s_text_document")) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ("--input", "nowhere.jsonl", "--tokenizer-type", "CharLevelTokenizer"),
+            "nowhere.jsonl does not exist",
+        ),
+        (("--input", "CORPUS", "--tokenizer-type", "HFTokenizer"), "HFTokenizer needs vocab_file"),
+        (
+            ("--input", "CORPUS", "--tokenizer-type", "CharLevelTokenizer", "--jsonl-keys", "body"),
+            "no key 'body', only",
+        ),
+        (("--input", "CORPUS", "--tokenizer-type", "GPT5"), "'GPT5' is not one of"),
+        (("--tokenizer-type", "CharLevelTokenizer"), "Missing option '--input'"),
+    ],
+)
+def test_a_wrong_request_has_one_sentence_and_exit_code_2(
+    corpus: Path, tmp_path: Path, arguments, sentence: str
+) -> None:
+    words = [corpus if word == "CORPUS" else word for word in arguments]
+    result = run(*words, output=tmp_path / "set")
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.glob("set*"))
+
+
+def test_a_corpus_without_text_makes_no_dataset(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    result = run(
+        "--input", tmp_path / "empty.jsonl", "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "set"
+    )
+    assert result.exit_code == 2
+    assert "empty.jsonl has text under 'text'; nothing to write" in result.stderr
+    assert not list(tmp_path.glob("*set*"))
+
+
+def test_an_output_that_cannot_be_written_is_named(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run(
+        "--input", corpus, "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "file" / "set"
+    )
+    assert result.exit_code == 1
+    assert f"Error: {tmp_path}/file: " in result.stderr

@@ -1,0 +1,232 @@
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pyarrow
+import pytest
+import zstandard
+from pyarrow import parquet
+
+from neox_data.errors import CorpusError
+from neox_data.preprocess.read import CorpusReader, find_inputs, sample_texts
+
+
+def write(path: Path, *lines: bytes | str) -> Path:
+    data = b"\n".join(line.encode() if isinstance(line, str) else line for line in lines)
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(data))
+    return path
+
+
+def texts(*paths: Path, keys: tuple[str, ...] = ("text",)) -> list[tuple[str, ...]]:
+    return [document.texts for document in CorpusReader(paths, keys)]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.gz", "a.jsonl.zst"])
+def test_lines_are_documents(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, '{"text": "one"}', "", '{"id": 2, "text": "two\\nlines"}', "  ")
+    assert texts(path) == [("one",), ("two\nlines",)]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst"])
+def test_a_txt_file_is_one_document(tmp_path: Path, name: str) -> None:
+    assert texts(write(tmp_path / name, "one", "two")) == [("one\ntwo",)]
+
+
+def test_a_line_may_be_a_string_and_a_text_a_list(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '"bare"', '{"text": ["one", "two"]}', '["three", "four"]')
+    assert texts(path) == [("bare",), ("one\n\ntwo",), ("three\n\nfour",)]
+
+
+def test_several_keys_give_several_texts(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "body", "title": "head"}', '"bare"')
+    assert texts(path, keys=("title", "text")) == [("head", "body"), ("bare", "bare")]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    assert texts(write(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"text": "one"}')) == [("one",)]
+
+
+def test_progress_ends_at_the_size_on_the_disk(tmp_path: Path) -> None:
+    paths = [write(tmp_path / "a.jsonl.gz", *['{"text": "one"}'] * 50), write(tmp_path / "b.txt", "two")]
+    reader = CorpusReader(paths, ("text",))
+    done = [reader.bytes_done for _ in reader]
+    assert done == sorted(done)
+    assert reader.bytes_done == reader.total_bytes == sum(path.stat().st_size for path in paths)
+
+
+BAD_LINES = {
+    '{"text": ': "line 2: not JSON (Expecting value at column 10)",
+    "[" * 100_000: "line 2: JSON that is nested too deeply to be a document",
+    '{"title": "a"}': "line 2: no key 'text', only 'title'",
+    '{"text": 3}': "line 2: the value of 'text' is int, not text",
+    '{"text": ["a", 3]}': "line 2: the value of 'text' is list, not text",
+    "17": "line 2: the line is int, not text",
+    '{"text": "a\\ud800b"}': "line 2: the value of 'text' holds half of a surrogate pair at character 1",
+    b'{"text": "\xff"}': "line 2: not UTF-8 (byte 0xff at place 11)",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=BAD_LINES.values())
+def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path: Path, line: bytes | str) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": "one"}', line, '{"text": "three"}')
+    with pytest.raises(CorpusError) as caught:
+        texts(path)
+    assert str(caught.value) == (
+        f"{path}, {BAD_LINES[line]}; correct it, or pass --skip-bad-lines to leave such documents out"
+    )
+    reader = CorpusReader([path], ("text",), skip_bad_lines=True)
+    assert [document.texts for document in reader] == [("one",), ("three",)]
+    assert reader.num_skipped == 1
+    assert str(reader.first_skipped) == str(caught.value)
+
+
+def test_a_text_file_that_is_not_utf8_is_named_or_skipped(tmp_path: Path) -> None:
+    paths = [write(tmp_path / "a.txt", b"\xff"), write(tmp_path / "b.txt", "good")]
+    with pytest.raises(CorpusError, match=r"a.txt: not UTF-8 \(byte 0xff at place 1\)"):
+        texts(*paths)
+    assert len(list(CorpusReader(paths, ("text",), skip_bad_lines=True))) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "not gzip", "changed"])
+def test_a_damaged_archive_is_named_and_never_skipped(tmp_path: Path, damage: str) -> None:
+    path = write(tmp_path / "a.jsonl.gz", *[json.dumps({"text": str(i) * 50}) for i in range(300)])
+    data = bytearray(path.read_bytes())
+    data[40] ^= 255
+    path.write_bytes({"cut": path.read_bytes()[:-20], "not gzip": b"{}" * 9, "changed": data}[damage])
+    with pytest.raises(CorpusError, match=r"a.jsonl.gz is damaged or cut off .*copy it again"):
+        list(CorpusReader([path], ("text",), skip_bad_lines=True))
+
+
+def test_inputs_are_files_patterns_and_lists(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", "c,d.txt", "e.txt.gz"):
+        (tmp_path / name).touch()
+    names = [f"{tmp_path}/*.jsonl", f"{tmp_path}/c,d.txt", f"{tmp_path}/e.txt.gz, {tmp_path}/a.jsonl"]
+    assert [path.name for path in find_inputs(names)] == [
+        "a.jsonl",
+        "b.jsonl",
+        "c,d.txt",
+        "e.txt.gz",
+        "a.jsonl",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("missing.jsonl", "missing.jsonl does not exist; correct the path"),
+        ("*.jsonl", r"no file matches .*; correct the pattern"),
+        ("", r"holds no file that ends in .jsonl, .json, .txt, .parquet, .tar; name another folder"),
+        ("a.csv", r"a.csv has an ending that is not read; give files that end in .jsonl, .json, .txt"),
+    ],
+)
+def test_what_is_no_input_is_refused(tmp_path: Path, name: str, sentence: str) -> None:
+    (tmp_path / "a.csv").touch()
+    with pytest.raises(CorpusError, match=sentence):
+        find_inputs([f"{tmp_path}/{name}"])
+
+
+def test_a_folder_is_the_readable_files_below_it(tmp_path: Path) -> None:
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    for name in ("b.jsonl.zst", "deep/a.txt", "c.csv", "README"):
+        (tmp_path / "data" / name).touch()
+    (tmp_path / "data" / "deep" / "loop").symlink_to(tmp_path / "data")
+    paths = find_inputs([f"{tmp_path}/data"])
+    assert [str(path.relative_to(tmp_path / "data")) for path in paths] == ["b.jsonl.zst", "deep/a.txt"]
+
+
+def test_several_zstandard_frames_are_one_file(tmp_path: Path) -> None:
+    frames = [zstandard.compress(json.dumps({"text": text}).encode() + b"\n") for text in ("one", "two")]
+    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(frames))
+    assert texts(tmp_path / "a.jsonl.zst") == [("one",), ("two",)]
+
+
+def test_a_damaged_zstandard_file_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl.zst", *[json.dumps({"text": str(i) * 50}) for i in range(300)])
+    path.write_bytes(b"x" + path.read_bytes())
+    with pytest.raises(CorpusError, match=r"a.jsonl.zst is damaged or cut off .*copy it again"):
+        texts(path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.zst.tar", "a.tar.gz"])
+def test_an_archive_is_the_documents_of_its_members(tmp_path: Path, name: str) -> None:
+    (tmp_path / "in").mkdir()
+    members = [
+        write(
+            tmp_path / "in" / "data_0.jsonl.zst", '{"text": "one", "meta": {}}', '{"text": ["two", "three"]}'
+        ),
+        write(tmp_path / "in" / "b.txt", "four"),
+        write(tmp_path / "in" / "c.bin", "no"),
+    ]
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for member in members:
+            archive.add(member, member.name)
+    data = packed.getvalue()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    assert find_inputs([str(path)]) == [path]
+    assert texts(path) == [("one",), ("two\n\nthree",), ("four",)]
+
+
+def test_rows_of_a_parquet_file_are_documents(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = {"text": ["one", "caf\u00e9", None], "title": ["1", "2", "3"], "score": [1.0, 2.0, 3.0]}
+    parquet.write_table(pyarrow.table(table), path)
+    reader = CorpusReader([path], ("title", "text"), skip_bad_lines=True)
+    assert [(document.texts, document.num_bytes) for document in reader] == [
+        (("1", "one"), 4),
+        (("2", "caf\u00e9"), 6),
+    ]
+    assert f"{path}, row 3: the value of 'text' is NoneType, not text" in str(reader.first_skipped)
+    with pytest.raises(CorpusError, match="has no column 'body', only 'text', 'title', 'score'"):
+        texts(path, keys=("body",))
+
+
+def test_what_is_no_parquet_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"no table at all")
+    with pytest.raises(CorpusError, match=r"a.parquet is damaged or no parquet file \(.*copy it again"):
+        texts(tmp_path / "a.parquet")
+
+
+def test_documents_above_the_limit_are_counted_and_left_out(tmp_path: Path) -> None:
+    long = '{"text": "' + "x" * 3_000_000 + '"}'
+    paths = [
+        write(tmp_path / "a.jsonl", long, '{"text": "one"}', long, '{"text": "two"}', long),
+        write(tmp_path / "b.txt", "y" * 1001),
+        write(tmp_path / "c.txt", "z" * 1000),
+    ]
+    parquet.write_table(pyarrow.table({"text": ["v" * 1001, "three"]}), tmp_path / "d.parquet")
+    reader = CorpusReader([*paths, tmp_path / "d.parquet"], ("text",), max_document_bytes=1000)
+    assert [text[:5] for document in reader for text in document.texts] == ["one", "two", "zzzzz", "three"]
+    assert (reader.num_too_long, reader.num_skipped) == (5, 0)
+
+
+def test_a_line_of_exactly_the_limit_is_a_document(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '"abcd"', '"abcde"', '"abc"')
+    reader = CorpusReader([path], ("text",), max_document_bytes=7)
+    assert [document.texts for document in reader] == [("abcd",), ("abc",)]
+
+
+def test_text_is_mended_on_request(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", json.dumps({"text": "caf\u00c3\u00a9 \u201cquoted\u201d"}))
+    reader = CorpusReader([path], ("text",), mend_text=True)
+    assert [document.texts for document in reader] == [('caf\u00e9 "quoted"',)]
+
+
+def test_values_that_only_pythons_parser_reads_are_no_fault(tmp_path: Path) -> None:
+    assert texts(write(tmp_path / "a.jsonl", '{"text": "one", "score": NaN, "id": 1' + "0" * 40 + "}")) == [
+        ("one",)
+    ]
+
+
+def test_a_sample_comes_from_files_all_over_the_corpus(tmp_path: Path) -> None:
+    paths = [
+        write(tmp_path / f"{i}.jsonl", '{"bad": 1}', *[f'{{"text": "{i} {j}"}}' for j in range(3)])
+        for i in range(9)
+    ]
+    assert sample_texts(paths, ("text",)) == [f"{i} {j}" for i in (0, 3, 6) for j in range(3)]
+    long = write(tmp_path / "long.txt", "x" * 100_000)
+    assert [len(text) for text in sample_texts([long], ("text",))] == [4_000]

@@ -1,0 +1,151 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from neox_data.errors import CorpusError
+from neox_data.indexed import open_indexed
+from neox_data.preprocess.cli import main
+from neox_data.preprocess.run import Options, preprocess
+from neox_data.preprocess.shards import preprocess_resumably, take_shard
+from neox_data.tokenizers import build_tokenizer
+
+TOKENIZER = build_tokenizer("CharLevelTokenizer")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> list[Path]:
+    (tmp_path / "in").mkdir()
+    paths = [tmp_path / "in" / f"{number}.jsonl" for number in range(6)]
+    for number, path in enumerate(paths):
+        lines = [json.dumps({"text": f"{number} {i}", "title": ""}) for i in range(number * 3)]
+        path.write_text("".join(line + "\n" for line in lines))
+    return paths
+
+
+def resumably(paths: list[Path], output: Path, *, report=None, **options: object):
+    return preprocess_resumably(
+        paths,
+        output_prefix=output,
+        tokenizer=TOKENIZER,
+        options=Options(append_end=True, **options),
+        report=report,
+        shard_bytes=1,
+    )
+
+
+def files(output: Path) -> list[bytes]:
+    return [Path(f"{output}_text_document.{end}").read_bytes() for end in ("bin", "idx", "manifest.json")]
+
+
+@pytest.fixture
+def undisturbed(corpus: list[Path], tmp_path: Path) -> list[bytes]:
+    preprocess(
+        corpus, output_prefix=tmp_path / "whole", tokenizer=TOKENIZER, options=Options(append_end=True)
+    )
+    return files(tmp_path / "whole")
+
+
+def test_shards_together_are_what_one_run_writes(corpus, tmp_path: Path, undisturbed) -> None:
+    fractions = []
+    summary = resumably(corpus, tmp_path / "out", report=lambda counts: fractions.append(counts.fraction))
+    assert files(tmp_path / "out") == undisturbed
+    assert not (tmp_path / "out.shards").exists()
+    assert (summary.documents, summary.resumed_shards, summary.empty) == (45, 0, 0)
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+
+
+def kill_after(shards: int, corpus: list[Path], output: Path) -> None:
+    """Run until so many shards are finished, and a part of the next one, then SIGKILL."""
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from neox_data.preprocess.run import Options\n"
+        "from neox_data.preprocess.shards import preprocess_resumably\n"
+        "from neox_data.tokenizers import build_tokenizer\n"
+        "output, shards, *paths = sys.argv[1:]\n"
+        "def report(counts):\n"
+        "    if len(list(Path(output + '.shards').glob('*.manifest.json'))) >= int(shards):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "preprocess_resumably([Path(path) for path in paths], output_prefix=output,\n"
+        "    tokenizer=build_tokenizer('CharLevelTokenizer'), options=Options(append_end=True),\n"
+        "    report=report, shard_bytes=1)\n"
+    )
+    words = [sys.executable, "-c", script, str(output), str(shards), *map(str, corpus)]
+    assert subprocess.run(words, check=False).returncode == -signal.SIGKILL
+
+
+def test_a_killed_run_is_taken_up_at_its_last_finished_shard(corpus, tmp_path: Path, undisturbed) -> None:
+    output = tmp_path / "out"
+    for shards in (0, 2, 4):
+        kill_after(shards, corpus, output)
+        assert not Path(f"{output}_text_document.idx").exists()
+    summary = resumably(corpus, output)
+    assert summary.resumed_shards == 4
+    assert summary.documents == 45
+    assert files(output) == undisturbed
+    assert not (tmp_path / "out.shards").exists()
+
+
+def test_a_shard_of_other_files_or_options_is_made_again(corpus, tmp_path: Path) -> None:
+    def finished_of(**options: object) -> int:
+        return resumably(corpus, tmp_path / "out", **options).resumed_shards
+
+    kill_after(3, corpus, tmp_path / "out")
+    assert finished_of(max_document_bytes=1000) == 0
+    kill_after(3, corpus, tmp_path / "out")
+    corpus[1].write_text(corpus[1].read_text().replace("1 0", "9 9"))
+    later = (tmp_path / "out.shards" / "000001_text_document.manifest.json").stat().st_mtime + 5
+    os.utime(corpus[1], (later, later))
+    assert finished_of() == 2
+    assert bytes(open_indexed(tmp_path / "out_text_document")[0].tolist()) == b"9 9\0"
+
+
+def test_a_corpus_without_text_makes_no_dataset_in_shards_either(corpus, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="has text under 'title'; nothing to write"):
+        resumably(corpus, tmp_path / "out", keys=("title",))
+    assert not list(tmp_path.glob("out_*"))
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments), "--tokenizer-type", "CharLevelTokenizer"])
+
+
+def test_machines_share_a_corpus_by_files(corpus, tmp_path: Path, undisturbed) -> None:
+    prefixes = []
+    for number in (1, 2, 3):
+        result = run(
+            "--input", tmp_path / "in", "--append-eod", "--shard", f"{number}/3", "--resume",
+            "--output-prefix", tmp_path / "part",
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        prefixes.append(tmp_path / f"part_shard-{number}-of-3_text_document")
+    assert b"".join(Path(f"{prefix}.bin").read_bytes() for prefix in prefixes) == undisturbed[0]
+
+
+def test_shards_are_all_files_in_order_and_near_to_equal_bytes(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number:02}" for number in range(12)]
+    for number, path in enumerate(paths):
+        path.write_bytes(b"x" * (100 if number < 10 else 1000))
+    parts = [take_shard(paths, f"{number}/4")[0] for number in (1, 2, 3, 4)]
+    assert [path for part in parts for path in part] == paths
+    assert [len(part) for part in parts] == [7, 3, 1, 1]
+    assert take_shard(paths, "3/12")[0] == [paths[2]]
+    assert take_shard(paths, "3/12")[1] == "_shard-03-of-12"
+
+
+@pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0"])
+def test_what_is_no_shard_is_refused(tmp_path: Path, shard: str) -> None:
+    with pytest.raises(CorpusError, match="is not one of several; write it like 2/8"):
+        take_shard([tmp_path] * 3, shard)
+
+
+def test_more_shards_than_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="has 3 files and cannot be divided in 4 shards"):
+        take_shard([tmp_path] * 3, "1/4")

@@ -1,0 +1,174 @@
+import fcntl
+import logging
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neox_data.errors import DataError
+from neox_data.samples import index_cache
+from neox_data.samples.build_index import build_sample_index
+from neox_data.samples.index_cache import IndexFiles, default_cache_dir, load_or_build
+
+SIZES = np.array([7, 3, 0, 11, 6], np.int32)
+ORDER = {"num_samples": 20, "seq_length": 5, "seed": 7}
+STEM = "corpus_train_indexmap_20ns_5sl_7s_packedpi_ac"
+NAMES = sorted(f"{STEM}_{part}.npy" for part in ("doc_idx", "sample_idx", "shuffle_idx"))
+
+
+def load(folder: Path, documents=range(5), sizes=SIZES, **changes):
+    return load_or_build(
+        np.array(documents, np.int32), sizes, prefix=folder / "corpus", name="train", **(ORDER | changes)
+    )
+
+
+def assert_equal(index, documents=range(5), sizes=SIZES) -> None:
+    expected = build_sample_index(np.array(documents), sizes, **ORDER)
+    for part in ("documents", "starts", "shuffle"):
+        np.testing.assert_array_equal(getattr(index, part), getattr(expected, part))
+
+
+@pytest.fixture
+def no_build(monkeypatch: pytest.MonkeyPatch):
+    def forbid() -> None:
+        def fail(*_, **__):
+            raise AssertionError("built again")
+
+        monkeypatch.setattr(index_cache, "build_sample_index", fail)
+
+    return forbid
+
+
+def test_files_have_the_names_that_others_give_them(tmp_path: Path) -> None:
+    assert_equal(load(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == NAMES
+
+
+def test_the_second_time_nothing_is_built(tmp_path: Path, no_build) -> None:
+    load(tmp_path)
+    no_build()
+    assert_equal(load(tmp_path))
+
+
+def test_a_missing_file_makes_all_be_built(tmp_path: Path) -> None:
+    load(tmp_path)
+    (tmp_path / NAMES[1]).unlink()
+    assert_equal(load(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("damage", ["empty", "cut", "not an array", "pickle", "too short", "other type"])
+def test_a_damaged_file_is_built_again_with_a_warning(tmp_path: Path, caplog, name: str, damage: str) -> None:
+    load(tmp_path)
+    path = tmp_path / name
+    data, array = path.read_bytes(), np.load(path)
+    if damage == "pickle":
+        np.save(path, np.array([{}], dtype=object), allow_pickle=True)
+    elif damage in ("too short", "other type"):
+        np.save(path, array[:-1] if damage == "too short" else array.astype(np.float32))
+    else:
+        path.write_bytes({"empty": b"", "cut": data[:-4], "not an array": b"x" * len(data)}[damage])
+    with caplog.at_level(logging.WARNING):
+        assert_equal(load(tmp_path))
+    assert "built again" in caplog.text
+    assert_equal(load(tmp_path))
+
+
+def test_files_of_other_data_of_the_same_length_are_found_out(tmp_path: Path, caplog) -> None:
+    load(tmp_path)
+    others = np.array([6, 4, 0, 11, 6], np.int32)
+    assert_equal(load(tmp_path, sizes=others), sizes=others)
+    assert "does not fit the data" in caplog.text
+
+
+def test_files_of_other_documents_are_found_out(tmp_path: Path, caplog) -> None:
+    sizes = np.array([5, 5, 5, 5, 5], np.int32)
+    load(tmp_path, documents=[0, 1, 2], sizes=sizes)
+    assert_equal(load(tmp_path, documents=[2, 3, 4], sizes=sizes), [2, 3, 4], sizes)
+    assert "not of this part of the data" in caplog.text
+
+
+def test_one_builds_while_the_others_wait(tmp_path: Path, monkeypatch, caplog) -> None:
+    built, release = [], threading.Event()
+
+    def build(*args, **kwargs):
+        built.append(threading.get_ident())
+        release.wait(30)
+        return build_sample_index(*args, **kwargs)
+
+    monkeypatch.setattr(index_cache, "build_sample_index", build)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(load(tmp_path))) for _ in range(3)]
+    with caplog.at_level(logging.INFO):
+        for thread in threads:
+            thread.start()
+        while caplog.text.count("waiting for another process: it builds the sample index") < 2:
+            assert any(thread.is_alive() for thread in threads)
+        release.set()
+        for thread in threads:
+            thread.join()
+    assert len(built) == 1
+    assert len(results) == 3
+    for index in results:
+        assert_equal(index)
+    assert sorted(os.listdir(tmp_path)) == NAMES
+
+
+def test_a_lock_left_by_a_killed_process_blocks_nobody(tmp_path: Path) -> None:
+    (tmp_path / f".{STEM}.lock").write_bytes(b"")
+    assert_equal(load(tmp_path))
+
+
+def test_where_there_are_no_locks_the_index_is_built_all_the_same(
+    tmp_path: Path, monkeypatch, caplog
+) -> None:
+    def flock(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert_equal(load(tmp_path))
+    assert "this file system has no locks" in caplog.text
+
+
+@pytest.fixture
+def read_only(tmp_path: Path, monkeypatch) -> Path:
+    """A folder that cannot be written, also for root."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and allowed(path, mode))
+    return folder
+
+
+def test_beside_read_only_data_the_cache_folder_is_used(read_only: Path, tmp_path: Path, no_build) -> None:
+    cache = tmp_path / "cache" / "deep"
+    assert_equal(load(read_only, cache_dir=cache))
+    assert os.listdir(read_only) == []
+    assert len(list(cache.glob(f"*_{STEM}_*.npy"))) == 3
+    assert cache.stat().st_mode & 0o777 == 0o700
+    no_build()
+    assert_equal(load(read_only, cache_dir=cache))
+
+
+def test_datasets_of_one_name_do_not_share_cache_files() -> None:
+    order = {"name": "train", "num_samples": 1, "seq_length": 1, "seed": 1}
+    files = {IndexFiles.beside(Path(f"/{place}/corpus"), **order).within(Path("/c")).lock for place in "ab"}
+    assert len(files) == 2
+
+
+def test_the_default_cache_folder_is_the_users(read_only: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert_equal(load(read_only))
+    assert default_cache_dir() == tmp_path / "xdg" / "neox-data"
+    assert len(list(default_cache_dir().iterdir())) == 3
+
+
+def test_a_cache_folder_open_to_others_is_refused(read_only: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    cache.chmod(0o755)
+    with pytest.raises(DataError, match=r"is open to other users.*chmod 700"):
+        load(read_only, cache_dir=cache)

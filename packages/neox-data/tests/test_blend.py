@@ -1,0 +1,153 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neox_data import blend as blend_module
+from neox_data.blend import BlendedDataset, BlendOrder, blend_order, build_blend, plain_blend_order
+from neox_data.errors import DataError
+from neox_data.native import load_native
+from neox_data.weights import normalise_weights, samples_per_dataset
+
+
+class Numbers:
+    """Item k of dataset `first` is the array [first + k]."""
+
+    def __init__(self, first: int, length: int) -> None:
+        self.first, self.length = first, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, item: int) -> np.ndarray:
+        return np.array([self.first + item])
+
+
+def slow_order(weights: list[float], num_items: int) -> list[tuple[int, int]]:
+    """The documented order, read word for word."""
+    taken = [0] * len(weights)
+    order = []
+    for k in range(num_items):
+        deficits = [weight * max(k, 1) - count for weight, count in zip(weights, taken, strict=True)]
+        j = deficits.index(max(deficits))
+        order.append((j, taken[j]))
+        taken[j] += 1
+    return order
+
+
+def pairs(order: BlendOrder) -> list[tuple[int, int]]:
+    return [order.locate(item) for item in range(len(order.datasets))]
+
+
+@given(st.lists(st.floats(0.001, 1), min_size=1, max_size=12), st.integers(0, 200))
+def test_the_order_is_the_documented_one(weights: list[float], num_items: int) -> None:
+    shares = normalise_weights(weights, len(weights))
+    for order in (plain_blend_order(shares, num_items), blend_order(shares, num_items)):
+        assert pairs(order) == slow_order(shares.tolist(), num_items)
+
+
+def test_equals_are_decided_for_the_first() -> None:
+    for order in (plain_blend_order(np.array([0.25] * 4), 8), blend_order(np.array([0.25] * 4), 8)):
+        assert order.datasets.tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
+        assert [item for _, item in pairs(order)] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+# Weights that are equal, close within a rounding, dyadic (so that deficits tie exactly), zero, or far apart.
+any_weight = st.one_of(
+    st.floats(0, 1),
+    st.sampled_from([0.0, 0.25, 0.5, 1.0, 1 / 3, 0.1, 0.1 + 2**-55, 0.3, 0.1 + 0.2, 1e-9]),
+    st.integers(1, 6).map(float),
+)
+
+
+@pytest.mark.skipif(load_native() is None, reason="the extension was not built")
+@pytest.mark.parametrize("most_scanned", [0, 1000], ids=["tournament", "scan"])
+@given(st.lists(any_weight, min_size=1, max_size=70).filter(any), st.integers(0, 400))
+def test_native_orders_equal_the_plain_one(most_scanned: int, weights: list[float], num_items: int) -> None:
+    shares = normalise_weights(weights, len(weights))
+    plain, order = plain_blend_order(shares, num_items), BlendOrder.empty(num_items, len(weights))
+    load_native().blend_order(shares, order.datasets, order.taken_before, order.block, most_scanned)
+    np.testing.assert_array_equal(order.datasets, plain.datasets)
+    np.testing.assert_array_equal(order.taken_before, plain.taken_before)
+
+
+@pytest.mark.skipif(load_native() is None, reason="the extension was not built")
+def test_native_orders_stay_equal_over_many_blocks_and_datasets() -> None:
+    weights = normalise_weights(np.random.default_rng(0).random(300).tolist(), 300)
+    orders = [BlendOrder.empty(20_000, 300) for _ in range(2)]
+    for order, most_scanned in zip(orders, (0, 1000), strict=True):
+        load_native().blend_order(weights, order.datasets, order.taken_before, order.block, most_scanned)
+    plain = plain_blend_order(weights, 20_000)
+    for order in orders:
+        np.testing.assert_array_equal(order.datasets, plain.datasets)
+        np.testing.assert_array_equal(order.taken_before, plain.taken_before)
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 4095, 4096, 8192, 9000])
+def test_counts_are_those_of_the_items(num_items: int) -> None:
+    order = blend_order(np.array([0.2, 0.5, 0.3]), 8192)
+    expected = np.bincount(order.datasets[:num_items], minlength=3)
+    assert order.taken(num_items).tolist() == expected.tolist()
+
+
+def test_places_continue_from_block_to_block() -> None:
+    order = blend_order(np.array([0.7, 0.3]), 9000)
+    for dataset in (0, 1):
+        items = np.flatnonzero(order.datasets == dataset)
+        assert [order.locate(int(k))[1] for k in items[::97]] == list(range(0, len(items), 97))
+
+
+def test_any_number_of_datasets() -> None:
+    order = blend_order(np.full(70_000, 1 / 70_000), 70_001)
+    assert order.datasets.dtype == np.uint32
+    assert (order.locate(69_999), order.locate(70_000)) == ((69_999, 0), (0, 1))
+
+
+def test_without_the_extension_the_plain_order_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = np.array([0.6, 0.4])
+    expected = pairs(blend_order(weights, 20))
+    monkeypatch.setattr(blend_module, "load_native", lambda: None)
+    assert pairs(blend_order(weights, 20)) == expected
+
+
+def test_a_dataset_that_the_order_takes_more_of_is_built_longer() -> None:
+    asked = []
+
+    def build(number: int, count: int) -> Numbers:
+        asked.append((number, count))
+        return Numbers(100 * number, count)
+
+    # The first of equals is dataset 0 even with weight 0, whose share is no sample at all.
+    blend = build_blend(build, [0, 1], 3)
+    assert asked == [(0, 0), (0, 1), (1, 4)]
+    assert [blend[k].item() for k in range(3)] == [100, 0, 101]
+
+
+def test_items_come_from_their_datasets() -> None:
+    blend = BlendedDataset([Numbers(100, 4), Numbers(200, 8)], [1, 2], 10)
+    assert len(blend) == 12
+    assert [blend[k].item() for k in range(10)] == [200, 100, 201, 101, 202, 203, 102, 204, 205, 103]
+    assert blend.locate(4) == (1, 2)
+
+
+@given(st.lists(st.floats(0.001, 1), min_size=1, max_size=8), st.integers(1, 300))
+def test_datasets_built_by_their_share_are_never_asked_past_their_end(
+    weights: list[float], num_samples: int
+) -> None:
+    counts = samples_per_dataset(num_samples, normalise_weights(weights, len(weights)))
+    blend = BlendedDataset([Numbers(0, count) for count in counts], weights, num_samples)
+    assert len(blend) >= num_samples
+    assert blend[num_samples - 1].size == 1
+
+
+def test_a_dataset_that_is_too_short_is_refused() -> None:
+    with pytest.raises(
+        DataError, match="dataset 1 of the blend holds 2 samples, and 9 items of the blend need 5"
+    ):
+        BlendedDataset([Numbers(0, 9), Numbers(0, 2)], [1, 1.1], 9)
+
+
+@pytest.mark.parametrize("item", [-1, 12])
+def test_an_item_that_is_not_there_is_refused(item: int) -> None:
+    with pytest.raises(IndexError, match=f"item {item} of a blend of 12"):
+        BlendedDataset([Numbers(100, 4), Numbers(200, 8)], [1, 2], 10)[item]

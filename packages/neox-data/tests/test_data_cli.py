@@ -1,0 +1,182 @@
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from neox_data.cli import main
+from neox_data.indexed import open_indexed
+from neox_data.preprocess.cli import main as preprocess_main
+from neox_data.tokenizers import build_tokenizer
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def test_inspect_shows_what_a_dataset_holds(write_dataset) -> None:
+    prefix = write_dataset([[1, 2], [3], [4, 5, 6, 7, 8, 9]])
+    result = run("inspect", prefix)
+    assert result.exit_code == 0
+    head, chart = result.stdout.split("\n\n")
+    rows = dict(line.split(maxsplit=1) for line in head.splitlines() if "token type" not in line)
+    assert rows == {
+        "prefix": str(prefix),
+        "layout": "mmap",
+        "sequences": "3",
+        "documents": "3",
+        "tokens": "9",
+        "lengths": "1 to 6, mean 3.0, median 2",
+    }
+    assert "token type   uint16" in head
+    assert [line.split() for line in chart.splitlines()] == [
+        ["tokens", "documents"],
+        ["1", "1", "#" * 40],
+        ["2", "to", "3", "1", "#" * 40],
+        ["4", "to", "7", "1", "#" * 40],
+    ]
+
+
+def test_inspect_shows_an_empty_dataset(write_dataset) -> None:
+    assert "sequences    0" in run("inspect", write_dataset([])).stdout
+
+
+def test_verify_passes_a_sound_dataset(write_dataset) -> None:
+    result = run("verify", write_dataset([[1, 2], [3]]))
+    assert result.exit_code == 0
+    assert "2 sequences, 3 tokens, all checks passed, but no hash: there is no manifest" in result.stdout
+
+
+@pytest.fixture
+def preprocessed(tmp_path: Path, tokenizer_json: Path):
+    def make(name: str, *texts: str) -> str:
+        source = tmp_path / f"{name}.jsonl"
+        source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        words = ["--input", source, "--tokenizer-type", "HFTokenizer", "--vocab-file", tokenizer_json]
+        result = CliRunner().invoke(
+            preprocess_main, [*map(str, words), "--append-eod", "--output-prefix", str(tmp_path / name)]
+        )
+        assert result.exit_code == 0, result.output
+        return f"{tmp_path}/{name}_text_document"
+
+    return make
+
+
+def test_verify_holds_the_files_against_the_manifest(preprocessed) -> None:
+    prefix = preprocessed("one", "a text", "another")
+    assert "2 sequences, " in (output := run("verify", prefix).stdout)
+    assert "all checks passed, and the hashes" in output
+    data = bytearray(Path(f"{prefix}.bin").read_bytes())
+    data[0] ^= 1
+    Path(f"{prefix}.bin").write_bytes(data)
+    result = run("verify", prefix)
+    assert result.exit_code == 2
+    assert (
+        "one_text_document.bin is not the file that one_text_document.manifest.json describes"
+        in result.stderr
+    )
+
+
+def test_inspect_decodes_the_first_documents(preprocessed, tokenizer_json: Path) -> None:
+    prefix = preprocessed("one", "a text", "another", "third")
+    result = run(
+        "inspect", prefix, "--show", 2, "--tokenizer-type", "HFTokenizer", "--vocab-file", tokenizer_json
+    )
+    assert result.exit_code == 0, result.output
+    shown = result.stdout.split("\ndocument 0, ")[1]
+    assert "tokens:\na text<|endoftext|>\n\ndocument 1, " in shown
+    assert shown.endswith("tokens:\nanother<|endoftext|>\n")
+    assert run("inspect", prefix, "--show", 2).exit_code == 2
+
+
+def test_inspect_refuses_to_decode_with_another_tokenizer(preprocessed) -> None:
+    prefix = preprocessed("one", "a text")
+    result = run("inspect", prefix, "--show", 1, "--tokenizer-type", "CharLevelTokenizer")
+    assert result.exit_code == 2
+    assert "was made with another tokenizer (HFTokenizer, 300 entries" in result.stderr
+
+
+def test_merge_is_what_one_run_over_all_inputs_writes(preprocessed, tmp_path: Path) -> None:
+    one, two = preprocessed("one", "a text", "", "another"), preprocessed("two", "more", "text")
+    both = preprocessed("both", "a text", "", "another", "more", "text")
+    result = run("merge", f"{one}.idx", two, "--output", tmp_path / "merged")
+    assert result.exit_code == 0, result.output
+    for ending in ("bin", "idx"):
+        assert (tmp_path / f"merged.{ending}").read_bytes() == Path(f"{both}.{ending}").read_bytes()
+    assert "wrote" in result.stdout
+    assert "4 sequences" in result.stdout
+    merged, whole = (json.loads(Path(f"{p}.manifest.json").read_text()) for p in (f"{tmp_path}/merged", both))
+    assert [Path(source["path"]).name for source in merged["inputs"]] == ["one.jsonl", "two.jsonl"]
+    for part in ("tokenizer", "options", "counts", "files"):
+        if part == "counts":
+            merged[part].pop("bytes"), whole[part].pop("bytes")
+        assert merged[part] == whole[part]
+    assert "and the hashes" in run("verify", tmp_path / "merged").stdout
+
+
+def test_merge_without_all_manifests_makes_none(preprocessed, write_dataset, tmp_path: Path) -> None:
+    result = run(
+        "merge", preprocessed("one", "a text"), write_dataset([[1, 2]]), "--output", tmp_path / "merged"
+    )
+    assert result.exit_code == 0
+    assert "not every dataset has a manifest" in result.stderr
+    assert not (tmp_path / "merged.manifest.json").exists()
+
+
+def test_split_writes_the_parts(write_dataset, tmp_path: Path) -> None:
+    prefix = write_dataset([[i, i] for i in range(10)])
+    result = run("split", prefix, "--split", "8,2", "--output", tmp_path / "part")
+    assert result.exit_code == 0, result.output
+    assert [row.tolist()[0] for row in open_indexed(tmp_path / "part_train")] == list(range(8))
+    assert [row.tolist()[0] for row in open_indexed(tmp_path / "part_valid")] == [8, 9]
+    assert not (tmp_path / "part_test.idx").exists()
+
+
+def test_count_counts_and_names_what_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "caf\u00e9"}\n{"text": ""}\n{"text": 3}\n', encoding="utf-8")
+    result = run("count", "--input", tmp_path / "a.jsonl")
+    rows = {line[:12].strip(): line[12:].strip() for line in result.stdout.splitlines()}
+    assert rows == {
+        "documents": "2", "characters": "4", "bytes": "5", "empty": "1", "too long": "0", "unreadable": "1",
+    }  # fmt: skip
+    assert "a.jsonl, line 3: the value of 'text' is int, not text" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_missing_dataset_is_exit_code_2(tmp_path: Path, command: str) -> None:
+    result = run(command, tmp_path / "none")
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"Error: {tmp_path}/none.idx does not exist")
+
+
+def test_train_tokenizer_makes_a_tokenizer(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"body": "the cat and the hat " * 9}))
+    output = tmp_path / "new" / "tokenizer.json"
+    result = run(
+        "train-tokenizer", "--input", tmp_path / "a.jsonl", tmp_path / "b.jsonl", "--jsonl-key", "body",
+        "--vocab-size", 262, "--output", output,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert f"wrote {output}: 262 entries" in result.stdout
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=output)
+    assert tokenizer.decode(tokenizer.encode("the caf\u00e9")) == "the caf\u00e9"
+
+
+def test_train_tokenizer_says_when_the_corpus_is_too_small(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("ab")
+    result = run(
+        "train-tokenizer", "--input", tmp_path / "a.txt", "--vocab-size", 300, "--output", tmp_path / "t.json"
+    )
+    assert result.exit_code == 0
+    assert "gives only 259 entries of the 300 asked for" in result.stderr
+
+
+def test_stdlib_corpus_is_readable(tmp_path: Path) -> None:
+    result = run("stdlib-corpus", tmp_path / "corpus.jsonl")
+    assert result.exit_code == 0
+    with (tmp_path / "corpus.jsonl").open() as lines:
+        paths = [json.loads(line)["path"] for line in lines]
+    assert paths == sorted(paths, key=lambda path: hashlib.sha256(path.encode()).digest())
+    assert "json/decoder.py" in paths

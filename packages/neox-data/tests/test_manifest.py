@@ -1,0 +1,120 @@
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from neox_data import manifest as manifest_module
+from neox_data.errors import IndexedDatasetError, TokenizerError
+from neox_data.indexed import IndexedDatasetWriter
+from neox_data.manifest import (
+    check_tokenizer,
+    describe_tokenizer,
+    hashed_ahead,
+    merge_manifests,
+    read_manifest,
+    verify_manifest,
+    write_manifest,
+)
+from neox_data.tokenizers import build_tokenizer
+
+ABC = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, appendix B.1.
+
+
+@pytest.fixture
+def dataset(write_dataset) -> Path:
+    prefix = write_dataset([[1, 2], [3]])
+    write_manifest(
+        prefix,
+        inputs=[{"path": "a.jsonl", "bytes": 3, "sha256": ABC}],
+        tokenizer=describe_tokenizer(build_tokenizer("CharLevelTokenizer")),
+        options={"key": "text"},
+        counts={"documents": 2},
+    )
+    return prefix
+
+
+def test_what_is_written_is_read_and_holds(dataset: Path) -> None:
+    manifest = read_manifest(dataset)
+    assert manifest["counts"] == {"documents": 2}
+    assert manifest["files"][".bin"]["bytes"] == 6
+    assert verify_manifest(dataset) is True
+
+
+@pytest.mark.parametrize("ending", ["bin", "idx"])
+def test_a_changed_file_is_found(dataset: Path, ending: str) -> None:
+    path = Path(f"{dataset}.{ending}")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(
+        IndexedDatasetError, match=f"corpus.{ending} is not the file that corpus.manifest.json"
+    ):
+        verify_manifest(dataset)
+
+
+def test_a_dataset_without_one_is_no_fault(write_dataset) -> None:
+    prefix = write_dataset([[1]])
+    assert read_manifest(prefix) is None
+    assert verify_manifest(prefix) is False
+    check_tokenizer(prefix, build_tokenizer("CharLevelTokenizer"))
+
+
+def test_a_new_dataset_of_the_same_name_has_not_the_old_manifest(dataset: Path) -> None:
+    with IndexedDatasetWriter(dataset, dtype="u2") as writer:
+        writer.append([9])
+    assert read_manifest(dataset) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": "other"}', '{"format": "neox-data-manifest-1"}']
+)
+def test_a_damaged_one_is_named(dataset: Path, text: str) -> None:
+    Path(f"{dataset}.manifest.json").write_text(text)
+    with pytest.raises(IndexedDatasetError, match=r"corpus.manifest.json is no manifest \("):
+        read_manifest(dataset)
+
+
+def test_another_tokenizer_is_refused(dataset: Path, tokenizer_json: Path) -> None:
+    check_tokenizer(dataset, build_tokenizer("CharLevelTokenizer"))
+    with pytest.raises(
+        TokenizerError, match=r"another tokenizer \(CharLevelTokenizer, 512 entries, hash .*HFTok"
+    ):
+        check_tokenizer(dataset, build_tokenizer("HFTokenizer", vocab_file=tokenizer_json))
+
+
+def test_a_fingerprint_is_of_what_decides_the_ids(tokenizer_json: Path, tmp_path: Path) -> None:
+    one = build_tokenizer("HFTokenizer", vocab_file=tokenizer_json)
+    description = json.loads(tokenizer_json.read_text())
+    description["truncation"] = {
+        "direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0,
+    }  # fmt: skip
+    (tmp_path / "same.json").write_text(json.dumps(description))
+    assert build_tokenizer("HFTokenizer", vocab_file=tmp_path / "same.json").fingerprint == one.fingerprint
+    description["model"]["merges"].pop()
+    (tmp_path / "other.json").write_text(json.dumps(description))
+    assert build_tokenizer("HFTokenizer", vocab_file=tmp_path / "other.json").fingerprint != one.fingerprint
+
+
+def test_datasets_of_different_tokenizers_are_not_merged(
+    dataset: Path, write_dataset, tokenizer_json
+) -> None:
+    other = write_dataset([[1]], name="other")
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=tokenizer_json)
+    write_manifest(other, inputs=[], tokenizer=describe_tokenizer(tokenizer), options={}, counts={})
+    with pytest.raises(TokenizerError, match="were made with different tokenizers"):
+        merge_manifests([dataset, other])
+    assert merge_manifests([dataset, dataset])["counts"] == {"documents": 4}
+
+
+def test_inputs_are_hashed_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    with hashed_ahead([tmp_path / "a"]) as inputs:
+        assert inputs() == [{"path": f"{tmp_path}/a", "bytes": 3, "sha256": ABC}]
+
+
+def test_an_error_does_not_wait_for_the_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_module, "_BLOCK_BYTES", 1)
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(RuntimeError, match="stop"), hashed_ahead([tmp_path / "large"] * 2):
+        raise RuntimeError("stop")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("hash")]

@@ -1,0 +1,90 @@
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from neox_data.errors import TokenizerError
+from neox_data.tokenizers import build_tokenizer, fast
+from neox_data.tokenizers.char_level import CharLevelTokenizer
+from neox_data.tokenizers.fast import FastEncoder, fast_encoder
+
+SAMPLE = ["the quick brown fox", "", "def f(x):\n    return x<|endoftext|>\n"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tokenizer_json: Path):
+    return build_tokenizer("HFTokenizer", vocab_file=tokenizer_json)
+
+
+@pytest.fixture(scope="module")
+def encoder(tokenizer) -> FastEncoder:
+    return fast_encoder(tokenizer, SAMPLE)
+
+
+def test_ids_and_sizes_are_those_of_the_tokenizer(tokenizer, encoder) -> None:
+    ids, sizes = encoder(SAMPLE)
+    expected = [tokenizer.encode(text) for text in SAMPLE]
+    assert ids.tolist() == list(chain(*expected))
+    assert sizes.tolist() == [len(row) for row in expected]
+    ids, sizes = encoder([])
+    assert (len(ids), len(sizes)) == (0, 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
+def test_any_text_gives_the_ids_of_the_tokenizers_library(tokenizer, encoder, text: str) -> None:
+    encoder.check([text, f"word {text}<|endoftext|>{text}"])
+
+
+def test_the_files_of_gpt2_give_the_same_ids(tmp_path: Path, tokenizer) -> None:
+    folder = tmp_path / "bpe"
+    folder.mkdir()
+    vocab, merges = tokenizer.library_tokenizer.model.save(str(folder))
+    gpt2 = build_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
+    ids, _ = fast_encoder(gpt2, SAMPLE)(SAMPLE)
+    assert ids.tolist() == list(chain(*map(gpt2.encode, SAMPLE)))
+
+
+def test_a_kind_that_gigatoken_does_not_know_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="CharLevelTokenizer is not of the tokenizers library"):
+        fast_encoder(CharLevelTokenizer(), SAMPLE)
+    words = LibraryTokenizer(WordLevel({"<|endoftext|>": 0, "the": 1}, unk_token="<|endoftext|>"))
+    words.pre_tokenizer = Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    with pytest.raises(
+        TokenizerError, match="gigatoken does not read this tokenizer: Unsupported model type"
+    ):
+        fast_encoder(build_tokenizer("HFTokenizer", vocab_file=tmp_path / "words.json"), SAMPLE)
+
+
+def test_a_difference_is_found_before_and_during_the_work(tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = FastEncoder(tokenizer)
+    right = FastEncoder._encode
+
+    def wrong(self, texts):
+        ids, sizes = right(self, texts)
+        return np.where(ids == ids.max(initial=0), 0, ids), sizes
+
+    monkeypatch.setattr(FastEncoder, "_encode", wrong)
+    sentence = "gigatoken encodes 'the' in another way than the tokenizers library; pass --exact"
+    with pytest.raises(TokenizerError, match=sentence):
+        encoder.check(["", "the"])
+    with pytest.raises(TokenizerError, match=sentence):
+        encoder(["the"])
+
+
+def test_its_memory_of_words_is_dropped_when_it_has_grown(tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = FastEncoder(tokenizer)
+    before = encoder._encoder
+    encoder(["some text"])
+    assert encoder._encoder is before
+    monkeypatch.setattr(fast, "_MOST_GROWTH_BYTES", -(1 << 40))
+    ids, _ = encoder(["some text"])
+    assert encoder._encoder is not before
+    assert ids.tolist() == tokenizer.encode("some text")

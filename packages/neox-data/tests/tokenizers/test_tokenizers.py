@@ -1,0 +1,172 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from neox_data.errors import TokenizerError
+from neox_data.tokenizers import build_tokenizer
+
+TEXTS = [
+    "",
+    "plain text",
+    "  spaces  and\ttabs\n\n",
+    "na\u00efve \u4f60\u597d \U0001f680\u200d",
+    "don't you'll WE'VE 123456",
+]
+KINDS = ["HFTokenizer", "GPT2BPETokenizer", "HFGPT2Tokenizer", "CharLevelTokenizer"]
+
+
+@pytest.fixture
+def build(tokenizer_json: Path, tmp_path: Path):
+    """Any kind of tokenizer, from one vocabulary."""
+
+    def make(kind: str):
+        if kind == "CharLevelTokenizer":
+            return build_tokenizer(kind)
+        if kind == "HFTokenizer":
+            return build_tokenizer(kind, vocab_file=tokenizer_json)
+        if kind == "HFGPT2Tokenizer":
+            (tmp_path / "tokenizer.json").write_bytes(tokenizer_json.read_bytes())
+            return build_tokenizer(kind, vocab_file=tmp_path)
+        LibraryTokenizer.from_file(str(tokenizer_json)).model.save(str(tmp_path))
+        return build_tokenizer(
+            kind, vocab_file=tmp_path / "vocab.json", merge_file=str(tmp_path / "merges.txt")
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_come_back_unchanged(build, kind: str) -> None:
+    tokenizer = build(kind)
+    assert [tokenizer.decode(tokenizer.encode(text)) for text in TEXTS] == TEXTS
+    assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
+    assert all(0 <= token < tokenizer.vocab_size for ids in tokenizer.encode_batch(TEXTS) for token in ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(text=st.text())
+def test_any_text_comes_back_unchanged(build, kind: str, text: str) -> None:
+    tokenizer = build(kind)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_three_of_one_vocabulary_agree(build) -> None:
+    first, *others = (build(kind).encode_batch(TEXTS) for kind in KINDS[:3])
+    assert others == [first, first]
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_the_end_of_document_is_found_in_a_text(build, kind: str) -> None:
+    tokenizer = build(kind)
+    ids = tokenizer.encode("one<|endoftext|>two")
+    assert ids.count(tokenizer.end_of_document) == 1
+    assert tokenizer.decode([tokenizer.end_of_document]) == "<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    ("kind", "vocab_size", "end", "padding"),
+    [
+        ("HFTokenizer", 300, 0, 1),
+        ("GPT2BPETokenizer", 300, 0, 1),
+        ("HFGPT2Tokenizer", 300, 0, 1),
+        ("CharLevelTokenizer", 512, 0, 1),
+    ],
+)
+def test_special_ids(build, kind: str, vocab_size: int, end: int, padding: int) -> None:
+    tokenizer = build(kind)
+    assert (tokenizer.vocab_size, tokenizer.end_of_document, tokenizer.padding) == (vocab_size, end, padding)
+
+
+def test_hfgpt2_adds_its_padding_and_takes_the_end_that_the_folder_names(
+    tokenizer_json: Path, tmp_path: Path
+) -> None:
+    data = json.loads(tokenizer_json.read_text())
+    renamed = json.dumps(data).replace("<|padding|>", "<|other|>")
+    (tmp_path / "tokenizer.json").write_text(renamed)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|other|>"}}))
+    tokenizer = build_tokenizer("HFGPT2Tokenizer", vocab_file=tmp_path)
+    assert (tokenizer.vocab_size, tokenizer.padding, tokenizer.end_of_document) == (301, 300, 1)
+
+
+def test_a_truncation_stored_in_the_file_is_not_applied(tokenizer_json: Path, tmp_path: Path) -> None:
+    library = LibraryTokenizer.from_file(str(tokenizer_json))
+    library.enable_truncation(4)
+    library.enable_padding(length=64)
+    library.save(str(tmp_path / "t.json"))
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=tmp_path / "t.json")
+    assert tokenizer.decode(tokenizer.encode(TEXTS[1])) == TEXTS[1]
+    assert len(tokenizer.encode("a")) == 1
+
+
+def test_a_vocabulary_without_padding_has_none(tokenizer_json: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(tokenizer_json.read_text().replace("<|padding|>", "<|other|>"))
+    assert build_tokenizer("HFTokenizer", vocab_file=tmp_path / "t.json").padding is None
+
+
+def test_cut_characters_decode_to_the_replacement_character(build) -> None:
+    tokenizer = build("CharLevelTokenizer")
+    assert tokenizer.decode([0xE4, 0xBD]) == "\ufffd"
+    assert tokenizer.decode([65, 300, 66]) == "A\ufffdB"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_a_surrogate_pair_is_refused(build, kind: str) -> None:
+    with pytest.raises(TokenizerError, match="repair or skip it"):
+        build(kind).encode_batch(["fine", "\ud800"])
+
+
+NOTHING = Path("/nowhere/file")
+
+
+@pytest.mark.parametrize(
+    ("kind", "vocab_file", "merge_file", "sentence"),
+    [
+        ("GPT2BPE", None, None, "tokenizer_type 'GPT2BPE' is not known; did you mean GPT2BPETokenizer?"),
+        ("HFTokenizer", None, None, "HFTokenizer needs vocab_file: the path of a tokenizer.json"),
+        ("HFTokenizer", NOTHING, None, "vocab_file /nowhere/file does not exist"),
+        ("HFTokenizer", NOTHING, NOTHING, "merge_file /nowhere/file was given; leave it out"),
+        ("HFGPT2Tokenizer", None, NOTHING, "merge_file /nowhere/file was given; leave it out"),
+        ("GPT2BPETokenizer", None, None, "GPT2BPETokenizer needs vocab_file"),
+        ("GPT2BPETokenizer", NOTHING, NOTHING, "vocab_file /nowhere/file does not exist"),
+        ("CharLevelTokenizer", NOTHING, None, "reads no file, and /nowhere/file was given"),
+    ],
+)
+def test_wrong_files_have_their_sentence(kind: str, vocab_file, merge_file, sentence: str) -> None:
+    with pytest.raises(TokenizerError) as caught:
+        build_tokenizer(kind, vocab_file=vocab_file, merge_file=merge_file)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1, 2", '{"model": 3}'])
+def test_a_damaged_tokenizer_json_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "t.json").write_text(content)
+    with pytest.raises(
+        TokenizerError, match=r"t.json is not a tokenizer.json that the tokenizers library reads"
+    ):
+        build_tokenizer("HFTokenizer", vocab_file=tmp_path / "t.json")
+
+
+def test_a_vocabulary_without_end_of_document_is_refused(tokenizer_json: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(tokenizer_json.read_text().replace("<|endoftext|>", "</s>"))
+    with pytest.raises(TokenizerError, match=r"has no token '<\|endoftext\|>', which ends a document"):
+        build_tokenizer("HFTokenizer", vocab_file=tmp_path / "t.json")
+    (tmp_path / "vocab.json").write_text('{"a": 0}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(TokenizerError, match=r"vocab.json has no token"):
+        build_tokenizer(
+            "GPT2BPETokenizer", vocab_file=tmp_path / "vocab.json", merge_file=tmp_path / "merges.txt"
+        )
+
+
+def test_damaged_bpe_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text("[]")
+    (tmp_path / "merges.txt").write_text("a b\n")
+    with pytest.raises(TokenizerError, match=r"vocab.json and .*merges.txt are not GPT-2's"):
+        build_tokenizer(
+            "GPT2BPETokenizer", vocab_file=tmp_path / "vocab.json", merge_file=tmp_path / "merges.txt"
+        )

@@ -1,0 +1,49 @@
+// The second half of a bias or weight gradient: the sum of the partial sums, in a fixed order.
+
+#include "columns.cuh"
+
+namespace neox {
+namespace {
+
+__global__ void __launch_bounds__(kWarp* kTileRows)
+    sum_partials_kernel(const float* partials, int64_t partial_rows, int64_t columns, ParameterGradient result) {
+  __shared__ float of_thread[kTileRows][kWarp];
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarp + threadIdx.x;
+  float sum = 0.0f;
+  if (column < columns) {
+    for (int64_t row = threadIdx.y; row < partial_rows; row += kTileRows) {
+      sum += partials[row * columns + column];
+    }
+  }
+  of_thread[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y == 0 && column < columns) {
+    float total = 0.0f;
+    for (int y = 0; y < kTileRows; ++y) {
+      total += of_thread[y][threadIdx.x];
+    }
+    store_parameter(result.address, result.dtype, column, total);
+  }
+}
+
+}  // namespace
+
+int64_t partial_rows(int device, int64_t rows, int64_t columns, int64_t itemsize) {
+  // Eight blocks of 256 threads fill a multiprocessor; a block is 512 bytes of a row wide.
+  const int64_t wanted = num_multiprocessors(device) * 8;
+  const int64_t tiles = ceil_div(columns * itemsize, 512);
+  const int64_t useful = ceil_div(rows, kTileRows * 4);
+  const int64_t blocks = ceil_div(wanted, tiles < 1 ? 1 : tiles);
+  const int64_t bounded = blocks < useful ? blocks : useful;
+  return bounded < 1 ? 1 : bounded > 65535 ? 65535 : bounded;
+}
+
+void sum_partials(const Launch& where, const float* partials, int64_t partial_rows, int64_t columns,
+                  ParameterGradient result) {
+  if (columns == 0) {
+    return;
+  }
+  launch(where, tile_grid(columns, 1), kTileBlock, sum_partials_kernel, partials, partial_rows, columns, result);
+}
+
+}  // namespace neox

@@ -1,0 +1,99 @@
+// The operators as plain functions: raw addresses, sizes, strides in elements, and where to launch. No torch, no CUDA.
+//
+// Every matrix is `rows x columns` and contiguous unless a stride is given. A null bias means there is none.
+// `partials` is scratch memory of `partial_rows(...) * columns` floats (twice that where two sums are made).
+
+#pragma once
+
+#include <cstdint>
+
+namespace neox {
+
+enum class Dtype : int { float32 = 0, float16 = 1, bfloat16 = 2 };
+
+struct Launch {
+  int device;
+  uintptr_t stream;
+};
+
+// A weight or bias: its type may differ from the activations'.
+struct Parameter {
+  const void* address;
+  Dtype dtype;
+};
+
+struct ParameterGradient {
+  void* address;
+  Dtype dtype;
+};
+
+// softmax.cu. Scores are [lead, queries, keys]; the mask has lead = outer * inner and one stride for each of
+// (outer, inner, queries, keys), 0 where it is broadcast.
+struct Mask {
+  const bool* masked_out;
+  int64_t inner;
+  int64_t strides[4];
+};
+void softmax_forward(const Launch& where, Dtype dtype, const void* scores, const Mask& mask, void* probabilities,
+                     int64_t lead, int64_t queries, int64_t keys, float scale, bool causal);
+void softmax_backward(const Launch& where, Dtype dtype, const void* gradient, const void* probabilities, void* result,
+                      int64_t lead, int64_t queries, int64_t keys, float scale, bool causal);
+
+// bias_gelu.cu
+void bias_gelu_forward(const Launch& where, Dtype dtype, const void* x, Parameter bias, void* result, int64_t rows,
+                       int64_t columns, bool tanh_form);
+void bias_gelu_backward(const Launch& where, Dtype dtype, const void* gradient, const void* x, Parameter bias,
+                        void* x_gradient, ParameterGradient bias_gradient, float* partials, int64_t rows,
+                        int64_t columns, bool tanh_form);
+
+// bias_dropout_add.cu. An element is kept where its 32 random bits are below `keep_below`; `seed` is one 64-bit
+// number in device memory, not read when keep_below is 2^32.
+void bias_dropout_add_forward(const Launch& where, Dtype dtype, const void* x, Parameter bias, const void* residual,
+                              const int64_t* seed, void* result, int64_t rows, int64_t columns, int64_t keep_below,
+                              float keep_scale);
+void bias_dropout_add_backward(const Launch& where, Dtype dtype, const void* gradient, const int64_t* seed,
+                               void* x_gradient, ParameterGradient bias_gradient, float* partials, int64_t rows,
+                               int64_t columns, int64_t keep_below, float keep_scale);
+
+// gated.cu
+enum class Activation : int { silu = 0, gelu_tanh = 1, gelu_erf = 2 };
+void gated_forward(const Launch& where, Dtype dtype, Activation activation, const void* up, int64_t up_stride,
+                   const void* gate, int64_t gate_stride, Parameter up_bias, Parameter gate_bias, void* result,
+                   int64_t rows, int64_t columns);
+void gated_backward(const Launch& where, Dtype dtype, Activation activation, const void* gradient, const void* up,
+                    int64_t up_stride, const void* gate, int64_t gate_stride, Parameter up_bias, Parameter gate_bias,
+                    void* up_gradient, void* gate_gradient, ParameterGradient up_bias_gradient,
+                    ParameterGradient gate_bias_gradient, float* partials, int64_t rows, int64_t columns);
+
+// rotary.cu. A tensor is [sequence, batch, heads, width] with three strides; the last dimension is contiguous.
+// cos and sin are [sequence, pairs] float32, contiguous.
+struct Heads {
+  const void* input;
+  int64_t input_strides[3];
+  void* result;
+  int64_t result_strides[3];
+  int64_t heads;
+};
+void rotary(const Launch& where, Dtype dtype, const Heads& query, const Heads& key, const float* cos, const float* sin,
+            int64_t sequence, int64_t batch, int64_t width, int64_t pairs, bool inverse);
+
+// layer_norm.cu, rms_norm.cu. `mean` and `inverse_deviation` hold one float per row.
+int64_t norm_partial_rows(int device, int64_t rows, int64_t columns);
+void layer_norm_forward(const Launch& where, Dtype dtype, const void* x, Parameter weight, Parameter bias, void* result,
+                        float* mean, float* inverse_deviation, int64_t rows, int64_t columns, float epsilon);
+void layer_norm_backward(const Launch& where, Dtype dtype, const void* gradient, const void* x, Parameter weight,
+                         const float* mean, const float* inverse_deviation, void* x_gradient,
+                         ParameterGradient weight_gradient, ParameterGradient bias_gradient, float* partials,
+                         int64_t rows, int64_t columns);
+void rms_norm_forward(const Launch& where, Dtype dtype, const void* x, Parameter weight, void* result,
+                      float* inverse_deviation, int64_t rows, int64_t columns, float epsilon);
+void rms_norm_backward(const Launch& where, Dtype dtype, const void* gradient, const void* x, Parameter weight,
+                       const float* inverse_deviation, void* x_gradient, ParameterGradient weight_gradient,
+                       float* partials, int64_t rows, int64_t columns);
+
+// column_sum.cu
+int64_t partial_rows(int device, int64_t rows, int64_t columns, int64_t itemsize);
+void sum_partials(const Launch& where, const float* partials, int64_t partial_rows, int64_t columns,
+                  ParameterGradient result);
+
+}  // namespace neox

@@ -1,0 +1,20 @@
+// RMS norm: see norm.cuh.
+
+#include "norm.cuh"
+
+namespace neox {
+
+void rms_norm_forward(const Launch& where, Dtype dtype, const void* x, Parameter weight, void* result,
+                      float* inverse_deviation, int64_t rows, int64_t columns, float epsilon) {
+  norm_forward<false>(where, dtype, x, weight, Parameter{nullptr, dtype}, result, nullptr, inverse_deviation, rows,
+                      columns, epsilon);
+}
+
+void rms_norm_backward(const Launch& where, Dtype dtype, const void* gradient, const void* x, Parameter weight,
+                       const float* inverse_deviation, void* x_gradient, ParameterGradient weight_gradient,
+                       float* partials, int64_t rows, int64_t columns) {
+  norm_backward<false>(where, dtype, gradient, x, weight, nullptr, inverse_deviation, x_gradient, weight_gradient,
+                       ParameterGradient{nullptr, dtype}, partials, rows, columns);
+}
+
+}  // namespace neox

@@ -1,0 +1,138 @@
+// Rotary position embedding of query and key, in one launch, in place or to new tensors. The maths: rotary.py.
+//
+// A unit of work is VEC channel pairs of one head, or VEC channels that pass through (none when in place: those are
+// not touched). A block stays at one position, whose cosines and sines its threads share through the cache.
+
+#include "common.cuh"
+
+namespace neox {
+namespace {
+
+constexpr int kThreads = 256;
+
+// The units of one tensor at one position.
+template <typename T>
+struct Work {
+  const T* input;
+  int64_t input_strides[3];
+  T* result;
+  int64_t result_strides[3];
+  uint32_t heads;
+  uint32_t units_per_head;
+  uint32_t units;
+};
+
+template <typename T, int VEC>
+__device__ inline void rotate(const T* input, T* result, const float* cos, const float* sin, int64_t pairs,
+                              float direction) {
+  const Vector<T, VEC> first = load<VEC>(input);
+  const Vector<T, VEC> second = load<VEC>(input + pairs);
+  float cosines[VEC];
+  float sines[VEC];
+  load_floats(cosines, cos);
+  load_floats(sines, sin);
+  Vector<T, VEC> first_out;
+  Vector<T, VEC> second_out;
+#pragma unroll
+  for (int j = 0; j < VEC; ++j) {
+    const float a = to_float(first.values[j]);
+    const float b = to_float(second.values[j]);
+    const float s = sines[j] * direction;
+    first_out.values[j] = from_float<T>(a * cosines[j] - b * s);
+    second_out.values[j] = from_float<T>(b * cosines[j] + a * s);
+  }
+  store<VEC>(result, first_out);
+  store<VEC>(result + pairs, second_out);
+}
+
+template <typename T, int VEC>
+__global__ void __launch_bounds__(kThreads)
+    rotary_kernel(Work<T> query, Work<T> key, const float* cos, const float* sin, int64_t sequence, uint32_t pairs,
+                  float direction) {
+  const Work<T> work = blockIdx.z == 0 ? query : key;
+  const uint32_t unit = blockIdx.x * kThreads + threadIdx.x;
+  if (unit >= work.units) {
+    return;
+  }
+  const uint32_t head_number = unit / work.units_per_head;
+  const uint32_t place = unit % work.units_per_head;
+  const int64_t batch = head_number / work.heads;
+  const int64_t head = head_number % work.heads;
+  const uint32_t rotated_units = pairs / VEC;
+  for (int64_t position = blockIdx.y; position < sequence; position += gridDim.y) {
+    const T* input = work.input + position * work.input_strides[0] + batch * work.input_strides[1] +
+                     head * work.input_strides[2];
+    T* result = work.result + position * work.result_strides[0] + batch * work.result_strides[1] +
+                head * work.result_strides[2];
+    if (place < rotated_units) {
+      const int64_t pair = static_cast<int64_t>(place) * VEC;
+      rotate<T, VEC>(input + pair, result + pair, cos + position * pairs + pair, sin + position * pairs + pair, pairs,
+                     direction);
+    } else {
+      const int64_t channel = 2 * static_cast<int64_t>(pairs) + static_cast<int64_t>(place - rotated_units) * VEC;
+      store<VEC>(result + channel, load<VEC>(input + channel));
+    }
+  }
+}
+
+// All units of a tensor at one position, counted in 32 bits.
+template <typename T>
+Work<T> plan_work(const Heads& heads, int64_t batch, int64_t width, int64_t pairs, int64_t vec) {
+  const bool in_place = heads.input == heads.result;
+  const int64_t per_head = pairs / vec + (in_place ? 0 : (width - 2 * pairs) / vec);
+  const int64_t units = batch * heads.heads * per_head;
+  if (units > INT32_MAX) {
+    throw std::invalid_argument("rotary: " + std::to_string(units) +
+                                " units at one position are more than one launch can take");
+  }
+  Work<T> work = {};
+  work.input = static_cast<const T*>(heads.input);
+  work.result = static_cast<T*>(heads.result);
+  for (int i = 0; i < 3; ++i) {
+    work.input_strides[i] = heads.input_strides[i];
+    work.result_strides[i] = heads.result_strides[i];
+  }
+  work.heads = static_cast<uint32_t>(heads.heads);
+  work.units_per_head = static_cast<uint32_t>(per_head);
+  work.units = static_cast<uint32_t>(units);
+  return work;
+}
+
+bool can_vectorize(const Heads& heads, int64_t vec) {
+  bool possible = is_aligned(heads.input) && is_aligned(heads.result);
+  for (int i = 0; i < 3; ++i) {
+    possible = possible && heads.input_strides[i] % vec == 0 && heads.result_strides[i] % vec == 0;
+  }
+  return possible;
+}
+
+}  // namespace
+
+void rotary(const Launch& where, Dtype dtype, const Heads& query, const Heads& key, const float* cos, const float* sin,
+            int64_t sequence, int64_t batch, int64_t width, int64_t pairs, bool inverse) {
+  with_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    constexpr int64_t kVec = 16 / sizeof(T);
+    const bool vectorized = pairs % kVec == 0 && width % kVec == 0 && is_aligned(cos) && is_aligned(sin) &&
+                            can_vectorize(query, kVec) && can_vectorize(key, kVec);
+    auto run = [&](auto vec) {
+      const Work<T> of_query = plan_work<T>(query, batch, width, pairs, vec());
+      const Work<T> of_key = plan_work<T>(key, batch, width, pairs, vec());
+      const int64_t units = of_query.units > of_key.units ? of_query.units : of_key.units;
+      if (units == 0 || sequence == 0) {
+        return;
+      }
+      const dim3 grid(static_cast<unsigned>(ceil_div(units, kThreads)),
+                      static_cast<unsigned>(sequence < 65535 ? sequence : 65535), 2);
+      launch(where, grid, dim3(kThreads), rotary_kernel<T, vec()>, of_query, of_key, cos, sin, sequence,
+             static_cast<uint32_t>(pairs), inverse ? -1.0f : 1.0f);
+    };
+    if (vectorized) {
+      run(Constant<kVec>{});
+    } else {
+      run(Constant<1>{});
+    }
+  });
+}
+
+}  // namespace neox

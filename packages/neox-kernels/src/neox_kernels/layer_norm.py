@@ -1,0 +1,170 @@
+"""Layer norm, and NVIDIA apex's kernel for it.
+
+    n = (x - mean(x)) / sqrt(var(x) + epsilon),   y = n weight + bias                  over the last dimension
+    dx = (w - mean(w) - n mean(w n)) / sqrt(var(x) + epsilon),   w = weight dy
+    d weight = sum of n dy over rows,   d bias = sum of dy over rows
+
+Source: arXiv:1607.06450.
+"""
+
+import importlib
+import importlib.util
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from neox_kernels import native, shapes
+from neox_kernels.availability import Availability
+from neox_kernels.operator import Operator
+from neox_kernels.precision import widen
+
+__all__ = ["apex_layer_norm", "layer_norm"]
+
+_APEX_MODULE = "apex.normalization.fused_layer_norm"
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
+    """Layer norm over the last dimension.
+
+    Args:
+        x: any shape `[..., D]`.
+        weight: `[D]`; its type may differ from the input's.
+        bias: `[D]`, of the weight's type.
+        epsilon: added to the variance.
+
+    Returns:
+        Same shape and type as `x`.
+    """
+    wide = widen(x)
+    return F.layer_norm(wide, x.shape[-1:], weight.to(wide.dtype), bias.to(wide.dtype), epsilon).to(x.dtype)
+
+
+@torch.library.custom_op("neox_kernels::layer_norm_forward", mutates_args=(), device_types=("cpu", "cuda"))
+def _forward(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The result, and of each row the mean and the inverse deviation."""
+    compiled = native.compiled_for(x, weight, bias)
+    if compiled is None:
+        wide = widen(x)
+        variance, mean = torch.var_mean(wide, dim=-1, correction=0)
+        result = _layer_norm(x, weight, bias, epsilon).contiguous()
+        return result, mean.flatten(), torch.rsqrt(variance + epsilon).flatten()
+    x = x.contiguous()
+    result, mean, inverse = _empty_results(x)
+    compiled.layer_norm_forward(
+        *native.site(x), x.data_ptr(), native.parameter(weight), native.parameter(bias), result.data_ptr(),
+        mean.data_ptr(), inverse.data_ptr(), shapes.rows(x), shapes.columns(x), epsilon,
+    )  # fmt: skip
+    return result, mean, inverse
+
+
+def _empty_results(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    of_row = x.new_empty(shapes.rows(x), dtype=wide)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), of_row, torch.empty_like(of_row)
+
+
+@_forward.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+    return _empty_results(x)
+
+
+@torch.library.custom_op("neox_kernels::layer_norm_backward", mutates_args=(), device_types=("cpu", "cuda"))
+def _backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    compiled = native.compiled_for(x, gradient, weight, mean, inverse)
+    if compiled is None:
+        by_row = (*x.shape[:-1], 1)
+        above, normal = widen(gradient), (widen(x) - mean.view(by_row)) * inverse.view(by_row)
+        weighted = above * weight.to(above.dtype)
+        along, across = (weighted * normal).mean(-1, keepdim=True), weighted.mean(-1, keepdim=True)
+        of_x = (weighted - normal * along - across) * inverse.view(by_row)
+        of_weight, of_bias = shapes.sum_rows(above * normal), shapes.sum_rows(above)
+        return of_x.to(x.dtype).contiguous(), of_weight.to(weight.dtype), of_bias.to(weight.dtype)
+    gradient, x = gradient.contiguous(), x.contiguous()
+    of_x, of_weight, of_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+    place, rows, columns = native.site(x), shapes.rows(x), shapes.columns(x)
+    partials = native.partials(x, 2 * compiled.norm_partial_rows(place[0], rows, columns), columns)
+    compiled.layer_norm_backward(
+        *place, gradient.data_ptr(), x.data_ptr(), native.parameter(weight), mean.data_ptr(),
+        inverse.data_ptr(), of_x.data_ptr(), native.parameter(of_weight), native.parameter(of_bias),
+        partials.data_ptr(), rows, columns,
+    )  # fmt: skip
+    return of_x, of_weight, of_bias
+
+
+@_backward.register_fake
+def _(
+    gradient: Tensor, x: Tensor, weight: Tensor, mean: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    of_weight = torch.empty_like(weight)
+    return torch.empty_like(x, memory_format=torch.contiguous_format), of_weight, torch.empty_like(weight)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, weight, _, _ = inputs
+    ctx.save_for_backward(x, weight, output[1], output[2])
+
+
+def _differentiate(ctx: Any, gradient: Tensor, *_unused: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    return *_backward(gradient, *ctx.saved_tensors), None
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _fused_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
+    shapes.check_width("weight", weight, x)
+    shapes.check_width("bias", bias, x)
+    dtype = native.norm_parameter_dtype(x, weight, bias)
+    result: Tensor = _forward(x, weight.to(dtype).contiguous(), bias.to(dtype).contiguous(), epsilon)[0]
+    return result
+
+
+def _apex_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
+    apex = importlib.import_module(_APEX_MODULE)
+    result: Tensor = apex.fused_layer_norm_affine(x, weight, bias, tuple(x.shape[-1:]), epsilon)
+    return result.to(x.dtype)
+
+
+def _apex_availability(device: torch.device, dtype: torch.dtype, *, may_build: bool) -> Availability:
+    if device.type != "cuda":
+        return Availability(
+            False, f"apex's layer norm runs on NVIDIA GPUs, the tensors are on {device.type!r}"
+        )
+    if importlib.util.find_spec("fused_layer_norm_cuda") is None:
+        return Availability(
+            False,
+            "NVIDIA apex with its layer norm extension is not installed (the package of that name on PyPI "
+            "is another "
+            "one); clone github.com/NVIDIA/apex and run there: APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install -v "
+            "--no-build-isolation .",
+        )
+    try:
+        importlib.import_module(_APEX_MODULE)
+    except ImportError as error:
+        return Availability(
+            False,
+            f"NVIDIA apex is installed and cannot be imported ({error}); build it again for this PyTorch, "
+            "and uninstall PyPI's package of that name",
+        )
+    return Availability(True, "NVIDIA apex")
+
+
+def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    return tuple(
+        torch.randn(size, dtype=dtype, device=device, requires_grad=True)
+        for size in (shape, shape[-1:], shape[-1:])
+    )
+
+
+layer_norm = Operator(name="layer_norm", reference=_layer_norm, fused=_fused_layer_norm, example=_example)
+apex_layer_norm = Operator(
+    name="apex_layer_norm",
+    reference=_layer_norm,
+    fused=_apex_layer_norm,
+    example=_example,
+    availability=_apex_availability,
+)

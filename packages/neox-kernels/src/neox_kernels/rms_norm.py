@@ -1,0 +1,113 @@
+"""RMS norm.
+
+    n = x / sqrt(mean(x^2) + epsilon),   y = n weight                                  over the last dimension
+    dx = (w - n mean(w n)) / sqrt(mean(x^2) + epsilon),   w = weight dy,   d weight = sum of n dy over rows
+
+Source: arXiv:1910.07467.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_kernels import native, shapes
+from neox_kernels.operator import Operator
+from neox_kernels.precision import widen
+
+__all__ = ["rms_norm"]
+
+
+def _rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """RMS norm over the last dimension.
+
+    Args:
+        x: any shape `[..., D]`.
+        weight: `[D]`; its type may differ from the input's.
+        epsilon: added to the mean square.
+
+    Returns:
+        Same shape and type as `x`.
+    """
+    wide = widen(x)
+    normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    return (normal * weight.to(wide.dtype)).to(x.dtype)
+
+
+@torch.library.custom_op("neox_kernels::rms_norm_forward", mutates_args=(), device_types=("cpu", "cuda"))
+def _forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The result, and the inverse deviation of each row."""
+    compiled = native.compiled_for(x, weight)
+    if compiled is None:
+        inverse = torch.rsqrt(widen(x).square().mean(-1) + epsilon).flatten()
+        return _rms_norm(x, weight, epsilon).contiguous(), inverse
+    x = x.contiguous()
+    result, inverse = _empty_results(x)
+    compiled.rms_norm_forward(
+        *native.site(x), x.data_ptr(), native.parameter(weight), result.data_ptr(), inverse.data_ptr(),
+        shapes.rows(x), shapes.columns(x), epsilon,
+    )  # fmt: skip
+    return result, inverse
+
+
+def _empty_results(x: Tensor) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return result, x.new_empty(shapes.rows(x), dtype=wide)
+
+
+@_forward.register_fake
+def _(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    return _empty_results(x)
+
+
+@torch.library.custom_op("neox_kernels::rms_norm_backward", mutates_args=(), device_types=("cpu", "cuda"))
+def _backward(gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    compiled = native.compiled_for(x, gradient, weight, inverse)
+    if compiled is None:
+        by_row = inverse.view(*x.shape[:-1], 1)
+        above, normal = widen(gradient), widen(x) * by_row
+        weighted = above * weight.to(above.dtype)
+        of_x = (weighted - normal * (weighted * normal).mean(-1, keepdim=True)) * by_row
+        return of_x.to(x.dtype).contiguous(), shapes.sum_rows(above * normal).to(weight.dtype)
+    gradient, x = gradient.contiguous(), x.contiguous()
+    of_x, of_weight = torch.empty_like(x), torch.empty_like(weight)
+    place, rows, columns = native.site(x), shapes.rows(x), shapes.columns(x)
+    partials = native.partials(x, compiled.norm_partial_rows(place[0], rows, columns), columns)
+    compiled.rms_norm_backward(
+        *place, gradient.data_ptr(), x.data_ptr(), native.parameter(weight), inverse.data_ptr(),
+        of_x.data_ptr(), native.parameter(of_weight), partials.data_ptr(), rows, columns,
+    )  # fmt: skip
+    return of_x, of_weight
+
+
+@_backward.register_fake
+def _(gradient: Tensor, x: Tensor, weight: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), torch.empty_like(weight)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, _ = inputs
+    ctx.save_for_backward(x, weight, output[1])
+
+
+def _differentiate(ctx: Any, gradient: Tensor, _unused: Tensor) -> tuple[Tensor, Tensor, None]:
+    return *_backward(gradient, *ctx.saved_tensors), None
+
+
+_forward.register_autograd(_differentiate, setup_context=_keep)
+
+
+def _fused_rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> Tensor:
+    shapes.check_width("weight", weight, x)
+    weight = weight.to(native.norm_parameter_dtype(x, weight)).contiguous()
+    result: Tensor = _forward(x, weight, epsilon)[0]
+    return result
+
+
+def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[Any, ...]:
+    x = torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
+    return x, torch.randn(shape[-1:], dtype=dtype, device=device, requires_grad=True)
+
+
+rms_norm = Operator(name="rms_norm", reference=_rms_norm, fused=_fused_rms_norm, example=_example)

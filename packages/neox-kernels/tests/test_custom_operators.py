@@ -1,0 +1,204 @@
+"""What every fused form owes PyTorch: schemas, fake tensors, autograd, torch.compile without breaks."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from neox_kernels import (
+    KernelUnavailable,
+    bias_dropout_add,
+    bias_geglu,
+    bias_gelu,
+    bias_swiglu,
+    layer_norm,
+    native,
+    rms_norm,
+    rotary,
+    rotary_,
+    scaled_causal_softmax,
+    scaled_masked_softmax,
+    scaled_softmax,
+    trial,
+)
+from neox_kernels import gated as gated_module
+
+OPERATORS = [
+    scaled_softmax,
+    scaled_causal_softmax,
+    scaled_masked_softmax,
+    bias_gelu,
+    bias_dropout_add,
+    bias_swiglu,
+    bias_geglu,
+    layer_norm,
+    rms_norm,
+    rotary,
+]
+every_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+CPU = torch.device("cpu")
+
+
+def raw_calls():
+    """Each custom operator with arguments, without the wrapper that checks them."""
+    x, width = torch.randn(2, 3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    seed, rows = torch.tensor([7]), torch.rand(6)
+    gate, cos = torch.randn(2, 3, 8, requires_grad=True), torch.rand(2, 2)
+    query, key = torch.randn(2, 1, 3, 8, requires_grad=True), torch.randn(2, 1, 1, 8, requires_grad=True)
+    return {
+        "softmax_forward": (x, torch.rand(3, 8) < 0.5, 0.5, False),
+        "softmax_backward": (x.detach(), x.detach(), 0.5, True),
+        "bias_gelu_forward": (x, width, "tanh"),
+        "bias_gelu_backward": (x.detach(), x.detach(), width.detach(), "erf"),
+        "bias_dropout_add_forward": (x, width, gate, seed, 0.5),
+        "bias_dropout_add_backward": (x.detach(), None, seed, 0.5),
+        "gated_forward": (x, gate, width, None, "silu"),
+        "gated_backward": (x.detach(), x.detach(), gate.detach(), None, width.detach(), "erf"),
+        "layer_norm_forward": (x, width, width.detach().clone().requires_grad_(), 1e-5),
+        "layer_norm_backward": (x.detach(), x.detach(), width.detach(), rows, rows),
+        "rms_norm_forward": (x, width, 1e-5),
+        "rms_norm_backward": (x.detach(), x.detach(), width.detach(), rows),
+        "rotary": (query, key, cos, cos, False),
+        "rotary_": (query.detach(), key.detach(), cos, cos),
+    }
+
+
+@pytest.mark.parametrize("name", raw_calls())
+def test_opcheck(name):
+    overload = getattr(torch.ops.neox_kernels, name).default
+    checks = ["test_schema", "test_faketensor"]
+    if name.endswith("forward") or name == "rotary":
+        checks += ["test_autograd_registration", "test_aot_dispatch_dynamic"]
+    outcome = torch.library.opcheck(overload, raw_calls()[name], test_utils=checks)
+    assert set(outcome.values()) == {"SUCCESS"}
+
+
+def test_every_custom_operator_is_checked():
+    names = torch._C._dispatch_get_all_op_names()
+    assert {
+        name.removeprefix("neox_kernels::") for name in names if name.startswith("neox_kernels::")
+    } == set(raw_calls())
+
+
+@every_operator
+def test_compiles_without_graph_breaks(operator):
+    shape = (4, 2, 3, 8)
+    make = operator.comparable_example or operator.example
+    compiled = dataclasses.replace(
+        operator, fused=torch.compile(operator.fused, backend="aot_eager", fullgraph=True)
+    )
+    assert trial.disagreement(compiled, make(shape, torch.float32, CPU)) is None
+
+
+def test_in_place_rotary_compiles_without_graph_breaks():
+    args = rotary_.example((4, 2, 3, 8), torch.float32, CPU)
+    expected = rotary.reference(*args)
+    compiled = torch.compile(rotary_.fused, backend="aot_eager", fullgraph=True)
+    for result, value in zip(compiled(*args), expected, strict=True):
+        torch.testing.assert_close(result, value)
+
+
+@every_operator
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("width", [4, 7, 64, 129])
+def test_cuda_code_agrees_with_the_plain_twin_forward_and_backward(operator, width, dtype, emulated):
+    make = operator.comparable_example or operator.example
+    torch.manual_seed(0)
+    assert trial.disagreement(operator, make((5, 2, 3, width), dtype, CPU)) is None
+
+
+# Rows of one warp, of several warps with two and with four vectors each, and rows that are read again.
+@every_operator
+@pytest.mark.parametrize("width", [512, 1024, 4096 + 512, 8192 + 8, 2050])
+def test_cuda_code_agrees_at_every_way_of_sharing_a_row(operator, width, emulated):
+    make = operator.comparable_example or operator.example
+    shape = (2, 1, 2, width) if operator is not rotary else (2, 1, 1, width)
+    assert trial.disagreement(operator, make(shape, torch.float32, CPU)) is None
+
+
+@every_operator
+def test_cuda_code_takes_no_rows(operator, emulated):
+    make = operator.comparable_example or operator.example
+    assert trial.disagreement(operator, make((0, 2, 3, 8), torch.float32, CPU)) is None
+
+
+@every_operator
+def test_cuda_code_takes_inputs_that_are_not_contiguous(operator, emulated):
+    make = operator.comparable_example or operator.example
+    shape = (4, 3, 5, 8)
+
+    def scattered(arg):
+        if isinstance(arg, torch.Tensor) and arg.shape == shape:
+            return arg.detach().permute(3, 1, 2, 0).contiguous().permute(3, 1, 2, 0).requires_grad_()
+        return arg
+
+    args = tuple(scattered(arg) for arg in make(shape, torch.float32, CPU))
+    assert not args[0].is_contiguous()
+    assert trial.disagreement(operator, args) is None
+
+
+@pytest.mark.parametrize("offset", [1, 4])
+def test_cuda_code_takes_addresses_that_are_not_multiples_of_16(offset, emulated):
+    storage = torch.randn(offset + 6 * 64)
+    x = storage[offset:].view(6, 64).requires_grad_()
+    width = torch.randn(64, requires_grad=True)
+    for operator, args in [
+        (scaled_causal_softmax, (x, 0.3)),
+        (bias_gelu, (x, width)),
+        (layer_norm, (x, width, width.detach().clone().requires_grad_())),
+        (rms_norm, (x, width)),
+        (bias_dropout_add, (x, width, x, 0.0)),
+        (bias_swiglu, (x, x, width, width)),
+    ]:
+        assert trial.disagreement(operator, args) is None, operator.name
+
+
+@pytest.mark.parametrize("mask_shape", [(4, 3, 5, 16), (4, 1, 1, 16), (1, 3, 5, 16), (5, 16), (5, 1), (1,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_code_reads_masks_of_every_shape(mask_shape, dtype, emulated):
+    scores = torch.randn(4, 3, 5, 16, dtype=dtype, requires_grad=True)
+    assert trial.disagreement(scaled_masked_softmax, (scores, torch.rand(mask_shape) < 0.5, 0.3)) is None
+
+
+def test_masks_that_are_not_boolean_are_refused():
+    with pytest.raises(TypeError, match="it must be boolean"):
+        scaled_masked_softmax.fused(torch.zeros(2, 2), torch.zeros(2, 2), 1.0)
+
+
+def test_activation_codes_are_those_of_the_sources():
+    assert gated_module.ACTIVATION_CODES == {"silu": 0, "tanh": 1, "erf": 2}
+
+
+def test_cuda_code_stays_inside_its_memory(emulated_module_path):
+    """Every tensor ends where a page begins that may not be touched; in a process of its own."""
+    script = Path(__file__).parent / "emulator" / "guarded.py"
+    done = subprocess.run(
+        [sys.executable, script, emulated_module_path], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, (
+        f"exit code {done.returncode} (-11: outside its memory)\n{done.stderr[-2000:]}"
+    )
+    assert sorted(done.stdout.split()) == sorted(operator.name for operator in OPERATORS)
+
+
+def test_cuda_code_does_not_depend_on_the_order_of_threads(emulated, monkeypatch):
+    monkeypatch.setenv("NEOX_EMULATOR_REVERSE", "1")
+    for operator in OPERATORS:
+        make = operator.comparable_example or operator.example
+        for shape in [(3, 1, 2, 72), (2, 1, 1, 1032)]:
+            assert trial.disagreement(operator, make(shape, torch.float32, CPU)) is None, operator.name
+
+
+def test_tensors_on_two_devices_are_refused():
+    with pytest.raises(ValueError, match="are on cpu and meta; move them to one device"):
+        native.compiled_for(torch.zeros(2), None, torch.zeros(2, device="meta"))
+
+
+def test_types_without_a_kernel_are_refused(emulated):
+    with pytest.raises(KernelUnavailable, match=r"float16, bfloat16 and float32, not torch\.float64"):
+        bias_gelu.fused(torch.zeros(2, 4, dtype=torch.float64), torch.zeros(4))
+    with pytest.raises(KernelUnavailable, match=r"a weight or bias is torch\.float64"):
+        bias_gelu.fused(torch.zeros(2, 4), torch.zeros(4, dtype=torch.float64))

@@ -1,0 +1,101 @@
+import pytest
+import torch
+
+from neox_kernels import rotary, rotary_
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+def angles(sequence, pairs, dtype=torch.float32):
+    frequencies = 10000.0 ** (-torch.arange(pairs, dtype=torch.float64) / max(pairs, 1))
+    turned = torch.arange(sequence, dtype=torch.float64)[:, None] * frequencies
+    return turned.cos().to(dtype), turned.sin().to(dtype)
+
+
+def exact(x_SBNK, cos, sin):
+    """As a product of complex numbers."""
+    pairs = cos.shape[1]
+    wide = x_SBNK.double()
+    number = torch.complex(wide[..., :pairs].contiguous(), wide[..., pairs : 2 * pairs].contiguous())
+    number = number * torch.complex(cos.double(), sin.double())[:, None, None, :]
+    return torch.cat((number.real, number.imag, wide[..., 2 * pairs :]), dim=-1)
+
+
+SIZES = [(1, 1), (3, 1), (7, 3), (16, 8), (64, 16), (64, 32), (40, 8), (127, 60)]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("width", "pairs"), SIZES[1:])
+@pytest.mark.parametrize("operator", [rotary, rotary_], ids=["new", "in-place"])
+def test_it_turns_the_first_channels_of_queries_and_keys(operator, width, pairs, dtype, form):
+    query = torch.randn(5, 2, 3, width, dtype=torch.float64).to(dtype)
+    key = torch.randn(5, 2, 1, width, dtype=torch.float64).to(dtype)
+    cos, sin = angles(5, pairs, torch.float64 if dtype == torch.float64 else torch.float32)
+    expected = exact(query, cos, sin), exact(key, cos, sin)
+    results = form(operator)(query.clone(), key.clone(), cos, sin)
+    for result, value, given in zip(results, expected, (query, key), strict=True):
+        assert result.dtype == dtype
+        torch.testing.assert_close(result.double(), value, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        assert torch.equal(result[..., 2 * pairs :], given[..., 2 * pairs :])
+
+
+def test_no_pairs_change_nothing(form):
+    query, key = torch.randn(2, 3, 1, 2, 8)
+    results = form(rotary)(query, key, torch.zeros(3, 0), torch.zeros(3, 0))
+    assert torch.equal(results[0], query)
+    assert torch.equal(results[1], key)
+
+
+@pytest.mark.parametrize("form", ["custom", "emulated"], indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_place_it_changes_the_projection_that_the_tensors_are_parts_of(form, dtype):
+    projection = torch.randn(4, 2, 3, 3, 16).to(dtype)
+    before = projection.clone()
+    query, key, value = projection.unbind(3)
+    cos, sin = angles(4, 4)
+    results = form(rotary_)(query, key, cos, sin)
+    assert results[0].data_ptr() == query.data_ptr()
+    assert results[1].data_ptr() == key.data_ptr()
+    torch.testing.assert_close(query.double(), exact(before[:, :, :, 0], cos, sin), atol=2e-2, rtol=2e-2)
+    assert torch.equal(value, before[:, :, :, 2])
+    assert torch.equal(query[..., 8:], before[:, :, :, 0, 8:])
+
+
+@pytest.mark.parametrize("form", ["plain", "custom"], indirect=True)
+def test_gradients_are_right(form):
+    query = torch.randn(3, 2, 2, 7, dtype=torch.float64, requires_grad=True)
+    key = torch.randn(3, 2, 1, 7, dtype=torch.float64, requires_grad=True)
+    cos, sin = angles(3, 2, torch.float64)
+    assert torch.autograd.gradcheck(lambda query, key: form(rotary)(query, key, cos, sin), (query, key))
+
+
+@pytest.mark.parametrize("form", ["custom", "emulated"], indirect=True)
+def test_in_place_gradients_equal_those_of_new_tensors(form):
+    weight = torch.randn(4, 2, 3, 48, requires_grad=True)
+    cos, sin = angles(4, 6)
+
+    def loss(operator):
+        projection = weight * 1.0
+        query, key = operator(projection[..., :16], projection[..., 16:32], cos, sin)
+        return (query.sin() * key + projection[..., 32:]).square().sum()
+
+    expected = torch.autograd.grad(loss(rotary.reference), weight)[0]
+    torch.testing.assert_close(torch.autograd.grad(loss(form(rotary_)), weight)[0], expected)
+
+
+def test_in_place_autograd_reports_tensors_it_cannot_follow():
+    projection = torch.randn(4, 2, 3, 48, requires_grad=True) * 1.0
+    query, key, value = projection.chunk(3, dim=-1)
+    query, key = rotary_.fused(query, key, *angles(4, 6))
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        (query * key + value).sum()
+
+
+def test_what_does_not_fit_is_refused():
+    query = torch.zeros(3, 1, 2, 8)
+    with pytest.raises(ValueError, match="only their heads may differ"):
+        rotary.fused(query, torch.zeros(3, 2, 2, 8), *angles(3, 2))
+    with pytest.raises(ValueError, match="at most 4 pairs"):
+        rotary.fused(query, query, *angles(3, 5))
+    with pytest.raises(ValueError, match="of one type"):
+        rotary.fused(query, query.half(), *angles(3, 2))

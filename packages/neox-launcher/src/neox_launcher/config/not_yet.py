@@ -1,0 +1,139 @@
+"""Documented values whose part is not built: what waits, and what is refused; both may only shrink.
+
+`neox-config check` tells of those that wait in a note; `neox-launch` refuses them before a worker starts,
+so that nothing which was asked for is silently left out.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neox_launcher.config.problems import Problem, in_words, place_of
+from neox_launcher.config.schema import NeoXConfig
+
+__all__ = ["NOT_YET", "REFUSED", "NotYet", "not_built_yet"]
+
+_WAIT = "is not built yet"
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """Values of one parameter that nothing carries out yet.
+
+    Args:
+        is_asked_for: whether a value needs the missing part.
+        instead: what works today.
+    """
+
+    is_asked_for: Callable[[Any], bool]
+    instead: str
+
+
+def _on(instead: str = "leave it out") -> NotYet:
+    """A switch that must stay off, or a setting that must stay empty."""
+    return NotYet(lambda value: value not in (None, False, "none"), instead)
+
+
+def _choices(*names: str, instead: str) -> NotYet:
+    return NotYet(lambda value: isinstance(value, str) and value.lower() in names, instead)
+
+
+def _other_than(value: Any, instead: str) -> NotYet:
+    return NotYet(lambda given: given != value, instead)
+
+
+def _attention_types(value: Any) -> bool:
+    """Whether any name in the nested pattern is another than global (and the count "all")."""
+    if isinstance(value, str):
+        return value.lower() not in ("global", "all")
+    return isinstance(value, tuple) and any(_attention_types(item) for item in value)
+
+
+NOT_YET: Mapping[str, NotYet] = {
+    "hostfile": _on("leave it out: one host is used"),
+    "include": _on(),
+    "exclude": _on(),
+    "num_nodes": NotYet(lambda count: count > 1, "use num-nodes: 1"),
+    "detect_nvlink_pairs": _on(),
+    "deepspeed_mpi": _on(),
+    "distributed_backend": _choices("mpi", instead="use nccl or gloo, or leave it out"),
+    "lazy_mpu_init": _on(),
+    "num_unique_layers": _on(),
+    "onnx_safe": _on(),
+    "attention_config": NotYet(_attention_types, 'use [[["global"], "all"]], or leave it out'),
+    "pos_emb": _choices("rpe", instead="use rotary, learned, sinusoidal or none"),
+    "amp.enabled": _on("use fp16 or bf16"),
+    "fp16_lm_cross_entropy": _on(),
+    "optimizer.type": _choices(
+        "cpu_adam",
+        "cpu_torch_adam",
+        "lamb",
+        "onebitadam",
+        "onebitlamb",
+        "zerooneadam",
+        "sm3",
+        "madgrad_wd",
+        instead="use Adam, or a class of torch.optim",
+    ),
+    "optimizer.params.adam_w_mode": _other_than(True, "leave it out: weight decay is decoupled"),
+    "optimizer.params.bias_correction": _other_than(True, "leave it out: the means are corrected"),
+    "scheduler.type": _on("use lr-decay-style"),
+    "zero_optimization.grad_hooks": _other_than(True, "leave it out"),
+    "zero_optimization.offload_param.device": _on(),
+    "zero_optimization.offload_optimizer.device": _on(),
+    "zero_optimization.zero_hpz_partition_size": _other_than(1, "leave it out"),
+    "zero_optimization.zero_quantized_weights": _on(),
+    "zero_optimization.zero_quantized_gradients": _on(),
+    "loss_normalization": _choices("global", instead="use micro_batch"),
+    "adlr_autoresume": _on(),
+    "partition_activations": _on(),
+    "contiguous_checkpointing": _on(),
+    "checkpoint_in_cpu": _on(),
+    "synchronize_each_layer": _on(),
+    "profile_backward": _on(),
+    "checkpoint_validation_with_forward_pass": _on(),
+    "reset_position_ids": _on(),
+    "reset_attention_mask": _on(),
+    "log_param_norm": _on(),
+    "log_grad_norm": _on(),
+    "log_optimizer_states": _on(),
+    "log_gradient_noise_scale": _on(),
+    "eval_tasks": _on(),
+    "char_level_ppl": _on(),
+    "tensorboard.enabled": _on("use tensorboard-dir"),
+    "wandb.enabled": _on("use use-wandb"),
+    "comet.enabled": _on("use tensorboard-dir or use-wandb"),
+    "comet.api_key": _on("set COMET_API_KEY on every host"),
+    "csv_monitor.enabled": _on("use log-dir"),
+    "comms_logger.enabled": _on(),
+    "eigenvalue.enabled": _on(),
+    "checkpoint.use_node_local_storage": _on("save to a folder that all hosts share"),
+    "autotuning.enabled": _on("use neox-config suggest"),
+    "elasticity.enabled": _on(),
+    "data_efficiency.enabled": _on(),
+    "curriculum_learning.enabled": _on(),
+    "compression_training.layer_reduction.enabled": _on(),
+    "compression_training.weight_quantization.shared_parameters.enabled": _on(),
+    "compression_training.activation_quantization.shared_parameters.enabled": _on(),
+    "compression_training.sparse_pruning.shared_parameters.enabled": _on(),
+    "compression_training.row_pruning.shared_parameters.enabled": _on(),
+    "compression_training.head_pruning.shared_parameters.enabled": _on(),
+}
+
+
+# Switches that nothing will carry out, and why: refused whenever a configuration is read.
+REFUSED: Mapping[str, str] = {
+    "sparse_gradients": "is gone from DeepSpeed, and gradients of embeddings are dense here",
+    "compression_training.channel_pruning.shared_parameters.enabled": "prunes convolutions; there are none",
+}
+
+
+def not_built_yet(config: NeoXConfig) -> list[Problem]:
+    """What this configuration asks for that nothing carries out yet."""
+    found = []
+    for name, row in NOT_YET.items():
+        value = config.value_of(name)
+        if row.is_asked_for(value):
+            place = place_of(config.sources, name)
+            found.append(Problem(name, _WAIT, row.instead, value=in_words(value), place=place))
+    return found

@@ -1,0 +1,367 @@
+"""How a parameter is declared: once, with everything that is known about it.
+
+`param()` makes a field, `block()` a nested group of fields of a `Section`, and `named_blocks()` such groups
+under names that the user chooses. The loader, the commands, the documentation and the JSON schema read
+`Section.parameters()` and nothing else.
+
+Values are read as people write them: `5e8` and `"1_000"` are numbers wherever a number is expected, `5.0` is
+a whole number, choices may be in any case. `true` is never a number, and a number is never text.
+"""
+
+import math
+import re
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal, Self, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError, PydanticUndefined
+
+__all__ = [
+    "FILLED_IN",
+    "Parameter",
+    "Section",
+    "block",
+    "entry_section",
+    "inner_section",
+    "is_filled_in",
+    "is_needed",
+    "key_of",
+    "named_blocks",
+    "number_from",
+    "param",
+]
+
+# Default of a field that the loader computes from other values when it is absent.
+FILLED_IN: Any = object()
+
+_NEEDED = "required when the block is enabled"
+_LARGEST = 1e300
+_LONGEST_NUMBER = 300
+_NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
+
+
+def param(
+    default: Any = PydanticUndefined,
+    *,
+    doc: str,
+    origin: str,
+    none_means: str | None = None,
+    used_when: str | None = None,
+    source: str | None = None,
+    free_choice: str | None = None,
+    needed: bool = False,
+    **limits: Any,
+) -> Any:
+    """One parameter of a `Section`.
+
+    Args:
+        default: absent = the parameter is required; FILLED_IN = computed by the loader when not given.
+        doc: what it does, in one or two sentences.
+        origin: the family whose name it is: DSL, DSC, Meg, NeoX, or ours.
+        none_means: what the default None (or FILLED_IN) stands for; required with these.
+        used_when: the setting that brings it into play.
+        source: where its mathematics comes from.
+        free_choice: values that are possible where the type cannot say it.
+        needed: with a default of None: must be given when `enabled` of its block is true.
+        limits: `ge`, `gt`, `le`, `lt`, `min_length`, `pattern`, as pydantic knows them.
+    """
+    if not doc:
+        raise TypeError("a parameter needs a doc")
+    if needed:
+        none_means = _NEEDED
+    is_filled_in = default is FILLED_IN
+    if (default is None or is_filled_in) and not none_means:
+        raise TypeError(f"a default of None needs none_means (doc: {doc!r})")
+    details = {
+        "origin": origin,
+        "none_means": none_means,
+        "used_when": used_when,
+        "source": source,
+        "free_choice": free_choice,
+        "filled_in": is_filled_in,
+        "needed": needed,
+    }
+    make: Any = Field
+    return make(
+        PydanticUndefined if is_filled_in else default,
+        description=doc,
+        json_schema_extra={"neox": details},
+        **limits,
+    )
+
+
+def block(kind: type["Section"] | None = None, *, doc: str, origin: str) -> Any:
+    """A nested group of parameters; without `kind` it holds a required parameter and has no default."""
+    extra: dict[str, Any] = {"neox": {"origin": origin}}
+    if kind is None:
+        return Field(description=doc, json_schema_extra=extra)
+    # Constructed, not validated: a block that nobody writes costs no schema.
+    return Field(default_factory=kind.model_construct, description=doc, json_schema_extra=extra)
+
+
+def named_blocks(key: str, *, doc: str, origin: str, needed: bool = False) -> Any:
+    """Groups of parameters under names that the user chooses, none by default.
+
+    Args:
+        key: what a name is the name of; the reference shows it as `<key>`.
+        doc: what the groups are.
+        origin: the family whose name it is.
+        needed: there must be one when `enabled` of the block around it is true.
+    """
+    extra: dict[str, Any] = {"neox": {"origin": origin, "key": key, "needed": needed}}
+    return Field(default_factory=dict, description=doc, json_schema_extra=extra)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """Everything that is known about one parameter.
+
+    Args:
+        name: as users write it, dotted when nested.
+        type: the type in words.
+        choices: the values possible, when they can be listed.
+        default: None when `required` or when None is the default.
+        required: there is no default.
+        doc: what it does.
+        limits: in words, empty when there are none.
+        origin: the family whose name it is.
+        none_means: what None stands for.
+        used_when: the setting that brings it into play.
+        source: where its mathematics comes from.
+        is_block: it is a group of parameters.
+        needed: must be given when its block is enabled.
+    """
+
+    name: str
+    type: str
+    choices: tuple[str, ...]
+    default: Any
+    required: bool
+    doc: str
+    limits: str
+    origin: str
+    none_means: str | None
+    used_when: str | None
+    source: str | None
+    is_block: bool
+    needed: bool
+
+
+class Section(BaseModel):
+    """A group of parameters; frozen, and strict about names."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True, defer_build=True
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        """The value as its field's type understands it, see the module's docstring."""
+        name = info.field_name
+        if name is None or name not in cls.model_fields:
+            return value
+        return _read_scalar(value, _scalars_of(cls, name))
+
+    @classmethod
+    def parameters(cls, prefix: str = "") -> Iterator[Parameter]:
+        """The parameters in order of declaration, blocks first and then what they hold."""
+        for name, field in cls.model_fields.items():
+            yield _describe(prefix + name, field)
+            inner, entry = inner_section(field), entry_section(field)
+            if inner is not None:
+                yield from inner.parameters(f"{prefix}{name}.")
+            if entry is not None:
+                each = f"{prefix}{name}.{key_of(field)}"
+                yield _describe_entry(each, entry, field)
+                yield from entry.parameters(f"{each}.")
+
+    def replaced(self, **changes: Any) -> Self:
+        """The same section with some values changed."""
+        return self.model_copy(update=changes)
+
+
+def inner_section(field: FieldInfo) -> type[Section] | None:
+    """The section that a block field holds, or None for an ordinary parameter."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def entry_section(field: FieldInfo) -> type[Section] | None:
+    """The section that each entry of a field of `named_blocks` holds, or None for any other field."""
+    if get_origin(field.annotation) is not dict:
+        return None
+    kind = get_args(field.annotation)[1]
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def key_of(field: FieldInfo) -> str:
+    """How the reference shows a name that the user chooses: `<group>`."""
+    return f"<{_details(field).get('key')}>"
+
+
+def is_needed(field: FieldInfo) -> bool:
+    """Whether the field must be given when its block is enabled."""
+    return bool(_details(field).get("needed"))
+
+
+def is_filled_in(field: FieldInfo) -> bool:
+    """Whether the loader computes the field when it is absent."""
+    return bool(_details(field).get("filled_in"))
+
+
+def _details(field: FieldInfo) -> dict[str, Any]:
+    extra = field.json_schema_extra
+    found = extra.get("neox") if isinstance(extra, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _describe(name: str, field: FieldInfo) -> Parameter:
+    details = _details(field)
+    kinds = _members(field.annotation)
+    choices = tuple(str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind))
+    free = details.get("free_choice")
+    is_block = inner_section(field) is not None or entry_section(field) is not None
+    default = None if field.default is PydanticUndefined else field.default
+    return Parameter(
+        name=name,
+        type="block" if is_block else _type_in_words(kinds),
+        choices=choices or ((free,) if free else ()),
+        default=default,
+        required=field.is_required() and not is_block and not details.get("filled_in"),
+        doc=field.description or "",
+        limits=_limits_in_words(field),
+        origin=details.get("origin") or "",
+        none_means=details.get("none_means"),
+        used_when=details.get("used_when"),
+        source=details.get("source"),
+        is_block=is_block,
+        needed=is_needed(field),
+    )
+
+
+def _describe_entry(name: str, kind: type[Section], field: FieldInfo) -> Parameter:
+    """The parameter that stands for every entry of named blocks."""
+    doc = (kind.__doc__ or "").partition("\n")[0]
+    return replace(_describe(name, field), doc=doc, needed=False)
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union; a single type is the only alternative."""
+    if get_origin(annotation) in (typing.Union, types.UnionType):
+        return tuple(member for part in get_args(annotation) for member in _members(part))
+    return (annotation,)
+
+
+_WORDS = {
+    bool: "true or false",
+    int: "whole number",
+    float: "number",
+    str: "text",
+    dict: "block",
+    SecretStr: "secret text",
+}
+
+
+def _type_in_words(kinds: tuple[Any, ...]) -> str:
+    words = []
+    for kind in kinds:
+        if kind is type(None):
+            continue
+        origin = get_origin(kind)
+        if origin is tuple:
+            inner = {arg for arg in get_args(kind) if arg is not Ellipsis}
+            words.append("list" + "".join(f" of {_WORDS[arg]}s" for arg in inner if arg in (int, float)))
+        else:
+            words.append("choice" if origin is Literal else _WORDS.get(origin or kind, "any"))
+    return " or ".join(dict.fromkeys(words))
+
+
+_LIMIT_SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def _limits_in_words(field: FieldInfo) -> str:
+    found = []
+    for item in field.metadata:
+        for name, sign in _LIMIT_SIGNS.items():
+            value = getattr(item, name, None)
+            if value is not None:
+                found.append(f"{sign} {value}")
+    return ", ".join(found)
+
+
+@cache
+def _scalars_of(section: type[Section], name: str) -> frozenset[Any]:
+    """The scalar types that a field takes, with its choices; empty where it takes something else."""
+    kinds = [str if kind is SecretStr else kind for kind in _members(section.model_fields[name].annotation)]
+    scalars = {kind for kind in kinds if kind in (bool, int, float, str)}
+    choices = {choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)}
+    return frozenset(scalars | choices)
+
+
+def _read_scalar(value: Any, kinds: frozenset[Any]) -> Any:
+    if not kinds:
+        return value
+    if isinstance(value, bool):
+        return value if bool in kinds else _wrong(kinds)
+    if isinstance(value, int | float):
+        return _read_number(value, kinds)
+    if isinstance(value, str):
+        return _read_text(value, kinds)
+    return value if value is None or isinstance(value, dict | list | tuple | Section) else _wrong(kinds)
+
+
+def _read_number(value: int | float, kinds: frozenset[Any]) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PydanticCustomError("neox", "must be a finite number")
+    if abs(value) > _LARGEST:
+        raise PydanticCustomError("neox", "is too large")
+    if (int in kinds or _has_choices(kinds, int)) and float(value).is_integer():
+        return int(value)
+    if float in kinds:
+        return float(value)
+    return value if _has_choices(kinds, int) else _wrong(kinds)
+
+
+def _read_text(value: str, kinds: frozenset[Any]) -> Any:
+    if str in kinds or value in kinds:
+        return value
+    folded = {choice.casefold(): choice for choice in kinds if isinstance(choice, str)}
+    if value.casefold() in folded:
+        return folded[value.casefold()]
+    if bool in kinds and value.casefold() in ("true", "false"):
+        return value.casefold() == "true"
+    if int in kinds or float in kinds or _has_choices(kinds, int):
+        number = number_from(value)
+        return _wrong(kinds) if number is None else _read_number(number, kinds)
+    return value if folded and bool not in kinds else _wrong(kinds)
+
+
+def number_from(text: str) -> int | float | None:
+    """The number that a text spells (`5e8`, `1_000`, `-.5`), or None."""
+    text = text.strip()
+    if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
+        return None
+    digits = text.replace("_", "")
+    return int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
+
+
+def _has_choices(kinds: frozenset[Any], kind: type) -> bool:
+    return any(isinstance(choice, kind) for choice in kinds)
+
+
+def _wrong(kinds: frozenset[Any]) -> Any:
+    """Raise what pydantic carries to the list of problems."""
+    choices = sorted(str(kind) for kind in kinds if isinstance(kind, str | int))
+    if choices:
+        wanted = "one of " + ", ".join((["true", "false"] if bool in kinds else []) + choices)
+    else:
+        wanted = " or ".join(_WORDS[kind] for kind in (bool, int, float, str) if kind in kinds)
+        wanted = wanted if wanted.startswith(("true", "text")) else f"a {wanted}"
+    remedy = "; put it in quotes if it is meant as text" if kinds == {str} else ""
+    raise PydanticCustomError("neox", f"must be {wanted}{remedy}")

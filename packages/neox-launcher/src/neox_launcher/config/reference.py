@@ -1,0 +1,186 @@
+"""The reference of all parameters, written from their declarations: markdown, and a JSON schema."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
+from neox_launcher.config.not_yet import NOT_YET
+from neox_launcher.config.parameter import Parameter
+from neox_launcher.config.schema import sections
+
+__all__ = ["describe_parameter", "json_schema", "reference"]
+
+_INTRODUCTION = """\
+# Configuration
+
+Written by `make docs` from the declarations in `packages/neox-launcher/src/neox_launcher/config`; a test
+compares.
+
+A configuration is one or more YAML files (JSON is YAML, too). Every parameter may stand in any of them; a
+dash is the same as an underscore. `null` means: as if it were not written. The same parameter with two
+values, in one file or in two, is an error; `--set name=value` wins over files, with dots for what is nested
+(`--set optimizer.params.lr=0.001`). Numbers may be written `5e8`, `1_000` or `1e-8`.
+
+```
+neox-config check FILE ...      what is wrong, all at once
+neox-config show FILE ...       every value and where it comes from
+neox-config explain NAME        one parameter
+neox-launch --config FILE       train
+```
+
+*Origin* names the family that a parameter's name comes from: DSL (DeepSpeed launcher), DSC (DeepSpeed
+configuration), Meg (Megatron-LM), NeoX (GPT-NeoX), ours. A dagger (†) marks parameters some values of
+which are documented but not built yet: `neox-config check` notes them, `neox-launch` refuses them.
+"""
+
+
+def reference() -> str:
+    """The whole of docs/configuration.md."""
+    parts = [_INTRODUCTION]
+    for name, section in sections().items():
+        title = name.replace("_", " ").capitalize()
+        parts.append(f"## {title}\n\n{section.__doc__ or ''}\n\n" + _table(section.parameters()))
+    parts.append(_aliases())
+    parts.append(_not_yet())
+    return "\n".join(parts)
+
+
+def describe_parameter(parameter: Parameter) -> str:
+    """Everything about one parameter, for a terminal."""
+    rows = [
+        ("type", parameter.type),
+        ("choices", ", ".join(parameter.choices)),
+        ("limits", parameter.limits),
+        ("default", _default(parameter)),
+        ("used when", parameter.used_when or ""),
+        ("origin", parameter.origin),
+        ("source", parameter.source or ""),
+        ("also called", ", ".join(name for name, target in SHORTHANDS.items() if target == parameter.name)),
+        ("older names", ", ".join(_older_names(parameter.name))),
+        ("not yet", f"some values; {NOT_YET[parameter.name].instead}" if parameter.name in NOT_YET else ""),
+        ("read by", ", ".join(_readers().get(parameter.name, ()))),
+    ]
+    lines = [f"  {name:<12} {value}" for name, value in rows if value]
+    return "\n".join([parameter.name, f"  {parameter.doc}", "", *lines])
+
+
+def json_schema() -> dict[str, Any]:
+    """A JSON schema of configuration files, for editors that complete and check while one types."""
+    properties: dict[str, Any] = {}
+    definitions: dict[str, Any] = {}
+    for section in sections().values():
+        schema = section.model_json_schema()
+        definitions |= schema.get("$defs", {})
+        properties |= schema["properties"]
+    for name in list(properties):
+        properties.setdefault(name.replace("_", "-"), properties[name])
+    for name in (*SHORTHANDS, *OLDER_SPELLINGS, *COMPUTED, *RETIRED):
+        if "." not in name:
+            properties.setdefault(name, {"deprecated": True})
+            properties.setdefault(name.replace("_", "-"), {"deprecated": True})
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "NeoX configuration",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": _without_details(properties),
+        "$defs": _without_details(definitions),
+    }
+
+
+def _without_details(schema: Any) -> Any:
+    """The schema without our own notes, and without lists of required names: files are parts of a whole."""
+    if isinstance(schema, dict):
+        return {
+            name: _without_details(value)
+            for name, value in schema.items()
+            if name != "neox" and not (name == "required" and isinstance(value, list))
+        }
+    return [_without_details(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def _table(parameters: Iterable[Parameter]) -> str:
+    rows = ["| parameter | type | default | meaning | origin |", "| --- | --- | --- | --- | --- |"]
+    rows += [_row(parameter) for parameter in parameters]
+    return "\n".join(rows) + "\n"
+
+
+def _row(parameter: Parameter) -> str:
+    kind = parameter.type
+    if parameter.choices:
+        listed = ", ".join(f"`{choice}`" for choice in parameter.choices)
+        is_listed = kind.endswith("choice")
+        kind = kind.replace("choice", listed) if is_listed else f"{kind}: {', '.join(parameter.choices)}"
+    if parameter.limits:
+        kind += f" {parameter.limits}"
+    doc = parameter.doc
+    if parameter.used_when:
+        doc += f" Used when {parameter.used_when}."
+    if parameter.source:
+        doc += f" ({parameter.source})"
+    name = f"`{parameter.name}`" + (" †" if parameter.name in NOT_YET else "")
+    return (
+        "| "
+        + " | ".join(_cell(text) for text in (name, kind, _default(parameter), doc, parameter.origin))
+        + " |"
+    )
+
+
+def _default(parameter: Parameter) -> str:
+    if parameter.required:
+        return "required"
+    if parameter.is_block:
+        return ""
+    if parameter.none_means and parameter.default is None:
+        return f"null: {parameter.none_means}"
+    return json.dumps(parameter.default)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _aliases() -> str:
+    return "\n".join(
+        [
+            "## Other names\n",
+            "### Shorthands\n",
+            _pairs(("name", "stands for"), ((name, f"`{target}`") for name, target in SHORTHANDS.items())),
+            "### Older spellings\n",
+            _pairs(("name", "means"), ((name, older.doc) for name, older in OLDER_SPELLINGS.items())),
+            "### Computed\n",
+            "Accepted with a note; the value given is not used.\n",
+            _pairs(("name", "what it is"), COMPUTED.items()),
+            "### Without effect\n",
+            "Accepted with a note.\n",
+            _pairs(("name", "why"), ((name, f"it {why}") for name, why in RETIRED.items())),
+        ]
+    )
+
+
+def _not_yet() -> str:
+    introduction = "Some values of these parameters have no part that carries them out.\n"
+    rows = ((name, row.instead) for name, row in NOT_YET.items())
+    return "\n".join(
+        ["## Not built yet (†)\n", introduction, _pairs(("parameter", "what to do today"), rows)]
+    )
+
+
+def _pairs(heads: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
+    lines = [f"| {heads[0]} | {heads[1]} |", "| --- | --- |"]
+    lines += [f"| `{name}` | {_cell(text)} |" for name, text in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _readers() -> dict[str, list[str]]:
+    """The modules that read each parameter, a table that `make docs` writes."""
+    found: dict[str, list[str]] = json.loads(Path(__file__).with_name("readers.json").read_text())
+    return found
+
+
+def _older_names(name: str) -> Iterator[str]:
+    for older, spelling in OLDER_SPELLINGS.items():
+        if name in spelling.targets:
+            yield f"{older} ({spelling.doc})"

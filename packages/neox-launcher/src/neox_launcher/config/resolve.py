@@ -1,0 +1,256 @@
+"""Configuration and number of devices together: batch arithmetic, precision and attention per layer."""
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from neox_launcher.config.attention_layers import expand_attention
+from neox_launcher.config.problems import Place, Problem, config_error, in_words, place_of
+from neox_launcher.config.schema import NeoXConfig
+from neox_launcher.config.sections.model import GATED_ACTIVATIONS
+from neox_launcher.errors import ConfigError
+
+__all__ = ["Derived", "Resolved", "decode_resolved", "encode_resolved", "resolve"]
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+class Derived(BaseModel):
+    """What follows from the configuration and the devices; frozen.
+
+    Attributes:
+        world_size: devices (workers) of the whole job.
+        hosts: hosts that they are on.
+        data_parallel_size: copies of the model.
+        model_parallel_size: devices that share each layer.
+        pipe_parallel_size: stages, at least 1.
+        uses_pipeline: the pipeline engine runs the model, be it with a single stage.
+        train_batch_size: samples of one update over all devices.
+        micro_batch_size: samples that a device handles at once.
+        accumulation: micro-batches of one update.
+        precision: number format of weights and activations.
+        attention_types: one per layer.
+        intermediate_size: inner width of the feed-forward part.
+        lr_decay_iters: iterations until the learning rate stops falling.
+        backend: library under torch.distributed; None lets the worker choose (nccl with GPUs, else gloo).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
+
+    world_size: int
+    hosts: int
+    data_parallel_size: int
+    model_parallel_size: int
+    pipe_parallel_size: int
+    uses_pipeline: bool
+    train_batch_size: int
+    micro_batch_size: int
+    accumulation: int
+    precision: Precision
+    attention_types: tuple[str, ...]
+    intermediate_size: int
+    lr_decay_iters: int
+    backend: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A configuration that is ready to run.
+
+    Args:
+        config: what the user decided.
+        derived: what follows from it on these devices.
+    """
+
+    config: NeoXConfig
+    derived: Derived
+
+
+def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
+    """The configuration for a number of devices.
+
+    Args:
+        config: as loaded.
+        devices: workers of the whole job, one per device.
+        hosts: hosts that they are on; named in messages.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    problems: list[Problem] = []
+    split = _split_devices(config, devices, hosts, problems)
+    batch = _batch_sizes(config, split.data, problems)
+    problems += _indivisible_widths(config, split.model)
+    if problems:
+        located = [_located(problem, config) for problem in problems]
+        raise config_error(located, config.files)
+    iterations = config.training.train_iters
+    derived = Derived(
+        world_size=devices,
+        hosts=hosts,
+        data_parallel_size=split.data,
+        model_parallel_size=split.model,
+        pipe_parallel_size=split.pipe,
+        uses_pipeline=config.parallelism.pipe_parallel_size >= 1,
+        train_batch_size=batch.train,
+        micro_batch_size=batch.micro,
+        accumulation=batch.accumulation,
+        precision=_precision(config),
+        attention_types=expand_attention(config.attention.attention_config, config.model.num_layers),
+        intermediate_size=_intermediate_size(config),
+        lr_decay_iters=config.lr_schedule.lr_decay_iters or iterations,
+        backend=config.parallelism.distributed_backend,
+    )
+    return Resolved(config=config, derived=derived)
+
+
+def encode_resolved(resolved: Resolved) -> str:
+    """A resolved configuration as one word of a command line; `decode_resolved` reads it."""
+    config = resolved.config
+    content = {
+        "config": config.given(),
+        "derived": resolved.derived.model_dump(mode="json"),
+        "sources": {name: (place.file, place.line, place.spelling) for name, place in config.sources.items()},
+        "files": config.files,
+    }
+    return base64.urlsafe_b64encode(zlib.compress(json.dumps(content).encode(), 9)).decode()
+
+
+def decode_resolved(text: str) -> Resolved:
+    """The resolved configuration that `encode_resolved` wrote.
+
+    Raises:
+        ConfigError: the text is damaged or was written by another version.
+    """
+    try:
+        content: dict[str, Any] = json.loads(zlib.decompress(base64.urlsafe_b64decode(text)))
+        config = NeoXConfig.from_sections(content["config"])
+        derived = Derived.model_validate(content["derived"])
+        sources = {name: Place(*place) for name, place in content["sources"].items()}
+        files = tuple(content["files"])
+    except (binascii.Error, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the resolved configuration on the command line cannot be read ({type(error).__name__}); "
+            "start workers with neox-launch of the same version"
+        ) from error
+    return Resolved(config=config.with_origin(sources=sources, notices=(), files=files), derived=derived)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Split:
+    data: int
+    model: int
+    pipe: int
+
+
+def _split_devices(config: NeoXConfig, devices: int, hosts: int, problems: list[Problem]) -> _Split:
+    model = max(1, config.parallelism.model_parallel_size)
+    pipe = max(1, config.parallelism.pipe_parallel_size)
+    job = f"the {devices:,} device{'s' if devices > 1 else ''} of this job"
+    if hosts > 1:
+        job += f" ({hosts} hosts)"
+    if devices % (model * pipe):
+        name = "model_parallel_size" if devices % model or model > 1 else "pipe_parallel_size"
+        other = model if name == "pipe_parallel_size" else pipe
+        fitting = [str(size) for size in range(1, devices + 1) if devices % (size * other) == 0]
+        what = (
+            f"does not divide {job}"
+            if other == 1
+            else f"times the other parallel size ({other}) does not divide {job}"
+        )
+        shown = ", ".join(fitting[:8])
+        problems.append(Problem(name, what, f"use {shown}" if fitting else "use more devices"))
+    return _Split(data=max(1, devices // (model * pipe)), model=model, pipe=pipe)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    train: int
+    micro: int
+    accumulation: int
+
+
+def _batch_sizes(config: NeoXConfig, copies: int, problems: list[Problem]) -> _Batch:
+    """Any two of the three sizes give the third; one alone comes with an accumulation of 1."""
+    training = config.training
+    train, micro = training.train_batch_size, training.train_micro_batch_size_per_gpu
+    accumulation = training.gradient_accumulation_steps
+    if train is None:
+        micro, accumulation = micro or 1, accumulation or 1
+        return _Batch(train=micro * accumulation * copies, micro=micro, accumulation=accumulation)
+    if micro is not None and accumulation is not None:
+        if micro * accumulation * copies != train:
+            product = f"{micro} x {accumulation} x {copies}"
+            problems.append(
+                Problem(
+                    "train_batch_size",
+                    f"is not micro-batch x accumulation x data-parallel size: {product} = "
+                    f"{micro * accumulation * copies:,}",
+                    "leave one of the three out; it is computed",
+                )
+            )
+        return _Batch(train=train, micro=micro, accumulation=accumulation)
+    known = micro or accumulation or 1
+    name = "micro-batch" if micro is not None else "accumulation"
+    if train % (known * copies):
+        product = (
+            f"{name} {known} x data-parallel size {copies}"
+            if known > 1
+            else f"the data-parallel size {copies}"
+        )
+        nearest = max(1, round(train / (known * copies))) * known * copies
+        problems.append(
+            Problem(
+                "train_batch_size", f"is not divisible by {product}", f"use {nearest:,}, or another {name}"
+            )
+        )
+    other = max(1, train // (known * copies))
+    if micro is not None:
+        return _Batch(train=train, micro=micro, accumulation=other)
+    return _Batch(train=train, micro=other, accumulation=known)
+
+
+def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterator[Problem]:
+    """Tensor-parallel ranks share heads and feed-forward channels evenly."""
+    if config.model.num_attention_heads % model_parallel_size:
+        yield Problem(
+            "num_attention_heads",
+            f"cannot be shared by {model_parallel_size} model-parallel devices",
+            "use a multiple of model-parallel-size",
+        )
+    width = _intermediate_size(config)
+    if width % model_parallel_size:
+        multiple = -(-width // model_parallel_size) * model_parallel_size
+        yield Problem(
+            "intermediate_size",
+            f"{width:,} channels cannot be shared by {model_parallel_size} model-parallel devices",
+            f"set intermediate-size: {multiple}",
+        )
+
+
+def _intermediate_size(config: NeoXConfig) -> int:
+    model = config.model
+    if model.intermediate_size is not None:
+        return model.intermediate_size
+    if model.activation in GATED_ACTIVATIONS:
+        return int(8 * model.hidden_size / 3)
+    return 4 * model.hidden_size
+
+
+def _precision(config: NeoXConfig) -> Precision:
+    chosen = config.precision
+    if chosen.fp16.enabled or chosen.precision == "fp16":
+        return "fp16"
+    if chosen.bf16.enabled or chosen.precision == "bfloat16":
+        return "bf16"
+    return "fp32"
+
+
+def _located(problem: Problem, config: NeoXConfig) -> Problem:
+    return problem.located(place_of(config.sources, problem.name), in_words(config.value_of(problem.name)))

@@ -1,0 +1,1 @@
+"""The parameters by theme; each file is named for what reads it."""

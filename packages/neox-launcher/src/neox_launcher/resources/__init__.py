@@ -1,0 +1,1 @@
+"""What there is to run on: this host's devices, and hosts and slots as a world of ranks."""

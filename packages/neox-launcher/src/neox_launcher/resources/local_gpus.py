@@ -1,0 +1,55 @@
+"""How many GPUs this host offers, without importing torch."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["count_gpus"]
+
+_DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")
+_PATIENCE_SECONDS = 10
+
+
+def count_gpus(environment: Mapping[str, str] | None = None) -> int:
+    """GPUs that a process started here would see.
+
+    `CUDA_VISIBLE_DEVICES` decides when it is set (up to its first -1, as CUDA reads it), else `nvidia-smi`,
+    else the driver's folder.
+
+    Args:
+        environment: read instead of the process's own.
+    """
+    env = os.environ if environment is None else environment
+    present = _count_present()
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not present:
+        return present
+    chosen = []
+    for name in visible.split(","):
+        if not name.strip() or name.strip().startswith("-"):
+            break
+        chosen.append(name.strip())
+    return len(dict.fromkeys(chosen))
+
+
+def _count_present() -> int:
+    command = shutil.which("nvidia-smi")
+    if command is not None:
+        try:
+            listed = subprocess.run(
+                [command, "-L"], capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return _count_in_folder()
+        if listed.returncode == 0:
+            return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    return _count_in_folder()
+
+
+def _count_in_folder() -> int:
+    try:
+        return sum(1 for _ in _DRIVER_FOLDER.iterdir())
+    except OSError:
+        return 0

@@ -1,0 +1,148 @@
+"""What is written from the declarations, and the declarations themselves."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neox_launcher.config import resolve
+from neox_launcher.config.not_yet import NOT_YET, not_built_yet
+from neox_launcher.config.parameter import Section, param
+from neox_launcher.config.reference import describe_parameter, json_schema, reference
+from neox_launcher.config.schema import all_parameters, parameter_named
+
+DOCS = Path(__file__).parents[4] / "docs"
+
+
+def test_the_reference_in_docs_is_current():
+    assert (DOCS / "configuration.md").read_text(encoding="utf-8") == reference(), "run: make docs"
+
+
+def test_the_json_schema_in_docs_is_current():
+    written = json.loads((DOCS / "configuration.schema.json").read_text(encoding="utf-8"))
+    assert written == json_schema(), "run: make docs"
+
+
+def test_every_parameter_is_documented():
+    for parameter in all_parameters():
+        assert len(parameter.doc) > 5, parameter.name
+        assert parameter.origin in ("DSL", "DSC", "Meg", "NeoX", "ours"), parameter.name
+        assert not parameter.doc.endswith(" "), parameter.name
+
+
+def test_a_parameter_tells_everything_about_itself():
+    rotary = parameter_named("rotary_pct")
+    assert (rotary.type, rotary.default, rotary.limits) == ("number", 1.0, ">= 0, <= 1")
+    assert rotary.used_when == "pos_emb is rotary"
+    assert parameter_named("pos_emb").choices == ("learned", "rotary", "sinusoidal", "rpe", "none")
+    assert parameter_named("optimizer.params.betas").type == "list of numbers"
+    assert parameter_named("num_layers").required
+    assert not parameter_named("seq_length").required
+    text = describe_parameter(parameter_named("zero_optimization.stage"))
+    assert "also called  zero_stage" in text
+    assert "older names  zero_optimization (true is stage 1, false is stage 0)" in text
+
+
+def test_a_parameter_without_a_meaning_of_none_is_refused():
+    with pytest.raises(TypeError, match="needs none_means"):
+        param(None, doc="x", origin="ours")
+    with pytest.raises(TypeError, match="needs a doc"):
+        param(1, doc="", origin="ours")
+
+
+def test_a_section_is_frozen_and_strict():
+    class Example(Section):
+        """An example."""
+
+        size: int = param(1, doc="size", origin="ours")
+
+    with pytest.raises(ValueError, match="frozen"):
+        Example().size = 2
+    with pytest.raises(ValueError, match="Extra inputs"):
+        Example(sise=2)
+
+
+def test_the_schema_knows_both_spellings_and_nothing_else():
+    schema = json_schema()
+    assert schema["properties"]["num-layers"] == schema["properties"]["num_layers"]
+    assert schema["properties"]["gas"] == {"deprecated": True}
+    assert schema["additionalProperties"] is False
+    assert '"neox":' not in json.dumps(schema)
+
+
+# A value of each row of the table that needs a part which is not built.
+ASKED = {
+    "num_nodes": "2",
+    "launcher": "slurm",
+    "distributed_backend": "mpi",
+    "attention_config": "[[[global, local], 2]]",
+    "pos_emb": "rpe",
+    "optimizer.type": "Lamb",
+    "scheduler.type": "OneCycle",
+    "loss_normalization": "global",
+    "zero_optimization.grad_hooks": "false",
+    "zero_optimization.offload_param.device": "cpu",
+    "zero_optimization.offload_optimizer.device": "cpu",
+    "zero_optimization.zero_hpz_partition_size": "2",
+    "optimizer.params.adam_w_mode": "false",
+    "optimizer.params.bias_correction": "false",
+    "hostfile": "x",
+    "include": "x",
+    "exclude": "x",
+    "num_unique_layers": "2",
+    "eval_tasks": "[x]",
+    "comet.api_key": "x",
+}
+NEEDS = {
+    "zero_optimization.offload_param.device": ["zero-stage=3"],
+    "zero_optimization.offload_optimizer.device": ["zero-stage=1"],
+    "contiguous_checkpointing": ["partition-activations=true"],
+    "fp16_lm_cross_entropy": ["precision=fp16"],
+}
+
+
+# Blocks that need more than their switch.
+EVERY_BLOCK = (Path(__file__).parents[1] / "data/every_block.yml").read_text()
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_what_is_not_built_is_found_with_its_line(load, name):
+    text = EVERY_BLOCK if f"\n{name.partition('.')[0]}:" in EVERY_BLOCK else ""
+    config = load(text, f"{name}={ASKED.get(name, 'true')}", *NEEDS.get(name, []))
+    found = [problem for problem in not_built_yet(config) if problem.name == name]
+    assert [problem.what for problem in found] == ["is not built yet"]
+    assert found[0].place.spelling == f"--set {name}"
+    assert found[0].remedy
+
+
+def test_a_plain_configuration_needs_nothing_that_is_missing(load):
+    assert not_built_yet(load()) == []
+    assert (
+        not_built_yet(load("attention-config: [[[global], all]]\nzero_optimization: {offload_param: false}"))
+        == []
+    )
+
+
+def test_configuration_is_light():
+    code = (
+        "import sys, neox_launcher.cli, neox_launcher.config_cli, neox_launcher.worker, neox_launcher.node;"
+    )
+    code += "print(*sorted({'torch', 'numpy', 'deepspeed', 'neox_model', 'neox_data'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_configuration_stands_alone():
+    """Only errors of the rest of the package: so that the folder can be moved."""
+    code = "import sys, neox_launcher.config, neox_launcher.config.reference, neox_launcher.config.display;"
+    code += "print(*sorted(n for n in sys.modules if n.startswith('neox_launcher.') and '.config' not in n))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["neox_launcher.errors"]
+
+
+def test_derived_values_are_plain(load):
+    derived = resolve(load(), devices=1).derived
+    assert derived.backend is None
+    assert json.loads(derived.model_dump_json())["attention_types"] == ["global"] * 4

@@ -1,0 +1,279 @@
+"""Every rule: an example that breaks it, and one near it that does not."""
+
+import pytest
+
+from neox_launcher.config.rules import RULES
+from neox_launcher.errors import ConfigError
+
+# rule -> (text that breaks it, where, part of the sentence, text that does not)
+EXAMPLES = {
+    "heads_divide_the_width": (
+        "--set num-attention-heads=5",
+        "num_attention_heads",
+        "does not divide hidden-size: 64\nuse 1, 2, 4, 8",
+        "--set num-attention-heads=8",
+    ),
+    "samples_fit_the_positions": (
+        "--set seq-length=64",
+        "seq_length",
+        "is more than max-position-embeddings: 32",
+        "--set seq-length=16",
+    ),
+    "rotary_turns_pairs_of_channels": (
+        "pos-emb: rotary\nrotary-pct: 0.2",
+        "rotary_pct",
+        "rotates 3 of the 16 channels of a head",
+        "pos-emb: rotary\nrotary-pct: 0.25",
+    ),
+    "attention_config_fits_the_layers": (
+        "attention-config: [[[global, local], 3]]",
+        "attention_config",
+        "describes 6 layers, but num-layers is 4",
+        "attention-config: [[[global, local], 2]]",
+    ),
+    "shared_layers_come_out_even": (
+        "num-unique-layers: 3",
+        "num_unique_layers",
+        "does not divide num-layers: 4",
+        "num-unique-layers: 2",
+    ),
+    "shared_layers_need_the_plain_model": (
+        "num-unique-layers: 2\npipe-parallel-size: 1",
+        "num_unique_layers",
+        "works only without pipeline stages",
+        "num-unique-layers: 4\npipe-parallel-size: 1",
+    ),
+    "bias_gelu_needs_gelu": (
+        "bias-gelu-fusion: true\nactivation: relu",
+        "bias_gelu_fusion",
+        "needs activation: gelu, not relu",
+        "bias-gelu-fusion: true",
+    ),
+    "rope_fusion_needs_rotary_positions": (
+        "rope-fusion: true",
+        "rope_fusion",
+        "needs pos-emb: rotary, not learned",
+        "rope-fusion: true\npos-emb: rotary",
+    ),
+    "layernorm_fusion_needs_layernorm": (
+        "layernorm-fusion: true\nnorm: apexlayernorm",
+        "layernorm_fusion",
+        "needs norm: layernorm, not apexlayernorm",
+        "layernorm-fusion: true",
+    ),
+    "one_softmax_fusion": (
+        "scaled-masked-softmax-fusion: true\nscaled-upper-triang-masked-softmax-fusion: true",
+        "scaled_masked_softmax_fusion",
+        "cannot both be true",
+        "scaled-masked-softmax-fusion: true",
+    ),
+    "one_residual_order": (
+        "gpt-j-residual: true\napply-residual-connection-post-layernorm: true",
+        "gpt_j_residual",
+        "cannot both be true",
+        "gpt-j-residual: true",
+    ),
+    "zero_2_and_above_need_the_plain_model": (
+        "zero-stage: 2\npipe-parallel-size: 1",
+        "zero_optimization.stage",
+        "do not work with pipeline parallelism",
+        "zero-stage: 1\npipe-parallel-size: 1",
+    ),
+    "offload_param_needs_stage_3": (
+        "zero_optimization: {stage: 2, offload_param: {device: cpu}}",
+        "zero_optimization.offload_param.device",
+        "needs stage 3, not 2",
+        "zero_optimization: {stage: 3, offload_param: {device: cpu}}",
+    ),
+    "offload_optimizer_needs_zero": (
+        "zero_optimization: {stage: 2, offload_optimizer: {device: nvme, nvme_path: /x}}",
+        "zero_optimization.offload_optimizer.device",
+        "needs stage 3, not 2",
+        "zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}",
+    ),
+    "nvme_needs_a_path": (
+        "zero_optimization: {stage: 3, offload_param: {device: nvme}}",
+        "zero_optimization.offload_param.device",
+        "needs a folder",
+        "zero_optimization: {stage: 3, offload_param: {device: nvme, nvme_path: /x}}",
+    ),
+    "one_precision": (
+        "fp16: {enabled: true}\nbf16: {enabled: true}",
+        "bf16.enabled",
+        "excludes fp16.enabled: true",
+        "fp16: {enabled: true}\nbf16: {enabled: false}",
+    ),
+    "precision_agrees_with_the_blocks": (
+        "precision: fp32\nbf16: {enabled: true}",
+        "precision",
+        "contradicts bf16.enabled: true",
+        "precision: bfloat16\nbf16: {enabled: true}",
+    ),
+    "amp_excludes_zero": (
+        "amp: {enabled: true}\nzero-stage: 1",
+        "amp.enabled",
+        "does not work with ZeRO",
+        "amp: {enabled: true}",
+    ),
+    "fp16_cross_entropy_needs_fp16": (
+        "fp16-lm-cross-entropy: true",
+        "fp16_lm_cross_entropy",
+        "needs fp16",
+        "fp16-lm-cross-entropy: true\nprecision: fp16",
+    ),
+    "floor_is_below_the_peak": (
+        "min-lr: 0.01",
+        "min_lr",
+        "is more than optimizer.params.lr: 0.001",
+        "min-lr: 0.001",
+    ),
+    "one_schedule_after_loading": (
+        "override-lr-scheduler: true\nuse-checkpoint-lr-scheduler: true",
+        "override_lr_scheduler",
+        "excludes use-checkpoint-lr-scheduler",
+        "override-lr-scheduler: true",
+    ),
+    "betas_are_decays": (
+        "optimizer: {params: {betas: [0.9, 1]}}",
+        "optimizer.params.betas",
+        "each at least 0 and less than 1",
+        "optimizer: {params: {betas: [0, 0.99]}}",
+    ),
+    "known_optimizers_know_their_arguments": (
+        "optimizer: {params: {momentum: 0.9}}",
+        "optimizer.params.momentum",
+        "is no argument of Adam",
+        "optimizer: {params: {momentum: 0.9}}\n--set optimizer.type=SGD",
+    ),
+    "zero_with_other_optimizers_is_allowed_first": (
+        "zero-stage: 1\n--set optimizer.type=SGD",
+        "optimizer.type",
+        "add zero_allow_untested_optimizer: true",
+        "zero-stage: 1\nzero-allow-untested-optimizer: true\n--set optimizer.type=SGD",
+    ),
+    "micro_batch_or_batch_is_given": (
+        "--set train-micro-batch-size-per-gpu=null",
+        "train_micro_batch_size_per_gpu",
+        "is missing, and so is train-batch-size",
+        "train-batch-size: 4\n--set train-micro-batch-size-per-gpu=null",
+    ),
+    "data_comes_one_way": (
+        "train-data-paths: [a]",
+        "train_data_paths",
+        "valid-data-paths, test-data-paths is not there",
+        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]",
+    ),
+    "weights_match_the_paths": (
+        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [1, 2]",
+        "train_data_weights",
+        "has 2 numbers for 1 datasets",
+        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [2]",
+    ),
+    "split_keeps_something": ("split: 0,0,0", "split", "gives nothing to any part", 'split: "1"'),
+    "saving_needs_an_interval": ("save: x", "save", "needs save-interval", "save: x\nsave-interval: 5"),
+    "contiguous_checkpointing_partitions": (
+        "contiguous-checkpointing: true",
+        "contiguous_checkpointing",
+        "needs partition-activations",
+        "contiguous-checkpointing: true\npartition-activations: true",
+    ),
+    "gradient_norms_need_the_plain_model": (
+        "log-grad-norm: true\npipe-parallel-size: 2",
+        "log_grad_norm",
+        "works only without pipeline stages",
+        "log-grad-norm: true",
+    ),
+    "one_choice_of_slots": ("include: a\nexclude: b", "exclude", "excludes include", "include: a"),
+    "counts_of_devices_are_positive": (
+        "num-gpus: 0",
+        "num_gpus",
+        "leaves nothing to train on",
+        "num-gpus: -1",
+    ),
+    "deepspeed_is_the_engine": (
+        "deepspeed: false",
+        "deepspeed",
+        "there is no other engine",
+        "deepspeed: true",
+    ),
+    "predivide_or_prescale": (
+        "prescale_gradients: true\ngradient_predivide_factor: 2",
+        "gradient_predivide_factor",
+        "has no effect with prescale_gradients",
+        "gradient_predivide_factor: 2",
+    ),
+    "twin_flow_needs_stage_3": (
+        "zero_optimization: {stage: 2, offload_optimizer: {device: cpu, ratio: 0.3}}",
+        "zero_optimization.offload_optimizer.ratio",
+        "below 1 needs stage 3",
+        "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}",
+    ),
+}
+
+
+def split_overrides(text):
+    lines = text.splitlines()
+    overrides = [line.removeprefix("--set ") for line in lines if line.startswith("--set ")]
+    return "\n".join(line for line in lines if not line.startswith("--set ")), overrides
+
+
+def test_every_rule_has_its_examples():
+    assert {rule.__name__ for rule in RULES} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("rule", EXAMPLES)
+def test_a_rule_refuses_its_example_alone(load, rule):
+    breaking, name, sentence, _ = EXAMPLES[rule]
+    text, overrides = split_overrides(breaking)
+    with pytest.raises(ConfigError) as found:
+        load(text, *overrides)
+    (problem,) = found.value.problems
+    assert problem.name == name
+    assert sentence in f"{problem.what}\n{problem.remedy}"
+
+
+@pytest.mark.parametrize("rule", EXAMPLES)
+def test_a_rule_lets_its_neighbour_pass(load, rule):
+    text, overrides = split_overrides(EXAMPLES[rule][3])
+    assert load(text, *overrides).model.num_layers == 4
+
+
+PATHS = "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]"
+OFFLOAD = "zero_optimization: {offload_optimizer: {device: cpu}}"
+# text, where, part of the sentence
+MORE = [
+    (f"data-path: x\n{PATHS}", "train_data_paths", "excludes data-path"),
+    (PATHS.replace("[a]", "[]"), "train_data_paths", "is empty"),
+    (f"{PATHS}\ntrain-data-weights: [-1]", "train_data_weights", "none is negative"),
+    ("train-data-weights: [1]", "train_data_weights", "has no train-data-paths to weigh"),
+    (OFFLOAD, "zero_optimization.offload_optimizer.device", "needs ZeRO"),
+    ("precision: fp16\nfp16: {enabled: false}", "precision", "contradicts the block that says"),
+    ("attention-config: [[[global], 2], [[local], all]]", "attention_config", "has other entries"),
+    ("attention-config: [[[global, local, local], all]]", "attention_config", "do not fill num-layers: 4"),
+    ("attention-config: [global]", "attention_config", "describes 1 layers"),
+    ("attention-config: [[global, global], 2]", "attention_config", "has a count that is no positive"),
+    ("attention-config: [[[global], -1]]", "attention_config", "has a count that is no positive"),
+    ("attention-config: [[[global], 10000000000]]", "attention_config", "10,000,000,000 layers"),
+    ("attention-config: [[[global]]]", "attention_config", "is not a list of [[types], count]"),
+]
+
+
+@pytest.mark.parametrize(("text", "name", "sentence"), MORE)
+def test_rules_have_more_to_say(load, text, name, sentence):
+    with pytest.raises(ConfigError) as found:
+        load(text)
+    told = [problem.what for problem in found.value.problems if problem.name == name]
+    assert [sentence in what for what in told] == [True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bias-gelu-fusion: auto\nactivation: relu",
+        "rope-fusion: auto",
+        "layernorm-fusion: auto\nnorm: rmsnorm",
+        "scaled-masked-softmax-fusion: auto\nscaled-upper-triang-masked-softmax-fusion: true",
+    ],
+)
+def test_a_fusion_that_is_left_open_contradicts_nothing(load, text):
+    assert load(text)

@@ -1,0 +1,197 @@
+"""Rules inside DeepSpeed's blocks: an example that breaks each, beside the complete example that does not."""
+
+from pathlib import Path
+
+import pytest
+
+from neox_launcher.config import engine_json, load_config, resolve
+from neox_launcher.config.display import show_config
+from neox_launcher.config.resolve import decode_resolved, encode_resolved
+from neox_launcher.config.tree_rules import TREE_RULES
+from neox_launcher.errors import ConfigError
+
+EVERY_BLOCK = (Path(__file__).parents[1] / "data/every_block.yml").read_text()
+LTD = "data_efficiency.data_routing.random_ltd"
+CURRICULUM = "data_efficiency.data_sampling.curriculum_learning"
+RARITY = f"{CURRICULUM}.curriculum_metrics.rarity"
+COMPRESSION = "compression_training"
+
+# rule -> (override that breaks it, where, part of the sentence)
+EXAMPLES = {
+    "enabled_blocks_have_what_they_need": (
+        f"{LTD}.model_mask_name=null",
+        f"{LTD}.model_mask_name",
+        "is missing, and its block is enabled: Name of the layers' argument for the mask.",
+    ),
+    "what_nothing_carries_out_is_refused": (
+        "sparse-gradients=true",
+        "sparse_gradients",
+        "is gone from DeepSpeed",
+    ),
+    "autotuning_times_at_least_one_iteration": (
+        "autotuning.end_profile_step=2",
+        "autotuning.end_profile_step",
+        "is before start_profile_step: 3",
+    ),
+    "elastic_sizes_are_in_order": (
+        "elasticity={min_gpus: 8, max_gpus: 4}",
+        "elasticity.max_gpus",
+        "is less than min_gpus: 8",
+    ),
+    "elastic_jobs_leave_batch_sizes_to_the_block": (
+        "elasticity.ignore_non_elastic_batch_info=false",
+        "train_micro_batch_size_per_gpu",
+        "contradicts elasticity.enabled: true",
+    ),
+    "profiling_needs_the_plain_model": (
+        "pipe-parallel-size=1",
+        "flops_profiler.enabled",
+        "works only without pipeline stages",
+    ),
+    "token_dropping_names_its_layers": (
+        f"{LTD}.random_ltd_layer_num=2",
+        f"{LTD}.random_ltd_layer_id",
+        "lists 3 layers, but random_ltd_layer_num is 2",
+    ),
+    "curricula_grow_as_their_schedule_says": (
+        f"{RARITY}.schedule_config.root_degree=null",
+        f"{RARITY}.schedule_config.root_degree",
+        "is missing, and schedule_type is fixed_root",
+    ),
+    "compression_says_what_it_compresses": (
+        f"{COMPRESSION}.row_pruning.different_groups=null",
+        f"{COMPRESSION}.row_pruning.different_groups",
+        "is empty, and the part is enabled",
+    ),
+    "bits_do_not_grow": (
+        f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.target_bits=9",
+        f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.target_bits",
+        "is more than start_bits: 8",
+    ),
+    "fp32_weights_are_quantized_forward": (
+        f"{COMPRESSION}.weight_quantization.shared_parameters.quantize_weight_in_forward=false",
+        f"{COMPRESSION}.weight_quantization.shared_parameters.quantize_weight_in_forward",
+        "must be true without fp16",
+    ),
+    "pruning_ends_after_it_starts": (
+        f"{COMPRESSION}.sparse_pruning.shared_parameters.schedule_offset_end=29",
+        f"{COMPRESSION}.sparse_pruning.shared_parameters.schedule_offset_end",
+        "is before schedule_offset: 30",
+    ),
+    "students_copy_named_layers": (
+        f"{COMPRESSION}.layer_reduction.keep_number_layer=2",
+        f"{COMPRESSION}.layer_reduction.teacher_layer",
+        "lists 3 layers, but keep_number_layer is 2",
+    ),
+}
+# The override takes a value away from the file, where it would have to be written otherwise.
+TAKEN_AWAY = {
+    "model_mask_name=null": "      model_mask_name: attention_mask\n",
+    "root_degree=null": " root_degree: 2,",
+    "row_pruning.different_groups=null": (
+        "    different_groups:\n"
+        "      rp1: {params: {dense_ratio: 0.5}, modules: [mlp.up], related_modules: [[mlp.down]]}\n"
+    ),
+}
+
+
+def without(override):
+    """The complete example without what the override takes away, and the overrides that are left."""
+    for ending, text in TAKEN_AWAY.items():
+        if override.endswith(ending):
+            assert text in EVERY_BLOCK
+            return EVERY_BLOCK.replace(text, "", 1), []
+    return EVERY_BLOCK, [override]
+
+
+def test_every_rule_has_an_example():
+    assert {rule.__name__ for rule in TREE_RULES} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("rule", EXAMPLES)
+def test_a_broken_rule_says_where_and_why(load, rule):
+    override, name, sentence = EXAMPLES[rule]
+    text, overrides = without(override)
+    with pytest.raises(ConfigError) as found:
+        load(text, *overrides)
+    (problem,) = found.value.problems
+    assert problem.name == name
+    assert sentence in problem.what
+
+
+# More that they say: overrides, where, part of the sentence.
+MORE = [
+    (["elasticity.max_train_batch_size=5"], "elasticity.micro_batch_sizes", "holds 6, more than"),
+    ([f"{LTD}.total_layer_num=2"], f"{LTD}.random_ltd_layer_num", "is more than total_layer_num: 2"),
+    ([f"{LTD}.random_ltd_schedule.max_value=7"], f"{LTD}.random_ltd_schedule.max_value", "min_value: 8"),
+    (["curriculum_learning.max_difficulty=7"], "curriculum_learning.max_difficulty", "min_difficulty: 8"),
+    ([f"{RARITY}.max_difficulty=0"], f"{RARITY}.max_difficulty", "is less than min_difficulty: 1"),
+    (
+        [f"{RARITY}.schedule_config.max_step=[1]"],
+        f"{RARITY}.schedule_config.max_step",
+        "holds 1 numbers for 3 difficulties",
+    ),
+    (
+        [f"{COMPRESSION}.channel_pruning.shared_parameters.enabled=true"],
+        f"{COMPRESSION}.channel_pruning.shared_parameters.enabled",
+        "there are none",
+    ),
+    (
+        [f"{COMPRESSION}.weight_quantization.different_groups.wq3={{}}"],
+        f"{COMPRESSION}.weight_quantization.different_groups.wq3.params.start_bits",
+        "is missing: bits at first",
+    ),
+    (
+        [f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.start_bits=0"],
+        f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.start_bits",
+        "must be at least 1",
+    ),
+    (
+        [f"{COMPRESSION}.weight_quantization.different_groups.wq1.param.start_bits=8"],
+        f"{COMPRESSION}.weight_quantization.different_groups.wq1.param.start_bits",
+        "is not a parameter",
+    ),
+    (
+        [f"{COMPRESSION}.weight_quantization.different_groups.w q={{}}"],
+        f"{COMPRESSION}.weight_quantization.different_groups.w q",
+        "has 'w q' as a name",
+    ),
+    (
+        [f"{COMPRESSION}.weight_quantization.different_groups=5"],
+        f"{COMPRESSION}.weight_quantization.different_groups",
+        "is a block of named blocks",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "name", "sentence"), MORE)
+def test_rules_of_the_blocks_have_more_to_say(load, overrides, name, sentence):
+    with pytest.raises(ConfigError) as found:
+        load(EVERY_BLOCK, *overrides)
+    told = [problem.what for problem in found.value.problems if problem.name == name]
+    assert [sentence in what for what in told] == [True]
+
+
+def test_blocks_survive_being_shown_and_being_sent_to_workers(load, tmp_path):
+    config = load(EVERY_BLOCK)
+    shown = tmp_path / "shown.yml"
+    shown.write_text(show_config(config))
+    assert load_config([shown]) == config
+    resolved = resolve(config, devices=1)
+    assert decode_resolved(encode_resolved(resolved)) == resolved
+
+
+def test_elastic_jobs_need_no_batch_size(load):
+    config = load("elasticity: {enabled: true}", "train-micro-batch-size-per-gpu=null")
+    assert config.training.train_micro_batch_size_per_gpu is None
+
+
+def test_a_secret_is_neither_shown_nor_sent(load):
+    config = load("comet: {api_key: hush, workspace: w}")
+    resolved = resolve(config, devices=1)
+    sent = decode_resolved(encode_resolved(resolved))
+    assert config.monitors.comet.api_key.get_secret_value() == "hush"
+    assert sent.config.monitors.comet.api_key is None
+    assert sent.config.monitors.comet.workspace == "w"
+    for text in (show_config(config), repr(config), str(config.model_dump()), str(engine_json(resolved))):
+        assert "hush" not in text

@@ -1,0 +1,266 @@
+"""`neox-launch`, up to the start of workers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from neox_launcher import launch
+from neox_launcher.backends import BACKENDS
+from neox_launcher.cli import main
+from neox_launcher.config import decode_resolved, load_config, resolve
+from neox_launcher.launch import Request, plan_launch
+from neox_launcher.plan import make_plan
+from neox_launcher.resources.local_gpus import count_gpus
+from neox_launcher.resources.world import local_world, missing_devices
+from neox_launcher.supervision import Failure, Outcome
+
+
+@pytest.fixture(autouse=True)
+def _on_a_host_without_gpus(monkeypatch):
+    monkeypatch.setattr(launch, "count_gpus", lambda: 0)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with a dataset of one document and a tokenizer, which is the working folder."""
+    monkeypatch.chdir(tmp_path)
+    header = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + b"\x08" + (1).to_bytes(8, "little") * 2
+    Path("data.idx").write_bytes(header + (4).to_bytes(4, "little") + bytes(8) + bytes(8))
+    Path("data.bin").write_bytes(bytes(8))
+    words = {chr(97 + number): number for number in range(20)}
+    Path("tokenizer.json").write_text(json.dumps({"model": {"vocab": words}, "added_tokens": []}))
+    return tmp_path
+
+
+FILES = [
+    "--set",
+    "data-path=data",
+    "--set",
+    "tokenizer-type=HFTokenizer",
+    "--set",
+    "vocab-file=tokenizer.json",
+]
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def test_a_dry_run_prints_the_plan_and_the_command(minimal, folder):
+    result = run("--config", minimal, *FILES, "--set", "num-gpus=2", "--set", "zero-stage=1", "--dry-run")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    rows = dict(line.split("  ", 1) for line in result.stdout.splitlines() if "  " in line)
+    table = {name.strip(): value.strip() for name, value in rows.items()}
+    assert table["workers"] == "2, one per CPU process"
+    assert table["parallel sizes"] == "data 2 x pipe 1 x model 1, ZeRO stage 1"
+    assert table["batch"] == "4 samples = micro-batch 2 x accumulation 1 x data 2; 128 tokens"
+    command = result.stdout.splitlines()[-1].split()
+    assert command[1:5] == ["-m", "neox_launcher.node", "--nnodes=1", "--nproc-per-node=2"]
+    assert command[-4:-1] == ["-m", "neox_model.train", "--resolved"]
+    assert decode_resolved(command[-1]).derived.data_parallel_size == 2
+
+
+@pytest.mark.parametrize("program", ["generate", "evaluate"])
+def test_other_programs_take_the_same_options_on_either_side(minimal, folder, program):
+    one = run("--config", minimal, program, *FILES, "--dry-run")
+    other = run(program, "--config", minimal, *FILES, "--dry-run")
+    assert one.exit_code == other.exit_code == 0
+    assert f"python -m neox_model.{program}" in one.stdout
+    assert "load\n    is missing" in one.stderr
+
+
+def test_text_is_generated_by_one_copy_whatever_the_batch(minimal):
+    request = Request(
+        program="generate",
+        paths=(str(minimal),),
+        overrides=("num-gpus=8", "model-parallel-size=2", "train-batch-size=16", "gas=2"),
+    )
+    plan = plan_launch(request, gpus=0)
+    assert plan.world.size == 2
+    assert plan.resolved.derived.data_parallel_size == 1
+
+
+WRONG = {
+    "no file": (["data-path=null"], "data-path: PREFIX"),
+    "no data": (["data-path=nowhere/data"], "nowhere/data.idx does not exist"),
+    "other data": (["data-path=dat"], "there is data"),
+    "an ending": (["data-path=data.bin"], "write the prefix alone: data"),
+    "no tokenizer": (["vocab-file=null"], "is missing: HFTokenizer needs it"),
+    "a tokenizer that is not there": (["vocab-file=t.json"], "does not exist"),
+    "a tokenizer that is a folder": (["vocab-file=."], "is a folder"),
+    "nothing to finetune": (["finetune=true", "load=."], "holds no checkpoint"),
+    "a file in the way": (["save=data.idx/x", "save-interval=1"], "cannot be written to: data.idx is a file"),
+    "not built": (["pos-emb=rpe"], "is not built yet\n    use rotary, learned, sinusoidal or none"),
+    "nccl": (["distributed-backend=nccl"], "needs GPUs, and this host has none"),
+    "indivisible": (["model-parallel-size=3", "num-gpus=4"], "does not divide the 4 devices"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_request_that_cannot_work_ends_with_2_and_starts_nothing(minimal, folder, monkeypatch, case):
+    monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("started"))
+    overrides, sentence = WRONG[case]
+    names = [override.partition("=")[0] for override in overrides]
+    files = [text for text in FILES[1::2] if text.partition("=")[0] not in names]
+    options = [option for text in (*files, *overrides) for option in ("--set", text)]
+    result = run("--config", minimal, *options)
+    assert result.exit_code == 2
+    assert sentence in result.stderr
+
+
+def test_a_truncated_index_is_refused(minimal, folder):
+    Path("data.idx").write_bytes(Path("data.idx").read_bytes()[:-3])
+    result = run("--config", minimal, *FILES)
+    assert result.exit_code == 2
+    assert "data.idx holds 51 bytes, but its header describes 54" in result.stderr
+    assert "make the two files again with preprocess_data" in result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_refused(minimal, folder):
+    Path("locked").mkdir(mode=0o500)
+    result = run("--config", minimal, *FILES, "--set", "save=locked/x", "--set", "save-interval=1")
+    assert "locked does not allow it" in result.stderr
+
+
+def test_a_tokenizer_that_knows_more_than_the_model_is_refused(minimal, folder):
+    Path("ck/global_step1").mkdir(parents=True)
+    Path("ck/latest").write_text("global_step1")
+    shape = {"tensors": {"embedding.word_embeddings.weight": {"shape": [16, 64]}}}
+    Path("ck/global_step1/manifest.json").write_text(json.dumps({"contents": shape}))
+    result = run("--config", minimal, *FILES, "--set", "load=ck")
+    assert result.exit_code == 2
+    assert "has 20 entries, but the model in ck knows 16 tokens" in result.stderr
+
+
+def test_the_workers_exit_code_is_returned_and_the_first_error_is_last(minimal, folder, monkeypatch):
+    failure = Failure(rank=1, host="h", time=0, message="the disk is full", traceback=None, exit_code=7)
+    monkeypatch.setattr(
+        launch, "supervise", lambda *_: Outcome(exit_code=7, first_failure=failure, num_failures=3)
+    )
+    monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: None)
+    result = run("--config", minimal, *FILES)
+    assert result.exit_code == 7
+    expected = "2 more workers failed after the first\n\nworker 1 on h failed:\nthe disk is full\n"
+    assert result.stderr.endswith(expected)
+
+
+def test_what_is_not_installed_is_named(minimal, folder, monkeypatch):
+    monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: "torch is not installed here")
+    result = run("--config", minimal, *FILES)
+    assert (result.exit_code, result.stderr) == (2, "torch is not installed here\n")
+
+
+def test_notes_do_not_stop_a_dry_run(minimal, folder):
+    result = run("--config", minimal, *FILES, "--set", "rank=3", "--dry-run")
+    assert result.exit_code == 0
+    assert "command line: 1 note" in result.stderr
+
+
+def test_without_a_file_the_usage_is_told():
+    result = run()
+    assert result.exit_code == 2
+    assert "give at least one --config FILE" in result.stderr
+
+
+def test_the_commands_never_show_a_traceback(minimal):
+    minimal.write_text("{")
+    code = "from neox_launcher.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--config", minimal], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "is not YAML" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "workers"), [(None, 0, 1), (-1, 0, 1), (3, 0, 3), (None, 4, 4), (-1, 4, 4), (2, 4, 2)]
+)
+def test_devices_are_gpus_or_processes(load, asked, gpus, workers):
+    config = load("", f"num-gpus={'null' if asked is None else asked}")
+    assert local_world(config, gpus=gpus).size == workers
+
+
+def test_more_gpus_than_there_are_is_told(load):
+    config = load("", "num-gpus=4")
+    (problem,) = missing_devices(config, local_world(config, gpus=2))
+    assert problem.what == "is more than the 2 GPUs of this host"
+    assert missing_devices(config, local_world(config, gpus=4)) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scaled-upper-triang-masked-softmax-fusion",
+        "scaled-masked-softmax-fusion",
+        "bias-gelu-fusion",
+        "bias-dropout-fusion",
+        "rope-fusion",
+        "layernorm-fusion",
+    ],
+)
+def test_a_fused_operator_asked_for_by_name_needs_a_gpu(load, name):
+    asked = load("pos-emb: rotary", f"{name}=true")
+    (problem,) = missing_devices(asked, local_world(asked, gpus=0))
+    assert problem.name == name.replace("-", "_")
+    assert problem.what.startswith("asks for a fused operator, which needs NVIDIA GPUs")
+    assert problem.remedy.startswith(f"set {name}: auto or false")
+    assert missing_devices(asked, local_world(asked, gpus=1)) == []
+    left_open = load("pos-emb: rotary", f"{name}=auto")
+    assert missing_devices(left_open, local_world(left_open, gpus=0)) == []
+
+
+def test_cores_are_shared_among_the_workers(load):
+    config = load("", "num-gpus=3")
+    world = local_world(config, gpus=0)
+    resolved = resolve(config, devices=3)
+    plan = make_plan(resolved, world, program="train", master_addr="x", master_port=5, cores=16)
+    assert plan.environment == {"OMP_NUM_THREADS": "5"}
+    assert plan == make_plan(resolved, world, program="train", master_addr="x", master_port=5, cores=16)
+
+
+def test_a_port_that_is_taken_is_refused(minimal):
+    with launch.socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = run("--config", minimal, "--set", f"master-port={port}", "--dry-run")
+    assert result.exit_code == 2
+    assert f"master-port: {port} cannot be used here" in result.stderr
+
+
+def fake_smi(folder, text, code=0):
+    path = folder / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\ncat <<END\n{text}\nEND\nexit {code}\n")
+    path.chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 3), ("0,2", 2), ("1", 1), ("", 0), ("-1", 0), ("0,-1,2", 1), ("GPU-abc", 1)],
+)
+def test_visible_gpus_are_counted(tmp_path, monkeypatch, visible, count):
+    listing = "\n".join(f"GPU {number}: NVIDIA X (UUID: GPU-{number})\n  MIG 1g" for number in range(3))
+    monkeypatch.setenv("PATH", fake_smi(tmp_path, listing) + os.pathsep + os.environ["PATH"])
+    assert count_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == count
+
+
+def test_a_driver_that_does_not_answer_means_no_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", fake_smi(tmp_path, "failed", code=9) + os.pathsep + os.environ["PATH"])
+    monkeypatch.setattr("neox_launcher.resources.local_gpus._DRIVER_FOLDER", tmp_path / "nowhere")
+    assert count_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == 0
+
+
+def test_examples_of_the_repository_load():
+    """Every file in configs/ that is whole by itself plans without a problem."""
+    folder = Path(__file__).parents[3] / "configs"
+    config = load_config([folder / "quickstart.yml"])
+    assert resolve(config, devices=2).derived.world_size == 2

@@ -1,0 +1,67 @@
+"""What a worker writes down, and who it is."""
+
+import json
+import logging
+
+from neox_launcher.errors import ConfigError, NeoXError
+from neox_launcher.log import configure_logging
+from neox_launcher.ranks import RankInfo, read_rank
+from neox_launcher.worker import report_failure
+
+
+def test_a_report_is_written_for_the_launcher(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    assert report_failure(3, NeoXError("what\nto do")) == 1
+    report = json.loads((tmp_path / "rank-3.error.json").read_text())
+    assert report["message"] == "what\nto do"
+    assert report["traceback"] is None
+    assert (report["rank"], report["exit_code"]) == (3, 1)
+    assert set(report) == {"time", "host", "rank", "message", "traceback", "exit_code"}
+
+
+def test_an_accident_is_reported_with_its_traceback(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    assert report_failure(0, ValueError("oh")) == 1
+    report = json.loads((tmp_path / "rank-0.error.json").read_text())
+    assert report["message"] == "ValueError: oh"
+    assert report["traceback"].endswith("ValueError: oh\n")
+
+
+def test_without_a_launcher_the_report_goes_to_stderr(monkeypatch, capsys):
+    monkeypatch.delenv("NEOX_RUN_DIR", raising=False)
+    assert report_failure(0, ConfigError("wrong")) == 2
+    assert capsys.readouterr().err == "error: wrong\n"
+
+
+def test_the_rank_is_read_from_the_environment():
+    environment = {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "1234",
+    }
+    assert read_rank(environment) == RankInfo(
+        rank=3, local_rank=1, world_size=4, local_world_size=2, master_addr="10.0.0.1", master_port=1234
+    )
+    assert read_rank({}) is None
+
+
+def test_only_rank_0_talks_and_all_warn(capsys):
+    root = logging.getLogger()
+    before, level = root.handlers, root.level
+    logger = logging.getLogger("neox_model.example")
+    try:
+        for rank in (0, 3):
+            configure_logging(rank)
+            logger.info("hello %d", rank)
+            logger.warning("careful %d", rank)
+            logging.getLogger("other").info("chatter")
+    finally:
+        root.handlers, root.level = before, level
+        for package in ("neox_launcher", "neox_data", "neox_kernels", "neox_model"):
+            logging.getLogger(package).setLevel(logging.NOTSET)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[-1] for line in lines] == ["hello 0", "careful 0", "careful 3"]
+    assert " r0003 neox_model.example  " in lines[2]

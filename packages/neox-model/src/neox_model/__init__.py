@@ -1,0 +1,1 @@
+"""The parallel transformer: its layers, how it is trained, evaluated, saved and sampled from."""

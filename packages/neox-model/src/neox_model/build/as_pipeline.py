@@ -1,0 +1,164 @@
+"""The list of layers as a DeepSpeed pipeline: this rank's stage alone is built.
+
+A tied head becomes, on the last stage, a small layer that holds a copy of the owner's weight; DeepSpeed
+sums the two gradients after each batch, so the copies stay equal. Activations are recomputed by our own
+segments (see activation_checkpointing), so DeepSpeed's interval stays 0.
+"""
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from torch import Tensor, nn
+
+from neox_model.build.activation_checkpointing import run_layers
+from neox_model.build.plan import LayerPlan
+from neox_model.errors import LayoutError
+from neox_model.layers.embedding import Embedding
+from neox_model.layers.lm_head import compute_logits
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.logical import named_logical_parameters
+
+__all__ = ["PipelineModel", "as_pipeline"]
+
+logger = logging.getLogger(__name__)
+
+
+class PipelineModel(PipelineModule):
+    """One stage of the model.
+
+    Attributes:
+        plan_names: which logical name each path in this module has.
+        loss_fn: function of (logits_BSV, (labels_BS, loss_mask_BS)), used on the last stage.
+    """
+
+    def __init__(
+        self,
+        plan: Sequence[LayerPlan],
+        groups: Groups,
+        *,
+        loss_fn: Callable[..., Tensor],
+        partition_method: str,
+        segment_layers: int | None,
+    ) -> None:
+        topology = PipeModelDataParallelTopology(
+            num_pp=groups.pipe.size, num_mp=groups.model.size, num_dp=groups.data.size
+        )
+        super().__init__(
+            layers=[_spec(layer) for layer in plan],
+            topology=topology,
+            loss_fn=loss_fn,
+            partition_method=partition_method,
+        )
+        self.segment_layers = segment_layers
+        self.plan_names = _plan_names(plan, self._local_start, self._local_stop)
+        _count_once_in_norms(self, groups)
+
+    def forward(self, inputs: Any) -> Any:
+        """What this stage makes of what the stage before sent (the first stage: of the tokens)."""
+        return run_layers(
+            self.forward_funcs, inputs, segment_layers=self.segment_layers if self.training else None
+        )
+
+
+def as_pipeline(
+    plan: Sequence[LayerPlan],
+    groups: Groups,
+    *,
+    loss_fn: Callable[..., Tensor],
+    partition_method: str,
+    segment_layers: int | None = None,
+) -> PipelineModel:
+    """Build this rank's stage of the plan, weights allocated and not filled; collective over all ranks.
+
+    Args:
+        plan: the model.
+        groups: this job's.
+        loss_fn: of (logits_BSV, (labels_BS, loss_mask_BS)).
+        partition_method: "parameters", "uniform" or "type:REGEX" over the layers' class names.
+        segment_layers: transformer layers per recomputed segment; None keeps all activations.
+
+    Raises:
+        LayoutError: fewer layers than stages, or a regex that matches none.
+    """
+    if len(plan) < groups.pipe.size:
+        raise LayoutError(
+            f"{groups.pipe.size} pipeline stages, but the model has only {len(plan)} layers in all "
+            "(embedding, norm and head included); choose a smaller pipe-parallel-size"
+        )
+    printed = io.StringIO()
+    # DeepSpeed prints its partition; standard output belongs to results.
+    with contextlib.redirect_stdout(printed):
+        model = PipelineModel(
+            plan,
+            groups,
+            loss_fn=loss_fn,
+            partition_method=partition_method,
+            segment_layers=segment_layers,
+        )
+    logger.debug("DeepSpeed's pipeline: %s", printed.getvalue().strip())
+    bounds = list(zip(model.parts, model.parts[1:], strict=False))
+    if any(start == stop for start, stop in bounds):
+        raise LayoutError(
+            f"pipe-partition-method {partition_method!r} leaves a stage without layers (each stage's first "
+            f"layer and the next one's: {bounds}); choose another method or a smaller pipe-parallel-size"
+        )
+    logger.info(
+        "pipeline stages by %r: %s",
+        partition_method,
+        ", ".join(f"{plan[start].name}..{plan[stop - 1].name}" for start, stop in bounds),
+    )
+    return model
+
+
+def _spec(layer: LayerPlan) -> LayerSpec:
+    if layer.tied is None:
+        return LayerSpec(layer.cls, **layer.kwargs)
+    return TiedLayerSpec(
+        layer.tied,
+        layer.cls,
+        forward_fn=None if layer.tied == layer.name else _tied_logits,
+        tied_weight_attr=layer.tied_weight,
+        **layer.kwargs,
+    )
+
+
+def _tied_logits(module: nn.Module, hidden_SBD: Tensor) -> Tensor:
+    """A tied head's logits, whether this stage holds the embedding itself or a copy of its weight."""
+    if isinstance(module, Embedding):
+        words = module.word_embeddings
+        return compute_logits(hidden_SBD, words.weight, words.group)
+    return module(hidden_SBD)
+
+
+def _plan_names(plan: Sequence[LayerPlan], start: int, stop: int) -> dict[str, str]:
+    """Logical names by path, as DeepSpeed names the modules: by place in the list, or by tie."""
+    owners = {layer.name: layer for layer in plan if layer.tied == layer.name}
+    names: dict[str, str] = {}
+    for index in range(start, stop):
+        layer = plan[index]
+        path = f"tied_modules.{layer.tied}"
+        if layer.tied is None:
+            names[str(index)] = layer.name
+        elif layer.tied == layer.name:
+            names[path] = layer.name
+        elif path not in names:
+            names[f"{path}.{layer.tied_weight}"] = f"{layer.tied}.{owners[layer.tied].tied_weight}"
+    return names
+
+
+def _count_once_in_norms(model: PipelineModel, groups: Groups) -> None:
+    """Mark each parameter so that DeepSpeed's norms count every logical tensor exactly once.
+
+    Its norms run over stages and tensor-parallel ranks together and, without ZeRO, count parameters that
+    lack `model_parallel` on the first rank of all only: the other stages' norms and biases would be left
+    out, and a tied copy counted twice.
+    """
+    for _, parameter in named_logical_parameters(model):
+        is_split = parameter.logical.model_parallel  # type: ignore[attr-defined]
+        is_copy = parameter.ds_pipe_replicated  # type: ignore[attr-defined]
+        parameter.model_parallel = (is_split or groups.model.rank == 0) and not is_copy  # type: ignore[attr-defined]

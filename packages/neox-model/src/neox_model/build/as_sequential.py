@@ -1,0 +1,57 @@
+"""The list of layers as a plain module: every layer on this rank."""
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+from torch import Tensor, nn
+
+from neox_model.build.activation_checkpointing import run_layers
+from neox_model.build.plan import LayerPlan
+
+__all__ = ["SequentialModel", "as_sequential"]
+
+
+class SequentialModel(nn.Module):
+    """All layers, called one after another.
+
+    Attributes:
+        plan_names: which logical name each path in this module has.
+        loss_fn: function of (logits_BSV, (labels_BS, loss_mask_BS)).
+    """
+
+    def __init__(
+        self, plan: Sequence[LayerPlan], *, loss_fn: Callable[..., Tensor], segment_layers: int | None = None
+    ) -> None:
+        super().__init__()
+        self.loss_fn = loss_fn
+        self.segment_layers = segment_layers
+        self.stack = nn.ModuleList()
+        self.plan_names = {f"stack.{index}": layer.name for index, layer in enumerate(plan)}
+        built: dict[str, nn.Module] = {}
+        owned = {layer.name: layer for layer in plan if layer.tied == layer.name}
+        for layer in plan:
+            shared: dict[str, Any] = {}
+            if layer.tied is not None and layer.tied != layer.name:
+                shared["weight"] = attrgetter(owned[layer.tied].tied_weight)(built[layer.tied])
+            built[layer.name] = layer.cls(**layer.kwargs, **shared)
+            self.stack.append(built[layer.name])
+
+    def forward(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+        """logits_BSV of `tokens_BS` or of `(tokens_BS, documents_BS, positions_BS)`."""
+        return run_layers(
+            list(self.stack), inputs, segment_layers=self.segment_layers if self.training else None
+        )
+
+
+def as_sequential(
+    plan: Sequence[LayerPlan], *, loss_fn: Callable[..., Tensor], segment_layers: int | None = None
+) -> SequentialModel:
+    """Build every layer of the plan, weights allocated and not filled.
+
+    Args:
+        plan: the model.
+        loss_fn: kept as the model's `loss_fn`.
+        segment_layers: transformer layers per recomputed segment; None keeps all activations.
+    """
+    return SequentialModel(plan, loss_fn=loss_fn, segment_layers=segment_layers)

@@ -1,0 +1,122 @@
+"""One transformer layer from configuration, and the parts it shares with the rest of the model."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from neox_launcher.config import NeoXConfig, Resolved
+from neox_model.build.attention import build_attention
+from neox_model.build.choices import pick
+from neox_model.build.operators import Operators
+from neox_model.errors import LayoutError
+from neox_model.initialization import build_init_method
+from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS, is_gated
+from neox_model.layers.mlp import MLP, GatedMLP
+from neox_model.layers.norms import NORMS
+from neox_model.layers.transformer_layer import add_dropped
+from neox_model.parallel.groups import Group
+from neox_model.parallel.logical import InitMethod
+
+__all__ = ["build_norm", "init_method", "intermediate_size", "output_init_method", "transformer_layer_kwargs"]
+
+logger = logging.getLogger(__name__)
+
+Factory = Callable[[], nn.Module]
+
+
+def init_method(config: NeoXConfig) -> InitMethod:
+    """How embeddings and the projections into a layer start."""
+    return _init(config, config.model.init_method)
+
+
+def output_init_method(config: NeoXConfig) -> InitMethod:
+    """How the projections that write into the residual stream start."""
+    return _init(config, config.model.output_layer_init_method)
+
+
+def _init(config: NeoXConfig, name: str) -> InitMethod:
+    model = config.model
+    return build_init_method(
+        name, std=model.init_method_std, hidden_size=model.hidden_size, num_layers=model.num_layers
+    )
+
+
+def intermediate_size(config: NeoXConfig) -> int:
+    """Width inside the MLP: as set, else 4 hidden, or int(8/3 hidden) where a gate has as many weights."""
+    model = config.model
+    if model.intermediate_size is not None:
+        return model.intermediate_size
+    return 8 * model.hidden_size // 3 if is_gated(model.activation) else 4 * model.hidden_size
+
+
+def build_norm(config: NeoXConfig, operators: Operators) -> tuple[type[nn.Module], dict[str, Any]]:
+    """The norm's class and its keyword arguments."""
+    model = config.model
+    epsilon = {
+        "layernorm": model.layernorm_epsilon,
+        "apexlayernorm": model.layernorm_epsilon,
+        "rmsnorm": model.rms_norm_epsilon,
+        "scalenorm": model.scalenorm_epsilon,
+    }
+    arguments: dict[str, Any] = {"width": model.hidden_size, "epsilon": epsilon[model.norm]}
+    if operators.layer_norm is not None:
+        arguments["operator"] = operators.layer_norm
+    return pick(NORMS, model.norm, "norm"), arguments
+
+
+def transformer_layer_kwargs(
+    resolved: Resolved, layer_index: int, *, group: Group, operators: Operators
+) -> dict[str, Any]:
+    """Keyword arguments of one TransformerLayer.
+
+    Args:
+        resolved: the configuration.
+        layer_index: the layer's place, from 0.
+        group: the tensor-parallel ranks.
+        operators: what the layer calls.
+
+    Raises:
+        LayoutError: sizes that do not divide.
+        ModelError: something configured has no implementation.
+    """
+    config = resolved.config
+    model = config.model
+    shared: dict[str, Any] = {
+        "init": init_method(config),
+        "output_init": output_init_method(config),
+        "group": group,
+    }
+    norm_class, norm_kwargs = build_norm(config, operators)
+    return {
+        "attention": build_attention(resolved, layer_index, **shared, operators=operators),
+        "mlp": _mlp(config, shared, operators),
+        "norm": partial(norm_class, **norm_kwargs),
+        "dropout": model.hidden_dropout,
+        "parallel_residual": model.gpt_j_residual,
+        "residual_after_norm": model.apply_residual_connection_post_layernorm,
+        "bias_dropout_add": operators.bias_dropout_add or add_dropped,
+        "ends_documents": layer_index == model.num_layers - 1,
+    }
+
+
+def _mlp(config: NeoXConfig, shared: dict[str, Any], operators: Operators) -> Factory:
+    model = config.model
+    width = intermediate_size(config)
+    group: Group = shared["group"]
+    if width % group.size:
+        raise LayoutError(
+            f"the MLP's width of {width:,} cannot be split over {group.size} tensor-parallel ranks; "
+            f"set intermediate-size to a multiple of {group.size}"
+        )
+    options = {**shared, "skip_bias": operators.bias_dropout_add is not None}
+    if is_gated(model.activation):
+        activation = GATED_ACTIVATIONS[model.activation]
+        return partial(GatedMLP, model.hidden_size, width, activation=activation, **options)
+    # bias_gelu_fusion means the tanh form, whether or not "auto" finds the fused operator faster.
+    is_tanh = model.activation == "gelu" and (model.openai_gelu or model.bias_gelu_fusion)
+    activation = pick(ACTIVATIONS, "gelu_tanh" if is_tanh else model.activation, "activation")
+    options["bias_activation"] = operators.bias_gelu
+    return partial(MLP, model.hidden_size, width, activation=activation, **options)

@@ -1,0 +1,44 @@
+"""ZeRO stage 3 while the model is made: each parameter is shared out as soon as it exists.
+
+No rank ever holds the model. Filling gathers one parameter at a time; the first replica fills it and
+DeepSpeed hands the parts out.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import deepspeed
+from torch import nn
+
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.mpu import ModelParallelUnit
+
+__all__ = ["shared_construction", "whole_parameter"]
+
+
+def shared_construction(stage: int, groups: Groups, settings: dict[str, Any]) -> AbstractContextManager[Any]:
+    """Within, parameters of new modules are shared out over the replicas; nothing below stage 3.
+
+    Args:
+        stage: ZeRO stage.
+        groups: this job's.
+        settings: the dict for `deepspeed.initialize`.
+    """
+    if stage < 3:
+        return nullcontext()
+    return deepspeed.zero.Init(
+        data_parallel_group=groups.data.process_group,
+        config_dict_or_path=settings,
+        mpu=ModelParallelUnit(groups),
+    )
+
+
+@contextmanager
+def whole_parameter(parameter: nn.Parameter, groups: Groups) -> Iterator[bool]:
+    """Within, this rank has the parameter's memory; gives whether this rank's values are the ones kept."""
+    if not hasattr(parameter, "ds_id"):
+        yield True
+        return
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=groups.data.ranks[0]):
+        yield groups.data.rank == 0

@@ -1,0 +1,227 @@
+"""Shard files in the safetensors layout: written as a stream, read piece by piece with a checksum each.
+
+Writing straight to the file keeps a shard from being held twice in memory, lets the checksum be taken on
+the way, and shows a full disk as an ordinary `OSError`. Reading is left to the safetensors library.
+
+Source: the safetensors format: 8 bytes header length, JSON header, then the tensors' bytes, little-endian.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from neox_model.checkpoint.blocks import Range, find_overlaps
+from neox_model.checkpoint.contents import Block, Piece, TensorRecord, block_numel
+from neox_model.checkpoint.errors import DamagedCheckpointError
+
+__all__ = ["DTYPES", "DTYPE_NAMES", "Part", "ShardReader", "WrittenPiece", "write_durably", "write_shard"]
+
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+# A piece is read whole to verify it: 64 MiB of float32 bounds what a reader of another layout reads in vain.
+_PIECE_ELEMENTS = 2**24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank has to write of one tensor: flat values of a range of a block.
+
+    Args:
+        name: logical name of the tensor.
+        shape: shape of the whole tensor.
+        block: this rank's block of it.
+        start: first element of the range, row-major inside the block.
+        values: the elements, one dimension, on any device.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    block: Block
+    start: int
+    values: Tensor
+
+    @property
+    def stop(self) -> int:
+        """End of the range."""
+        return self.start + self.values.numel()
+
+    @property
+    def fills_block(self) -> bool:
+        """Whether the range is the whole block."""
+        return self.values.numel() == block_numel(self.block)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPiece:
+    """A piece on the disk, with the tensor that it is a piece of."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    piece: Piece
+
+
+def write_shard(path: Path, parts: Sequence[Part]) -> tuple[list[WrittenPiece], int]:
+    """Write parts into one new safetensors file and flush it to the disk.
+
+    Returns:
+        What was written, and the file's size in bytes.
+
+    Raises:
+        OSError: the disk is full or the file cannot be written.
+    """
+    parts = [small for part in parts for small in _split(part)]
+    header = _header(parts)
+    pieces = []
+    with path.open("xb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for part in parts:
+            data = _bytes(part.values)
+            file.write(data)
+            pieces.append(_describe(part, path.name, zlib.crc32(data)))
+        size = file.tell()
+        _flush(file)
+    return pieces, size
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a new text file and flush it to the disk."""
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+        _flush(file)
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _split(part: Part) -> list[Part]:
+    if part.values.numel() <= _PIECE_ELEMENTS:
+        return [part]
+    return [
+        Part(name=part.name, shape=part.shape, block=part.block, start=part.start + offset, values=values)
+        for offset, values in zip(
+            range(0, part.values.numel(), _PIECE_ELEMENTS), part.values.split(_PIECE_ELEMENTS), strict=True
+        )
+    ]
+
+
+def _key(part: Part) -> str:
+    return part.name if part.fills_block else f"{part.name}:{part.start}-{part.stop}"
+
+
+def _header(parts: Sequence[Part]) -> bytes:
+    """JSON header, padded with spaces so that the data starts at a multiple of 8 bytes."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for part in parts:
+        size = part.values.numel() * part.values.element_size()
+        shape = [stop - start for start, stop in part.block] if part.fills_block else [part.values.numel()]
+        entries[_key(part)] = {
+            "dtype": DTYPE_NAMES[part.values.dtype],
+            "shape": shape,
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def _bytes(values: Tensor) -> memoryview:
+    """The raw little-endian bytes of a flat tensor."""
+    flat = values.detach().to("cpu").contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
+def _describe(part: Part, file: str, crc32: int) -> WrittenPiece:
+    piece = Piece(block=part.block, start=part.start, stop=part.stop, file=file, key=_key(part), crc32=crc32)
+    return WrittenPiece(part.name, part.shape, DTYPE_NAMES[part.values.dtype], piece)
+
+
+class ShardReader:
+    """Reads ranges of logical tensors from the shards of one checkpoint folder.
+
+    Args:
+        folder: the checkpoint.
+        files: shard name to size in bytes, as the manifest has them.
+    """
+
+    def __init__(self, folder: Path, files: Mapping[str, int]) -> None:
+        self.folder = folder
+        self._sizes = files
+        self._open: dict[str, Any] = {}
+
+    def fill(self, target: Tensor, name: str, record: TensorRecord, wanted: Range) -> None:
+        """Fill a flat tensor with a range of a logical tensor, converting the dtype.
+
+        Args:
+            target: one dimension, any dtype and device; written in place.
+            name: the tensor's logical name, for messages.
+            record: the tensor to read from.
+            wanted: the range, with as many elements as `target`.
+
+        Raises:
+            DamagedCheckpointError: a shard is absent, truncated or damaged, or a piece is missing.
+        """
+        missing = target.numel()
+        for piece in record.pieces:
+            overlaps = find_overlaps((piece.block, piece.start, piece.stop), wanted)
+            if overlaps:
+                values = self._read(piece, record.dtype)
+                for overlap in overlaps:
+                    overlap.copy(values, target)
+                    missing -= overlap.numel
+        if missing:
+            raise DamagedCheckpointError(f"{self.folder} lacks {missing:,} elements of {name}")
+
+    def _read(self, piece: Piece, dtype: str) -> Tensor:
+        """The flat values of one piece, verified."""
+        path = self.folder / piece.file
+        try:
+            values = self._shard(path).get_tensor(piece.key).reshape(-1)
+        except SafetensorError as error:
+            raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
+        if DTYPE_NAMES.get(values.dtype) != dtype or values.numel() != piece.numel:
+            raise DamagedCheckpointError(
+                f"{path} is damaged: {piece.key} holds {values.numel():,} elements of {values.dtype}, "
+                f"the manifest says {piece.numel:,} of {dtype}"
+            )
+        if zlib.crc32(_bytes(values)) != piece.crc32:
+            raise DamagedCheckpointError(f"{path} is damaged: the checksum of {piece.key} does not match")
+        return values
+
+    def _shard(self, path: Path) -> Any:
+        if path.name not in self._open:
+            expected = self._sizes[path.name]
+            try:
+                size = path.stat().st_size
+            except OSError as error:
+                raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror}") from error
+            if size != expected:
+                raise DamagedCheckpointError(
+                    f"{path} is damaged: it has {size:,} bytes instead of {expected:,}"
+                )
+            self._open[path.name] = safe_open(path, framework="pt")
+        return self._open[path.name]

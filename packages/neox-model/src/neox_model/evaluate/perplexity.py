@@ -1,0 +1,107 @@
+"""Validation and test loss of a checkpoint, on the data that its training would evaluate on next.
+
+The weights are read straight into the model, in the configured precision: there is no optimizer, and every
+rank holds its whole tensor-parallel part whatever the ZeRO stage of the training.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from neox_launcher.config import Resolved
+from neox_launcher.errors import ConfigError
+from neox_model.build.model import build_model, padded_vocab_size
+from neox_model.checkpoint.load import load_weights
+from neox_model.parallel.groups import Groups
+from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer
+from neox_model.train.batch import Batch
+from neox_model.train.data import build_datasets, open_streams
+from neox_model.train.engine import build_pipeline_forward, prepare_deepspeed
+from neox_model.train.evaluate import Evaluator
+from neox_model.train.pipeline_step import PipelineStep
+from neox_model.train.sequential_step import forward_loss, mean_loss
+
+__all__ = ["evaluate_from"]
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def evaluate_from(resolved: Resolved) -> str:
+    """Evaluate the newest checkpoint in `load`, as one rank; called on every rank.
+
+    Returns:
+        A line per part: its loss and perplexity.
+
+    Raises:
+        ConfigError: `load` or the data is not configured.
+        CheckpointError: there is no checkpoint to load.
+    """
+    config = resolved.config
+    folder = config.checkpoint.load
+    if folder is None:
+        raise ConfigError("load: no folder is given; evaluating needs the checkpoint of a training")
+    groups = join_processes(resolved)
+    prepare_deepspeed()
+    tokenizer = load_tokenizer(config)
+    datasets = {part: data for part, data in build_datasets(resolved).items() if part != "train"}
+    streams = open_streams(
+        resolved,
+        datasets,
+        groups,
+        vocab_size=padded_vocab_size(config, tokenizer.vocab_size),
+        end_of_document=tokenizer.end_of_document,
+    )
+    iteration, losses = _load_model(
+        _without_zero(resolved), Path(folder), groups, vocab_size=tokenizer.vocab_size
+    )
+    evaluator = Evaluator(
+        losses, streams, iterations=config.training.eval_iters, accumulation=resolved.derived.accumulation
+    )
+    places = {"valid": iteration // config.training.eval_interval, "test": 0}
+    names = {"valid": "validation", "test": "test"}
+    lines = [
+        f"{names[part]} {evaluator.evaluate(part, place)}"
+        for part, place in places.items()
+        if evaluator.has(part)
+    ]
+    leave_processes()
+    if not lines:
+        raise ConfigError(
+            "there is nothing to evaluate on: eval-iters is 0, or the split leaves no documents"
+        )
+    return "\n".join(lines)
+
+
+def _load_model(
+    resolved: Resolved, folder: Path, groups: Groups, *, vocab_size: int
+) -> tuple[int, Callable[[Iterator[Batch], int], Tensor]]:
+    """The checkpoint's iteration, and the mean loss of micro-batches under its weights."""
+    model = build_model(resolved, groups, vocab_size=vocab_size)
+    model.to(device=_device(), dtype=_DTYPES[resolved.derived.precision])
+    iteration = load_weights(folder, model=model, groups=groups, config=flat_values(resolved.config))
+    if resolved.derived.uses_pipeline:
+        engine = build_pipeline_forward(model, micro_batch_size=resolved.derived.micro_batch_size)
+        return iteration, PipelineStep(engine, tokens=0).evaluate
+    model.eval()
+
+    def forward(batch: Batch) -> Tensor:
+        return forward_loss(model, model.loss_fn, batch.to(_device()))
+
+    return iteration, partial(mean_loss, forward, data=groups.data)
+
+
+def _without_zero(resolved: Resolved) -> Resolved:
+    zero = resolved.config.zero
+    plain = zero.replaced(zero_optimization=zero.zero_optimization.replaced(stage=0))
+    return replace(resolved, config=resolved.config.model_copy(update={"zero": plain}))
+
+
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,0 +1,1 @@
+"""Text from a trained model: `python -m neox_model.generate`."""

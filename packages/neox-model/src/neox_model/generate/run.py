@@ -1,0 +1,103 @@
+"""The assembly of a generation: processes, tokenizer, model, weights, mode.
+
+The checkpoint's layout does not matter. A pipeline only helps when many micro-batches are under way, so
+generation always runs the plain model: tensor parallel as configured, and what would have been stages become
+replicas that share out the prompts.
+"""
+
+import logging
+from pathlib import Path
+
+import torch
+
+from neox_launcher.config import NeoXConfig, Resolved
+from neox_launcher.errors import NeoXError
+from neox_model.build.model import build_model
+from neox_model.checkpoint import load_weights
+from neox_model.generate.decode import Decoder
+from neox_model.generate.modes import MODES, Job
+from neox_model.generate.sampling import Sampler
+from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer
+
+__all__ = ["as_plain_model", "choose_mode", "generate_from"]
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def generate_from(resolved: Resolved) -> None:
+    """Generate text with the newest checkpoint of the configuration's `load` (or else `save`) folder.
+
+    Raises:
+        NeoXError: there is no checkpoint, it is another model's, or the mode lacks what it needs.
+    """
+    config = resolved.config
+    directory = config.checkpoint.load or config.checkpoint.save
+    if directory is None:
+        raise NeoXError("generation needs trained weights; set load to a folder with checkpoints")
+    plain = as_plain_model(resolved)
+    groups = join_processes(plain)
+    tokenizer = load_tokenizer(config)
+    model = build_model(plain, groups, vocab_size=tokenizer.vocab_size)
+    for param in model.parameters():
+        param.data = param.data.to(_DTYPES[plain.derived.precision])
+    load_weights(Path(directory), model=model, groups=groups, config=flat_values(config))
+    settings = config.generation
+    decoder = Decoder(
+        model.eval(),
+        Sampler(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p),
+        vocab_size=tokenizer.vocab_size,
+        end_of_document=tokenizer.end_of_document,
+        seq_length=config.model.seq_length,
+        maximum_tokens=settings.maximum_tokens,
+        recompute=settings.recompute,
+        group=groups.model,
+    )
+    job = Job(
+        decoder=decoder,
+        tokenizer=tokenizer,
+        groups=groups,
+        seed=config.training.seed,
+        num_samples=settings.num_samples,
+        input_file=_path(settings.sample_input_file),
+        output_file=_path(settings.sample_output_file),
+    )
+    mode = choose_mode(config)
+    logger.info(
+        "generating (%s) on data-parallel %d x model-parallel %d", mode, groups.data.size, groups.model.size
+    )
+    MODES[mode](job)
+    leave_processes()
+
+
+def choose_mode(config: NeoXConfig) -> str:
+    """The configured mode, or the one that the other settings imply."""
+    settings = config.generation
+    if settings.text_gen_type is not None:
+        return settings.text_gen_type
+    if settings.sample_input_file is not None:
+        return "input-file"
+    return "unconditional" if settings.num_samples > 0 else "interactive"
+
+
+def as_plain_model(resolved: Resolved) -> Resolved:
+    """The same configuration without pipeline and without ZeRO: stages become replicas."""
+    config, derived = resolved.config, resolved.derived
+    zero = config.zero.replaced(zero_optimization=config.zero.zero_optimization.replaced(stage=0))
+    if derived.pipe_parallel_size > 1:
+        logger.info(
+            "generation runs the plain model: %d stages become replicas, each of %d tensor-parallel ranks",
+            derived.pipe_parallel_size,
+            derived.model_parallel_size,
+        )
+    sizes = {
+        "uses_pipeline": False,
+        "pipe_parallel_size": 1,
+        "data_parallel_size": derived.world_size // derived.model_parallel_size,
+    }
+    return Resolved(config=config.model_copy(update={"zero": zero}), derived=derived.model_copy(update=sizes))
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)

@@ -1,0 +1,1 @@
+"""The transformer's layers: plain arguments, groups passed in, hidden states with the sequence first."""

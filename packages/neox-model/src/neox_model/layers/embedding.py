@@ -1,0 +1,66 @@
+"""Tokens, and where the model wants it their positions, to hidden states with the sequence first."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.logical import InitMethod
+from neox_model.parallel.vocab_embedding import VocabParallelEmbedding
+
+__all__ = ["Embedding"]
+
+
+class Embedding(nn.Module):
+    """dropout(word + position), as hidden_SBD.
+
+    Args:
+        vocab_size: entries of the logical vocabulary.
+        hidden_size: model width.
+        init: fills the word table.
+        position: makes the module that is added (LearnedPosition, SinusoidalPosition); None for none.
+        dropout: probability of dropping a number.
+        group: the ranks the vocabulary is split over.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        init: InitMethod,
+        position: Callable[[], nn.Module] | None = None,
+        dropout: float = 0.0,
+        group: Group = SINGLE,
+    ) -> None:
+        super().__init__()
+        self.word_embeddings = VocabParallelEmbedding(vocab_size, hidden_size, init=init, group=group)
+        self.position_embeddings = position() if position is not None else None
+        self.dropout = dropout
+        # Tokens seen before this call; kv_cache.caching counts them while generating.
+        self.start = 0
+
+    def forward(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, Tensor]:
+        """Hidden states of `tokens_BS`, or of `(tokens_BS, documents_BS, positions_BS)`.
+
+        Without `positions_BS` positions count from the window's first token. With documents, the result is
+        `(hidden_SBD, documents_BS)`, as it flows through the layers.
+        """
+        if isinstance(inputs, Tensor):
+            return self._embed(inputs, None)
+        tokens_BS, documents_BS, positions_BS = inputs
+        return self._embed(tokens_BS, positions_BS), documents_BS
+
+    def _embed(self, tokens_BS: Tensor, positions_BS: Tensor | None) -> Tensor:
+        # The tokens are transposed, not their embeddings: the result is S-first without a copy.
+        hidden_SBD = self.word_embeddings(tokens_BS.t())
+        if self.position_embeddings is not None:
+            if positions_BS is None:
+                stop = self.start + tokens_BS.shape[1]
+                positions_SB = torch.arange(self.start, stop, device=tokens_BS.device).unsqueeze(1)
+            else:
+                positions_SB = positions_BS.t()
+            hidden_SBD = hidden_SBD + self.position_embeddings(positions_SB).to(hidden_SBD.dtype)
+        return functional.dropout(hidden_SBD, self.dropout, self.training)

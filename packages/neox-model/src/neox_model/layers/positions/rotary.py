@@ -1,0 +1,82 @@
+"""Rotary positions: query and key channels turned by an angle that grows with the place in the window.
+
+In the "rotate half" form, channel i pairs with channel i + n/2 of the n rotated ones. Angles, sines and
+cosines are float32 and kept outside the module's state, so that a 16-bit model does not round them.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from neox_model.errors import LayoutError
+
+__all__ = ["RotaryPosition"]
+
+
+Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class RotaryPosition(nn.Module):
+    """Rotates the first `int(head_width * fraction)` channels of each head.
+
+    Args:
+        head_width: channels of a head.
+        fraction: part of them that is rotated.
+        base: of the geometric progression of frequencies.
+        operator: fused function of (query_SBNK, key_SBNK, cos_SR, sin_SR), R pairs, the last two float32,
+            that rotates both; None rotates each with torch's own operators.
+
+    Raises:
+        LayoutError: an odd number of channels would be rotated.
+
+    Source: arXiv:2104.09864; partial rotation from GPT-J.
+    """
+
+    def __init__(
+        self,
+        *,
+        head_width: int,
+        fraction: float = 1.0,
+        base: float = 10000.0,
+        operator: Rotate | None = None,
+    ) -> None:
+        super().__init__()
+        self.operator = operator
+        self.width = int(head_width * fraction)
+        self.base = base
+        self._table: tuple[Tensor, Tensor] | None = None
+        if self.width % 2:
+            raise LayoutError(
+                f"rotary-pct {fraction:g} of a head of {head_width} channels is {self.width}, an odd number; "
+                "rotation works on pairs: choose a rotary-pct that gives an even one"
+            )
+
+    def forward(self, query_SBNK: Tensor, key_SBNK: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
+        """Both, rotated by their place in the window; the first row is at place `start`."""
+        if self.width == 0:
+            return query_SBNK, key_SBNK
+        stop = start + query_SBNK.shape[0]
+        dtype = query_SBNK.dtype if self.operator is None else torch.float32
+        cos_SR, sin_SR = self._up_to(stop, query_SBNK.device, dtype)
+        cos_SR, sin_SR = cos_SR[start:stop], sin_SR[start:stop]
+        if self.operator is not None:
+            return self.operator(query_SBNK, key_SBNK, cos_SR, sin_SR)
+        cosine, sine = cos_SR[:, None, None], sin_SR[:, None, None]
+        return self._rotate(query_SBNK, cosine, sine), self._rotate(key_SBNK, cosine, sine)
+
+    def _up_to(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine tables of at least `length` places, [length, width / 2]."""
+        table = self._table
+        if table is None or len(table[0]) < length or table[0].device != device or table[0].dtype != dtype:
+            even = torch.arange(0, self.width, 2, device=device, dtype=torch.float32)
+            places = torch.arange(length, device=device, dtype=torch.float32)
+            angle = torch.outer(places, self.base ** (-even / self.width))
+            table = self._table = (angle.cos().to(dtype), angle.sin().to(dtype))
+        return table
+
+    def _rotate(self, inputs_SBNK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        half = self.width // 2
+        first, second = inputs_SBNK[..., :half], inputs_SBNK[..., half : self.width]
+        turned = (first * cosine - second * sine, second * cosine + first * sine)
+        return torch.cat((*turned, inputs_SBNK[..., self.width :]), dim=-1)

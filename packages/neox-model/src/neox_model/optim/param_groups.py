@@ -1,0 +1,34 @@
+"""Who gets weight decay: matrices and embedding tables, never biases and norm weights."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch.nn import Parameter
+
+__all__ = ["split_by_weight_decay"]
+
+
+def split_by_weight_decay(parameters: Iterable[Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups for a torch optimizer: the decayed ones first, empty groups left out.
+
+    A parameter's dimensions are those of its logical tensor where it has one: under ZeRO stage 3 the
+    parameter itself is an empty vector.
+
+    Args:
+        parameters: trainable ones are taken, each once.
+        weight_decay: of the first group; the second has 0.
+    """
+    decayed: list[Parameter] = []
+    plain: list[Parameter] = []
+    seen: set[int] = set()
+    for parameter in parameters:
+        if parameter.requires_grad and id(parameter) not in seen:
+            seen.add(id(parameter))
+            (decayed if _num_dimensions(parameter) >= 2 else plain).append(parameter)
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _num_dimensions(parameter: Parameter) -> int:
+    logical = getattr(parameter, "logical", None)
+    return parameter.dim() if logical is None else len(logical.shape)

@@ -1,0 +1,1 @@
+"""Splitting a model over ranks: who talks to whom, and the layers whose weights are split."""

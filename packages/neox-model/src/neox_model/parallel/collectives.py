@@ -1,0 +1,114 @@
+"""The four communications of tensor parallelism, each with its gradient: copy, reduce, gather, scatter.
+
+Copy and reduce are f and g of arXiv:1909.08053: one's forward is the other's backward. In a group of one,
+each gives its argument back and nothing is sent.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from neox_model.parallel.groups import Group
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "copy_to_group",
+    "gather_from_group",
+    "reduce_from_group",
+    "scatter_to_group",
+]
+
+
+def all_reduce(tensor: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """`tensor` combined over the group, in place where its memory is contiguous; no gradient."""
+    if group.size == 1:
+        return tensor
+    tensor = tensor.contiguous()
+    dist.all_reduce(tensor, op=op, group=group.process_group)
+    return tensor
+
+
+def all_gather(tensor: Tensor, group: Group, dim: int) -> Tensor:
+    """The ranks' tensors (of equal shapes) joined along `dim`, in rank order; no gradient."""
+    if group.size == 1:
+        return tensor
+    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(group.size)]
+    dist.all_gather(parts, tensor.contiguous(), group=group.process_group)
+    return torch.cat(parts, dim=dim)
+
+
+def _my_part(tensor: Tensor, group: Group, dim: int) -> Tensor:
+    return tensor.chunk(group.size, dim=dim)[group.rank].contiguous()
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        # Cloned, because autograd may hand the same gradient to another branch.
+        return all_reduce(gradient.clone(memory_format=torch.contiguous_format), ctx.group), None
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
+        # In place: the argument is a matrix product's fresh output, which no gradient needs.
+        ctx.mark_dirty(tensor)
+        dist.all_reduce(tensor, group=group.process_group)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Group, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return all_gather(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _my_part(gradient, ctx.group, ctx.dim), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Group, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return _my_part(tensor, group, dim)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return all_gather(gradient, ctx.group, ctx.dim), None, None
+
+
+def copy_to_group(tensor: Tensor, group: Group) -> Tensor:
+    """Hand a replicated tensor to split work: the same values, gradients summed over the group."""
+    return tensor if group.size == 1 else _Copy.apply(tensor, group)
+
+
+def reduce_from_group(tensor: Tensor, group: Group) -> Tensor:
+    """Sum the ranks' partial results, in place; the gradient goes to every rank unchanged.
+
+    `tensor` is overwritten: pass a result that nothing else holds, contiguous in memory.
+    """
+    return tensor if group.size == 1 else _Reduce.apply(tensor, group)
+
+
+def gather_from_group(tensor: Tensor, group: Group, dim: int = -1) -> Tensor:
+    """Join the ranks' parts along `dim`; each rank keeps its own part of the gradient."""
+    return tensor if group.size == 1 else _Gather.apply(tensor, group, dim)
+
+
+def scatter_to_group(tensor: Tensor, group: Group, dim: int = -1) -> Tensor:
+    """Keep this rank's part of a replicated tensor along `dim`; the gradients' parts are joined."""
+    return tensor if group.size == 1 else _Scatter.apply(tensor, group, dim)

@@ -1,0 +1,106 @@
+"""Matrix products whose weight is split over tensor-parallel ranks, by columns (outputs) or by rows (inputs).
+
+A column-parallel layer followed by a row-parallel one needs one communication forward and one backward
+(arXiv:1909.08053, section 3). With `skip_bias` the bias is handed back instead of added, so that it can be
+fused with what comes next.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from neox_model.parallel.collectives import copy_to_group, gather_from_group, reduce_from_group
+from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.logical import InitMethod, logical_parameter
+
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "zero_init"]
+
+
+def zero_init(tensor: Tensor, generator: torch.Generator) -> None:
+    """Fill with zeros: how biases start."""
+    tensor.zero_()
+
+
+class ColumnParallelLinear(nn.Module):
+    """x @ weight.T + bias, each rank making its own part of the outputs.
+
+    Args:
+        in_features: width of the replicated input.
+        out_features: width of the whole output.
+        init: fills the whole weight.
+        group: the tensor-parallel ranks.
+        bias: whether there is one.
+        skip_bias: give it back unadded.
+        gather_output: join the parts, so that every rank has the whole output.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        init: InitMethod,
+        group: Group = SINGLE,
+        bias: bool = True,
+        skip_bias: bool = False,
+        gather_output: bool = False,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.skip_bias = skip_bias
+        self.gather_output = gather_output
+        self.weight = logical_parameter((out_features, in_features), init=init, group=group, split_dim=0)
+        if bias:
+            self.bias = logical_parameter((out_features,), init=zero_init, group=group, split_dim=0)
+        else:
+            self.register_parameter("bias", None)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Outputs of this rank (of all with `gather_output`), and the bias still to be added, if any."""
+        added = None if self.skip_bias else self.bias
+        outputs = functional.linear(copy_to_group(inputs, self.group), self.weight, added)
+        if self.gather_output:
+            outputs = gather_from_group(outputs, self.group)
+        return outputs, self.bias if self.skip_bias else None
+
+
+class RowParallelLinear(nn.Module):
+    """x @ weight.T + bias, each rank holding its own part of the inputs; the result is whole on every rank.
+
+    Args:
+        in_features: width of the whole input, of which a rank passes its part.
+        out_features: width of the output.
+        init: fills the whole weight.
+        group: the tensor-parallel ranks.
+        bias: whether there is one; every rank holds it, and it is added once, after the sum.
+        skip_bias: give it back unadded.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        init: InitMethod,
+        group: Group = SINGLE,
+        bias: bool = True,
+        skip_bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.skip_bias = skip_bias
+        self.weight = logical_parameter((out_features, in_features), init=init, group=group, split_dim=1)
+        if bias:
+            self.bias = logical_parameter((out_features,), init=zero_init)
+        else:
+            self.register_parameter("bias", None)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The whole output, and the bias still to be added, if any."""
+        added = None if self.skip_bias else self.bias
+        if self.group.size == 1:
+            outputs = functional.linear(inputs, self.weight, added)
+        else:
+            outputs = reduce_from_group(functional.linear(inputs, self.weight), self.group)
+            outputs = outputs if added is None else outputs + added
+        return outputs, self.bias if self.skip_bias else None

@@ -1,0 +1,87 @@
+"""Validation and test loss of the model as it is."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from neox_model.train.batch import Batch
+
+__all__ = ["BatchStream", "Evaluation", "Evaluator"]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The result of one evaluation.
+
+    Args:
+        loss: plain mean of the micro-batches' losses, per token.
+    """
+
+    loss: float
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the loss; infinite where that is no float."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    def __str__(self) -> str:
+        return f"loss {self.loss:.4f}, perplexity {self.perplexity:.4g}"
+
+
+class BatchStream(Protocol):
+    """Micro-batches from some place on, until closed."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Itself."""
+
+    def __next__(self) -> Batch:
+        """The next micro-batch."""
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+
+
+class Evaluator:
+    """Runs evaluations, each on its own stretch of a part's data.
+
+    Evaluation number p reads the micro-batches from p * iterations * accumulation on, whatever was
+    evaluated before: a resumed training sees the data that an uninterrupted one sees.
+
+    Args:
+        mean_loss: the mean loss of so many micro-batches of a stream; collective.
+        open_stream: part -> function of the first iteration, giving the stream from there.
+        iterations: of `accumulation` micro-batches each, per evaluation.
+        accumulation: micro-batches per iteration.
+
+    Attributes:
+        results: the last evaluation of each part.
+    """
+
+    def __init__(
+        self,
+        mean_loss: Callable[[Iterator[Batch], int], Tensor],
+        open_stream: Mapping[str, Callable[[int], BatchStream]],
+        *,
+        iterations: int,
+        accumulation: int,
+    ) -> None:
+        self.results: dict[str, Evaluation] = {}
+        self._mean_loss = mean_loss
+        self._open_stream = open_stream
+        self._iterations = iterations
+        self._accumulation = accumulation
+
+    def has(self, part: str) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self._iterations > 0 and part in self._open_stream
+
+    def evaluate(self, part: str, place: int) -> Evaluation:
+        """Loss on the stretch number `place` of a part. Collective over all ranks."""
+        with closing(self._open_stream[part](place * self._iterations)) as stream:
+            loss = self._mean_loss(stream, self._iterations * self._accumulation)
+        self.results[part] = Evaluation(float(loss))
+        return self.results[part]

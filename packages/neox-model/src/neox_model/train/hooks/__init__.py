@@ -1,0 +1,1 @@
+"""What the loop does beside training, one hook per file."""

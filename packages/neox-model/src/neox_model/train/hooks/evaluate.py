@@ -1,0 +1,67 @@
+"""Validates every `eval_interval` iterations, and validates and tests when the training is complete."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from neox_model.metrics.timers import Timers
+from neox_model.metrics.writers import MetricWriter
+from neox_model.train.evaluate import Evaluator
+from neox_model.train.hooks.base import Hook
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
+
+__all__ = ["EvaluateHook"]
+
+logger = logging.getLogger(__name__)
+
+
+class EvaluateHook(Hook):
+    """Evaluates, writes the losses and logs them.
+
+    Args:
+        evaluator: knows the data and the model.
+        interval: iterations between validations; None: only at the end.
+        writers: get the losses.
+        timers: evaluating is measured as the activity `evaluate`.
+        before_evaluation: called first, so that training metrics are written before the evaluation's.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        *,
+        interval: int | None,
+        writers: Sequence[MetricWriter],
+        timers: Timers,
+        before_evaluation: Callable[[], None],
+    ) -> None:
+        self._evaluator = evaluator
+        self._interval = interval
+        self._writers = writers
+        self._timers = timers
+        self._before_evaluation = before_evaluation
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Validate when it is time; the last iteration is left to `on_end`."""
+        if self._interval and state.iteration % self._interval == 0 and not state.finished:
+            place = state.iteration // self._interval - 1
+            self._evaluate("valid", "validation", place, state)
+
+    def on_end(self, state: TrainState) -> None:
+        """Test and validate, unless the training was stopped before its last iteration."""
+        if state.stop_reason is None:
+            self._evaluate("test", "test", 0, state)
+            place = state.iteration // self._interval if self._interval else 0
+            self._evaluate("valid", "validation", place, state)
+
+    def _evaluate(self, part: str, name: str, place: int, state: TrainState) -> None:
+        if not self._evaluator.has(part):
+            return
+        self._before_evaluation()
+        with self._timers.measure("evaluate"):
+            evaluation = self._evaluator.evaluate(part, place)
+        metrics = {f"loss/{name}": evaluation.loss, f"perplexity/{name}": evaluation.perplexity}
+        for writer in self._writers:
+            writer.write(metrics, state.iteration)
+            writer.flush()
+        logger.info("iteration %d: %s %s", state.iteration, name, evaluation)

@@ -1,0 +1,266 @@
+"""A training from its resolved configuration: the launch checklist, in order."""
+
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from torch import nn
+
+from neox_launcher.config import NeoXConfig, Resolved, engine_json
+from neox_model.build.model import build_model, padded_vocab_size
+from neox_model.checkpoint.claim import claimed
+from neox_model.checkpoint.load import ScheduleSource, load_checkpoint
+from neox_model.checkpoint.outcome import gather
+from neox_model.checkpoint.save import save_checkpoint
+from neox_model.metrics.throughput import Throughput, flops_per_token
+from neox_model.metrics.timers import Timers
+from neox_model.metrics.writers import WRITERS, MetricWriter
+from neox_model.metrics.writers.steady import SteadyWriter
+from neox_model.optim.build import build_optimizer, build_schedule
+from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.random import seed_streams
+from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer
+from neox_model.train.data import build_datasets, open_streams
+from neox_model.train.engine import Engine, build_engine, prepare_deepspeed
+from neox_model.train.evaluate import Evaluator
+from neox_model.train.hooks.base import Hook
+from neox_model.train.hooks.checkpoint import CheckpointHook
+from neox_model.train.hooks.evaluate import EvaluateHook
+from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
+from neox_model.train.hooks.log import LogHook
+from neox_model.train.hooks.stop import StopHook
+from neox_model.train.loop import train
+from neox_model.train.pipeline_step import PipelineStep
+from neox_model.train.sequential_step import SequentialStep
+from neox_model.train.state import TrainState
+from neox_model.train.step import TrainStep
+
+__all__ = ["train_from", "train_in"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Training:
+    """The parts of a training that several of the things below need."""
+
+    resolved: Resolved
+    groups: Groups
+    engine: Engine
+    schedule: LearningRateSchedule
+    state: TrainState
+
+    @property
+    def config(self) -> NeoXConfig:
+        return self.resolved.config
+
+    @property
+    def model(self) -> nn.Module:
+        return self.engine.inner.module
+
+
+def train_from(resolved: Resolved) -> str | None:
+    """Train as configured, as one rank; called on every rank.
+
+    Returns:
+        The result in one line: the last validation, or None when the training was stopped before its end.
+    """
+    groups = join_processes(resolved)
+    result = train_in(groups, resolved)
+    leave_processes()
+    return result
+
+
+def train_in(groups: Groups, resolved: Resolved) -> str | None:
+    """As `train_from`, among processes that have joined already. Collective over all ranks."""
+    with _claim(resolved.config.checkpoint.save, groups):
+        return _train(groups, resolved)
+
+
+def _claim(folder: str | None, groups: Groups) -> AbstractContextManager[None]:
+    return nullcontext() if folder is None else claimed(Path(folder), groups)
+
+
+def _train(groups: Groups, resolved: Resolved) -> str | None:
+    config, derived = resolved.config, resolved.derived
+    prepare_deepspeed()
+    tokenizer = load_tokenizer(config)
+    datasets = build_datasets(resolved)
+    model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
+    optimizer = build_optimizer(config, model)
+    schedule = build_schedule(config, optimizer, decay_iterations=derived.lr_decay_iters)
+    engine = build_engine(
+        model,
+        optimizer,
+        schedule,
+        settings=engine_json(resolved),
+        groups=groups,
+        is_pipeline=derived.uses_pipeline,
+    )
+    seed_streams(config.training.seed, groups)
+    state = TrainState(last_iteration=config.training.train_iters)
+    training = _Training(resolved=resolved, groups=groups, engine=engine, schedule=schedule, state=state)
+    _load(training)
+    if state.finished:
+        logger.info("all %d iterations are done: what is left is to evaluate", state.last_iteration)
+    streams = open_streams(
+        resolved,
+        datasets,
+        groups,
+        vocab_size=padded_vocab_size(config, tokenizer.vocab_size),
+        end_of_document=tokenizer.end_of_document,
+    )
+    step = _build_step(training)
+    evaluator = Evaluator(
+        step.evaluate, streams, iterations=config.training.eval_iters, accumulation=derived.accumulation
+    )
+    with ExitStack() as resources:
+        batches = resources.enter_context(closing(streams["train"](state.iteration)))
+        writers = [resources.enter_context(closing(writer)) for writer in _open_writers(training)]
+        hooks = _build_hooks(training, evaluator, writers)
+        train(state, step, batches, hooks)
+    if state.stop_reason is not None or "valid" not in evaluator.results:
+        return None
+    return f"validation {evaluator.results['valid']}"
+
+
+def _build_step(training: _Training) -> TrainStep:
+    derived = training.resolved.derived
+    tokens = derived.train_batch_size * training.config.model.seq_length
+    if derived.uses_pipeline:
+        return PipelineStep(training.engine, tokens=tokens)
+    return SequentialStep(
+        training.engine,
+        training.engine.inner.module.loss_fn,
+        accumulation=derived.accumulation,
+        tokens=tokens,
+        data=training.groups.data,
+    )
+
+
+def _load(training: _Training) -> None:
+    """Go on from the newest checkpoint in `load`, if there is one."""
+    section = training.config.checkpoint
+    if section.load is None:
+        return
+    iteration = load_checkpoint(
+        Path(section.load),
+        model=training.model,
+        engine=training.engine.inner,
+        groups=training.groups,
+        schedule=training.schedule,
+        state=training.state,
+        config=flat_values(training.config),
+        seed=training.config.training.seed,
+        finetune=section.finetune,
+        load_optimizer=not section.no_load_optim,
+        load_rng=not section.no_load_rng,
+        schedule_source=_schedule_source(training.config),
+    )
+    if iteration is None:
+        logger.info("%s holds no checkpoint: starting from new weights", section.load)
+
+
+def _schedule_source(config: NeoXConfig) -> ScheduleSource:
+    if config.lr_schedule.override_lr_scheduler:
+        return "config"
+    return "checkpoint" if config.lr_schedule.use_checkpoint_lr_scheduler else "agreement"
+
+
+def _save(training: _Training, directory: Path) -> None:
+    section = training.config.checkpoint
+    save_checkpoint(
+        directory,
+        iteration=training.state.iteration,
+        model=training.model,
+        engine=training.engine.inner,
+        groups=training.groups,
+        schedule=training.schedule,
+        state=training.state,
+        config=flat_values(training.config),
+        save_optimizer=not section.no_save_optim,
+        save_rng=not section.no_save_rng,
+        keep_last=section.keep_last_n_checkpoints,
+    )
+
+
+def _open_writers(training: _Training) -> list[MetricWriter]:
+    """The writers of rank 0; none elsewhere."""
+    if training.groups.world.rank != 0:
+        return []
+    section, iteration = training.config.logging, training.state.iteration
+    writers: list[MetricWriter] = [WRITERS["console"](last_iteration=training.state.last_iteration)]
+    if section.log_dir is not None:
+        writers.append(WRITERS["jsonl"](Path(section.log_dir), iteration=iteration))
+    if section.tensorboard_dir is not None:
+        writers.append(WRITERS["tensorboard"](Path(section.tensorboard_dir), iteration=iteration))
+    if section.use_wandb:
+        writers.append(
+            WRITERS["wandb"](
+                project=section.wandb_project,
+                entity=section.wandb_team,
+                group=section.wandb_group,
+                settings={"base_url": section.wandb_host},
+                config=flat_values(training.config),
+            )
+        )
+    return [SteadyWriter(writer) for writer in writers]
+
+
+def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[MetricWriter]) -> list[Hook]:
+    """In the order in which they see an iteration: a checkpoint comes after whatever is recorded of it."""
+    config, timers = training.config, Timers()
+    log = LogHook(
+        writers,
+        schedule=training.schedule,
+        throughput=_measure_model(training),
+        timers=timers,
+        interval=config.logging.log_interval,
+    )
+    hooks = [
+        StopHook(training.groups.control, exit_interval=config.training.exit_interval),
+        log,
+        EvaluateHook(
+            evaluator,
+            interval=config.training.eval_interval,
+            writers=writers,
+            timers=timers,
+            before_evaluation=log.write_pending,
+        ),
+    ]
+    if config.checkpoint.save is not None:
+        directory = Path(config.checkpoint.save)
+        hooks.append(
+            CheckpointHook(
+                lambda state: _save(training, directory),
+                interval=config.checkpoint.save_interval,
+                timers=timers,
+                before_save=log.write_pending,
+            )
+        )
+    return [*hooks, GarbageCollectionHook()]
+
+
+def _measure_model(training: _Training) -> Throughput:
+    """Count the model's parameters, over all stages; collective over all ranks."""
+    held = {
+        name: parameter.logical.shape  # type: ignore[attr-defined]
+        for name, parameter in named_logical_parameters(training.model)
+    }
+    stages = gather(training.groups.control, held) if training.groups.pipe.size > 1 else [held]
+    shapes = {name: shape for stage in stages for name, shape in stage.items()}
+    model = training.config.model
+    count = sum(prod(shape) for shape in shapes.values())
+    logger.info("the model has %s parameters in %d layers", f"{count:,}", model.num_layers)
+    flops = flops_per_token(
+        shapes.items(),
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        seq_length=model.seq_length,
+    )
+    return Throughput(flops_per_token=flops, num_devices=training.groups.world.size)

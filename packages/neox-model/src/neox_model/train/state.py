@@ -1,0 +1,56 @@
+"""Everything about a training that changes and must survive a restart."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from neox_model.train.step import StepReport
+
+__all__ = ["TrainState"]
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """Where the training is.
+
+    Args:
+        last_iteration: the training is complete after this many iterations.
+        iteration: optimizer updates done so far, skipped ones included: each has used its data.
+        skipped_iterations: those among them that were not applied, because a 16-bit gradient overflowed.
+        tokens: training tokens seen by all data-parallel ranks.
+        stop_reason: why the training ends before its last iteration; not kept over a restart.
+    """
+
+    last_iteration: int
+    iteration: int = 0
+    skipped_iterations: int = 0
+    tokens: int = 0
+    stop_reason: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the loop must end now."""
+        return self.stop_reason is not None or self.iteration >= self.last_iteration
+
+    def advance(self, report: StepReport) -> None:
+        """Count one iteration."""
+        self.iteration += 1
+        self.skipped_iterations += report.skipped
+        self.tokens += report.tokens
+
+    def request_stop(self, reason: str) -> None:
+        """End the loop after this iteration; every rank must ask for it at the same one."""
+        self.stop_reason = self.stop_reason or reason
+
+    def state_dict(self) -> dict[str, int]:
+        """What a checkpoint must hold."""
+        return {
+            "iteration": self.iteration,
+            "skipped_iterations": self.skipped_iterations,
+            "tokens": self.tokens,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self.iteration = int(state["iteration"])
+        self.skipped_iterations = int(state["skipped_iterations"])
+        self.tokens = int(state["tokens"])

@@ -1,0 +1,349 @@
+"""What is restored, what is left out and what is refused, on one process with a plain optimizer as engine."""
+
+import errno
+import json
+import logging
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from neox_model.checkpoint import CheckpointError, load_checkpoint, load_weights, save, save_checkpoint
+from neox_model.checkpoint.contents import MANIFEST, Manifest
+from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.logical import logical_parameter
+from neox_model.parallel.topology import create_groups
+from support.distributed import run_ranks
+
+ALONE = Groups(data=SINGLE, model=SINGLE, pipe=SINGLE, world=SINGLE, control=SINGLE)
+
+
+@dataclass
+class Curve:
+    peak: float = 0.1
+    warmup: float = 0.01
+
+
+class Remembers:
+    """A training state, or a schedule, that is its dictionary."""
+
+    def __init__(self, **state: int) -> None:
+        self.state, self.curve = state, Curve()
+
+    def state_dict(self) -> dict[str, int]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state = state
+
+
+class Model(nn.Module):
+    def __init__(self, width: int, layers: int = 1) -> None:
+        super().__init__()
+        self.layers = nn.ParameterList(
+            logical_parameter((width, 3), init=lambda tensor, generator: None) for _ in range(layers)
+        )
+        for param in self.layers:
+            nn.init.normal_(param)
+
+
+class Engine:
+    """As much of DeepSpeed's engine as a checkpoint touches at ZeRO stage 0 in float32."""
+
+    def __init__(self, model: nn.Module, optimizer: type[torch.optim.Optimizer]) -> None:
+        self.optimizer = optimizer(model.parameters(), lr=0.1)
+        self.global_steps = self.global_samples = self.skipped_steps = 0
+
+
+class Run:
+    def __init__(
+        self, *, width: int = 4, layers: int = 1, optimizer: Any = torch.optim.AdamW, groups: Groups = ALONE
+    ):
+        self.model = Model(width, layers)
+        self.engine = Engine(self.model, optimizer)
+        self.state, self.schedule = Remembers(tokens=0), Remembers(applied_updates=0)
+        self.groups = groups
+        self.config = {"hidden_size": width, "num_layers": layers, "lr": 0.1}
+        self.iteration: int | None = 0
+
+    def train(self) -> None:
+        for param in self.model.parameters():
+            param.grad = torch.randn_like(param)
+        self.engine.optimizer.step()
+        self.iteration += 1
+        self.engine.global_steps += 1
+        self.state.state = {"tokens": 10 * self.iteration}
+        self.schedule.state = {"applied_updates": self.iteration}
+
+    def save(self, directory: Path, **options: Any) -> Path:
+        return save_checkpoint(directory, iteration=self.iteration, **self._parts(), **options)
+
+    def load(self, directory: Path, **options: Any) -> None:
+        self.iteration = load_checkpoint(directory, **self._parts(), seed=1, **options)
+
+    def _parts(self) -> dict[str, Any]:
+        names = ("model", "engine", "groups", "schedule", "state", "config")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def weights(self) -> list[Any]:
+        return [param.tolist() for param in self.model.parameters()]
+
+    @property
+    def states(self) -> dict[str, Any]:
+        first = self.engine.optimizer.state[self.model.layers[0]]
+        return {key: value.tolist() for key, value in first.items()}
+
+
+@pytest.fixture
+def trained() -> Run:
+    run = Run()
+    run.train()
+    run.train()
+    return run
+
+
+def test_everything_comes_back(tmp_path, trained):
+    trained.save(tmp_path)
+    run = Run()
+    run.load(tmp_path)
+    assert run.iteration == run.engine.global_steps == 2
+    assert (run.weights, run.states) == (trained.weights, trained.states)
+    assert (run.state.state, run.schedule.state) == ({"tokens": 20}, {"applied_updates": 2})
+
+
+def test_an_empty_folder_means_from_scratch_for_training_and_is_an_error_for_generation(tmp_path):
+    run = Run()
+    run.load(tmp_path / "none")
+    assert run.iteration is None
+    with pytest.raises(CheckpointError, match="none holds no checkpoint"):
+        load_weights(tmp_path / "none", model=run.model, groups=ALONE, config={})
+
+
+def test_finetune_takes_the_weights_alone(tmp_path, trained):
+    trained.save(tmp_path)
+    run = Run()
+    before = torch.get_rng_state()
+    run.load(tmp_path, finetune=True)
+    assert run.iteration == run.engine.global_steps == 0
+    assert run.weights == trained.weights
+    assert not run.engine.optimizer.state
+    assert (run.state.state, run.schedule.state) == ({"tokens": 0}, {"applied_updates": 0})
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_optimizer_states_can_be_left_out_when_loading_or_saving(tmp_path, trained):
+    trained.save(tmp_path / "whole")
+    smaller = trained.save(tmp_path / "weights", save_optimizer=False)
+    assert list(Manifest.read(smaller).weight_names) == ["layers.0"]
+    for directory in ("whole", "weights"):
+        run = Run()
+        run.load(tmp_path / directory, load_optimizer=False)
+        assert run.weights == trained.weights
+        assert not run.engine.optimizer.state
+        assert run.schedule.state == {"applied_updates": 2}
+    with pytest.raises(CheckpointError, match=r"holds no optimizer states .* set no-load-optim: true"):
+        Run().load(tmp_path / "weights")
+
+
+def _draw() -> list[float]:
+    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.normal(), torch.rand(1).item()]
+
+
+def test_random_generators_go_on_where_they_were(tmp_path, trained):
+    random.gauss(0, 1), np.random.normal()
+    trained.save(tmp_path)
+    expected = _draw() + _draw()
+    Run().load(tmp_path)
+    assert _draw() + _draw() == expected
+
+
+def test_random_generators_left_alone_or_started_anew(tmp_path, trained, caplog):
+    trained.save(tmp_path, save_rng=False)
+    before = torch.get_rng_state()
+    run = Run()
+    torch.set_rng_state(before)
+    run.load(tmp_path, load_rng=False)
+    assert torch.equal(torch.get_rng_state(), before)
+    with caplog.at_level(logging.WARNING):
+        run.load(tmp_path)
+    first = _draw()
+    Run().load(tmp_path)
+    assert _draw() == first
+    warnings = {record.getMessage() for record in caplog.records}
+    assert warnings == {"random generators start anew, not from the checkpoint: it holds none (no-save-rng)"}
+
+
+def test_learning_rate_curves_must_agree_or_one_must_be_chosen(tmp_path, trained):
+    trained.save(tmp_path)
+    run = Run()
+    run.schedule.curve = Curve(peak=0.2)
+    with pytest.raises(CheckpointError, match=r"peak 0\.1 there, 0.2 here; set override-lr-scheduler"):
+        run.load(tmp_path)
+    run.load(tmp_path, schedule_source="config")
+    assert (run.schedule.curve, run.schedule.state) == (Curve(peak=0.2), {"applied_updates": 2})
+    run.load(tmp_path, schedule_source="checkpoint")
+    assert (run.schedule.curve, run.schedule.state) == (Curve(peak=0.1), {"applied_updates": 2})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"width": 5}, r"layers.0 has the shape \(4, 3\) .* \(5, 3\) .* hidden-size: 4 there, 5 here"),
+        ({"layers": 2}, "layers.1 is not in the checkpoint; .* num-layers: 1 there, 2 here"),
+    ],
+)
+def test_another_model_is_refused_with_the_parameters_that_differ(tmp_path, trained, sizes, message):
+    trained.save(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        Run(**sizes).load(tmp_path)
+    run = Run(**sizes)
+    with pytest.raises(CheckpointError, match=message):
+        load_weights(tmp_path, model=run.model, groups=ALONE, config=run.config)
+
+
+def test_a_smaller_model_does_not_silently_leave_layers_out(tmp_path):
+    run = Run(layers=2)
+    run.train()
+    run.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"layers\.1 is in the checkpoint and not in this model"):
+        Run().load(tmp_path)
+
+
+def test_another_optimizer_is_refused_unless_its_states_mean_the_same(tmp_path, trained):
+    trained.save(tmp_path)
+    with pytest.raises(CheckpointError, match="states are AdamW's, this run's optimizer is SGD"):
+        Run(optimizer=torch.optim.SGD).load(tmp_path)
+    run = Run(optimizer=torch.optim.Adam)
+    run.load(tmp_path)
+    assert run.states == trained.states
+
+
+def test_states_that_are_not_one_value_per_weight_are_refused(tmp_path):
+    run = Run(optimizer=torch.optim.Adafactor)
+    run.train()
+    with pytest.raises(
+        CheckpointError, match=r"Adafactor keeps the state 'row_var' of layers.0 .* no-save-optim"
+    ):
+        run.save(tmp_path)
+    run.save(tmp_path, save_optimizer=False)
+
+
+def _damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def test_damage_anywhere_is_found_and_the_one_before_is_offered(tmp_path, trained):
+    trained.save(tmp_path)
+    trained.train()
+    newest = trained.save(tmp_path)
+    remedy = (
+        f"to go on from the complete checkpoint global_step2, run: echo global_step2 > {tmp_path / 'latest'}"
+    )
+    for path in sorted(newest.iterdir()):
+        whole = path.read_bytes()
+        for damage in (_damage, _truncate, Path.unlink):
+            damage(path)
+            with pytest.raises(CheckpointError) as raised:
+                Run().load(tmp_path)
+            assert str(path) in str(raised.value) or path.name == MANIFEST
+            if path.name != MANIFEST or path.exists():
+                assert remedy in str(raised.value)
+            path.write_bytes(whole)
+    Run().load(tmp_path)
+
+
+def test_any_single_byte_of_the_manifest_matters(tmp_path, trained):
+    path = trained.save(tmp_path) / MANIFEST
+    text = path.read_bytes()
+    for place in random.Random(1).sample(range(len(text) - 1), 60):
+        path.write_bytes(text[:place] + bytes([text[place] ^ 4]) + text[place + 1 :])
+        with pytest.raises(CheckpointError):
+            Run().load(tmp_path)
+
+
+def test_another_format_says_so(tmp_path, trained):
+    path = trained.save(tmp_path) / MANIFEST
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"format": "neox-checkpoint-9"}))
+    with pytest.raises(CheckpointError, match="has the format 'neox-checkpoint-9', this version reads"):
+        Run().load(tmp_path)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half(tmp_path, trained, monkeypatch):
+    trained.save(tmp_path)
+    trained.train()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("neox_model.checkpoint.shards.os.fsync", full)
+        with pytest.raises(CheckpointError, match=r"saving .*global_step3 failed: .*No space left on device"):
+            trained.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step2", "latest"]
+    trained.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step2", "global_step3", "latest"]
+
+
+def test_older_checkpoints_are_deleted(tmp_path):
+    run = Run()
+    for _ in range(4):
+        run.train()
+        run.save(tmp_path, keep_last=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step3", "global_step4", "latest"]
+
+
+def test_states_on_nvme_are_refused(tmp_path, trained):
+    trained.engine.optimizer.swap_optimizer = True
+    with pytest.raises(CheckpointError, match="offloaded to nvme cannot be checkpointed"):
+        trained.save(tmp_path)
+
+
+def fail_on_one_rank(directory: str) -> list[str]:
+    """Saving, then loading, with a failure that only rank 1 meets."""
+    torch.manual_seed(1)
+    run = Run(groups=create_groups(1, 1))
+    run.train()
+    run.save(Path(directory))
+    run.train()
+    messages = []
+    write = save.write_shard
+    if dist.get_rank() == 1:
+
+        def full(path: Path, parts: Any) -> Any:
+            write(path, parts)
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+        save.write_shard = full
+    for action in (run.save, run.load):
+        if action == run.load and dist.get_rank() == 1:
+            (Path(directory) / "global_step1" / "shard-00001.safetensors").unlink()
+        dist.barrier()
+        try:
+            action(Path(directory))
+        except CheckpointError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_a_failure_on_one_rank_is_the_same_error_on_all(tmp_path):
+    first, second = run_ranks(fail_on_one_rank, size=2, directory=str(tmp_path))
+    assert first == second
+    saving, loading = first
+    assert "failed on rank 1" in saving
+    assert "No space left on device" in saving
+    assert "shard-00001.safetensors cannot be read" in loading
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", "latest"]

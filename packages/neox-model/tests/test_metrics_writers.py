@@ -1,0 +1,134 @@
+import logging
+import sys
+
+import pytest
+from rich.console import Console
+
+from neox_model.metrics.writers import WRITERS
+from neox_model.metrics.writers.jsonl import read_metrics
+from neox_model.metrics.writers.steady import SteadyWriter
+from neox_model.optional import MissingPackageError
+
+
+def write_losses(folder, iterations, *, after):
+    writer = WRITERS["jsonl"](folder, iteration=after)
+    for iteration in iterations:
+        writer.write({"loss/train": iteration / 2}, iteration)
+    writer.close()
+
+
+def losses(path):
+    return [(record["iteration"], record["loss/train"]) for record in read_metrics(path)]
+
+
+def test_a_resumed_record_has_every_iteration_once(tmp_path):
+    write_losses(tmp_path, range(1, 8), after=0)
+    write_losses(tmp_path, range(5, 9), after=4)
+    assert losses(tmp_path / "metrics.jsonl") == [(n, n / 2) for n in range(1, 9)]
+
+
+def test_a_new_training_keeps_older_records_aside(tmp_path):
+    names = ("metrics.1.jsonl", "metrics.2.jsonl", "metrics.jsonl")
+    for last in (2, 3, 4):
+        write_losses(tmp_path, range(1, last), after=0)
+    assert [len(losses(tmp_path / name)) for name in names] == [1, 2, 3]
+
+
+def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
+    write_losses(tmp_path, [1, 2], after=0)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"iteration": 3, "loss/tr')
+    write_losses(tmp_path, [3], after=2)
+    assert losses(path) == [(1, 0.5), (2, 1.0), (3, 1.5)]
+
+
+METRICS = {
+    "loss/train": 2.34567,
+    "optimizer/learning_rate": 0.0006,
+    "optimizer/grad_norm": 0.75,
+    "throughput/tokens_per_second": 8300.4,
+    "throughput/tflops_per_device": 0.256,
+    "time/left": 125.0,
+}
+
+
+def test_console_logs_one_line_per_interval_with_its_mean_loss(caplog):
+    caplog.set_level(logging.INFO)
+    writer = WRITERS["console"](last_iteration=300, console=Console(force_terminal=False))
+    writer.write({"loss/train": 2.3}, 99)
+    writer.write({**METRICS, "loss/train": 2.4}, 100)
+    writer.write({"loss/validation": 2.0}, 100)
+    writer.close()
+    assert caplog.messages == [
+        "iteration 100/300 | loss 2.3500 | lr 6.000e-04 | grad norm 0.750 | "
+        "8,300 tokens/s | 0.256 TFLOP/s | 2:05 left"
+    ]
+
+
+def test_live_line_lets_log_lines_through_and_gives_logging_back(capsys, monkeypatch):
+    handler = logging.StreamHandler(sys.stderr)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    before = sys.stderr
+    terminal = Console(stderr=True, force_terminal=True, width=200)
+    writer = WRITERS["console"](last_iteration=300, console=terminal)
+    writer.write(METRICS, 100)
+    logging.getLogger("test").warning("saved")
+    assert handler.stream is not before
+    writer.close()
+    assert handler.stream is before is sys.stderr
+    shown = capsys.readouterr().err
+    assert "saved" in shown
+    assert "iteration 100/300" in shown
+
+
+def test_tensorboard_gets_scalars(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = WRITERS["tensorboard"](tmp_path, iteration=0)
+    writer.write({"loss/train": 2.5}, 1)
+    writer.write({"loss/train": 1.5}, 2)
+    writer.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss/train")] == [(1, 2.5), (2, 1.5)]
+
+
+def test_a_missing_package_is_named_with_its_setting_and_remedy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(MissingPackageError, match=r"use_wandb: true needs .* wandb.*neox-model\[wandb\]"):
+        WRITERS["wandb"](project="p")
+
+
+class FullDisk:
+    """A writer on a disk that is full until `has_room`."""
+
+    has_room = False
+
+    def __init__(self):
+        self.iterations = []
+
+    def write(self, metrics, iteration):
+        self.iterations.append(iteration)
+
+    def flush(self):
+        if not self.has_room:
+            raise OSError(28, "No space left on device")
+
+    close = flush
+
+
+def test_a_full_disk_is_told_once_and_ends_nothing(caplog):
+    disk = FullDisk()
+    writer = SteadyWriter(disk)
+    for iteration in (1, 2):
+        writer.write({"loss/train": 2.0}, iteration)
+        writer.flush()
+    assert len(caplog.messages) == 1
+    assert "FullDisk loses metrics, training goes on: [Errno 28] No space left" in caplog.text
+    disk.has_room = True
+    writer.flush()
+    disk.has_room = False
+    writer.close()
+    assert len(caplog.messages) == 2
+    assert disk.iterations == [1, 2]

@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+
+from neox_data.errors import DataError
+from neox_data.indexed import IndexedDatasetWriter
+from neox_model.parallel.groups import SINGLE, Group, Groups
+from neox_model.train.data import build_datasets, num_samples, open_streams
+from support.settings import resolved_from
+
+END = 0
+
+
+def write(folder, name, *, documents, token):
+    """Documents of 30 equal tokens, each closed by the end-of-document token."""
+    with IndexedDatasetWriter(folder / name, dtype=np.uint16) as writer:
+        for _ in range(documents):
+            writer.append(np.array([token] * 30 + [END], dtype=np.uint16))
+    return str(folder / name)
+
+
+def settings(**changes):
+    base = {"train_iters": 10, "eval_interval": 4, "eval_iters": 3, "split": "8,1,1", "num_workers": 0}
+    return resolved_from(base | {"tokenizer_type": "CharLevelTokenizer"} | changes, devices=2)
+
+
+def groups(*, data=SINGLE, pipe=SINGLE):
+    return Groups(data=data, model=SINGLE, pipe=pipe, world=SINGLE, control=SINGLE)
+
+
+def windows(resolved, stream, count):
+    return [next(stream).tokens_BS for _ in range(count)]
+
+
+def test_sample_counts_are_those_that_decide_the_shuffling_in_gpt_neox():
+    # Two devices, two samples, two micro-batches: eight samples per update.
+    assert num_samples(settings(data_path="x")) == {"train": 80, "valid": 72, "test": 24}
+
+
+def test_one_prefix_is_split_by_documents(tmp_path):
+    prefix = write(tmp_path, "text", documents=20, token=5)
+    datasets = build_datasets(settings(data_path=prefix))
+    assert {
+        part: len(data) >= count for (part, data), count in zip(datasets.items(), (80, 72, 24), strict=True)
+    } == {
+        "train": True,
+        "valid": True,
+        "test": True,
+    }
+    assert list(datasets) == ["train", "valid", "test"]
+
+
+def test_a_part_without_documents_or_samples_is_left_out(tmp_path):
+    prefix = write(tmp_path, "text", documents=20, token=5)
+    assert list(build_datasets(settings(data_path=prefix, split="9,1,0"))) == ["train", "valid"]
+    assert list(build_datasets(settings(data_path=prefix, eval_iters=0))) == ["train"]
+
+
+def test_parts_of_their_own_are_blended_by_weight(tmp_path):
+    few = write(tmp_path, "few", documents=20, token=5)
+    many = write(tmp_path, "many", documents=20, token=6)
+    paths = {"train_data_paths": [few, many], "valid_data_paths": [few], "test_data_paths": [many]}
+    datasets = build_datasets(settings(**paths, train_data_weights=[1, 3]))
+    tokens = [5 if 5 in datasets["train"][item] else 6 for item in range(80)]
+    assert (tokens.count(5), tokens.count(6)) == (20, 60)
+    assert 5 in datasets["valid"][0]
+    assert 6 in datasets["test"][0]
+
+
+def test_weights_can_follow_the_number_of_documents(tmp_path):
+    few = write(tmp_path, "few", documents=10, token=5)
+    many = write(tmp_path, "many", documents=30, token=6)
+    paths = {"train_data_paths": [few, many], "valid_data_paths": [few], "test_data_paths": [many]}
+    by_count = {"weight_by_num_documents": True, "weighted_sampler_alpha": 1.0}
+    train = build_datasets(settings(**paths, **by_count))["train"]
+    assert sum(5 in train[item] for item in range(80)) == 20
+
+
+def test_replicas_read_their_own_slices_and_resuming_reads_on(tmp_path):
+    resolved = settings(data_path=write(tmp_path, "text", documents=40, token=5))
+    datasets = build_datasets(resolved)
+    seen = []
+    for rank in (0, 1):
+        here = groups(data=Group(rank, 2, None, (0, 1)))
+        open_train = open_streams(resolved, datasets, here, vocab_size=512, end_of_document=END)["train"]
+        whole = [batch.tokens_BS for batch, _ in zip(open_train(0), range(6), strict=False)]
+        resumed = [batch.tokens_BS for batch, _ in zip(open_train(2), range(2), strict=False)]
+        assert all((a == b).all() for a, b in zip(whole[4:], resumed, strict=True))
+        seen.append(whole)
+    expected = [datasets["train"][item][:-1].tolist() for item in range(8)]
+    both = [first.tolist() + second.tolist() for first, second in zip(*seen, strict=True)]
+    assert both[0] + both[1] == expected
+
+
+def test_a_documents_end_can_be_left_out_of_the_loss(tmp_path):
+    resolved = settings(data_path=write(tmp_path, "text", documents=20, token=5), eod_mask_loss=True)
+    stream = open_streams(resolved, build_datasets(resolved), groups(), vocab_size=512, end_of_document=END)[
+        "train"
+    ](0)
+    batches = [next(stream) for _ in range(4)]
+    assert all(((batch.tokens_BS == END) == (batch.loss_mask_BS == 0)).all() for batch in batches)
+    assert any((batch.loss_mask_BS == 0).any() for batch in batches)
+
+
+def test_a_token_that_the_model_does_not_know_is_told(tmp_path):
+    resolved = settings(data_path=write(tmp_path, "text", documents=20, token=600))
+    datasets = build_datasets(resolved)
+    stream = open_streams(resolved, datasets, groups(), vocab_size=600, end_of_document=END)["train"](0)
+    with pytest.raises(
+        DataError, match=r"holds token 600, and the model's vocabulary has 600 entries; .*token"
+    ):
+        next(stream)
+
+
+def test_stages_in_the_middle_read_nothing(tmp_path):
+    resolved = settings(data_path=write(tmp_path, "text", documents=20, token=5))
+    middle = groups(pipe=Group(1, 3, None, (0, 1, 2)))
+    stream = open_streams(resolved, build_datasets(resolved), middle, vocab_size=512, end_of_document=END)[
+        "train"
+    ](0)
+    assert list(stream) == []
+    stream.close()
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match="nowhere"):
+        build_datasets(settings(data_path=str(tmp_path / "nowhere")))

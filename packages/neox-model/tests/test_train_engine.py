@@ -1,0 +1,111 @@
+import os
+import signal
+
+import pytest
+import torch
+
+from support.distributed import run_ranks
+
+
+def start_and_train() -> dict:
+    """What one update of each kind of engine tells; runs in a rank."""
+    os.environ.setdefault("LOCAL_RANK", "0")
+    import deepspeed
+    from deepspeed.ops.op_builder.all_ops import ALL_OPS
+
+    from neox_launcher.errors import NeoXError
+    from neox_model.optim.lr_schedule import LearningRateSchedule, WarmupThenDecay
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train.batch import as_batch
+    from neox_model.train.engine import build_engine, prepare_deepspeed
+    from neox_model.train.sequential_step import SequentialStep
+
+    groups = create_groups(1, 1)
+    prepare_deepspeed()
+    try:
+        ALL_OPS["cpu_adam"].load()
+        refused = ""
+    except NeoXError as error:
+        refused = str(error)
+
+    def train(kind: dict, factor: float) -> dict:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        curve = WarmupThenDecay(style="constant", peak=0.1, floor=0.0, warmup=0.0, decay_iterations=9)
+        schedule = LearningRateSchedule(optimizer, curve)
+        settings = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1e-3} | kind
+        engine = build_engine(model, optimizer, schedule, settings=settings, groups=groups, is_pipeline=False)
+
+        def loss(logits: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            labels, _ = targets
+            return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) * factor
+
+        step = SequentialStep(engine, loss, accumulation=1, tokens=6, data=groups.data)
+        report = step(iter([as_batch(torch.tensor([[1, 2, 3, 4], [4, 5, 6, 7]]))]))
+        return {
+            "optimizer": type(engine.inner.optimizer).__name__,
+            "norm": float(report.grad_norm),
+            "skipped": report.skipped,
+            "updates": schedule.applied_updates,
+        }
+
+    return {
+        "compilable": deepspeed.ops.__compatible_ops__,
+        "refused": refused,
+        "plain": train({}, 1.0),
+        "zero": train({"zero_optimization": {"stage": 1}}, 1.0),
+        "bf16": train({"bf16": {"enabled": True}}, 1.0),
+        "overflow": train({"bf16": {"enabled": True}}, float("inf")),
+    }
+
+
+@pytest.fixture(scope="module")
+def started() -> dict:
+    return run_ranks(start_and_train, size=1)[0]
+
+
+def test_no_operator_is_compiled(started):
+    assert started["compilable"] == {}
+    assert "operator cpu_adam is not installed" in started["refused"]
+    assert "DS_BUILD_CPU_ADAM=1" in started["refused"]
+
+
+def test_every_engine_tells_the_norm_before_clipping(started):
+    assert started["plain"]["optimizer"] == "AdamW"
+    assert started["plain"]["norm"] == pytest.approx(started["zero"]["norm"], rel=1e-5)
+    assert started["plain"]["norm"] == pytest.approx(started["bf16"]["norm"], rel=0.02)
+    assert started["plain"]["norm"] > 0.1
+
+
+def test_a_skipped_update_is_told_and_leaves_the_schedule_where_it_is(started):
+    assert (started["plain"]["skipped"], started["plain"]["updates"]) == (False, 1)
+    assert (started["overflow"]["skipped"], started["overflow"]["updates"]) == (True, 0)
+
+
+def stop_when_one_rank_is_told() -> list:
+    """Train until rank 1 alone has had a signal; runs in every rank."""
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train.hooks.base import Hook
+    from neox_model.train.hooks.stop import StopHook
+    from neox_model.train.loop import train
+    from neox_model.train.state import TrainState
+    from neox_model.train.step import StepReport
+
+    groups = create_groups(1, 1)
+
+    class Signaller(Hook):
+        def on_step(self, state: TrainState, report: StepReport) -> None:
+            if state.iteration == 3 and groups.world.rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def step(batches: object) -> StepReport:
+        return StepReport(loss=torch.tensor(0.0), grad_norm=None, skipped=False, tokens=1)
+
+    state = TrainState(last_iteration=1000)
+    train(state, step, iter(()), [Signaller(), StopHook(groups.control, exit_interval=None)])
+    return [state.iteration, state.stop_reason]
+
+
+def test_a_signal_to_one_rank_ends_all_after_the_same_iteration():
+    assert run_ranks(stop_when_one_rank_is_told, size=2) == [[4, "a signal asked for it"]] * 2

@@ -1,0 +1,329 @@
+import gc
+import json
+import logging
+import math
+import os
+import signal
+
+import pytest
+import torch
+
+from neox_launcher.errors import NeoXError
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.metrics.throughput import Throughput
+from neox_model.metrics.timers import Timers
+from neox_model.metrics.writers import WRITERS
+from neox_model.optim.lr_schedule import LearningRateSchedule, WarmupThenDecay
+from neox_model.parallel.groups import SINGLE
+from neox_model.train.evaluate import Evaluation, Evaluator
+from neox_model.train.hooks.base import Hook
+from neox_model.train.hooks.checkpoint import CheckpointHook
+from neox_model.train.hooks.evaluate import EvaluateHook
+from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
+from neox_model.train.hooks.log import LogHook
+from neox_model.train.hooks.stop import StopHook
+from neox_model.train.loop import train
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
+
+
+class CountingStep:
+    """Loss = 10 - the batch's number; every third update overflows."""
+
+    def __call__(self, batches):
+        number = next(batches)
+        return StepReport(
+            loss=torch.tensor(10.0 - number), grad_norm=torch.tensor(0.5), skipped=number % 3 == 2, tokens=8
+        )
+
+    def evaluate(self, batches, num_micro_batches):
+        return torch.tensor([float(next(batches)) for _ in range(num_micro_batches)]).mean()
+
+
+class Recorder(Hook):
+    def __init__(self):
+        self.calls = []
+
+    def on_start(self, state):
+        self.calls.append(("start", state.iteration))
+
+    def on_step(self, state, report):
+        self.calls.append(("step", state.iteration))
+
+    def on_end(self, state):
+        self.calls.append(("end", state.iteration))
+
+
+def run(*hooks, last=4, iteration=0):
+    state = TrainState(last_iteration=last, iteration=iteration)
+    train(state, CountingStep(), iter(range(iteration, 100)), hooks)
+    return state
+
+
+def test_hooks_are_called_around_every_iteration():
+    recorder = Recorder()
+    run(recorder, last=2)
+    assert recorder.calls == [("start", 0), ("step", 1), ("step", 2), ("end", 2)]
+
+
+def test_a_finished_training_only_starts_and_ends():
+    recorder = Recorder()
+    run(recorder, last=2, iteration=2)
+    assert recorder.calls == [("start", 2), ("end", 2)]
+
+
+def test_state_counts_iterations_tokens_and_skipped_updates_and_survives_a_restart():
+    state = run(last=6)
+    again = TrainState(last_iteration=6)
+    again.load_state_dict(json.loads(json.dumps(state.state_dict())))
+    assert (again.iteration, again.tokens, again.skipped_iterations) == (6, 48, 2)
+
+
+# Stopping
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_training_after_the_next_iteration(number):
+    class Signaller(Hook):
+        def on_step(self, state, report):
+            if state.iteration == 2:
+                os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    state = run(Signaller(), StopHook(SINGLE, exit_interval=None), last=50)
+    assert (state.iteration, state.stop_reason) == (3, "a signal asked for it")
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_meets_the_previous_handler():
+    class TwoSignals(Hook):
+        def on_step(self, state, report):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stop = StopHook(SINGLE, exit_interval=None)
+    with pytest.raises(KeyboardInterrupt):
+        run(TwoSignals(), stop)
+
+
+def test_exit_interval_counts_iterations_of_the_whole_training():
+    state = run(StopHook(SINGLE, exit_interval=5), last=50, iteration=7)
+    assert state.iteration == 10
+
+
+def test_a_training_that_is_complete_is_not_stopped():
+    state = run(StopHook(SINGLE, exit_interval=5), last=10)
+    assert (state.iteration, state.stop_reason) == (5, "exit_interval is 5")
+    state = run(StopHook(SINGLE, exit_interval=5), last=10, iteration=5)
+    assert (state.iteration, state.stop_reason) == (10, None)
+
+
+# Saving
+
+
+def run_saving(save, *, last=7, interval=3, hooks=()):
+    hook = CheckpointHook(save, interval=interval, timers=Timers(), before_save=lambda: None)
+    return run(*hooks, hook, last=last)
+
+
+def test_saves_at_the_interval_and_at_the_end():
+    saved = []
+    run_saving(lambda state: saved.append(state.iteration))
+    assert saved == [3, 6, 7]
+
+
+def test_the_last_iteration_is_saved_once():
+    saved = []
+    run_saving(lambda state: saved.append(state.iteration), last=6)
+    assert saved == [3, 6]
+
+
+def test_a_stopped_training_saves_where_it_stopped():
+    saved = []
+    run_saving(lambda state: saved.append(state.iteration), hooks=[StopHook(SINGLE, exit_interval=4)])
+    assert saved == [3, 4]
+
+
+def full_disk(failing):
+    def save(state):
+        if state.iteration in failing:
+            raise CheckpointError("the disk is full")
+
+    return save
+
+
+def test_a_scheduled_save_that_fails_is_an_error_in_the_log_and_training_goes_on(caplog):
+    assert run_saving(full_disk({3})).iteration == 7
+    assert caplog.messages == ["iteration 3 is not saved, training goes on: the disk is full"]
+
+
+def test_a_last_save_that_fails_fails_the_training():
+    with pytest.raises(NeoXError, match="last iteration, 7, could not be saved: the disk is full"):
+        run_saving(full_disk({7}))
+
+
+# Evaluating
+
+
+class Numbers:
+    """A stream of numbers that remembers being closed."""
+
+    def __init__(self, first, log):
+        self._next = first * 2  # two micro-batches per iteration
+        self._log = log
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self._log.append(self._next)
+        self._next += 1
+        return self._log[-1]
+
+    def close(self):
+        self._log.append("closed")
+
+
+def make_evaluate_hook(log, writers=(), interval=2):
+    streams = {"valid": lambda first: Numbers(first, log)}
+    evaluator = Evaluator(CountingStep().evaluate, streams, iterations=3, accumulation=2)
+    return evaluator, EvaluateHook(
+        evaluator, interval=interval, writers=writers, timers=Timers(), before_evaluation=lambda: None
+    )
+
+
+def test_each_evaluation_reads_on_where_the_one_before_ended():
+    log = []
+    run(make_evaluate_hook(log)[1], last=4)
+    assert log == [0, 1, 2, 3, 4, 5, "closed", 12, 13, 14, 15, 16, 17, "closed"]
+
+
+def test_a_resumed_training_evaluates_on_the_same_data_as_an_uninterrupted_one():
+    uninterrupted, first_half, second_half = [], [], []
+    run(make_evaluate_hook(uninterrupted)[1], last=5)
+    run(make_evaluate_hook(first_half)[1], StopHook(SINGLE, exit_interval=3), last=5)
+    run(make_evaluate_hook(second_half)[1], last=5, iteration=3)
+    assert first_half + second_half == uninterrupted
+
+
+def test_the_result_is_the_plain_mean_and_its_exponential():
+    evaluator, hook = make_evaluate_hook([])
+    run(hook, last=1)
+    result = evaluator.results["valid"]
+    assert result == Evaluation(2.5)
+    assert result.perplexity == pytest.approx(math.exp(2.5))
+    assert str(result) == "loss 2.5000, perplexity 12.18"
+
+
+def test_a_loss_beyond_floats_has_infinite_perplexity():
+    assert Evaluation(1000.0).perplexity == math.inf
+
+
+def test_a_stopped_training_is_not_evaluated_at_its_end():
+    evaluator, hook = make_evaluate_hook([], interval=None)
+    run(StopHook(SINGLE, exit_interval=2), hook, last=5)
+    assert evaluator.results == {}
+
+
+# Logging
+
+
+class Memory:
+    def __init__(self):
+        self.lines = []
+
+    def write(self, metrics, iteration):
+        self.lines.append((iteration, dict(metrics)))
+
+    def flush(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def make_log_hook(writers, *, interval=2):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    curve = WarmupThenDecay(style="linear", peak=1.0, floor=0.0, warmup=0.0, decay_iterations=10)
+    schedule = LearningRateSchedule(optimizer, curve)
+    throughput = Throughput(flops_per_token=1.0, num_devices=1)
+
+    class Engine(Hook):
+        """Steps the schedule as the engine does: before any other hook, when the update was applied."""
+
+        def on_step(self, state, report):
+            if not report.skipped:
+                schedule.step()
+
+    log = LogHook(writers, schedule=schedule, throughput=throughput, timers=Timers(), interval=interval)
+    return Engine(), log
+
+
+def test_every_iteration_is_written_with_the_rate_its_update_used():
+    memory = Memory()
+    run(*make_log_hook([memory]), last=5)
+    shown = [(number, m["loss/train"], m["optimizer/learning_rate"]) for number, m in memory.lines]
+    # The third update is skipped, so the fourth uses the same rate.
+    assert shown == [(1, 10.0, 1.0), (2, 9.0, 0.9), (3, 8.0, 0.8), (4, 7.0, 0.8), (5, 6.0, 0.7)]
+    assert {m["optimizer/grad_norm"] for _, m in memory.lines} == {0.5}
+
+
+def test_speed_is_written_once_per_interval_and_interval_ends_are_read_one_iteration_late():
+    memory, written = Memory(), []
+
+    class Watcher(Hook):
+        def on_step(self, state, report):
+            written.append(len(memory.lines))
+
+    run(*make_log_hook([memory]), Watcher(), last=5)
+    assert written == [0, 0, 2, 2, 4]
+    assert [number for number, m in memory.lines if "throughput/tokens_per_second" in m] == [2, 4, 5]
+
+
+def test_what_is_pending_can_be_written_before_a_checkpoint():
+    memory = Memory()
+    engine, log = make_log_hook([memory], interval=100)
+    seen = []
+    save = CheckpointHook(
+        lambda state: seen.append(len(memory.lines)),
+        interval=2,
+        timers=Timers(),
+        before_save=log.write_pending,
+    )
+    run(engine, log, save, last=4)
+    assert seen == [2, 4]
+
+
+def test_without_writers_nothing_is_kept():
+    engine, log = make_log_hook([])
+    run(engine, log)
+    log.write_pending()
+
+
+def test_garbage_is_collected_by_iteration_and_the_automatic_collector_comes_back():
+    collected = []
+
+    class Watcher(Hook):
+        def on_step(self, state, report):
+            collected.append(gc.isenabled())
+
+    run(GarbageCollectionHook(interval=2), Watcher(), last=3)
+    assert collected == [False] * 3
+    assert gc.isenabled()
+
+
+def test_the_record_of_a_resumed_training_is_that_of_an_uninterrupted_one(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+
+    def train_part(folder, iteration, *hooks):
+        writer = WRITERS["jsonl"](folder, iteration=iteration)
+        _, log = make_log_hook([writer], interval=1)
+        run(*hooks, log, last=6, iteration=iteration)
+        writer.close()
+        return [
+            json.loads(line)["loss/train"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+        ]
+
+    whole = train_part(tmp_path / "whole", 0)
+    train_part(tmp_path / "parts", 0, StopHook(SINGLE, exit_interval=3))
+    assert train_part(tmp_path / "parts", 3) == whole

@@ -1,0 +1,95 @@
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from neox_data.errors import DataError
+from neox_launcher.config import encode_resolved
+from neox_model.errors import LayoutError
+from neox_model.worker import run_worker
+from support.settings import TINY, resolved_from
+
+
+def succeed(resolved):
+    return f"seed {resolved.config.training.seed}"
+
+
+def fail_foreseen(resolved):
+    raise DataError("corpus.idx is cut short")
+
+
+def fail_for_the_request(resolved):
+    raise LayoutError("3 does not divide 8")
+
+
+def fail_unforeseen(resolved):
+    raise ZeroDivisionError("division by zero")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run a function of this file as rank 0 of a launch; gives the exit code and the report of a failure."""
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr("neox_model.worker.register_worker", lambda rank: None)
+    monkeypatch.setattr("neox_model.worker.configure_logging", lambda rank: None)
+    monkeypatch.setitem(sys.modules, "program_of_this_test", sys.modules[__name__])
+
+    def call(function, **request):
+        arguments = {"resolved": None, "paths": (), "overrides": ()} | request
+        code = run_worker(f"program_of_this_test:{function.__name__}", **arguments)
+        report = tmp_path / "rank-0.error.json"
+        return code, json.loads(report.read_text()) if report.exists() else None
+
+    yield call
+    logging.getLogger("DeepSpeed").filters.clear()
+
+
+def test_the_launchers_request_is_decoded_and_the_result_printed(run, capsys):
+    assert run(succeed, resolved=encode_resolved(resolved_from({"seed": 42}))) == (0, None)
+    assert capsys.readouterr().out == "seed 42\n"
+
+
+def test_configuration_files_and_overrides_make_a_request_by_hand(run, capsys, tmp_path):
+    config = tmp_path / "tiny.yml"
+    config.write_text(json.dumps(TINY))
+    assert run(succeed, paths=(config,), overrides=("seed=43",)) == (0, None)
+    assert capsys.readouterr().out == "seed 43\n"
+
+
+def test_without_a_request_it_is_the_requests_fault(run):
+    code, report = run(succeed)
+    assert (code, report["exit_code"]) == (2, 2)
+    assert "--config" in report["message"]
+
+
+def test_a_foreseen_failure_is_told_without_traceback(run):
+    code, report = run(fail_foreseen, resolved=encode_resolved(resolved_from({})))
+    assert (code, report["message"], report["traceback"]) == (1, "corpus.idx is cut short", None)
+
+
+def test_a_wrong_request_keeps_its_exit_code(run):
+    code, report = run(fail_for_the_request, resolved=encode_resolved(resolved_from({})))
+    assert (code, report["message"]) == (2, "3 does not divide 8")
+
+
+def test_a_reader_that_has_gone_does_not_end_the_work():
+    program = (
+        "from neox_model.worker import show; show('one'); show('two'); open('/dev/stderr', 'w').write('done')"
+    )
+    command = f'{sys.executable} -c "{program}" | true; exit ${{PIPESTATUS[0]}}'
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "done")
+
+
+def test_an_unforeseen_failure_is_told_with_its_traceback(run):
+    code, report = run(fail_unforeseen, resolved=encode_resolved(resolved_from({})))
+    assert (code, report["message"]) == (1, "ZeroDivisionError: division by zero")
+    assert "fail_unforeseen" in report["traceback"]
+
+
+def test_a_worker_is_registered_before_torch_and_deepspeed_are_imported():
+    program = "import sys, neox_model.train.__main__; print({'torch', 'deepspeed'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "set()\n"

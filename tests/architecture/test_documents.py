@@ -1,0 +1,112 @@
+"""What people read is true: generated documents are current, examples load, commands that are shown exist."""
+
+import itertools
+import json
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+import neox_data.cli
+import neox_data.preprocess.cli
+import neox_kernels.cli
+import neox_launcher.cli
+import neox_launcher.config_cli
+import neox_model.report
+from neox_launcher.config import load_config, resolve
+from neox_launcher.config.reference import json_schema, reference
+from neox_launcher.config.shapes import fewest_devices
+from support.sources import ROOT
+
+COMMANDS = {
+    "neox-config": neox_launcher.config_cli.main,
+    "neox-data": neox_data.cli.main,
+    "neox-kernels": neox_kernels.cli.main,
+    "neox-launch": neox_launcher.cli.main,
+    "neox-report": neox_model.report.main,
+    "preprocess_data": neox_data.preprocess.cli.main,
+}
+EXAMPLES = sorted((ROOT / "configs").glob("*.yml"))
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").glob("*.md"),
+        *ROOT.glob("packages/*/README.md"),
+        *ROOT.glob("*/README.md"),
+    ]
+)
+
+
+def shown_in_document(path: Path) -> list[str]:
+    """The lines of a document's console blocks that one types, continued lines joined."""
+    blocks = re.findall(r"^```console\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    text = "".join(blocks).replace("\\\n", " ")
+    return [line[2:] for line in text.splitlines() if line.startswith("$ ")]
+
+
+def shown_in_example(path: Path) -> list[str]:
+    """The commands in an example's comments, continued lines joined; wide space ends a command."""
+    text = re.sub(r"\\\n#\s+", "", path.read_text())
+    lines = re.findall(r"^#   ((?:neox|preprocess)\S* .*)$", text, re.MULTILINE)
+    return [re.split(r"\s{2,}", line)[0] for line in lines]
+
+
+SHOWN = [
+    (str(path.relative_to(ROOT)), command)
+    for paths, shown in ((DOCUMENTS, shown_in_document), (EXAMPLES, shown_in_example))
+    for path in paths
+    for command in shown(path)
+]
+TRAININGS = [(place, command) for place, command in SHOWN if command.startswith("neox-launch")]
+
+
+@pytest.mark.parametrize(("place", "line"), SHOWN)
+def test_a_command_that_is_shown_exists_with_its_options(place, line):
+    words = shlex.split(line, comments=True)
+    if words[0] == "make":
+        assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
+        return
+    if words[0] not in COMMANDS:
+        assert words[0] in {"pip", "source", "tensorboard", "git", "python"}
+        return
+    command: click.Command = COMMANDS[words[0]]
+    options = {"--help"}
+    for word in words[1:]:
+        if isinstance(command, click.Group) and word in command.commands:
+            options |= {name for option in command.params for name in option.opts}
+            command = command.commands[word]
+        if word.startswith("-"):
+            known = options | {name for option in command.params for name in option.opts}
+            assert word.split("=")[0] in known
+
+
+@pytest.mark.parametrize(("place", "line"), TRAININGS)
+def test_a_training_that_is_shown_has_a_valid_configuration(place, line):
+    words = shlex.split(line, comments=True)
+    given = list(itertools.pairwise(words))
+    files = [value for option, value in given if option == "--config"]
+    overrides = [value for option, value in given if option == "--set"]
+    config = load_config(files, overrides=overrides, directory=ROOT)
+    assert resolve(config, devices=fewest_devices(config)).derived.train_batch_size >= 1
+
+
+def test_every_example_says_how_it_is_used():
+    shown = "\n".join(line for _, line in TRAININGS)
+    assert [path.name for path in EXAMPLES if f"--config configs/{path.name}" not in shown] == []
+
+
+def test_the_parameter_reference_is_current():
+    assert (ROOT / "docs/configuration.md").read_text() == reference(), "run: make docs"
+
+
+def test_the_schema_for_editors_is_current():
+    written = json.loads((ROOT / "docs/configuration.schema.json").read_text())
+    assert written == json_schema(), "run: make docs"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_document_points_to_files_that_exist(path):
+    targets = re.findall(r"\]\(([^)#:]+)\)", path.read_text())
+    assert [target for target in targets if not (path.parent / target).exists()] == []

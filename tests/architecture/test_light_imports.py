@@ -1,0 +1,43 @@
+"""The ground floor is light: commands that do not train never load what takes seconds to import."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from support.sources import sources
+
+HEAVY = {"torch", "deepspeed", "transformers", "matplotlib", "tensorboard"}
+# neox-launcher runs on login nodes and needs no arrays either.
+NOT_IN_THE_LAUNCHER = HEAVY | {"numpy", "neox_data", "neox_kernels", "neox_model"}
+
+
+def loaded_by(modules: list[str]) -> set[str]:
+    """Top-level packages that a fresh interpreter holds after importing these modules."""
+    program = (
+        "import importlib, json, sys\n"
+        "for name in json.loads(sys.argv[1]): importlib.import_module(name)\n"
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(modules)], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(result.stdout))
+
+
+def test_nothing_in_the_launcher_loads_torch():
+    modules = [source.module for source in sources("neox_launcher") if not source.module.endswith("__main__")]
+    assert "neox_launcher.cli" in modules
+    assert loaded_by(modules) & NOT_IN_THE_LAUNCHER == set()
+
+
+def test_nothing_in_data_but_the_loader_loads_torch():
+    modules = [source.module for source in sources("neox_data") if source.module != "neox_data.loader"]
+    assert "neox_data.preprocess.cli" in modules
+    assert loaded_by(modules) & HEAVY == set()
+
+
+@pytest.mark.parametrize("module", ["neox_model.worker", "neox_model.report"])
+def test_what_runs_before_the_heavy_part_is_light(module):
+    assert loaded_by([module]) & HEAVY == set()

@@ -1,0 +1,111 @@
+"""What the four packages have in common: licence, version, dependencies, and wheels that are whole."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from support.sources import PACKAGES, ROOT, sources
+
+NAMES = [package.replace("_", "-") for package in PACKAGES]
+# Where the name to import is not the name to install.
+DISTRIBUTION = {"yaml": "pyyaml", "pydantic_core": "pydantic"}
+
+
+def project(name: str) -> dict:
+    return tomllib.loads((ROOT / "packages" / name / "pyproject.toml").read_text())["project"]
+
+
+def requirements(name: str, *, optional: bool = True) -> list[Requirement]:
+    declared = project(name)
+    extras = declared.get("optional-dependencies", {}).values() if optional else ()
+    return [Requirement(line) for lines in (declared["dependencies"], *extras) for line in lines]
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines if "==" in line}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_package_carries_the_licence(name):
+    assert (ROOT / "packages" / name / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wheel_holds_the_licence_the_type_marker_and_every_source_file(name, tmp_path):
+    package = name.replace("-", "_")
+    copy = tmp_path / name
+    ignored = shutil.ignore_patterns("*.egg-info", "__pycache__", "tests")
+    shutil.copytree(ROOT / "packages" / name, copy, ignore=ignored)
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    held = set(zipfile.ZipFile(wheel).namelist())
+    source = ROOT / "packages" / name / "src"
+    wanted = {str(path.relative_to(source)) for path in source.rglob("*.py")} | {f"{package}/py.typed"}
+    assert wanted <= held
+    licence = zipfile.ZipFile(wheel).read(f"{package}-{project(name)['version']}.dist-info/licenses/LICENSE")
+    assert licence == (ROOT / "LICENSE").read_bytes()
+
+
+def test_versions_are_one_number():
+    (version,) = {project(name)["version"] for name in NAMES}
+    assert f"## {version}" in (ROOT / "CHANGELOG.md").read_text()
+    of_ours = {requirement.name: str(requirement.specifier) for requirement in requirements("neox-model")}
+    assert {name: of_ours[name] for name in NAMES[:3]} == dict.fromkeys(NAMES[:3], f"=={version}")
+
+
+@pytest.mark.parametrize("name", NAMES[:3])
+def test_a_leaf_needs_no_other_package_of_ours(name):
+    assert {requirement.name for requirement in requirements(name)} & set(NAMES) == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_direct_dependency_is_pinned_to_a_version_it_allows(name):
+    known = pins()
+    for requirement in requirements(name):
+        if requirement.name not in NAMES and requirement.name != "wandb":
+            assert Version(known[canonicalize_name(requirement.name)]) in requirement.specifier
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_import_is_declared(package):
+    """Nothing may be there only because another package happened to bring it."""
+    imported = {found.module.split(".")[0] for source in sources(package) for found in source.imports()}
+    foreign = imported - set(sys.stdlib_module_names) - {package}
+    needed = {canonicalize_name(DISTRIBUTION.get(name, name)) for name in foreign}
+    declared = {
+        canonicalize_name(requirement.name) for requirement in requirements(package.replace("_", "-"))
+    }
+    # torch.utils.tensorboard is what needs the extra of that name; apex is built by hand, no index has it.
+    assert needed - {"apex"} <= declared
+
+
+def test_the_tests_run_with_the_pinned_versions():
+    installed = {name: metadata.version(name).split("+")[0] for name in pins()}
+    assert installed == pins()
+
+
+def test_no_file_of_ours_names_an_index_or_this_machine():
+    names = re.compile(r"https?://[\w.]*pypi|index-url|find-links")
+    files = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    wrong = [
+        name
+        for name in files.split("\0")
+        if name and Path(name) != Path(__file__).relative_to(ROOT) and (ROOT / name).is_file()
+        if names.search((ROOT / name).read_text(errors="replace"))
+        or str(ROOT) in (ROOT / name).read_text(errors="replace")
+    ]
+    assert wrong == []

@@ -1,0 +1,162 @@
+"""Every parameter has one home, is read somewhere and all its choices are implemented; or it is refused."""
+
+import ast
+from functools import cache
+
+import pytest
+
+from neox_data.indexed import IMPLEMENTATIONS
+from neox_data.tokenizers import TOKENIZERS
+from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
+from neox_launcher.config.not_yet import NOT_YET, REFUSED
+from neox_launcher.config.schema import all_parameters, sections
+from neox_launcher.config.sections.attention import ATTENTION_TYPES
+from neox_launcher.config.sections.optimizer import KNOWN_OPTIMIZERS
+from neox_model.initialization import INIT_METHODS
+from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
+from neox_model.layers.attention import CORES
+from neox_model.layers.norms import NORMS
+from neox_model.layers.positions import INPUT_POSITIONS, QUERY_KEY_POSITIONS
+from neox_model.optim import OPTIMIZERS
+from neox_model.optim.lr_schedule import DECAY_STYLES
+from support.sources import Source, sources
+
+PARAMETERS = {parameter.name: parameter for parameter in all_parameters()}
+
+# Read by a rule that refuses or explains them, and by nobody else: they change nothing that is built.
+READ_BY_RULES_ALONE = {
+    "attention_softmax_in_fp32",  # always so
+    "deepspeed",  # there is no other engine
+    "short_seq_prob",  # belongs to BERT
+    "zero_allow_untested_optimizer",
+}
+# Read together with a parameter that is not built yet, and of no effect without it.
+WAIT_FOR_ANOTHER = {
+    "adlr_autoresume_interval": "adlr_autoresume",
+    "eval_results_prefix": "eval_tasks",
+    "gradient_noise_scale_cpu_offload": "log_gradient_noise_scale",
+    "gradient_noise_scale_n_batches": "log_gradient_noise_scale",
+    "launcher": "hostfile",
+    "number_checkpoints": "contiguous_checkpointing",
+    "rpe_max_distance": "pos_emb",
+    "rpe_num_buckets": "pos_emb",
+    "sparsity_config": "attention_config",
+    "gmlp_attn_dim": "attention_config",
+    "param_sharing_style": "num_unique_layers",
+}
+
+
+def declares_or_describes(source: Source) -> bool:
+    """Files that name parameters without using their values."""
+    described = (
+        "sections.",
+        "aliases",
+        "estimate",
+        "implied",
+        "not_yet",
+        "reference",
+        "rules",
+        "suggest",
+        "shapes",
+    )
+    return source.module.startswith(tuple(f"neox_launcher.config.{part}" for part in described))
+
+
+def is_refusal(function: ast.AST) -> bool:
+    return isinstance(function, ast.FunctionDef) and function.name.startswith("refuse_")
+
+
+@cache
+def names_read() -> tuple[frozenset[str], frozenset[str]]:
+    """Attributes that the packages read, and endings of names that are put together (`train_data_paths`)."""
+    attributes, endings = set(), set()
+    for source in sources():
+        if declares_or_describes(source):
+            continue
+        for statement in source.tree.body:
+            if is_refusal(statement):
+                continue
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Attribute):
+                    attributes.add(node.attr)
+                elif isinstance(node, ast.JoinedStr) and isinstance(node.values[-1], ast.Constant):
+                    endings.add(node.values[-1].value)
+    return frozenset(attributes), frozenset(end for end in endings if end.startswith("_"))
+
+
+def is_read(name: str) -> bool:
+    attributes, endings = names_read()
+    return name in attributes or any(name.endswith(ending) for ending in endings)
+
+
+def top_level_names() -> set[str]:
+    return {name for section in sections().values() for name in section.model_fields}
+
+
+def test_every_parameter_is_read_or_refused():
+    unread = {name for name in top_level_names() if not is_read(name)}
+    accounted = (
+        READ_BY_RULES_ALONE
+        | set(WAIT_FOR_ANOTHER)
+        | {name.partition(".")[0] for name in (*NOT_YET, *REFUSED)}
+    )
+    assert unread - accounted == set()
+
+
+def test_what_is_said_to_be_unread_is_unread():
+    """So that an entry leaves these tables when its parameter is built."""
+    listed = READ_BY_RULES_ALONE | set(WAIT_FOR_ANOTHER)
+    assert {name for name in listed if is_read(name)} == set()
+
+
+def test_what_waits_for_another_parameter_waits_for_one_that_is_not_built():
+    assert set(WAIT_FOR_ANOTHER.values()) <= set(NOT_YET)
+
+
+def test_what_is_not_built_yet_is_a_parameter():
+    assert set(NOT_YET) <= set(PARAMETERS)
+
+
+def choices(name: str) -> set[str]:
+    return set(PARAMETERS[name].choices)
+
+
+# name -> (what may be written, what is implemented). gelu_tanh is what openai_gelu asks for.
+IMPLEMENTED = {
+    "activation": (choices("activation"), {*ACTIVATIONS, *GATED_ACTIVATIONS} - {"gelu_tanh"}),
+    "attention_config": (set(ATTENTION_TYPES), set(CORES)),
+    "data_impl": (choices("data_impl") - {"infer"}, set(IMPLEMENTATIONS)),
+    "init_method": (choices("init_method"), set(INIT_METHODS)),
+    "lr_decay_style": (choices("lr_decay_style"), set(DECAY_STYLES)),
+    "norm": (choices("norm"), set(NORMS)),
+    "optimizer.type": ({name.lower() for name in KNOWN_OPTIMIZERS}, set(OPTIMIZERS)),
+    "output_layer_init_method": (choices("output_layer_init_method"), set(INIT_METHODS)),
+    "pos_emb": (choices("pos_emb") - {"none"}, {*INPUT_POSITIONS, *QUERY_KEY_POSITIONS}),
+    "tokenizer_type": (choices("tokenizer_type"), set(TOKENIZERS)),
+}
+
+
+@pytest.mark.parametrize("name", IMPLEMENTED)
+def test_every_choice_has_an_implementation_or_is_refused_and_no_implementation_is_hidden(name):
+    written, implemented = IMPLEMENTED[name]
+    refused = {choice for choice in written if name in NOT_YET and NOT_YET[name].is_asked_for(choice)}
+    assert written - implemented == refused
+    assert implemented <= written
+
+
+def target_exists(name: str) -> bool:
+    """A parameter, or a block of parameters."""
+    return name in PARAMETERS or any(known.startswith(f"{name}.") for known in PARAMETERS)
+
+
+def test_every_alias_points_to_a_parameter():
+    targets = {*SHORTHANDS.values(), *(name for old in OLDER_SPELLINGS.values() for name in old.targets)}
+    assert [name for name in targets if not target_exists(name)] == []
+
+
+def test_no_name_has_two_homes():
+    """A block may have an older spelling of its own name, `zero_optimization: true` say."""
+    blocks = {name for name, parameter in PARAMETERS.items() if parameter.is_block}
+    tables = [set(SHORTHANDS), set(COMPUTED), set(RETIRED), set(OLDER_SPELLINGS) - blocks, set(PARAMETERS)]
+    names = [name for table in tables for name in table]
+    assert sorted(names) == sorted(set(names))

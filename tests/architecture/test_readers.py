@@ -1,0 +1,23 @@
+"""The table of who reads which parameter, which `neox-config explain` prints, is true."""
+
+from support.readers import TABLE, read_by, table
+
+
+def test_the_table_is_what_the_packages_say():
+    assert TABLE.read_text() == table(), "run `make docs`"
+
+
+def test_a_reader_is_found_by_section_and_name():
+    assert "neox_model.build.attention" in read_by("rotary_pct")
+    assert "neox_model.optim.build" in read_by("optimizer.params.lr")
+
+
+def test_a_method_of_text_is_no_reader():
+    """`split` is a parameter, too."""
+    assert "neox_launcher.config.reading" not in read_by("split")
+    assert "neox_model.train.data" in read_by("split")
+
+
+def test_a_block_that_is_handed_on_whole_is_read_with_all_that_is_in_it():
+    assert read_by("flops_profiler.module_depth") == read_by("flops_profiler")
+    assert "neox_launcher.config.engine_json" in read_by("flops_profiler")

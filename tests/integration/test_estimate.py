@@ -1,0 +1,142 @@
+"""The estimate against the model that is really built: every parameter, and what a layer really keeps."""
+
+import re
+from itertools import product
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+
+from neox_launcher.config import load_config, resolve
+from neox_launcher.config.estimate import (
+    activation_bytes_per_layer,
+    count_parameters,
+    estimate,
+    flops_per_token,
+)
+from neox_launcher.config.shapes import Layout, Shape, layout_of, shape_of
+from neox_model.build.as_sequential import SequentialModel
+from neox_model.build.model import build_model
+from neox_model.metrics.throughput import flops_per_token as logged_flops_per_token
+from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.logical import named_logical_parameters
+from support.settings import TINY, resolved_from
+
+ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
+VOCABULARY = 11
+
+NORMS = ("layernorm", "rmsnorm", "scalenorm")
+POSITIONS = ("learned", "rotary", "sinusoidal", "none")
+# One of each kind of feed-forward part and of what it keeps.
+ACTIVATIONS = ("gelu", "relu", "softsign", "geglu", "reglu")
+
+
+def build(**settings) -> tuple[SequentialModel, Shape]:
+    resolved = resolved_from({"make_vocab_size_divisible_by": 8} | settings)
+    return (
+        build_model(resolved, ALONE, vocab_size=VOCABULARY),
+        shape_of(resolved, vocab_size=VOCABULARY),
+    )
+
+
+def part_of(name: str) -> str:
+    if "position_embeddings" in name:
+        return "positions"
+    if "norm" in name:
+        return "norms"
+    return next(
+        part
+        for key, part in {
+            "embedding": "embedding",
+            "attention": "attention",
+            "mlp": "mlp",
+            "lm_head": "head",
+        }.items()
+        if key in name
+    )
+
+
+@pytest.mark.parametrize("is_untied", [False, True])
+@pytest.mark.parametrize(("norm", "position"), list(product(NORMS, POSITIONS)))
+@pytest.mark.parametrize("activation", ["gelu", "geglu"])
+def test_parameters_are_those_of_the_built_model_part_by_part(norm, position, activation, is_untied):
+    model, shape = build(norm=norm, pos_emb=position, activation=activation, no_weight_tying=is_untied)
+    built = dict.fromkeys(("embedding", "positions", "attention", "mlp", "norms", "head"), 0)
+    for name, parameter in named_logical_parameters(model):
+        built[part_of(name)] += prod(parameter.logical.shape)
+    assert count_parameters(shape) == built
+
+
+@pytest.mark.parametrize("settings", [{"intermediate_size": 50}, {"gpt_j_residual": True}, {"num_layers": 1}])
+def test_parameters_with_other_settings(settings):
+    model, shape = build(**settings)
+    assert sum(count_parameters(shape).values()) == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("is_untied", [False, True])
+@pytest.mark.parametrize("activation", ["gelu", "geglu"])
+def test_operations_are_those_that_training_logs(activation, is_untied):
+    model, shape = build(activation=activation, no_weight_tying=is_untied)
+    shapes = [(name, parameter.logical.shape) for name, parameter in named_logical_parameters(model)]
+    sizes = {"num_layers": 3, "hidden_size": 24, "seq_length": 12}
+    assert flops_per_token(shape) == logged_flops_per_token(shapes, **sizes)
+
+
+def bytes_kept(model: SequentialModel, layer_index: int) -> int:
+    """Memory that the forward pass of one layer leaves for its backward pass, weights not counted."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def remember(tensor: torch.Tensor) -> torch.Tensor:
+        memory = tensor.untyped_storage()
+        if memory.data_ptr() not in weights:
+            # The tensor is kept, too, so that its memory is not given to another one.
+            kept[memory.data_ptr()] = (memory.nbytes(), tensor)
+        return tensor
+
+    layer = model.stack[1 + layer_index]
+    dtype = next(layer.parameters()).dtype
+    hidden_SBD = torch.randn(128, 3, 64, dtype=dtype, requires_grad=True) * 1.0
+    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
+        result = layer(hidden_SBD)
+    assert result.shape == hidden_SBD.shape
+    return sum(size for size, _ in kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("norm", "position"), [("layernorm", "learned"), ("rmsnorm", "rotary"), ("scalenorm", "none")]
+)
+def test_a_layer_keeps_what_the_formula_says(norm, position, activation, dtype):
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "seq_length": 128, "max_position_embeddings": 128}
+    model, shape = build(norm=norm, pos_emb=position, activation=activation, **sizes)
+    model.to(dtype)
+    layout = Layout(micro_batch=3, element_bytes=dtype.itemsize)
+    # Statistics of the norms and tables of angles are the difference; it gets smaller in wider models.
+    assert activation_bytes_per_layer(shape, layout) == pytest.approx(bytes_kept(model, 1), rel=0.01)
+
+
+def test_a_resolved_configuration_gives_its_layout():
+    layout = layout_of(resolved_from({"model_parallel_size": 2, "zero_stage": 1}, devices=4))
+    assert (layout.model_parallel, layout.data_parallel, layout.zero_stage) == (2, 2, 1)
+    assert layout.micro_batch == TINY["train_micro_batch_size_per_gpu"]
+
+
+EXAMPLES = Path(__file__).parents[2] / "configs"
+# A row of the table of sizes: [20B.yml](20B.yml) | name | parameters | layout | devices | GiB.
+ROW = re.compile(r"\| \[(\S+\.yml)\]\(\1\) \| [^|]+ \| ([\d,]+) \| [^|]+ \| ([\d,]+) \| (\d+) GiB \|")
+SIZES = ROW.findall((EXAMPLES / "README.md").read_text())
+
+
+@pytest.mark.parametrize(("file", "parameters", "devices", "gibibytes"), SIZES)
+def test_the_table_of_examples_is_what_the_estimate_says(file, parameters, devices, gibibytes):
+    resolved = resolve(load_config([EXAMPLES / file]), devices=int(devices.replace(",", "")))
+    result = estimate(shape_of(resolved, vocab_size=50_257), layout_of(resolved))
+    assert f"{result.total_parameters:,}" == parameters
+    assert round(result.memory[result.fullest_stage].total / 2**30) == int(gibibytes)
+
+
+def test_the_table_of_examples_has_all_sizes():
+    assert len(SIZES) == 11

@@ -1,0 +1,196 @@
+"""Every layout trains the same model, and a resumed training is the uninterrupted one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neox_data.indexed import IndexedDatasetWriter
+from support.distributed import run_ranks
+from support.settings import TINY, resolved_from
+
+# CharLevelTokenizer has 512 entries: padded to 513 they need one more row on two tensor-parallel ranks.
+SETTINGS: dict[str, Any] = {
+    "num_layers": 2,
+    "seq_length": 16,
+    "max_position_embeddings": 16,
+    "pos_emb": "rotary",
+    "make_vocab_size_divisible_by": 19,
+    "tokenizer_type": "CharLevelTokenizer",
+    "split": "80,10,10",
+    "train_iters": 20,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.003}},
+    "lr_decay_style": "cosine",
+    "gradient_clipping": 0.5,
+    "weight_decay": 0.1,
+    "init_method_std": 0.02,
+    "log_interval": 1,
+    "eval_interval": 8,
+    "eval_iters": 2,
+}
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data parallel": {},
+    "data parallel, ZeRO 1": {"zero_optimization": {"stage": 1}},
+    "data parallel, ZeRO 2": {"zero_optimization": {"stage": 2}},
+    "data parallel, ZeRO 3": {"zero_optimization": {"stage": 3}},
+    "tensor parallel": {"model_parallel_size": 2, "train_micro_batch_size_per_gpu": 4},
+    "tensor parallel, ZeRO 1": {
+        "model_parallel_size": 2,
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 1},
+    },
+    "pipeline": {"pipe_parallel_size": 2, "train_micro_batch_size_per_gpu": 4},
+    "pipeline, ZeRO 1": {
+        "pipe_parallel_size": 2,
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": {"stage": 1},
+    },
+}
+"""Two processes, each layout with eight samples per update, as the single process has."""
+
+MEASURED = ("loss/train", "loss/validation", "loss/test", "optimizer/learning_rate", "optimizer/grad_norm")
+
+
+def write_corpus(folder: Path) -> str:
+    """Documents with something to learn: a walk through the letters that mostly goes on to the next one."""
+    generator = np.random.default_rng(0)
+    prefix = folder / "corpus"
+    with IndexedDatasetWriter(prefix, dtype=np.uint16) as writer:
+        for _ in range(60):
+            steps = generator.choice([1, 1, 1, 5], size=generator.integers(30, 120))
+            writer.append((97 + np.cumsum(steps) % 26).astype(np.uint16))
+    return str(prefix)
+
+
+def read_record(folder: Path) -> dict[str, dict[int, float]]:
+    """Metric -> iteration -> value."""
+    record: dict[str, dict[int, float]] = {name: {} for name in MEASURED}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        values = json.loads(line)
+        for name in values.keys() & record.keys():
+            record[name][values["iteration"]] = values[name]
+    return record
+
+
+# Layouts
+
+
+def train_layouts(folder: str, data_path: str, names: list[str]) -> list[str | None]:
+    """Train each layout, one after another in the same processes; runs in every rank."""
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train.run import train_in
+
+    results = []
+    for name in names:
+        settings = SETTINGS | LAYOUTS.get(name, {"train_micro_batch_size_per_gpu": 4})
+        settings |= {"data_path": data_path, "log_dir": str(Path(folder, name))}
+        resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
+        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        results.append(train_in(groups, resolved))
+    return results
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[int, float]]]:
+    folder = tmp_path_factory.mktemp("layouts")
+    data_path = write_corpus(folder)
+    common = {"folder": str(folder), "data_path": data_path}
+    run_ranks(train_layouts, size=1, names=["one process"], **common)
+    run_ranks(train_layouts, size=2, names=list(LAYOUTS), timeout_seconds=300, **common)
+    return {name: read_record(folder / name) for name in ("one process", *LAYOUTS)}
+
+
+def test_the_model_learns(runs):
+    losses = runs["one process"]["loss/train"]
+    assert losses[1] == pytest.approx(np.log(513), abs=0.05)
+    assert losses[20] < losses[1] - 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_has_the_losses_of_one_process(runs, layout):
+    for name in ("loss/train", "loss/validation", "loss/test", "optimizer/learning_rate"):
+        assert runs[layout][name] == pytest.approx(runs["one process"][name], abs=1e-5), name
+    assert len(runs[layout]["loss/train"]) == 20
+    assert list(runs[layout]["loss/validation"]) == [8, 16, 20]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_has_the_gradient_norms_of_one_process(runs, layout):
+    assert runs[layout]["optimizer/grad_norm"] == pytest.approx(
+        runs["one process"]["optimizer/grad_norm"], rel=1e-4
+    )
+
+
+# Resuming, with dropout and in bfloat16
+
+RESUMED = SETTINGS | {
+    "train_iters": 40,
+    "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+    "precision": "bfloat16",
+    "zero_optimization": {"stage": 1},
+    "save_interval": 100,
+}
+
+
+def check_same_record(resumed: Path, whole: Path) -> None:
+    expected = read_record(whole)
+    assert read_record(resumed) == expected
+    assert list(expected["loss/train"]) == list(range(1, 41))
+    assert list(expected["loss/validation"]) == [8, 16, 24, 32, 40]
+
+
+def launch(program: str, config: Path, *overrides: str) -> str:
+    """Run a program as one process; its standard output."""
+    command = [sys.executable, "-m", program, "--config", str(config)]
+    command += [f"--set={setting}" for setting in overrides]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_a_training_resumed_by_a_new_process_is_the_uninterrupted_one_and_evaluates_alike(tmp_path):
+    config = tmp_path / "config.yml"
+    config.write_text(json.dumps(TINY | RESUMED | {"data_path": write_corpus(tmp_path)}))
+
+    def settings(name: str) -> list[str]:
+        folder = tmp_path / name
+        return [f"save={folder}", f"load={folder}", f"log-dir={folder}"]
+
+    whole = launch("neox_model.train", config, *settings("whole"))
+    first = launch("neox_model.train", config, *settings("parts"), "exit-interval=20")
+    second = launch("neox_model.train", config, *settings("parts"))
+    check_same_record(tmp_path / "parts", tmp_path / "whole")
+    assert whole.startswith("validation loss ")
+    assert (first, second) == ("", whole)
+    evaluated = launch("neox_model.evaluate", config, *settings("parts")).splitlines()
+    assert evaluated[0] == whole.strip()
+    assert evaluated[1].startswith("test loss ")
+
+
+def train_whole_and_in_parts(folder: str) -> None:
+    """Train 40 iterations at once, and 20 and 20 more; runs in every rank."""
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train.run import train_in
+
+    for name, exit_interval in {"whole": None, "first": 20, "second": None}.items():
+        target = str(Path(folder, "whole" if name == "whole" else "parts"))
+        settings = {"save": target, "load": target, "log_dir": target, "exit_interval": exit_interval}
+        settings |= {"data_path": str(Path(folder, "corpus"))}
+        resolved = resolved_from(RESUMED | settings, devices=int(os.environ["WORLD_SIZE"]))
+        train_in(create_groups(1, 1), resolved)
+
+
+def test_a_resumed_training_of_two_processes_is_the_uninterrupted_one(tmp_path):
+    write_corpus(tmp_path)
+    run_ranks(train_whole_and_in_parts, size=2, folder=str(tmp_path))
+    check_same_record(tmp_path / "parts", tmp_path / "whole")

@@ -1,0 +1,77 @@
+"""One rank of `support.distributed.run_ranks`: join the group, call the function, write what came of it."""
+
+import ctypes
+import datetime
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent(parent: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ranks_target", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ranks_target"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _write(path: Path, value: object) -> None:
+    aside = path.with_suffix(".tmp")
+    aside.write_text(json.dumps(value))
+    aside.replace(path)
+
+
+def _run(folder: Path, rank: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    call = json.loads((folder / "call.json").read_text())
+    size = int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=300)
+    )
+    result = getattr(_load(call["file"]), call["name"])(**call["arguments"])
+    _write(folder / f"result-{rank}.json", result)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    folder, parent = Path(sys.argv[1]), int(sys.argv[2])
+    _die_with_parent(parent)
+    # The folder of this file must not shadow anything; its parent holds the `support` package.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    rank = int(os.environ["RANK"])
+    try:
+        _run(folder, rank)
+    except BaseException:
+        error = {"time": time.time(), "rank": rank, "traceback": traceback.format_exc()}
+        _write(folder / f"error-{rank}.json", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    # A process group that was abandoned half-way may hang in its destructors: leave without them.
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,81 @@
+"""Which modules read which parameter, found in the packages' syntax trees; `make docs` writes the table.
+
+A module that may read configuration reads a parameter when it names it as an attribute, and also the
+section or block that it is in: by attribute (`config.attention.rotary_pct`) or type (`AttentionSection`).
+"""
+
+import ast
+import json
+import sys
+from functools import cache
+
+from neox_launcher.config.schema import all_parameters, section_of, sections
+from support.sources import ROOT, Source, sources
+
+__all__ = ["TABLE", "read_by", "table"]
+
+TABLE = ROOT / "packages/neox-launcher/src/neox_launcher/config/readers.json"
+_DESCRIBING = ("sections.", "aliases", "not_yet", "reference", "parameter", "schema")
+
+
+def _describes(source: Source) -> bool:
+    return source.module.startswith(tuple(f"neox_launcher.config.{part}" for part in _DESCRIBING))
+
+
+def _may_read(source: Source) -> bool:
+    if source.module.startswith("neox_launcher."):
+        return not _describes(source)
+    return any(found.module.startswith("neox_launcher.config") for found in source.imports())
+
+
+def _is_method_of_text(node: ast.Attribute) -> bool:
+    """`line.split` is none of `data.split`."""
+    holder = node.value
+    own = holder.attr if isinstance(holder, ast.Attribute) else getattr(holder, "id", "")
+    return hasattr(str, node.attr) and own not in sections()
+
+
+@cache
+def _readers() -> dict[str, frozenset[str]]:
+    """The words of each module that may read configuration."""
+    return {source.module: _words(source) for source in sources() if _may_read(source)}
+
+
+def _words(source: Source) -> frozenset[str]:
+    """Attributes and plain names of a module, and names whose ending is put together (`*_data_paths`)."""
+    found = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute):
+            if not _is_method_of_text(node):
+                found.add(node.attr)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.JoinedStr) and isinstance(node.values[-1], ast.Constant):
+            found.add(f"*{node.values[-1].value}")
+    return frozenset(found)
+
+
+def _is_read(name: str, words: frozenset[str]) -> bool:
+    *blocks, own = name.split(".")
+    section = section_of(name.partition(".")[0])
+    around = {section, sections()[section].__name__}
+    endings = {word[1:] for word in words if word.startswith("*_")}
+    is_named = own in words or any(own.endswith(ending) for ending in endings)
+    return is_named and bool(around & words) and all(block in words for block in blocks)
+
+
+def read_by(name: str) -> list[str]:
+    """The modules that read a parameter; of one inside a block that is handed on whole, the block's."""
+    modules = [module for module, words in _readers().items() if _is_read(name, words)]
+    outer = name.rpartition(".")[0]
+    return modules or (read_by(outer) if outer else [])
+
+
+def table() -> str:
+    """The modules of every parameter that is no block, as JSON."""
+    names = [parameter.name for parameter in all_parameters() if not parameter.is_block]
+    return json.dumps({name: read_by(name) for name in names}, indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(table())

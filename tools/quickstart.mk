@@ -1,0 +1,29 @@
+# The job of `make quickstart`, every command printed as one would type it (after `source .venv/bin/activate`).
+# All that is made lies in quickstart/. A file that is there is complete, so make knows what is done already; the
+# training goes on from its last checkpoint. Delete quickstart/ to start anew.
+SHELL := bash
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+CONFIG := --config configs/quickstart.yml
+# Without a GPU, two processes share the CPU.
+ON_CPU := $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),,--set num-gpus=2)
+
+.PHONY: quickstart
+.DELETE_ON_ERROR:
+
+quickstart: quickstart/data/stdlib_text_document.idx
+	neox-launch $(CONFIG) $(ON_CPU)
+	neox-report quickstart
+	neox-launch generate $(CONFIG)
+	@cat tools/quickstart.txt
+
+quickstart/data/stdlib_text_document.idx: quickstart/stdlib.jsonl quickstart/tokenizer.json
+	@mkdir -p quickstart/data
+	preprocess_data --input quickstart/stdlib.jsonl --tokenizer-type HFTokenizer \
+	  --vocab-file quickstart/tokenizer.json --append-eod --output-prefix quickstart/data/stdlib
+
+quickstart/tokenizer.json: quickstart/stdlib.jsonl
+	neox-data train-tokenizer --input quickstart/stdlib.jsonl --vocab-size 8192 --output quickstart/tokenizer.json
+
+quickstart/stdlib.jsonl:
+	neox-data stdlib-corpus quickstart/stdlib.jsonl
