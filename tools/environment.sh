@@ -93,7 +93,9 @@ digest=$(find packages \( -name pyproject.toml -o -name setup.py -o -path '*/neo
 }
 [ -n "$python" ] || is_ours || python=$(find_python)
 mkdir -p .venvs
-exec 9>.venvs/lock
+# Environments of different packages are made side by side; .venv holds all packages and waits for every one.
+exec 8>.venvs/lock 9>".venvs/lock-$name"
+if [ "$name" = full ]; then flock 8; else flock --shared 8; fi
 flock 9
 ! is_current || exit 0
 
