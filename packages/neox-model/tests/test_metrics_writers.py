@@ -42,6 +42,38 @@ def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
     assert losses(path) == [(1, 0.5), (2, 1.0), (3, 1.5)]
 
 
+def test_a_damaged_line_is_left_out_with_a_warning(tmp_path, caplog):
+    write_losses(tmp_path, [1, 2, 3], after=0)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"\x00\xff{\n" + b"[1]\n" + lines[2])
+    write_losses(tmp_path, [4], after=3)
+    assert [f"line {number} is damaged" in caplog.text for number in (1, 2, 3, 4)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    caplog.clear()
+    assert losses(path) == [(1, 0.5), (3, 1.5), (4, 2.0)]
+    assert not caplog.messages
+
+
+def test_what_is_recorded_of_the_last_iteration_is_not_recorded_again(tmp_path):
+    write_losses(tmp_path, [1, 2], after=0)
+    again = WRITERS["jsonl"](tmp_path, iteration=2)
+    again.write({"loss/train": 1.0}, 2)
+    again.write({"loss/validation": 3.0, "loss/train": 1.0}, 2)
+    again.write({"loss/train": 1.5}, 3)
+    again.close()
+    assert list(read_metrics(tmp_path / "metrics.jsonl")) == [
+        {"iteration": 1, "loss/train": 0.5},
+        {"iteration": 2, "loss/train": 1.0},
+        {"iteration": 2, "loss/validation": 3.0},
+        {"iteration": 3, "loss/train": 1.5},
+    ]
+
+
 METRICS = {
     "loss/train": 2.34567,
     "optimizer/learning_rate": 0.0006,

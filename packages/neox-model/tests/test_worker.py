@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from neox_data.errors import DataError
+from neox_kernels.errors import KernelUnavailable
 from neox_launcher.config import encode_resolved
 from neox_model.errors import LayoutError
 from neox_model.worker import run_worker
@@ -26,6 +27,10 @@ def fail_for_the_request(resolved):
 
 def fail_unforeseen(resolved):
     raise ZeroDivisionError("division by zero")
+
+
+def fail_for_want_of_a_kernel(resolved):
+    raise KernelUnavailable("rope-fusion: true: no GPU")
 
 
 @pytest.fixture
@@ -72,6 +77,11 @@ def test_a_foreseen_failure_is_told_without_traceback(run):
 def test_a_wrong_request_keeps_its_exit_code(run):
     code, report = run(fail_for_the_request, resolved=encode_resolved(resolved_from({})))
     assert (code, report["message"]) == (2, "3 does not divide 8")
+
+
+def test_a_kernel_that_cannot_be_used_is_a_wrong_request(run):
+    code, report = run(fail_for_want_of_a_kernel, resolved=encode_resolved(resolved_from({})))
+    assert (code, report["message"], report["traceback"]) == (2, "rope-fusion: true: no GPU", None)
 
 
 def test_a_reader_that_has_gone_does_not_end_the_work():

@@ -108,12 +108,14 @@ def _call(program: str, request: Resolved) -> str | None:
     """Import the program and call it; errors that data and kernels foresee are told by their message alone.
 
     Raises:
-        NeoXError: with that message.
+        NeoXError: with that message; a fused operator that cannot be used here is a wrong request.
     """
     module, _, name = program.partition(":")
     function: Callable[[Resolved], str | None] = getattr(importlib.import_module(module), name)
-    foreseen = (DataError, importlib.import_module("neox_kernels.errors").KernelError)
+    kernels = importlib.import_module("neox_kernels.errors")
     try:
         return function(request)
-    except foreseen as error:
+    except kernels.KernelUnavailable as error:
+        raise ConfigError(str(error)) from error
+    except (DataError, kernels.KernelError) as error:
         raise NeoXError(str(error)) from error

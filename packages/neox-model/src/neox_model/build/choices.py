@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
+import torch
+
 from neox_model.errors import ModelError
 
-__all__ = ["pick"]
+__all__ = ["DTYPES", "pick"]
+
+DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Choice = TypeVar("Choice")
 

@@ -17,6 +17,7 @@ from neox_launcher.config import NeoXConfig, Resolved, engine_json
 from neox_model.build.as_pipeline import PipelineModel, as_pipeline
 from neox_model.build.as_sequential import SequentialModel, as_sequential
 from neox_model.build.attention import build_input_position
+from neox_model.build.choices import DTYPES
 from neox_model.build.operators import choose_operators
 from neox_model.build.plan import LayerPlan
 from neox_model.build.transformer import build_norm, init_method, transformer_layer_kwargs
@@ -31,8 +32,6 @@ from neox_model.parallel.logical import named_logical_parameters
 __all__ = ["LayerPlan", "build_model", "build_plan", "padded_vocab_size"]
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def padded_vocab_size(config: NeoXConfig, vocab_size: int) -> int:
@@ -67,7 +66,7 @@ def build_plan(
     }
     owner = None if config.model.no_weight_tying else "embedding"
     operators = choose_operators(
-        resolved, groups, device=torch.device(device), dtype=_DTYPES[resolved.derived.precision]
+        resolved, groups, device=torch.device(device), dtype=DTYPES[resolved.derived.precision]
     )
     norm_class, norm_kwargs = build_norm(config, operators)
     embedding = LayerPlan(

@@ -6,15 +6,24 @@ DeepSpeed hands the parts out.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import deepspeed
 from torch import nn
 
+from neox_launcher.config import Resolved
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.mpu import ModelParallelUnit
 
-__all__ = ["shared_construction", "whole_parameter"]
+__all__ = ["shared_construction", "whole_parameter", "without_zero"]
+
+
+def without_zero(resolved: Resolved) -> Resolved:
+    """The same configuration at stage 0, for programs that have no optimizer to share out."""
+    zero = resolved.config.zero
+    plain = zero.replaced(zero_optimization=zero.zero_optimization.replaced(stage=0))
+    return replace(resolved, config=resolved.config.model_copy(update={"zero": plain}))
 
 
 def shared_construction(stage: int, groups: Groups, settings: dict[str, Any]) -> AbstractContextManager[Any]:

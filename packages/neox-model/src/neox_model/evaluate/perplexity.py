@@ -6,7 +6,6 @@ rank holds its whole tensor-parallel part whatever the ZeRO stage of the trainin
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +14,9 @@ from torch import Tensor
 
 from neox_launcher.config import Resolved
 from neox_launcher.errors import ConfigError
+from neox_model.build.choices import DTYPES
 from neox_model.build.model import build_model, padded_vocab_size
+from neox_model.build.zero_sharding import without_zero
 from neox_model.checkpoint.load import load_weights
 from neox_model.parallel.groups import Groups
 from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer
@@ -29,8 +30,6 @@ from neox_model.train.sequential_step import forward_loss, mean_loss
 __all__ = ["evaluate_from"]
 
 logger = logging.getLogger(__name__)
-
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def evaluate_from(resolved: Resolved) -> str:
@@ -59,7 +58,7 @@ def evaluate_from(resolved: Resolved) -> str:
         end_of_document=tokenizer.end_of_document,
     )
     iteration, losses = _load_model(
-        _without_zero(resolved), Path(folder), groups, vocab_size=tokenizer.vocab_size
+        without_zero(resolved), Path(folder), groups, vocab_size=tokenizer.vocab_size
     )
     evaluator = Evaluator(
         losses, streams, iterations=config.training.eval_iters, accumulation=resolved.derived.accumulation
@@ -84,7 +83,7 @@ def _load_model(
 ) -> tuple[int, Callable[[Iterator[Batch], int], Tensor]]:
     """The checkpoint's iteration, and the mean loss of micro-batches under its weights."""
     model = build_model(resolved, groups, vocab_size=vocab_size)
-    model.to(device=_device(), dtype=_DTYPES[resolved.derived.precision])
+    model.to(device=_device(), dtype=DTYPES[resolved.derived.precision])
     iteration = load_weights(folder, model=model, groups=groups, config=flat_values(resolved.config))
     if resolved.derived.uses_pipeline:
         engine = build_pipeline_forward(model, micro_batch_size=resolved.derived.micro_batch_size)
@@ -95,12 +94,6 @@ def _load_model(
         return forward_loss(model, model.loss_fn, batch.to(_device()))
 
     return iteration, partial(mean_loss, forward, data=groups.data)
-
-
-def _without_zero(resolved: Resolved) -> Resolved:
-    zero = resolved.config.zero
-    plain = zero.replaced(zero_optimization=zero.zero_optimization.replaced(stage=0))
-    return replace(resolved, config=resolved.config.model_copy(update={"zero": plain}))
 
 
 def _device() -> torch.device:

@@ -6,13 +6,14 @@ replicas that share out the prompts.
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
-
-import torch
 
 from neox_launcher.config import NeoXConfig, Resolved
 from neox_launcher.errors import NeoXError
+from neox_model.build.choices import DTYPES
 from neox_model.build.model import build_model
+from neox_model.build.zero_sharding import without_zero
 from neox_model.checkpoint import load_weights
 from neox_model.generate.decode import Decoder
 from neox_model.generate.modes import MODES, Job
@@ -23,17 +24,15 @@ __all__ = ["as_plain_model", "choose_mode", "generate_from"]
 
 logger = logging.getLogger(__name__)
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 def generate_from(resolved: Resolved) -> None:
-    """Generate text with the newest checkpoint of the configuration's `load` (or else `save`) folder.
+    """Generate text with the newest checkpoint of the configuration's `load` folder.
 
     Raises:
         NeoXError: there is no checkpoint, it is another model's, or the mode lacks what it needs.
     """
     config = resolved.config
-    directory = config.checkpoint.load or config.checkpoint.save
+    directory = config.checkpoint.load
     if directory is None:
         raise NeoXError("generation needs trained weights; set load to a folder with checkpoints")
     plain = as_plain_model(resolved)
@@ -41,7 +40,7 @@ def generate_from(resolved: Resolved) -> None:
     tokenizer = load_tokenizer(config)
     model = build_model(plain, groups, vocab_size=tokenizer.vocab_size)
     for param in model.parameters():
-        param.data = param.data.to(_DTYPES[plain.derived.precision])
+        param.data = param.data.to(DTYPES[plain.derived.precision])
     load_weights(Path(directory), model=model, groups=groups, config=flat_values(config))
     settings = config.generation
     decoder = Decoder(
@@ -83,8 +82,7 @@ def choose_mode(config: NeoXConfig) -> str:
 
 def as_plain_model(resolved: Resolved) -> Resolved:
     """The same configuration without pipeline and without ZeRO: stages become replicas."""
-    config, derived = resolved.config, resolved.derived
-    zero = config.zero.replaced(zero_optimization=config.zero.zero_optimization.replaced(stage=0))
+    derived = resolved.derived
     if derived.pipe_parallel_size > 1:
         logger.info(
             "generation runs the plain model: %d stages become replicas, each of %d tensor-parallel ranks",
@@ -96,7 +94,7 @@ def as_plain_model(resolved: Resolved) -> Resolved:
         "pipe_parallel_size": 1,
         "data_parallel_size": derived.world_size // derived.model_parallel_size,
     }
-    return Resolved(config=config.model_copy(update={"zero": zero}), derived=derived.model_copy(update=sizes))
+    return replace(without_zero(resolved), derived=derived.model_copy(update=sizes))
 
 
 def _path(name: str | None) -> Path | None:

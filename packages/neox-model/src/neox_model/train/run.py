@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from neox_launcher.config import NeoXConfig, Resolved, engine_json
+from neox_launcher.errors import NeoXError
 from neox_model.build.model import build_model, padded_vocab_size
 from neox_model.checkpoint.claim import claimed
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint
@@ -190,9 +191,23 @@ def _save(training: _Training, directory: Path) -> None:
 
 
 def _open_writers(training: _Training) -> list[MetricWriter]:
-    """The writers of rank 0; none elsewhere."""
+    """The writers of rank 0; none elsewhere.
+
+    Raises:
+        NeoXError: a folder cannot be written, which at the start is not worth training on without.
+    """
     if training.groups.world.rank != 0:
         return []
+    try:
+        return [SteadyWriter(writer) for writer in _make_writers(training)]
+    except OSError as error:
+        raise NeoXError(
+            f"metrics cannot be written: {error}; make room, or name other folders in log-dir and "
+            "tensorboard-dir"
+        ) from error
+
+
+def _make_writers(training: _Training) -> list[MetricWriter]:
     section, iteration = training.config.logging, training.state.iteration
     writers: list[MetricWriter] = [WRITERS["console"](last_iteration=training.state.last_iteration)]
     if section.log_dir is not None:
@@ -209,7 +224,7 @@ def _open_writers(training: _Training) -> list[MetricWriter]:
                 config=flat_values(training.config),
             )
         )
-    return [SteadyWriter(writer) for writer in writers]
+    return writers
 
 
 def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[MetricWriter]) -> list[Hook]:
