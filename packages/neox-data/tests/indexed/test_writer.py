@@ -96,6 +96,33 @@ def test_a_killed_writer_leaves_no_dataset_and_the_next_one_cleans_up(tmp_path: 
     assert open_indexed(prefix)[0].tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("renames", [0, 1])
+def test_a_writer_that_is_killed_at_its_renames_never_pairs_the_new_tokens_with_the_old_index(
+    write_dataset, renames: int
+) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from neox_data.indexed import IndexedDatasetWriter\n"
+        "rename, left = Path.replace, int(sys.argv[2])\n"
+        "def replace(path, target):\n"
+        "    global left\n"
+        "    if not left: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    left -= 1\n"
+        "    return rename(path, target)\n"
+        "Path.replace = replace\n"
+        "with IndexedDatasetWriter(sys.argv[1], dtype='u2') as writer:\n"
+        "    writer.append_all([9, 9, 8], [1, 2])\n"
+    )
+    # As many tokens as the new one: its old index would fit the new .bin.
+    prefix = write_dataset([[1, 2], [3]])
+    done = subprocess.run([sys.executable, "-c", script, str(prefix), str(renames)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    with pytest.raises(IndexedDatasetError, match=r"corpus.idx does not exist"):
+        open_indexed(prefix)
+    assert open_indexed(write_dataset([[5]]))[0].tolist() == [5]
+
+
 def test_two_writers_of_one_dataset_are_refused(tmp_path: Path) -> None:
     with IndexedDatasetWriter(tmp_path / "a", dtype="u2") as first:
         with (
