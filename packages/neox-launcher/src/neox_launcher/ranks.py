@@ -4,7 +4,20 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["RankInfo", "read_rank"]
+from neox_launcher.errors import LaunchError
+
+__all__ = ["MpiRank", "RankInfo", "read_mpi_rank", "read_rank"]
+
+# (rank, number of ranks) as each kind of MPI tells them. Slurm's come last: inside an allocation they are set for
+# mpirun too, and then say nothing of its ranks. A process manager that speaks PMIx leaves the number out.
+_MPI_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PMIX_RANK", "PMIX_SIZE"),
+    ("MPI_RANKID", "MPI_NRANKS"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +41,19 @@ class RankInfo:
     master_port: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpiRank:
+    """This process among those that an MPI started.
+
+    Args:
+        rank: its number.
+        size: how many there are; None where the MPI does not say.
+    """
+
+    rank: int
+    size: int | None
+
+
 def read_rank(environment: Mapping[str, str] | None = None) -> RankInfo | None:
     """This process's place as `torch.distributed.run` tells it, or None when nothing started it as a worker.
 
@@ -45,3 +71,21 @@ def read_rank(environment: Mapping[str, str] | None = None) -> RankInfo | None:
         master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
         master_port=int(env.get("MASTER_PORT", "29500")),
     )
+
+
+def read_mpi_rank(environment: Mapping[str, str] | None = None) -> MpiRank:
+    """This process's number as Open MPI, MVAPICH, MPICH, Intel MPI or Slurm tells it.
+
+    Args:
+        environment: read instead of the process's own.
+
+    Raises:
+        LaunchError: no MPI started this process.
+    """
+    env = os.environ if environment is None else environment
+    for rank, size in _MPI_VARIABLES:
+        if env.get(rank, "").isdigit():
+            count = env.get(size, "")
+            return MpiRank(rank=int(env[rank]), size=int(count) if count.isdigit() else None)
+    names = ", ".join(name for name, _ in _MPI_VARIABLES)
+    raise LaunchError(f"no MPI started this process: none of {names} is set to a number")
