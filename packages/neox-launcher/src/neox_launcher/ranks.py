@@ -8,8 +8,8 @@ from neox_launcher.errors import LaunchError
 
 __all__ = ["MpiRank", "RankInfo", "read_mpi_rank", "read_rank"]
 
-# (rank, number of ranks) as each kind of MPI tells them. Slurm's come last: inside an allocation they are set for
-# mpirun too, and then say nothing of its ranks. A process manager that speaks PMIx leaves the number out.
+# (rank, number of ranks) as each kind of MPI tells them. Slurm's come last: inside an allocation they are set
+# for mpirun too, and then say nothing of its ranks. A process manager that speaks PMIx leaves the number out.
 _MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),

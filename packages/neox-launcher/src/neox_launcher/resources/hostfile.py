@@ -10,7 +10,7 @@ from neox_launcher.resources.world import Host
 
 __all__ = ["host_key", "parse_hostfile", "read_hostfile"]
 
-# What Open MPI writes after the slots says how far it may overload a host; no more workers than slots start here.
+# What Open MPI adds says how far it may overload a host; no more workers than slots are started here.
 _LINE = re.compile(r"(?P<name>\S+)\s+slots\s*=\s*(?P<slots>\d+)(\s+max[_-]slots\s*=\s*\d+)?")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 _MOST_SLOTS = 1024
@@ -96,7 +96,7 @@ def _parse_line(content: str) -> Host | str:
 
 
 def _is_name(name: str) -> bool:
-    """Whether it can be handed to a program: nothing that a shell, ssh or pdsh would take for something else."""
+    """Whether no shell, ssh or pdsh would take it for something else than a host."""
     if _NAME.fullmatch(name):
         return True
     try:
