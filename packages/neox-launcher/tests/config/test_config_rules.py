@@ -139,6 +139,12 @@ EXAMPLES = {
         "each at least 0 and less than 1",
         "optimizer: {params: {betas: [0, 0.99]}}",
     ),
+    "the_optimizer_is_known": (
+        "--set optimizer.type=LBFGS",
+        "optimizer.type",
+        "is no optimizer here\nuse Adam, AdamW, CPU_Adam",
+        "--set optimizer.type=sgd",
+    ),
     "known_optimizers_know_their_arguments": (
         "optimizer: {params: {momentum: 0.9}}",
         "optimizer.params.momentum",
@@ -166,7 +172,7 @@ EXAMPLES = {
     "weights_match_the_paths": (
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [1, 2]",
         "train_data_weights",
-        "has 2 numbers for 1 datasets",
+        "has 2 numbers for 1 dataset",
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [2]",
     ),
     "split_keeps_something": ("split: 0,0,0", "split", "gives nothing to any part", 'split: "1"'),

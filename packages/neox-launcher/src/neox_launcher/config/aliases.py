@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neox_launcher.config.problems import Problem, in_words
+from neox_launcher.config.problems import Problem, as_block, in_words
 from neox_launcher.config.reading import Leaf
 
 __all__ = [
     "COMPUTED",
+    "FOREIGN_NAMES",
     "OLDER_SPELLINGS",
     "RETIRED",
     "SHORTHANDS",
@@ -70,6 +71,43 @@ COMPUTED: Mapping[str, str] = {
     "dynamic_loss_scale": "whether fp16.loss_scale is 0",
     "git_hash": "read from the repository",
     "user_script": "the training program",
+}
+
+# What other programs call a parameter: not accepted, for their values may mean something else, but known.
+FOREIGN_NAMES: Mapping[str, str] = {
+    "learning_rate": "optimizer.params.lr",
+    "max_lr": "optimizer.params.lr",
+    "lr_warmup_fraction": "warmup",
+    "warmup_ratio": "warmup",
+    "warmup_iters": "warmup",
+    "warmup_steps": "warmup",
+    "lr_scheduler_type": "lr_decay_style",
+    "n_layer": "num_layers",
+    "num_hidden_layers": "num_layers",
+    "n_head": "num_attention_heads",
+    "n_embd": "hidden_size",
+    "d_model": "hidden_size",
+    "n_positions": "max_position_embeddings",
+    "ffn_hidden_size": "intermediate_size",
+    "sequence_length": "seq_length",
+    "max_seq_length": "seq_length",
+    "max_steps": "train_iters",
+    "train_steps": "train_iters",
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
+    "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
+    "global_batch_size": "train_batch_size",
+    "tensor_model_parallel_size": "model_parallel_size",
+    "tensor_parallel_size": "model_parallel_size",
+    "pipeline_model_parallel_size": "pipe_parallel_size",
+    "pipeline_parallel_size": "pipe_parallel_size",
+    "max_grad_norm": "gradient_clipping",
+    "max_checkpoint_keep": "keep_last_n_checkpoints",
+    "save_total_limit": "keep_last_n_checkpoints",
+    "save_steps": "save_interval",
+    "logging_steps": "log_interval",
+    "eval_steps": "eval_interval",
+    "output_dir": "save",
+    "hidden_act": "activation",
 }
 
 _RETRIEVAL = "belongs to the retrieval models of Megatron, which are no part of this system"
@@ -158,6 +196,8 @@ def _sparsity(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _zero_switch(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
     if value in _EMPTY:
         return {}
+    if isinstance(value, list):
+        raise ValueError("is a list here: a dash, or a bracket, begins one")
     return {"zero_optimization.stage": 1 if _boolean(value) else 0}
 
 
@@ -279,7 +319,7 @@ def _translate(leaf: Leaf, given: Mapping[str, Any], result: Unfolded) -> Mappin
     try:
         found = older.translate(leaf.value, given)
     except ValueError as error:
-        result.problems.append(replace(_note(leaf, str(error)), remedy=f"write {older.targets[0]} instead"))
+        result.problems.append(replace(_note(leaf, str(error)), remedy=_instead(older.targets[0])))
         return {}
     for name, value in found.items():
         result.leaves.append(Leaf(tuple(name.split(".")), value, leaf.place))
@@ -299,6 +339,10 @@ def _own_name(leaf: Leaf) -> Leaf:
     if isinstance(leaf.value, str) and leaf.value.lower() in spellings:
         return replace(leaf, value=spellings[leaf.value.lower()])
     return leaf
+
+
+def _instead(target: str) -> str:
+    return f"write {as_block(target) if '.' in target else target} instead"
 
 
 def _boolean(value: Any) -> bool:

@@ -34,8 +34,14 @@ def expand_attention(pattern: tuple[Any, ...] | None, num_layers: int) -> tuple[
             hint = did_you_mean(name, ATTENTION_TYPES) or f"use {', '.join(ATTENTION_TYPES)}"
             raise ValueError(f"{name!r} is no attention type; {hint}")
     if len(types) != num_layers:
-        raise ValueError(f"describes {len(types)} layers, but num-layers is {num_layers}")
+        raise ValueError(f"describes {len(types)} layers, but num-layers is {num_layers}; {_remedy(pattern)}")
     return tuple(types)
+
+
+def _remedy(pattern: tuple[Any, ...]) -> str:
+    if len(pattern) == 1 and isinstance(pattern[0], tuple):
+        return 'write "all" as the count: the types are repeated until the layers are full'
+    return "each count says how often all types beside it are repeated"
 
 
 def _repeated(item: Any, num_layers: int, *, is_alone: bool) -> list[str]:

@@ -27,10 +27,10 @@ from neox_launcher.config.schema import (
     NeoXConfig,
     all_parameters,
     build_section,
-    parameter_named,
     section_of,
     sections,
 )
+from neox_launcher.config.wording import homes_of, sentence_about, written_elsewhere
 
 __all__ = ["load_config"]
 
@@ -107,6 +107,10 @@ class _Assembly:
     Args:
         problems: receives what is wrong.
         is_complete: all files could be read; otherwise nothing is called missing, and no rule is asked.
+        values: by section, as given.
+        places: where they were written.
+        wrong: names of values that are wrong by themselves.
+        misplaced: names of parameters that were written outside their blocks, and are not missing.
     """
 
     problems: list[Problem]
@@ -114,6 +118,7 @@ class _Assembly:
     values: dict[str, dict[str, Any]] = field(default_factory=lambda: {name: {} for name in sections()})
     places: dict[str, Place] = field(default_factory=dict)
     wrong: set[str] = field(default_factory=set)
+    misplaced: set[str] = field(default_factory=set)
 
     def put(self, leaf: Leaf) -> None:
         """Find the leaf's home, or say that it has none."""
@@ -195,12 +200,13 @@ class _Assembly:
         for path, detail in wrong.items():
             name = ".".join(path)
             self.wrong.add(name)
-            if name not in filled and (self.is_complete or detail["type"] != "missing"):
+            is_told = detail["type"] == "missing" and (name in self.misplaced or not self.is_complete)
+            if name not in filled and not is_told:
                 self.problems.append(self._finding(name, detail))
         return _without(kind, values, sorted({_removable(kind, path) for path in wrong}))
 
     def _finding(self, name: str, detail: ErrorDetails) -> Problem:
-        what, remedy = _sentence(name, detail)
+        what, remedy = sentence_about(name, detail)
         place = place_of(self.places, name)
         value = None if detail["type"] == "missing" else in_words(_given(self.values, name))
         return Problem(name, what, remedy, value=value, place=place)
@@ -209,20 +215,18 @@ class _Assembly:
         if leaf.value is None or leaf.value == {}:
             return
         some = ", ".join(f"{name}: ..." for name in list(kind.model_fields)[:2])
+        if isinstance(leaf.value, bool) and "enabled" in kind.model_fields:
+            some = f"enabled: {in_words(leaf.value)}"
         self._complain(leaf, "is a block of parameters", f"write {leaf.path[-1]}: {{{some}}}")
 
     def _unknown(self, leaf: Leaf, names: Iterable[str], *, dashes: bool) -> None:
+        """Complain about a name; `dashes` when it stands outside all blocks."""
         names = list(names)
-        remedy = did_you_mean(
-            leaf.path[-1] if len(leaf.path) > 1 and not dashes else leaf.path[0], names, dashes=dashes
-        )
-        if not remedy and dashes:
-            inside = [
-                parameter.name
-                for parameter in all_parameters()
-                if parameter.name.split(".")[-1] == leaf.path[0]
-            ]
-            remedy = f"it belongs inside a block: {' or '.join(inside)}" if inside else ""
+        name = leaf.path[0] if dashes else leaf.path[-1]
+        inside = [] if name in names else homes_of(leaf.path, is_outside=dashes)
+        self.misplaced.update(inside)
+        remedy = written_elsewhere(leaf.path, inside, is_outside=dashes)
+        remedy = remedy or did_you_mean(name, names, dashes=dashes)
         if not remedy and not dashes:
             remedy = f"possible here: {', '.join(names)}"
         self._complain(leaf, "is not a parameter", remedy or "neox-config docs lists all parameters")
@@ -328,43 +332,3 @@ def _given(values: Mapping[str, Mapping[str, Any]], name: str) -> Any:
     for part in name.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
     return found
-
-
-_LIMITS = {
-    "greater_than": ("greater than", "gt"),
-    "greater_than_equal": ("at least", "ge"),
-    "less_than": ("less than", "lt"),
-    "less_than_equal": ("at most", "le"),
-}
-
-
-def _sentence(name: str, detail: ErrorDetails) -> tuple[str, str]:
-    """What is wrong with a value, and the remedy."""
-    kind, context = detail["type"], detail.get("ctx", {})
-    parameter = parameter_named(name)
-    element = next((part + 1 for part in detail["loc"] if isinstance(part, int)), None)
-    where = "" if element is None else f" in element {element}"
-    if kind == "missing" and parameter.type.startswith("list"):
-        return "has too few elements", ""
-    if kind == "missing":
-        return (
-            f"is missing: {_lower(parameter.doc)}",
-            f"add {name if '.' in name else name.replace('_', '-')}: ...",
-        )
-    if kind in _LIMITS:
-        words, key = _LIMITS[kind]
-        return f"must be {words} {context[key]:g}{where}", ""
-    if kind == "literal_error":
-        near = did_you_mean(str(detail["input"]).lower(), parameter.choices)
-        return "is not one of the choices", near or f"use {', '.join(parameter.choices)}"
-    if kind in ("tuple_type", "list_type"):
-        return "must be a list", f"write [{in_words(detail['input'])}]"
-    if kind == "string_pattern_mismatch":
-        return "is not understood", f"write {parameter.choices[0]}"
-    if kind == "too_long":
-        return "has too many elements", ""
-    return f"{_lower(str(detail['msg']))}{where}", ""
-
-
-def _lower(message: str) -> str:
-    return message[:1].lower() + message[1:]

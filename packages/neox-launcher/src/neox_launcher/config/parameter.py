@@ -42,6 +42,8 @@ FILLED_IN: Any = object()
 _NEEDED = "required when the block is enabled"
 _LARGEST = 1e300
 _LONGEST_NUMBER = 300
+# Words that are true or false without quotes only.
+_SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
 
 
@@ -329,17 +331,40 @@ def _read_number(value: int | float, kinds: frozenset[Any]) -> Any:
 
 
 def _read_text(value: str, kinds: frozenset[Any]) -> Any:
-    if str in kinds or value in kinds:
+    if str in kinds:
+        return _checked_text(value)
+    if value in kinds:
         return value
     folded = {choice.casefold(): choice for choice in kinds if isinstance(choice, str)}
     if value.casefold() in folded:
         return folded[value.casefold()]
     if bool in kinds and value.casefold() in ("true", "false"):
         return value.casefold() == "true"
+    if bool in kinds and value.casefold() in _SWITCHES:
+        return _wrong(kinds, f"; write {_SWITCHES[value.casefold()]}")
     if int in kinds or float in kinds or _has_choices(kinds, int):
         number = number_from(value)
-        return _wrong(kinds) if number is None else _read_number(number, kinds)
+        return _wrong(kinds, _as_number(value)) if number is None else _read_number(number, kinds)
     return value if folded and bool not in kinds else _wrong(kinds)
+
+
+def _checked_text(value: str) -> str:
+    """The text, unless it is a slip that would be found late: a file called None, or a path with tabs."""
+    if value == "None":
+        raise PydanticCustomError("neox", "is the word of Python; write null, or leave it out")
+    if any(char in value for char in "\n\r\t\f\b\a\v\0\x1b"):
+        raise PydanticCustomError(
+            "neox",
+            "holds a line break or a tab; in double quotes a backslash makes one: "
+            "use single quotes, or / instead of \\",
+        )
+    return value
+
+
+def _as_number(value: str) -> str:
+    """How to write what is nearly a number, as a remedy."""
+    plain = value.replace(",", "").strip()
+    return f"; write {plain}" if plain != value and number_from(plain) is not None else ""
 
 
 def number_from(text: str) -> int | float | None:
@@ -355,7 +380,7 @@ def _has_choices(kinds: frozenset[Any], kind: type) -> bool:
     return any(isinstance(choice, kind) for choice in kinds)
 
 
-def _wrong(kinds: frozenset[Any]) -> Any:
+def _wrong(kinds: frozenset[Any], remedy: str = "") -> Any:
     """Raise what pydantic carries to the list of problems."""
     choices = sorted(str(kind) for kind in kinds if isinstance(kind, str | int))
     if choices:
@@ -363,5 +388,6 @@ def _wrong(kinds: frozenset[Any]) -> Any:
     else:
         wanted = " or ".join(_WORDS[kind] for kind in (bool, int, float, str) if kind in kinds)
         wanted = wanted if wanted.startswith(("true", "text")) else f"a {wanted}"
-    remedy = "; put it in quotes if it is meant as text" if kinds == {str} else ""
+    if kinds == {str}:
+        remedy = "; put it in quotes if it is meant as text"
     raise PydanticCustomError("neox", f"must be {wanted}{remedy}")

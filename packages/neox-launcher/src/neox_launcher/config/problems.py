@@ -12,6 +12,7 @@ __all__ = [
     "COMMAND_LINE",
     "Place",
     "Problem",
+    "as_block",
     "config_error",
     "did_you_mean",
     "in_words",
@@ -76,12 +77,22 @@ def in_words(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
+def as_block(name: str) -> str:
+    """How a parameter is written: `a.b` as `a: {b: ...}`."""
+    *blocks, last = name.split(".")
+    if not blocks:
+        return f"{last.replace('_', '-')}: ..."
+    return "".join(f"{block}: {{" for block in blocks) + f"{last}: ..." + "}" * len(blocks)
+
+
 def did_you_mean(name: str, names: Iterable[str], *, dashes: bool = False, cutoff: float = 0.7) -> str:
     """A question with the nearest of the names, or nothing when none is as near as the cutoff (at most 1)."""
-    near = difflib.get_close_matches(name, list(names), n=1, cutoff=cutoff)
+    folded = {known.casefold(): known for known in names}
+    near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
     if not near:
         return ""
-    return f"did you mean {near[0].replace('_', '-') if dashes else near[0]}?"
+    found = folded[near[0]]
+    return f"did you mean {found.replace('_', '-') if dashes else found}?"
 
 
 def list_problems(problems: Sequence[Problem], files: Sequence[str], *, called: str = "problem") -> str:

@@ -17,6 +17,7 @@ import yaml
 
 from neox_launcher.config.parameter import number_from
 from neox_launcher.config.problems import COMMAND_LINE, Place, Problem, in_words
+from neox_launcher.config.syntax import explain_syntax, lines_of
 
 __all__ = ["Leaf", "Reading", "compose", "normal_name", "read_files", "read_override", "read_text", "text_of"]
 
@@ -223,7 +224,7 @@ class _Reader:
         try:
             return yaml.compose(text, Loader=_Loader)
         except yaml.MarkedYAMLError as error:
-            self._syntax_problem(error)
+            self._syntax_problem(error, text)
         except yaml.YAMLError as error:
             self._whole("is not YAML", str(getattr(error, "reason", error)))
         except RecursionError:
@@ -231,17 +232,12 @@ class _Reader:
         self.is_complete = False
         return None
 
-    def _syntax_problem(self, error: yaml.MarkedYAMLError) -> None:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark is not None else None
-        what = error.problem or error.context or ""
-        remedy = "look for a missing comma, quote or bracket"
-        if error.context_mark is not None and error.context_mark.line + 1 != line:
-            remedy += f" between lines {error.context_mark.line + 1} and {line}"
-        if "\\t" in what:
-            remedy = "replace the tab by spaces"
-        place = self._place if self._place.spelling else Place(self._place.file, line, _line_of(mark))
-        self.problems.append(Problem("", f"is not YAML: {what}", remedy, place=place))
+    def _syntax_problem(self, error: yaml.MarkedYAMLError, text: str) -> None:
+        slip = explain_syntax(error, text)
+        place = self._place
+        if not place.spelling:
+            place = Place(place.file, slip.line, _line_of(text, slip.line))
+        self.problems.append(Problem("", f"is not YAML: {slip.what}", slip.remedy, place=place))
 
     def _walk(self, node: yaml.MappingNode, at: "_Names", leaves: list[Leaf], depth: int) -> None:
         """Add the leaves below a mapping."""
@@ -331,7 +327,7 @@ class _Reader:
 
     def _complain(self, node: yaml.Node, spelling: str, what: str, remedy: str) -> None:
         self.problems.append(
-            Problem("", what, remedy, place=self._at(node, in_words(spelling or _line_of(node.start_mark))))
+            Problem("", what, remedy, place=self._at(node, in_words(spelling or _line_at(node.start_mark))))
         )
 
     def _whole(self, what: str, remedy: str) -> None:
@@ -347,12 +343,15 @@ def normal_name(name: str) -> str:
     return name.strip().replace("-", "_")
 
 
-def _line_of(mark: Any) -> str:
+def _line_at(mark: Any) -> str:
     """The text of the line that a mark points into."""
-    if mark is None or mark.buffer is None:
-        return ""
-    lines = mark.buffer.replace("\0", "").splitlines()
-    return in_words(lines[mark.line].strip()) if mark.line < len(lines) else ""
+    return "" if mark.buffer is None else _line_of(mark.buffer.replace("\0", ""), mark.line + 1)
+
+
+def _line_of(text: str, line: int | None) -> str:
+    """A line, counted from 1, as it is shown; empty behind the end."""
+    lines = lines_of(text)
+    return in_words(lines[line - 1].strip()) if line is not None and line <= len(lines) else ""
 
 
 def _plain_value(text: str) -> Any:

@@ -230,7 +230,8 @@ def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterato
         yield Problem(
             "intermediate_size",
             f"{width:,} channels cannot be shared by {model_parallel_size} model-parallel devices",
-            f"set intermediate-size: {multiple}",
+            f"set intermediate-size: {multiple}, or another model-parallel-size",
+            value=f"{width}",
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from neox_launcher.config.attention_layers import expand_attention
 from neox_launcher.config.problems import Place, Problem, did_you_mean, in_words, place_of
 from neox_launcher.config.schema import NeoXConfig
-from neox_launcher.config.sections.optimizer import KNOWN_OPTIMIZERS
+from neox_launcher.config.sections.optimizer import KNOWN_OPTIMIZERS, TORCH_OPTIMIZERS
 from neox_launcher.config.tree_rules import TREE_RULES
 
 __all__ = ["RULES", "broken_rules"]
@@ -229,7 +229,7 @@ def one_precision(c: NeoXConfig) -> Iterator[Problem]:
     """fp16, bf16 and amp exclude each other."""
     enabled = [name for name in ("fp16", "bf16", "amp") if getattr(c.precision, name).enabled]
     if len(enabled) > 1:
-        yield Problem(f"{enabled[1]}.enabled", f"excludes {enabled[0]}.enabled: true", "enable one of them")
+        yield Problem(f"{enabled[1]}.enabled", f"excludes {enabled[0]}.enabled: true", "keep one of the two")
 
 
 @rule
@@ -291,6 +291,16 @@ def betas_are_decays(c: NeoXConfig) -> Iterator[Problem]:
             "must be two numbers, each at least 0 and less than 1",
             "use [0.9, 0.95]",
         )
+
+
+@rule
+def the_optimizer_is_known(c: NeoXConfig) -> Iterator[Problem]:
+    """One of ours, of DeepSpeed's or of torch's."""
+    optimizer = c.optimizer.optimizer
+    names = (*KNOWN_OPTIMIZERS, *TORCH_OPTIMIZERS)
+    if optimizer.kind not in [name.lower() for name in names]:
+        near = did_you_mean(optimizer.type, names)
+        yield Problem("optimizer.type", "is no optimizer here", near or f"use {', '.join(names)}")
 
 
 @rule
@@ -369,10 +379,16 @@ def weights_match_the_paths(c: NeoXConfig) -> Iterator[Problem]:
             )
         elif len(weights) != len(paths):
             yield Problem(
-                name, f"has {len(weights)} numbers for {len(paths)} datasets", "give one number per dataset"
+                name,
+                f"has {_count(len(weights), 'number')} for {_count(len(paths), 'dataset')}",
+                "give one number per dataset",
             )
         if any(weight < 0 for weight in weights) or not any(weights):
             yield Problem(name, "must be numbers of which none is negative and one is positive", "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 @rule

@@ -115,9 +115,11 @@ class ModelSection(Section):
         origin="Meg",
         ge=0,
         lt=1,
-        doc="Dropout after the embeddings and on what each part adds to the stream.",
+        doc="Share that is dropped of the embeddings and of what each part adds to the stream.",
     )
-    attention_dropout: float = param(0.1, origin="Meg", ge=0, lt=1, doc="Dropout of attention probabilities.")
+    attention_dropout: float = param(
+        0.1, origin="Meg", ge=0, lt=1, doc="Share of the attention probabilities that is dropped."
+    )
     apply_residual_connection_post_layernorm: bool = param(
         False, origin="Meg", doc="Add to the normalized input of each part instead of to its input."
     )

@@ -8,6 +8,7 @@ from neox_launcher.config.parameter import FILLED_IN, Section, block, param
 
 __all__ = [
     "KNOWN_OPTIMIZERS",
+    "TORCH_OPTIMIZERS",
     "Optimizer",
     "OptimizerParams",
     "OptimizerSection",
@@ -27,6 +28,20 @@ KNOWN_OPTIMIZERS = (
     "ZeroOneAdam",
     "SM3",
     "madgrad_wd",
+)
+# Classes of torch.optim that train such models: LBFGS calls the loss itself, SparseAdam wants sparse
+# gradients, and Muon takes matrices only.
+TORCH_OPTIMIZERS = (
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
+    "Adamax",
+    "ASGD",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
 )
 
 _ONE_BIT = "type is OneBitAdam, OneBitLamb or ZeroOneAdam"
