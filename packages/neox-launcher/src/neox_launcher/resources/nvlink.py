@@ -18,10 +18,10 @@ _MOST_DEVICES = 16
 def pair_devices(topology: str, devices: Sequence[str]) -> tuple[str, ...]:
     """The same devices, those joined by the most NVLinks next to each other.
 
-    Pairs are chosen so that together they have the most links, and of equals the one that changes least: where
-    every device is joined to every other (NVSwitch), and where there is no NVLink, the order stays. Pairs come
-    in the order of their first device; devices without a partner come last, so that ranks 0 and 1, 2 and 3, ...
-    are pairs.
+    Pairs are chosen so that together they have the most links, and among equals so that the least changes:
+    where every device is joined to every other (NVSwitch), and where there is no NVLink, the order stays.
+    Pairs come in the order of their first device; devices without a partner come last, so that ranks 0 and
+    1, 2 and 3, ... are pairs.
 
     Args:
         topology: what `nvidia-smi topo -m` prints.
@@ -35,8 +35,8 @@ def pair_devices(topology: str, devices: Sequence[str]) -> tuple[str, ...]:
     for device in devices:
         if not device.isdigit() or int(device) not in known:
             raise LaunchError(
-                f"detect-nvlink-pairs: {device} is not among the devices that `nvidia-smi topo -m` names by number; "
-                "set CUDA_VISIBLE_DEVICES to such numbers, or leave detect-nvlink-pairs out"
+                f"detect-nvlink-pairs: {device} is not among the devices that `nvidia-smi topo -m` names by "
+                "number; set CUDA_VISIBLE_DEVICES to such numbers, or leave detect-nvlink-pairs out"
             )
     if len(devices) > _MOST_DEVICES:
         raise LaunchError(
@@ -77,7 +77,7 @@ def parse_topology(text: str) -> dict[tuple[int, int], int]:
             links[row, column] = int(match[1]) if match else 0
     if not links:
         raise LaunchError(
-            "detect-nvlink-pairs: `nvidia-smi topo -m` shows no matrix of GPUs here; leave detect-nvlink-pairs out"
+            "detect-nvlink-pairs: `nvidia-smi topo -m` shows no matrix of GPUs here; leave it out"
         )
     return links
 

@@ -1,8 +1,8 @@
 """`include`, `exclude`, `num_nodes` and `num_gpus`: which hosts and slots of a pool are used.
 
-The grammar is that of DeepSpeed's runner: NAME[:SLOT[,SLOT ...]] joined by `@`, a name alone meaning all slots
-of that host. Hosts keep the pool's order whatever the order in `include`, and slots are in rising order. Where
-DeepSpeed takes fewer hosts than asked for, or more slots than there are, this refuses.
+The grammar is that of DeepSpeed's runner: NAME[:SLOT[,SLOT ...]] joined by `@`, a name alone meaning all
+slots of that host. Hosts keep the pool's order whatever the order in `include`, and slots are in rising order.
+Where DeepSpeed takes fewer hosts than asked for, or more slots than there are, this refuses.
 """
 
 import difflib

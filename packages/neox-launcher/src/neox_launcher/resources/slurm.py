@@ -24,8 +24,8 @@ def is_inside_allocation(environment: Mapping[str, str]) -> bool:
 def allocated_hosts(environment: Mapping[str, str], *, slots: int | None = None) -> tuple[Host, ...]:
     """The hosts of the allocation, in Slurm's order.
 
-    A host's slots are its GPUs where Slurm says how many (`--gpus-per-node`, else those of the host that asks);
-    where Slurm knows of none, they are what is asked for here, else the tasks of that host.
+    A host's slots are its GPUs where Slurm says how many (`--gpus-per-node`, else those of the host that
+    asks); where Slurm knows of none, they are what is asked for here, else the tasks of that host.
 
     Args:
         environment: with Slurm's variables.
@@ -41,8 +41,8 @@ def allocated_hosts(environment: Mapping[str, str], *, slots: int | None = None)
             "start it inside sbatch or salloc"
         )
     names = expand_nodelist(text)
-    gpus = _gpus_per_host(environment)
-    counts = [gpus or slots] * len(names) if gpus or slots else _tasks_of_hosts(environment, len(names))
+    each = _gpus_per_host(environment) or slots
+    counts = _tasks_of_hosts(environment, len(names)) if each is None else [each] * len(names)
     return tuple(Host(name, tuple(range(count))) for name, count in zip(names, counts, strict=True))
 
 
