@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Self
 
-from neox_launcher.resources.world import Host
+from neox_launcher.resources.host import Host
 
 __all__ = ["Orders"]
 
@@ -25,7 +25,7 @@ class Orders:
         environment: variables set for the workers, above what the host has.
         worker: the arguments after `python`, the same for every worker.
         resolved: the configuration, as `encode_resolved` writes it; a worker finds it in a file that the
-            user alone can read, and is told by `--resolved-file PATH`. Empty for a program that takes none.
+            user alone can read, named by `--resolved PATH`. Empty for a program that takes none.
         working_directory: where the workers run.
         log_dir: where nodes write the output of ranks that the terminal does not show; None for nowhere.
         gpus: GPUs of each host; 0 means that a slot is a process on the CPU.
@@ -33,6 +33,7 @@ class Orders:
         detect_nvlink_pairs: order each host's devices so that pairs joined by NVLink are neighbours.
         stop_timeout: seconds that workers get to save after a request to stop.
         hang_timeout: seconds without progress after which a hang is reported; None never.
+        output: `rank0`: the terminal shows rank 0's output; `all`: that of all ranks, with host and rank.
     """
 
     hosts: tuple[Host, ...]
@@ -48,6 +49,7 @@ class Orders:
     detect_nvlink_pairs: bool
     stop_timeout: float
     hang_timeout: float | None
+    output: str = "rank0"
 
     @property
     def num_workers(self) -> int:

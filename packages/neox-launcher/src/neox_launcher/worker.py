@@ -1,50 +1,109 @@
-"""What a worker tells the launcher: that it lives, that it ended by itself, and why it failed.
+"""What a worker tells its node: that it lives, how far it is, that it ended by itself, and why it failed.
 
-The launcher hands every worker the path of a private folder in NEOX_RUN_DIR. A worker writes `rank-R.pid`
-there when it starts, `rank-R.error.json` when it fails and `rank-R.end` when its interpreter ends in any
-orderly way; all appear whole or not at all. A process that is gone without the last was killed or crashed.
-Without the variable (a worker started by hand) nothing is written, and errors go to stderr alone.
+The node hands every worker the path of a private folder in NEOX_RUN_DIR. A worker writes `rank-R.pid` there
+when it starts, `rank-R.error.json` when it fails and `rank-R.end` when its interpreter ends in any orderly
+way; all appear whole or not at all. A process that is gone without the last was killed or crashed. On
+SIGUSR2 it writes its Python stacks to `rank-R.stacks`, whatever it is waiting for. Without the variable (a
+worker started by hand) nothing is written, and errors go to stderr alone.
 """
 
 import atexit
 import ctypes
+import faulthandler
 import json
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from neox_launcher.errors import NeoXError
 
 __all__ = [
     "AGENT_FILE",
+    "ALL_DONE",
     "EXIT_CODES_FILE",
+    "NODE_FILE",
     "RUN_DIR_VARIABLE",
+    "STOP_SIGNALS",
+    "Progress",
+    "answer_questions",
     "die_with_parent",
     "register_worker",
     "report_failure",
+    "worker_file",
     "write_aside",
 ]
 
 RUN_DIR_VARIABLE = "NEOX_RUN_DIR"
 EXIT_CODES_FILE = "exit_codes.json"
 AGENT_FILE = "agent.pid"
+NODE_FILE = "node.pid"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ALL_DONE = -1
+"""Instead of an iteration: what follows is no iteration, and may take long."""
 _PR_SET_PDEATHSIG = 1
 
 _logger = logging.getLogger(__name__)
 
 
+def worker_file(folder: Path, rank: int, name: str) -> Path:
+    """Where a worker and its node leave each other something: pid, end, error.json, stacks, progress ..."""
+    return folder / f"rank-{rank}.{name}"
+
+
 def register_worker(rank: int) -> None:
-    """Announce this process to the launcher, and ask the kernel to end it when its parent dies."""
+    """Announce this process to its node, and ask the kernel to end it when its parent dies."""
     folder = _run_dir()
     die_with_parent(None if folder is None else _agent_of(folder))
-    if folder is not None:
-        write_aside(folder / f"rank-{rank}.pid", f"{os.getpid()}\n")
-        atexit.register(_report_end, folder / f"rank-{rank}.end", os.getpid())
+    if folder is None:
+        return
+    announced = worker_file(folder, rank, "pid")
+    if announced.exists() and announced.read_text() == str(os.getpid()):
+        return
+    # Kept open by the handler, which writes to it without Python's help.
+    stacks = worker_file(folder, rank, "stacks").open("ab", buffering=0)
+    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+    write_aside(announced, str(os.getpid()))
+    atexit.register(_report_end, worker_file(folder, rank, "end"), os.getpid())
+
+
+class Progress:
+    """Tells this worker's node how far it is, at the price of one system call.
+
+    Args:
+        rank: this worker's.
+    """
+
+    def __init__(self, rank: int) -> None:
+        folder = _run_dir()
+        self._file = None if folder is None else worker_file(folder, rank, "progress").open("wb", buffering=0)
+
+    def tell(self, iteration: int) -> None:
+        """This iteration is done; `ALL_DONE` says that none will follow."""
+        if self._file is not None:
+            os.pwrite(self._file.fileno(), b"%20d" % iteration, 0)
+
+
+def answer_questions(rank: int, describe: Callable[[], str]) -> None:
+    """Let this worker's node ask, at any time, what it is waiting for; a thread of its own answers.
+
+    Args:
+        rank: this worker's.
+        describe: gives the answer; called in that thread while the worker may be stuck in any other.
+    """
+    folder = _run_dir()
+    if folder is None:
+        return
+    question = worker_file(folder, rank, "question")
+    os.mkfifo(question, mode=0o600)
+    answer = worker_file(folder, rank, "answer")
+    threading.Thread(target=_answer, args=(question, answer, describe), daemon=True).start()
 
 
 def report_failure(rank: int, error: BaseException) -> int:
@@ -72,7 +131,7 @@ def report_failure(rank: int, error: BaseException) -> int:
         "traceback": trace,
         "exit_code": exit_code,
     }
-    write_aside(folder / f"rank-{rank}.error.json", json.dumps(report))
+    write_aside(worker_file(folder, rank, "error.json"), json.dumps(report))
     return exit_code
 
 
@@ -111,6 +170,13 @@ def _agent_of(folder: Path) -> int | None:
     """The process that starts the workers, as it wrote itself down."""
     path = folder / AGENT_FILE
     return int(path.read_text()) if path.exists() else None
+
+
+def _answer(question: Path, answer: Path, describe: Callable[[], str]) -> None:
+    # Open for writing, too: so the pipe does not end after the first question.
+    descriptor = os.open(question, os.O_RDWR)
+    while os.read(descriptor, 1):
+        write_aside(answer, describe())
 
 
 def _report_end(path: Path, pid: int) -> None:

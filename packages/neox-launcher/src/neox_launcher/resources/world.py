@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from neox_launcher.config import NeoXConfig
 from neox_launcher.config.problems import Problem, in_words, place_of
+from neox_launcher.resources.host import Host
 
 __all__ = ["Host", "World", "local_world", "missing_devices"]
 
@@ -16,19 +17,6 @@ _FUSIONS = (
     "rope_fusion",
     "layernorm_fusion",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """One host of a job.
-
-    Args:
-        name: how it is reached.
-        slots: device numbers used on it, one worker each.
-    """
-
-    name: str
-    slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
