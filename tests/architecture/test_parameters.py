@@ -19,6 +19,7 @@ from neox_model.layers.norms import NORMS
 from neox_model.layers.positions import INPUT_POSITIONS, QUERY_KEY_POSITIONS
 from neox_model.optim import OPTIMIZERS
 from neox_model.optim.lr_schedule import DECAY_STYLES
+from neox_model.train.datasets import ORDERS
 from support.sources import Source, sources
 
 PARAMETERS = {parameter.name: parameter for parameter in all_parameters()}
@@ -132,6 +133,7 @@ IMPLEMENTED = {
     "optimizer.type": ({name.lower() for name in KNOWN_OPTIMIZERS}, set(OPTIMIZERS)),
     "output_layer_init_method": (choices("output_layer_init_method"), set(INIT_METHODS)),
     "pos_emb": (choices("pos_emb") - {"none"}, {*INPUT_POSITIONS, *QUERY_KEY_POSITIONS}),
+    "sample_order": (choices("sample_order"), set(ORDERS)),
     "tokenizer_type": (choices("tokenizer_type"), set(TOKENIZERS)),
 }
 

@@ -15,7 +15,7 @@ def test_a_reader_is_found_by_section_and_name():
 def test_a_method_of_text_is_no_reader():
     """`split` is a parameter, too."""
     assert "neox_launcher.config.reading" not in read_by("split")
-    assert "neox_model.train.data" in read_by("split")
+    assert "neox_model.train.datasets" in read_by("split")
 
 
 def test_a_block_that_is_handed_on_whole_is_read_with_all_that_is_in_it():

@@ -97,6 +97,13 @@ def test_places_continue_from_block_to_block() -> None:
         assert [order.locate(int(k))[1] for k in items[::97]] == list(range(0, len(items), 97))
 
 
+def test_places_lead_back_to_their_items() -> None:
+    blend = BlendedDataset([Numbers(0, 9001), Numbers(10_000, 0), Numbers(20_000, 3100)], [3, 0, 1], 12_000)
+    for item in (0, 1, 2, 4095, 4096, 4097, 11_999):
+        assert blend.items_of(*blend.locate(item)) == [item]
+    assert blend.items_of(1, 0) == blend.items_of(2, 3100) == []
+
+
 def test_any_number_of_datasets() -> None:
     order = blend_order(np.full(70_000, 1 / 70_000), 70_001)
     assert order.datasets.dtype == np.uint32

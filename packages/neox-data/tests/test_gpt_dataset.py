@@ -58,6 +58,21 @@ def test_pieces_say_where_an_item_comes_from(prefix: Path) -> None:
         assert dataset[item].tolist() == list(chain.from_iterable(tokens))
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seq_length", [1, 3, 4, 20])
+def test_the_items_that_hold_a_sequence_are_those_whose_pieces_do(
+    prefix: Path, seq_length: int, seed: int
+) -> None:
+    dataset = make(prefix, documents=np.array([0, 1, 2, 4]), num_samples=20, seq_length=seq_length, seed=seed)
+    for sequence in range(5):
+        holding = [
+            item
+            for item in range(len(dataset))
+            if any(of == sequence and length for of, _, length in dataset.pieces(item))
+        ]
+        assert dataset.items_with(sequence).tolist() == holding
+
+
 def test_the_second_time_the_cached_index_gives_the_same(prefix: Path) -> None:
     first, second = make(prefix), make(prefix)
     assert [first[i].tolist() for i in range(11)] == [second[i].tolist() for i in range(11)]

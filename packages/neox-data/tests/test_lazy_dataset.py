@@ -102,6 +102,9 @@ def test_pieces_are_the_tokens_of_the_item(tmp_path_factory, data) -> None:
         assert all(length > 0 and sequence in documents for sequence, _, length in pieces)
         parts = [dataset.indexed.get(*piece) for piece in pieces]
         assert np.concatenate(parts).tolist() == dataset[item].tolist()
+    for sequence in range(len(sizes)):
+        holding = [k for k in range(len(dataset)) if sequence in {piece[0] for piece in dataset.pieces(k)}]
+        assert dataset.items_with(sequence).tolist() == holding
 
 
 def test_no_file_is_written(corpus: Path) -> None:

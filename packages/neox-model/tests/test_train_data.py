@@ -91,6 +91,52 @@ def test_replicas_read_their_own_slices_and_resuming_reads_on(tmp_path):
     assert both[0] + both[1] == expected
 
 
+def test_the_lazy_order_writes_nothing_and_is_the_same_for_any_ranks_and_after_resuming(tmp_path):
+    few = write(tmp_path, "few", documents=20, token=5)
+    many = write(tmp_path, "many", documents=20, token=6)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    paths = {"train_data_paths": [few, many], "valid_data_paths": [few], "test_data_paths": [many]}
+
+    def seen(**sizes):
+        resolved = settings(**paths, train_data_weights=[1, 3], sample_order="lazy", **sizes)
+        datasets, rows = build_datasets(resolved), {}
+        for rank in (0, 1):
+            here = groups(data=Group(rank, 2, None, (0, 1)))
+            open_train = open_streams(resolved, datasets, here, vocab_size=512, end_of_document=END)["train"]
+            for iteration in (0, 1):
+                stream = open_train(iteration)
+                for step in range(resolved.derived.accumulation):
+                    rows[iteration, step, rank] = next(stream).tokens_BS.tolist()
+        return [row for place in sorted(rows) for row in rows[place]]
+
+    two = seen()
+    assert two == seen(train_micro_batch_size_per_gpu=4, gradient_accumulation_steps=1)
+    assert sum(6 in row for row in two) == 12
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+
+
+def test_index_files_go_to_the_named_folder_where_the_datas_cannot_be_written(tmp_path, monkeypatch):
+    prefix = write(tmp_path, "text", documents=20, token=5)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    cache = tmp_path / "cache"
+    build_datasets(settings(data_path=prefix, eval_iters=0, data_cache_dir=str(cache)))
+    assert sorted(path.name.rsplit("_ac_")[1] for path in cache.iterdir()) == [
+        "doc_idx.npy",
+        "sample_idx.npy",
+        "shuffle_idx.npy",
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "text.bin", "text.idx"]
+
+
+def test_a_blend_that_rounding_leaves_short_is_built_for_what_it_takes(tmp_path):
+    few = write(tmp_path, "few", documents=1, token=5)
+    many = write(tmp_path, "many", documents=20, token=6)
+    paths = {"train_data_paths": [few, many], "valid_data_paths": [few], "test_data_paths": [many]}
+    # The first of equals is dataset 0, although its weight asks for no sample.
+    train = build_datasets(settings(**paths, train_data_weights=[0, 1]))["train"]
+    assert [5 in train[item] for item in range(3)] == [False, True, False]
+
+
 def test_a_documents_end_can_be_left_out_of_the_loss(tmp_path):
     resolved = settings(data_path=write(tmp_path, "text", documents=20, token=5), eod_mask_loss=True)
     stream = open_streams(resolved, build_datasets(resolved), groups(), vocab_size=512, end_of_document=END)[

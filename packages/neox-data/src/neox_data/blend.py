@@ -66,6 +66,14 @@ class BlendOrder:
         since = np.count_nonzero(self.datasets[first:item] == dataset)
         return dataset, self.taken_before.item(item // self.block, dataset) + since
 
+    def item_of(self, dataset: int, place: int) -> int | None:
+        """The item of the blend that is item `place` of a dataset; None where the order ends before it."""
+        block = int(np.searchsorted(self.taken_before[:, dataset], place, side="right")) - 1
+        first = block * self.block
+        items = np.flatnonzero(self.datasets[first : first + self.block] == dataset)
+        nth = place - self.taken_before.item(block, dataset)
+        return first + items.item(nth) if nth < len(items) else None
+
     def taken(self, num_items: int) -> np.ndarray:
         """Items that the first `num_items` take of each dataset, int64 [datasets]."""
         block = num_items // self.block
@@ -150,6 +158,11 @@ class BlendedDataset:
         if not 0 <= item < self._length:
             raise IndexError(f"item {item} of a blend of {self._length:,}")
         return self._order.locate(item)
+
+    def items_of(self, dataset: int, place: int) -> list[int]:
+        """The items of the blend that are item `place` of a dataset: one or none."""
+        item = self._order.item_of(dataset, place)
+        return [] if item is None or item >= self._length else [item]
 
 
 def build_blend(

@@ -1,5 +1,6 @@
 """Sample by number: `seq_length` + 1 tokens cut from the shuffled stream of documents."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,3 +96,18 @@ class GPTDataset:
             yield sequence, offset, self.indexed.sizes.item(sequence) - offset
             document, offset = document + 1, 0
         yield sequences.item(last), offset, end + 1 - offset
+
+    def items_with(self, sequence: int) -> np.ndarray:
+        """The items that hold a token of a sequence, in rising order, int64; none for one of another part.
+
+        Looks through the whole order once.
+        """
+        samples: set[int] = set()
+        size, rows = self.indexed.sizes.item(sequence), self.index.starts[:, 0]
+        for document in np.flatnonzero(self.index.documents == sequence).tolist() if size else ():
+            # A sample ends, inclusively, where the next begins: the first one here may have begun before.
+            first = max(0, bisect_left(rows, document) - 1)
+            samples.update(range(first, min(len(self), bisect_right(rows, document))))
+        if not samples:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(np.isin(self.index.shuffle, np.array(sorted(samples))))

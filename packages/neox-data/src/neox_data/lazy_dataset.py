@@ -100,6 +100,22 @@ class LazyGPTDataset:
                 begin += length
             sequence += 1
 
+    def items_with(self, sequence: int) -> np.ndarray:
+        """The items that hold a token of a sequence, in rising order, int64; none for one of another part."""
+        size = self.indexed.sizes.item(sequence)
+        if sequence not in self._documents or not size:
+            return np.empty(0, np.int64)
+        items = []
+        for epoch in range(len(self) // self.samples_per_epoch):
+            _, offset, permutation = self._order(epoch)
+            begin = self.indexed.first_token(sequence) - self._first - offset
+            # Window w holds the tokens w * seq_length to (w + 1) * seq_length, both included.
+            first = max(0, -(-(begin - self.seq_length) // self.seq_length))
+            last = min(self.samples_per_epoch - 1, (begin + size - 1) // self.seq_length)
+            windows = range(first, last + 1)
+            items += [epoch * self.samples_per_epoch + permutation.index(window) for window in windows]
+        return np.array(sorted(items), np.int64)
+
     def _order(self, epoch: int) -> tuple[int, int, KeyedPermutation]:
         offset = KeyedPermutation(self._spare + 1, f"{self._key} {epoch} offset")[0]
         return epoch, offset, KeyedPermutation(self.samples_per_epoch, f"{self._key} {epoch}")

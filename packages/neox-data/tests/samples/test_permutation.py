@@ -15,6 +15,12 @@ def test_every_number_comes_once(length: int, key: str) -> None:
     assert sorted(permutation[i] for i in range(length)) == list(range(length))
 
 
+@given(st.integers(1, 10**15), st.text(max_size=8), st.data())
+def test_the_inverse_leads_back(length: int, key: str, data) -> None:
+    permutation, item = KeyedPermutation(length, key), data.draw(st.integers(0, length - 1))
+    assert permutation.index(permutation[item]) == item
+
+
 def test_a_fixed_example_never_changes() -> None:
     assert [KeyedPermutation(10, "1234 train 0")[i] for i in range(10)] == [4, 0, 7, 3, 2, 6, 1, 8, 5, 9]
 
@@ -30,6 +36,8 @@ def test_a_length_beyond_any_corpus_costs_no_more() -> None:
 def test_what_is_not_there_is_refused(item: int) -> None:
     with pytest.raises(IndexError, match=f"item {item} of a permutation of 5"):
         KeyedPermutation(5, "key")[item]
+    with pytest.raises(IndexError, match=f"place {item} of a permutation of 5"):
+        KeyedPermutation(5, "key").index(item)
 
 
 def chi_square(counts: np.ndarray) -> float:

@@ -48,11 +48,31 @@ class KeyedPermutation:
             place = self._once(place)
         return place
 
+    def index(self, place: int) -> int:
+        """The item that goes to a place: the inverse of `permutation[item]`.
+
+        Raises:
+            IndexError: there is no such place.
+        """
+        if not 0 <= place < self._length:
+            raise IndexError(f"place {place} of a permutation of {self._length:,}")
+        item = self._back(place)
+        while item >= self._length:
+            item = self._back(item)
+        return item
+
     def _once(self, number: int) -> int:
         left, right = divmod(number, self._right)
         for turn in range(0, _ROUNDS, 2):
             left = (left + _mix(right ^ self._keys[turn])) % self._left
             right = (right + _mix(left ^ self._keys[turn + 1])) % self._right
+        return left * self._right + right
+
+    def _back(self, number: int) -> int:
+        left, right = divmod(number, self._right)
+        for turn in range(_ROUNDS - 2, -1, -2):
+            right = (right - _mix(left ^ self._keys[turn + 1])) % self._right
+            left = (left - _mix(right ^ self._keys[turn])) % self._left
         return left * self._right + right
 
 

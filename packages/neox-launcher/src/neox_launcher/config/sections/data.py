@@ -64,6 +64,19 @@ class DataSection(Section):
         pattern=r"^\s*\d+\.?\d*\s*([,/]\s*\d+\.?\d*\s*){0,2}$",
         doc="Shares of training, validation and test documents; any scale, a missing one is 0.",
     )
+    sample_order: Literal["gpt_neox", "lazy"] = param(
+        "gpt_neox",
+        origin="ours",
+        doc="How samples are shuffled: gpt_neox repeats GPT-NeoX's order, kept in index files; lazy computes "
+        "where each sample lies, without files or start-up, at any number of samples.",
+    )
+    data_cache_dir: str | None = param(
+        None,
+        origin="ours",
+        none_means="neox-data in $XDG_CACHE_HOME or ~/.cache",
+        used_when="sample_order is gpt_neox",
+        doc="Folder for index files where the data's own folder cannot be written; yours alone (chmod 700).",
+    )
     num_workers: int = param(
         2, origin="Meg", ge=0, doc="Threads that fetch samples ahead; 0 fetches when asked."
     )

@@ -1,0 +1,106 @@
+"""Several datasets as one in an order that is computed, not built: no file, no pass over the items.
+
+Each dataset owns an interval of [0, 1) as long as its share. Item k belongs to the owner of the point that k
+gives when its binary digits are mirrored at the binary point (1, 2, 3 are 0.1, 0.01, 0.11). These points fill
+the interval evenly, so every stretch of the blend has its shares up to a few items. How many of the first k
+points lie in an interval is counted digit by digit, which says which item of its dataset an item is.
+
+Source: J. G. van der Corput, Verteilungsfunktionen (1935), for the points. Not GPT-NeoX's order: see `blend`.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from neox_data.blend import SampleDataset
+from neox_data.weights import normalise_weights
+
+__all__ = ["LazyBlendedDataset", "SpreadPoints"]
+
+# Points are whole numbers below 2**_DIGITS; more items than that are in no corpus.
+_DIGITS = 62
+
+
+class SpreadPoints:
+    """Which interval item k falls into, and how many items before it did.
+
+    Args:
+        shares: lengths of the intervals, at least 0, one of them above; any scale.
+    """
+
+    def __init__(self, shares: Sequence[int] | Sequence[float]) -> None:
+        ends = list(accumulate(shares, initial=0))
+        self._bounds = [int(end / ends[-1] * (1 << _DIGITS)) for end in ends]
+
+    def owner(self, item: int) -> int:
+        """The interval of an item."""
+        point = int(f"{item:0{_DIGITS}b}"[::-1], 2)
+        return bisect_right(self._bounds, point) - 1
+
+    def taken(self, items: int, owner: int) -> int:
+        """How many of the first `items` fall into an interval."""
+        low, high = self._bounds[owner : owner + 2]
+        count = offset = 0
+        for digit in range(items.bit_length() - 1, -1, -1):
+            if items >> digit & 1:
+                # The next 2**digit items are points that far apart, the first at `offset`.
+                distance = 1 << (_DIGITS - digit)
+                count += -((offset - high) // distance) + (offset - low) // distance
+                offset |= distance >> 1
+        return count
+
+    def item_of(self, owner: int, place: int) -> int:
+        """The item that is number `place` (from 0) of its interval, which must not be empty."""
+        high = 1
+        while self.taken(high, owner) <= place:
+            high *= 2
+        return bisect_left(range(high + 1), place + 1, key=lambda items: self.taken(items, owner)) - 1
+
+
+class LazyBlendedDataset:
+    """Items of several datasets, mixed by weight in an order that costs nothing to find.
+
+    Which dataset item k comes from, and which of its items it is, depend on the weights alone.
+
+    Args:
+        build: from the number of a dataset and a number of samples, the dataset.
+        weights: relative shares, one per dataset.
+        num_samples: items that will be asked for.
+    """
+
+    def __init__(
+        self, build: Callable[[int, int], SampleDataset], weights: Sequence[float], num_samples: int
+    ) -> None:
+        self.weights = normalise_weights(weights, len(weights))
+        self._points = SpreadPoints(self.weights.tolist())
+        self._length = num_samples
+        self.datasets = [
+            build(number, self._points.taken(num_samples, number)) for number in range(len(weights))
+        ]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, item: int) -> np.ndarray:
+        """The tokens of an item, int64 [seq_length + 1]."""
+        dataset, place = self.locate(item)
+        return self.datasets[dataset][place]
+
+    def locate(self, item: int) -> tuple[int, int]:
+        """The dataset that an item comes from, and the item there.
+
+        Raises:
+            IndexError: there is no such item.
+        """
+        if not 0 <= item < self._length:
+            raise IndexError(f"item {item} of a blend of {self._length:,}")
+        owner = self._points.owner(item)
+        return owner, self._points.taken(item, owner)
+
+    def items_of(self, dataset: int, place: int) -> list[int]:
+        """The items of the blend that are item `place` of a dataset: one or none."""
+        if place >= self._points.taken(self._length, dataset):
+            return []
+        return [self._points.item_of(dataset, place)]

@@ -1,0 +1,117 @@
+"""From the data section to datasets: which documents, how many samples, in which order. Without torch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from neox_data.blend import SampleDataset, build_blend
+from neox_data.gpt_dataset import GPTDataset
+from neox_data.indexed import IndexedDataset, open_indexed
+from neox_data.lazy_blend import LazyBlendedDataset
+from neox_data.lazy_dataset import LazyGPTDataset
+from neox_data.splits import split_documents
+from neox_data.weights import normalise_weights, weights_by_num_documents
+from neox_launcher.config import Resolved
+
+__all__ = ["ORDERS", "Datasets", "build_datasets", "data_weights", "num_samples"]
+
+Datasets = dict[str, SampleDataset]
+
+
+def num_samples(resolved: Resolved) -> dict[str, int]:
+    """Samples that a whole training asks of each part.
+
+    Source: GPT-NeoX, so that datasets are shuffled alike.
+    """
+    training, batch = resolved.config.training, resolved.derived.train_batch_size
+    num_evaluations = training.train_iters // training.eval_interval + 1
+    return {
+        "train": training.train_iters * batch,
+        "valid": num_evaluations * training.eval_iters * batch,
+        "test": training.eval_iters * batch,
+    }
+
+
+def build_datasets(resolved: Resolved) -> Datasets:
+    """The parts that have documents and are asked for samples.
+
+    Raises:
+        DataError: files are missing or damaged, or do not hold what is asked for.
+    """
+    wanted = {part: count for part, count in num_samples(resolved).items() if count}
+    if resolved.config.data.data_path is not None:
+        return _split_one(resolved, resolved.config.data.data_path, wanted)
+    return {part: _blend(resolved, part, count) for part, count in wanted.items() if _paths(resolved, part)}
+
+
+def data_weights(resolved: Resolved, part: str, sources: Sequence[IndexedDataset]) -> list[float]:
+    """The shares of a blend's datasets, their sum 1."""
+    data = resolved.config.data
+    if data.weight_by_num_documents:
+        lengths = [len(source) for source in sources]
+        return weights_by_num_documents(lengths, data.weighted_sampler_alpha).tolist()
+    return normalise_weights(getattr(data, f"{part}_data_weights"), len(sources)).tolist()
+
+
+def _split_one(resolved: Resolved, prefix: str, wanted: dict[str, int]) -> Datasets:
+    indexed = _open(resolved, prefix)
+    parts = split_documents(resolved.config.data.split, len(indexed))
+    return {
+        part: _dataset(resolved, indexed, prefix, part, parts[part], count)
+        for part, count in wanted.items()
+        if parts[part]
+    }
+
+
+def _blend(resolved: Resolved, part: str, count: int) -> SampleDataset:
+    prefixes = _paths(resolved, part)
+    sources = [_open(resolved, prefix) for prefix in prefixes]
+
+    def build(number: int, share: int) -> SampleDataset:
+        source, name = sources[number], f"{part}_{number}"
+        return _dataset(resolved, source, prefixes[number], name, range(len(source)), share)
+
+    order = ORDERS[resolved.config.data.sample_order]
+    return order.blend(build, data_weights(resolved, part, sources), count)
+
+
+def _dataset(
+    resolved: Resolved, indexed: IndexedDataset, prefix: str, name: str, documents: range, count: int
+) -> SampleDataset:
+    config = resolved.config
+    return ORDERS[config.data.sample_order].dataset(
+        indexed,
+        name=name,
+        documents=documents,
+        num_samples=count,
+        seq_length=config.model.seq_length,
+        seed=config.training.seed,
+        prefix=prefix,
+        cache_dir=config.data.data_cache_dir,
+    )
+
+
+def _gpt_neox(indexed: IndexedDataset, *, documents: range, **settings: Any) -> SampleDataset:
+    return GPTDataset(indexed, documents=np.asarray(documents), **settings)
+
+
+def _lazy(indexed: IndexedDataset, *, prefix: str, cache_dir: str | None, **settings: Any) -> SampleDataset:
+    return LazyGPTDataset(indexed, **settings)
+
+
+class _Order(NamedTuple):
+    dataset: Callable[..., SampleDataset]
+    blend: Callable[[Callable[[int, int], SampleDataset], list[float], int], SampleDataset]
+
+
+ORDERS = {"gpt_neox": _Order(_gpt_neox, build_blend), "lazy": _Order(_lazy, LazyBlendedDataset)}
+
+
+def _open(resolved: Resolved, prefix: str) -> IndexedDataset:
+    data = resolved.config.data
+    return open_indexed(prefix, data.data_impl, warmup=data.mmap_warmup)
+
+
+def _paths(resolved: Resolved, part: str) -> Sequence[str]:
+    return getattr(resolved.config.data, f"{part}_data_paths") or ()
