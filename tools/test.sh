@@ -26,7 +26,7 @@ count() {
 run_suite() {
     local title=$1 environment=$2 log
     shift 2
-    log=$(mktemp "$results/XXXX.log")
+    log=$(mktemp -p "$results" --suffix=.log)
     touch "$log.broken"
     # A shell starts what runs in its background deaf to Ctrl-C, and our tests send it.
     if env --default-signal=INT,QUIT "$environment/bin/pytest" -q "$@" >"$log" 2>&1; then rm "$log.broken"; fi
@@ -52,7 +52,7 @@ run_alone() {
 suite() {
     local title=$1 environment=$2 log
     shift 2
-    log=$(mktemp "$results/XXXX.log")
+    log=$(mktemp -p "$results" --suffix=.log)
     touch "$log.broken"
     # A shell starts what runs in its background deaf to Ctrl-C, and our tests send it.
     if env --default-signal=INT,QUIT "$environment/bin/pytest" -q "$@" >"$log" 2>&1; then rm "$log.broken"; fi
