@@ -50,32 +50,6 @@ run_alone() {
 }
 
 suite() {
-    local title=$1 environment=$2 log
-    shift 2
-    log=$(mktemp -p "$results" --suffix=.log)
-    touch "$log.broken"
-    # A shell starts what runs in its background deaf to Ctrl-C, and our tests send it.
-    if env --default-signal=INT,QUIT "$environment/bin/pytest" -q "$@" >"$log" 2>&1; then rm "$log.broken"; fi
-    # One writer at a time, or two suites' lines would mix.
-    flock "$results" bash -c 'printf "\n== %s\n" "$1"; cat "$2"' - "$title" "$log"
-}
-
-run_alone() {
-    local name=$1 version code runs=0
-    shift
-    for version in "$@"; do
-        code=0
-        tools/environment.sh "$name" "$version" || code=$?
-        # 3: this machine has no such Python, which it has said in one line.
-        [ "$code" -ne 3 ] || continue
-        [ "$code" -eq 0 ] || break
-        run_suite "neox-$name alone, Python $version" ".venvs/$name-$version" "packages/neox-$name"
-        runs=$((runs + 1))
-    done
-    [ "$code" -eq 0 ] || [ "$code" -eq 3 ] && [ "$runs" -gt 0 ] || touch "$results/$name.broken"
-}
-
-suite() {
     case $1 in
         launcher | data) run_alone "$1" ${PYTHONS:-3.11 3.12 3.13} ;;
         # On the Python of .venv: torch is large, and need not be there for every version.
@@ -92,7 +66,7 @@ suite() {
 for name in "$@"; do
     case $name in
         launcher | data | kernels) suite "$name" & ;;
-        # What counts time or starts processes waits for the others.
+        # These start processes of their own: they wait for the others.
         *) wait && suite "$name" ;;
     esac
 done
