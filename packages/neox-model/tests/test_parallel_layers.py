@@ -1,5 +1,6 @@
 """Two tensor-parallel ranks against one, with real processes: outputs, gradients, loss and dropout."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,27 +15,36 @@ from neox_model.layers.attention import DenseCore, ParallelAttention
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss, gather_vocabulary
 from neox_model.layers.mlp import MLP, GatedMLP
-from neox_model.layers.norms import RMSNorm
+from neox_model.layers.norms import LayerNorm, RMSNorm, ScaleNorm
 from neox_model.layers.positions import LearnedPosition, RotaryPosition
 from neox_model.layers.transformer_layer import TransformerLayer, add_dropped
 from neox_model.parallel.collectives import (
     copy_to_group,
     gather_from_group,
+    gather_to_group,
     reduce_from_group,
+    reduce_scatter_from_group,
     scatter_to_group,
 )
 from neox_model.parallel.groups import SINGLE, Group
 from neox_model.parallel.linear import ColumnParallelLinear
 from neox_model.parallel.random import seed_streams, split_stream
+from neox_model.parallel.sequence import with_own_dropout
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
 
-WIDTH, HEADS, LENGTH, BATCH, VOCAB = 24, 6, 9, 2, 11
+WIDTH, HEADS, LENGTH, BATCH, VOCAB = 24, 6, 10, 2, 11
 NORMAL = build_init_method("normal", std=0.3, hidden_size=WIDTH, num_layers=2)
 
 
 def build(
-    group: Group, *, dropout: float = 0.0, gated: bool = False, skip_bias: bool = False, tied: bool = False
+    group: Group,
+    *,
+    dropout: float = 0.0,
+    gated: bool = False,
+    skip_bias: bool = False,
+    tied: bool = False,
+    norm: type[nn.Module] = RMSNorm,
 ):
     """Embedding, two layers, norm and head; a vocabulary of 11 needs a padding row on two ranks."""
     mlp = (
@@ -55,22 +65,22 @@ def build(
         TransformerLayer,
         attention=attention,
         mlp=partial(mlp, **shared),
-        norm=partial(RMSNorm, WIDTH),
+        norm=partial(norm, WIDTH, group=group),
         dropout=dropout,
-        bias_dropout_add=add_dropped,
+        bias_dropout_add=with_own_dropout(add_dropped, group),
     )
     embedding = Embedding(
         VOCAB,
         WIDTH,
         init=NORMAL,
-        position=partial(LearnedPosition, LENGTH, WIDTH, init=NORMAL),
+        position=partial(LearnedPosition, LENGTH, WIDTH, init=NORMAL, group=group),
         dropout=dropout,
         group=group,
     )
     head = LMHead(
         VOCAB, WIDTH, init=NORMAL, group=group, weight=embedding.word_embeddings.weight if tied else None
     )
-    model = nn.Sequential(embedding, layer(), layer(parallel_residual=True), RMSNorm(WIDTH), head)
+    model = nn.Sequential(embedding, layer(), layer(parallel_residual=True), norm(WIDTH, group=group), head)
     initialize_parameters(model, seed=7)
     return model
 
@@ -130,6 +140,20 @@ def check_collectives(group: Group) -> None:
         torch.testing.assert_close(replica.grad, expected)
 
 
+def check_sequence_collectives(group: Group) -> None:
+    whole = torch.arange(24.0).view(6, 4)
+    rows = whole.chunk(2)[group.rank].clone().requires_grad_()
+    joined = gather_to_group(rows, group)
+    torch.testing.assert_close(joined.detach(), whole)
+    joined.backward((group.rank + 1) * whole)
+    torch.testing.assert_close(rows.grad, 3 * whole.chunk(2)[group.rank])
+    partial_sums = (whole * (group.rank + 1)).requires_grad_()
+    mine = reduce_scatter_from_group(partial_sums, group)
+    torch.testing.assert_close(mine.detach(), 3 * whole.chunk(2)[group.rank])
+    mine.backward(torch.full_like(mine, group.rank + 1.0))
+    torch.testing.assert_close(partial_sums.grad, torch.tensor([1.0, 1, 1, 2, 2, 2])[:, None].expand(6, 4))
+
+
 def check_gathered_linear(group: Group) -> None:
     split = ColumnParallelLinear(4, 6, init=NORMAL, group=group, gather_output=True)
     whole = ColumnParallelLinear(4, 6, init=NORMAL)
@@ -173,6 +197,25 @@ def check_dropout(group: Group, groups) -> None:
     assert torch.equal(*gathered(model[1].norm1.weight.grad.unsqueeze(0), 0, group))
 
 
+def check_split_sequence(group: Group, groups) -> None:
+    """Each rank holds its half between the matrices, drops other numbers, and can repeat what it dropped."""
+    model = build(group, dropout=0.5)
+    seed_streams(3, groups)
+    tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    state = torch.get_rng_state()
+    hidden = model[0](tokens)
+    assert hidden.shape == (LENGTH // 2, BATCH, WIDTH)
+    first, second = gathered((hidden == 0).float().unsqueeze(0), 0, group)
+    assert not torch.equal(first, second)
+    assert first.mean() == pytest.approx(0.5, abs=0.1)
+    torch.set_rng_state(state)
+    assert torch.equal(model[0](tokens), hidden)
+    model[1](hidden).square().sum().backward()
+    assert torch.equal(*gathered(model[1].norm1.weight.grad.unsqueeze(0), 0, group))
+    # The shared stream stays shared.
+    assert torch.equal(*gathered(torch.rand(1, 5), 0, group))
+
+
 def all_checks() -> None:
     groups = create_groups(2, 1)
     assert (groups.model.rank, groups.model.ranks, groups.data.size) == (dist.get_rank(), (0, 1), 1)
@@ -181,6 +224,12 @@ def all_checks() -> None:
     check_equal_to_one_rank(groups.model)
     check_equal_to_one_rank(groups.model, gated=True)
     check_equal_to_one_rank(groups.model, skip_bias=True, tied=True)
+    parts = replace(groups.model, splits_sequence=True)
+    check_sequence_collectives(groups.model)
+    check_equal_to_one_rank(parts)
+    check_equal_to_one_rank(parts, gated=True, norm=ScaleNorm)
+    check_equal_to_one_rank(parts, skip_bias=True, tied=True, norm=LayerNorm)
+    check_split_sequence(parts, groups)
     check_streams(groups.model, groups)
     check_dropout(groups.model, groups)
     with pytest.raises(LayoutError, match="3 attention heads cannot be shared out to 2"):

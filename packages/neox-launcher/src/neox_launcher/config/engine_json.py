@@ -37,6 +37,9 @@ def engine_json(resolved: Resolved) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
+    if config.parallelism.sequence_parallel:
+        # DeepSpeed would send each tensor-parallel rank's share of what it takes for copies of one tensor.
+        settings["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
     if derived.precision == "fp16":
         settings["fp16"] = config.precision.fp16.model_dump(mode="json") | {"enabled": True}
     if derived.precision == "bf16":

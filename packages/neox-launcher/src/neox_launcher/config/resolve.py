@@ -217,12 +217,19 @@ def _batch_sizes(config: NeoXConfig, copies: int, problems: list[Problem]) -> _B
 
 
 def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterator[Problem]:
-    """Tensor-parallel ranks share heads and feed-forward channels evenly."""
+    """Tensor-parallel ranks share heads, feed-forward channels and a split sequence evenly."""
     if config.model.num_attention_heads % model_parallel_size:
         yield Problem(
             "num_attention_heads",
             f"cannot be shared by {model_parallel_size} model-parallel devices",
             "use a multiple of model-parallel-size",
+        )
+    if config.parallelism.sequence_parallel and config.model.seq_length % model_parallel_size:
+        multiple = config.model.seq_length // model_parallel_size * model_parallel_size
+        yield Problem(
+            "seq_length",
+            f"cannot be shared by {model_parallel_size} model-parallel devices, as sequence-parallel asks",
+            f"use {multiple or model_parallel_size}, or sequence-parallel: false",
         )
     width = _intermediate_size(config)
     if width % model_parallel_size:

@@ -8,6 +8,7 @@ same configuration and seed give the same model on every layout.
 
 import logging
 import math
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -58,23 +59,25 @@ def build_plan(
     """
     config = resolved.config
     init = init_method(config)
+    splits_sequence = config.parallelism.sequence_parallel and groups.model.size > 1
+    group = replace(groups.model, splits_sequence=splits_sequence)
     vocabulary = {
         "vocab_size": padded_vocab_size(config, vocab_size),
         "hidden_size": config.model.hidden_size,
         "init": init,
-        "group": groups.model,
+        "group": group,
     }
     owner = None if config.model.no_weight_tying else "embedding"
     operators = choose_operators(
         resolved, groups, device=torch.device(device), dtype=DTYPES[resolved.derived.precision]
     )
-    norm_class, norm_kwargs = build_norm(config, operators)
+    norm_class, norm_kwargs = build_norm(config, operators, group)
     embedding = LayerPlan(
         name="embedding",
         cls=Embedding,
         kwargs={
             **vocabulary,
-            "position": build_input_position(config, init),
+            "position": build_input_position(config, init, group),
             "dropout": config.model.hidden_dropout,
         },
         tied=owner,
@@ -84,7 +87,7 @@ def build_plan(
         LayerPlan(
             name=f"layers.{index}",
             cls=TransformerLayer,
-            kwargs=transformer_layer_kwargs(resolved, index, group=groups.model, operators=operators),
+            kwargs=transformer_layer_kwargs(resolved, index, group=group, operators=operators),
         )
         for index in range(config.model.num_layers)
     ]

@@ -19,6 +19,7 @@ from neox_model.layers.norms import NORMS
 from neox_model.layers.transformer_layer import add_dropped
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import InitMethod
+from neox_model.parallel.sequence import with_own_dropout
 
 __all__ = ["build_norm", "init_method", "intermediate_size", "output_init_method", "transformer_layer_kwargs"]
 
@@ -52,7 +53,9 @@ def intermediate_size(config: NeoXConfig) -> int:
     return 8 * model.hidden_size // 3 if is_gated(model.activation) else 4 * model.hidden_size
 
 
-def build_norm(config: NeoXConfig, operators: Operators) -> tuple[type[nn.Module], dict[str, Any]]:
+def build_norm(
+    config: NeoXConfig, operators: Operators, group: Group
+) -> tuple[type[nn.Module], dict[str, Any]]:
     """The norm's class and its keyword arguments."""
     model = config.model
     epsilon = {
@@ -61,7 +64,7 @@ def build_norm(config: NeoXConfig, operators: Operators) -> tuple[type[nn.Module
         "rmsnorm": model.rms_norm_epsilon,
         "scalenorm": model.scalenorm_epsilon,
     }
-    arguments: dict[str, Any] = {"width": model.hidden_size, "epsilon": epsilon[model.norm]}
+    arguments: dict[str, Any] = {"width": model.hidden_size, "epsilon": epsilon[model.norm], "group": group}
     if operators.layer_norm is not None:
         arguments["operator"] = operators.layer_norm
     return pick(NORMS, model.norm, "norm"), arguments
@@ -89,7 +92,7 @@ def transformer_layer_kwargs(
         "output_init": output_init_method(config),
         "group": group,
     }
-    norm_class, norm_kwargs = build_norm(config, operators)
+    norm_class, norm_kwargs = build_norm(config, operators, group)
     return {
         "attention": build_attention(resolved, layer_index, **shared, operators=operators),
         "mlp": _mlp(config, shared, operators),
@@ -97,7 +100,7 @@ def transformer_layer_kwargs(
         "dropout": model.hidden_dropout,
         "parallel_residual": model.gpt_j_residual,
         "residual_after_norm": model.apply_residual_connection_post_layernorm,
-        "bias_dropout_add": operators.bias_dropout_add or add_dropped,
+        "bias_dropout_add": with_own_dropout(operators.bias_dropout_add or add_dropped, group),
         "ends_documents": layer_index == model.num_layers - 1,
     }
 

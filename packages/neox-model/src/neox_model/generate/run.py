@@ -81,7 +81,7 @@ def choose_mode(config: NeoXConfig) -> str:
 
 
 def as_plain_model(resolved: Resolved) -> Resolved:
-    """The same configuration without pipeline and without ZeRO: stages become replicas."""
+    """The same configuration without pipeline, split sequences and ZeRO: stages become replicas."""
     derived = resolved.derived
     if derived.pipe_parallel_size > 1:
         logger.info(
@@ -94,7 +94,11 @@ def as_plain_model(resolved: Resolved) -> Resolved:
         "pipe_parallel_size": 1,
         "data_parallel_size": derived.world_size // derived.model_parallel_size,
     }
-    return replace(without_zero(resolved), derived=derived.model_copy(update=sizes))
+    plain = without_zero(resolved)
+    # Prompts have any length: the ranks would not share them out evenly.
+    whole = plain.config.parallelism.replaced(sequence_parallel=False)
+    config = plain.config.model_copy(update={"parallelism": whole})
+    return replace(plain, config=config, derived=derived.model_copy(update=sizes))
 
 
 def _path(name: str | None) -> Path | None:

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from neox_model.parallel.groups import SINGLE, Group
 from neox_model.parallel.logical import InitMethod
+from neox_model.parallel.sequence import own_rows, sequence_stream
 from neox_model.parallel.vocab_embedding import VocabParallelEmbedding
 
 __all__ = ["Embedding"]
@@ -39,6 +40,7 @@ class Embedding(nn.Module):
         self.word_embeddings = VocabParallelEmbedding(vocab_size, hidden_size, init=init, group=group)
         self.position_embeddings = position() if position is not None else None
         self.dropout = dropout
+        self.group = group
         # Tokens seen before this call; kv_cache.caching counts them while generating.
         self.start = 0
 
@@ -62,5 +64,9 @@ class Embedding(nn.Module):
                 positions_SB = torch.arange(self.start, stop, device=tokens_BS.device).unsqueeze(1)
             else:
                 positions_SB = positions_BS.t()
+            positions_SB = own_rows(positions_SB, self.group)
             hidden_SBD = hidden_SBD + self.position_embeddings(positions_SB).to(hidden_SBD.dtype)
-        return functional.dropout(hidden_SBD, self.dropout, self.training)
+        if not self.training or self.dropout == 0.0:
+            return hidden_SBD
+        with sequence_stream(self.group, hidden_SBD.device):
+            return functional.dropout(hidden_SBD, self.dropout)

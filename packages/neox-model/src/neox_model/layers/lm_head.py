@@ -9,18 +9,19 @@ beyond the vocabulary count as minus infinity in the loss and are dropped by `ga
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neox_model.parallel.collectives import all_gather, copy_to_group
+from neox_model.parallel.collectives import all_gather
 from neox_model.parallel.cross_entropy import vocab_parallel_cross_entropy
 from neox_model.parallel.groups import SINGLE, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
+from neox_model.parallel.sequence import enter_split
 
 __all__ = ["LMHead", "LMLoss", "compute_logits", "gather_vocabulary"]
 
 
 def compute_logits(hidden_SBD: Tensor, weight_VD: Tensor, group: Group) -> Tensor:
     """logits_BSV of this rank's part of the vocabulary."""
-    hidden_BSD = hidden_SBD.transpose(0, 1).contiguous()
-    return functional.linear(copy_to_group(hidden_BSD, group), weight_VD)
+    hidden_BSD = enter_split(hidden_SBD, group).transpose(0, 1).contiguous()
+    return functional.linear(hidden_BSD, weight_VD)
 
 
 class LMHead(nn.Module):

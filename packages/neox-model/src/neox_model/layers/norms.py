@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from neox_model.parallel.groups import SINGLE, Group
 from neox_model.parallel.linear import zero_init
 from neox_model.parallel.logical import logical_parameter
 
@@ -31,6 +32,7 @@ class LayerNorm(nn.Module):
         width: channels.
         epsilon: added to the variance.
         operator: function of (inputs, weight, bias, epsilon) that computes it.
+        group: tensor-parallel ranks, which may each norm their part of the sequence.
     """
 
     def __init__(
@@ -38,12 +40,13 @@ class LayerNorm(nn.Module):
         width: int,
         epsilon: float = 1e-5,
         operator: Callable[[Tensor, Tensor, Tensor, float], Tensor] = _layer_norm,
+        group: Group = SINGLE,
     ) -> None:
         super().__init__()
         self.epsilon = epsilon
         self.operator = operator
-        self.weight = logical_parameter((width,), init=_one_init)
-        self.bias = logical_parameter((width,), init=zero_init)
+        self.weight = logical_parameter((width,), init=_one_init, group=group)
+        self.bias = logical_parameter((width,), init=zero_init, group=group)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalised `inputs`, over the last dimension."""
@@ -56,14 +59,15 @@ class RMSNorm(nn.Module):
     Args:
         width: channels.
         epsilon: added to the mean square.
+        group: tensor-parallel ranks, which may each norm their part of the sequence.
 
     Source: arXiv:1910.07467.
     """
 
-    def __init__(self, width: int, epsilon: float = 1e-8) -> None:
+    def __init__(self, width: int, epsilon: float = 1e-8, group: Group = SINGLE) -> None:
         super().__init__()
         self.epsilon = epsilon
-        self.weight = logical_parameter((width,), init=_one_init)
+        self.weight = logical_parameter((width,), init=_one_init, group=group)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Normalised `inputs`, over the last dimension, in their dtype."""
@@ -78,14 +82,15 @@ class ScaleNorm(nn.Module):
     Args:
         width: channels (the weight does not depend on it).
         epsilon: smallest length divided by.
+        group: tensor-parallel ranks, which may each norm their part of the sequence.
 
     Source: arXiv:1910.05895, section 3.2.
     """
 
-    def __init__(self, width: int, epsilon: float = 1e-8) -> None:
+    def __init__(self, width: int, epsilon: float = 1e-8, group: Group = SINGLE) -> None:
         super().__init__()
         self.epsilon = epsilon
-        self.weight = logical_parameter((1,), init=_one_init)
+        self.weight = logical_parameter((1,), init=_one_init, group=group)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`inputs` at unit length over the last dimension, times the weight, in their dtype."""

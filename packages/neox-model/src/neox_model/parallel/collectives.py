@@ -1,7 +1,8 @@
-"""The four communications of tensor parallelism, each with its gradient: copy, reduce, gather, scatter.
+"""The communications of tensor parallelism, each with its gradient, in pairs: one undoes the other's way.
 
-Copy and reduce are f and g of arXiv:1909.08053: one's forward is the other's backward. In a group of one,
-each gives its argument back and nothing is sent.
+Copy and reduce are f and g of arXiv:1909.08053. Gather-to and reduce-scatter-from do the same work where each
+rank holds a part of the sequence (arXiv:2205.05198). In a group of one, each gives its argument back and
+nothing is sent.
 """
 
 from typing import Any
@@ -17,9 +18,15 @@ __all__ = [
     "all_reduce",
     "copy_to_group",
     "gather_from_group",
+    "gather_to_group",
     "reduce_from_group",
+    "reduce_scatter",
+    "reduce_scatter_from_group",
     "scatter_to_group",
 ]
+
+# Its name before torch 2.13 and since.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def all_reduce(tensor: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
@@ -38,6 +45,15 @@ def all_gather(tensor: Tensor, group: Group, dim: int) -> Tensor:
     parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(group.size)]
     dist.all_gather(parts, tensor.contiguous(), group=group.process_group)
     return torch.cat(parts, dim=dim)
+
+
+def reduce_scatter(tensor: Tensor, group: Group) -> Tensor:
+    """This rank's rows (dimension 0, which the group divides) of the ranks' sum; no gradient."""
+    if group.size == 1:
+        return tensor
+    rows = tensor.new_empty((tensor.shape[0] // group.size, *tensor.shape[1:]))
+    _reduce_scatter(rows, tensor.contiguous(), group=group.process_group)
+    return rows
 
 
 def _my_part(tensor: Tensor, group: Group, dim: int) -> Tensor:
@@ -91,6 +107,28 @@ class _Scatter(torch.autograd.Function):
         return all_gather(gradient, ctx.group, ctx.dim), None, None
 
 
+class _GatherTo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return all_gather(tensor, group, dim=0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter(gradient, ctx.group), None
+
+
+class _ReduceScatterFrom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return reduce_scatter(tensor, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_gather(gradient, ctx.group, dim=0), None
+
+
 def copy_to_group(tensor: Tensor, group: Group) -> Tensor:
     """Hand a replicated tensor to split work: the same values, gradients summed over the group."""
     return tensor if group.size == 1 else _Copy.apply(tensor, group)
@@ -112,3 +150,13 @@ def gather_from_group(tensor: Tensor, group: Group, dim: int = -1) -> Tensor:
 def scatter_to_group(tensor: Tensor, group: Group, dim: int = -1) -> Tensor:
     """Keep this rank's part of a replicated tensor along `dim`; the gradients' parts are joined."""
     return tensor if group.size == 1 else _Scatter.apply(tensor, group, dim)
+
+
+def gather_to_group(tensor: Tensor, group: Group) -> Tensor:
+    """Hand the ranks' rows, joined, to split work; each rank gets the summed gradients of its own rows."""
+    return tensor if group.size == 1 else _GatherTo.apply(tensor, group)
+
+
+def reduce_scatter_from_group(tensor: Tensor, group: Group) -> Tensor:
+    """Sum the ranks' partial results and keep this rank's rows; the gradients of all rows are joined."""
+    return tensor if group.size == 1 else _ReduceScatterFrom.apply(tensor, group)

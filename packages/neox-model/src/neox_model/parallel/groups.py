@@ -20,12 +20,15 @@ class Group:
         size: number of ranks in it.
         process_group: torch's handle; None only where torch.distributed is not in use.
         ranks: global ranks of the members, in order.
+        splits_sequence: between the split matrices each rank holds its part of the sequence, where it
+            otherwise holds all of it (see parallel.sequence).
     """
 
     rank: int
     size: int
     process_group: ProcessGroup | None
     ranks: tuple[int, ...]
+    splits_sequence: bool = False
 
 
 @dataclass(frozen=True)

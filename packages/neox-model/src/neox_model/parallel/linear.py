@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neox_model.parallel.collectives import copy_to_group, gather_from_group, reduce_from_group
+from neox_model.parallel.collectives import gather_from_group
 from neox_model.parallel.groups import SINGLE, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
+from neox_model.parallel.sequence import enter_split, leave_split
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "zero_init"]
 
@@ -24,8 +25,10 @@ def zero_init(tensor: Tensor, generator: torch.Generator) -> None:
 class ColumnParallelLinear(nn.Module):
     """x @ weight.T + bias, each rank making its own part of the outputs.
 
+    The input is the same on every rank, or each rank's part of the sequence where the group splits that.
+
     Args:
-        in_features: width of the replicated input.
+        in_features: width of the input.
         out_features: width of the whole output.
         init: fills the whole weight.
         group: the tensor-parallel ranks.
@@ -58,7 +61,7 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Outputs of this rank (of all with `gather_output`), and the bias still to be added, if any."""
         added = None if self.skip_bias else self.bias
-        outputs = functional.linear(copy_to_group(inputs, self.group), self.weight, added)
+        outputs = functional.linear(enter_split(inputs, self.group), self.weight, added)
         if self.gather_output:
             outputs = gather_from_group(outputs, self.group)
         return outputs, self.bias if self.skip_bias else None
@@ -66,6 +69,8 @@ class ColumnParallelLinear(nn.Module):
 
 class RowParallelLinear(nn.Module):
     """x @ weight.T + bias, each rank holding its own part of the inputs; the result is whole on every rank.
+
+    Where the group splits the sequence, each rank gets its part of it.
 
     Args:
         in_features: width of the whole input, of which a rank passes its part.
@@ -91,7 +96,7 @@ class RowParallelLinear(nn.Module):
         self.skip_bias = skip_bias
         self.weight = logical_parameter((out_features, in_features), init=init, group=group, split_dim=1)
         if bias:
-            self.bias = logical_parameter((out_features,), init=zero_init)
+            self.bias = logical_parameter((out_features,), init=zero_init, group=group)
         else:
             self.register_parameter("bias", None)
 
@@ -101,6 +106,6 @@ class RowParallelLinear(nn.Module):
         if self.group.size == 1:
             outputs = functional.linear(inputs, self.weight, added)
         else:
-            outputs = reduce_from_group(functional.linear(inputs, self.weight), self.group)
+            outputs = leave_split(functional.linear(inputs, self.weight), self.group)
             outputs = outputs if added is None else outputs + added
         return outputs, self.bias if self.skip_bias else None

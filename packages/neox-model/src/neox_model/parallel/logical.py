@@ -7,11 +7,13 @@ filled; initialisation, checkpoints and optimizers need nothing else.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from neox_model.errors import LayoutError
+from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import SINGLE, Group
 
 __all__ = ["InitMethod", "Logical", "logical_parameter", "named_logical_parameters"]
@@ -52,7 +54,8 @@ def logical_parameter(
         shape: the whole tensor's shape.
         init: fills the whole tensor.
         group: the ranks it is split over.
-        split_dim: the dimension that is split; None for a copy on every rank.
+        split_dim: the dimension that is split; None for a copy on every rank. A copy with a group that splits
+            the sequence is used on each rank's part of it: its gradients are summed over the group.
         pad: let the last ranks hold rows beyond the whole instead of refusing sizes that do not divide.
 
     Raises:
@@ -77,7 +80,14 @@ def logical_parameter(
     if is_split:
         # DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
         parameter.model_parallel = True  # type: ignore[attr-defined]
+    if split_dim is None and group.splits_sequence:
+        parameter.register_hook(partial(_sum_gradients, group))
     return parameter
+
+
+def _sum_gradients(group: Group, gradient: Tensor) -> Tensor:
+    # Cloned, because autograd may hand the same gradient to another branch.
+    return all_reduce(gradient.clone(memory_format=torch.contiguous_format), group)
 
 
 def named_logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -7,9 +7,9 @@ vocabulary; they stay zero, and no token points there.
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neox_model.parallel.collectives import reduce_from_group
 from neox_model.parallel.groups import SINGLE, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
+from neox_model.parallel.sequence import leave_split
 
 __all__ = ["VocabParallelEmbedding"]
 
@@ -32,7 +32,10 @@ class VocabParallelEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The rows of `tokens` (any shape), with the width as a last dimension; whole on every rank."""
+        """The rows of `tokens` (any shape), with the width as a last dimension.
+
+        Whole on every rank; where the group splits the sequence (dimension 0), this rank's part of it.
+        """
         if self.group.size == 1:
             return functional.embedding(tokens, self.weight)
         rows = self.weight.shape[0]
@@ -40,4 +43,4 @@ class VocabParallelEmbedding(nn.Module):
         is_elsewhere = (local_tokens < 0) | (local_tokens >= rows)
         found = functional.embedding(local_tokens.masked_fill(is_elsewhere, 0), self.weight)
         found = found.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
-        return reduce_from_group(found, self.group)
+        return leave_split(found, self.group)

@@ -19,6 +19,14 @@ class ParallelismSection(Section):
     model_parallel_size: int = param(
         1, origin="Meg", ge=0, doc="Devices that share each layer's matrices (tensor parallelism); 0 means 1."
     )
+    sequence_parallel: bool = param(
+        False,
+        origin="ours",
+        source="arXiv:2205.05198",
+        used_when="model_parallel_size >= 2",
+        doc="Share out norms, dropout and residuals over the tensor-parallel devices, too, along the "
+        "sequence: less memory for activations, as much communication.",
+    )
     pipe_partition_method: str = param(
         "type:transformer|mlp",
         origin="NeoX",
