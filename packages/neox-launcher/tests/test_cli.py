@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +13,19 @@ from click.testing import CliRunner
 from neox_launcher import launch
 from neox_launcher.backends import BACKENDS
 from neox_launcher.cli import main
-from neox_launcher.config import decode_resolved, load_config, resolve
+from neox_launcher.config import load_config, resolve
+from neox_launcher.errors import ConfigError
 from neox_launcher.launch import Request, plan_launch
-from neox_launcher.plan import make_plan
+from neox_launcher.resources.host import Host
+from neox_launcher.resources.hosts import find_pool, select
 from neox_launcher.resources.local_gpus import count_gpus
-from neox_launcher.resources.world import local_world, missing_devices
+from neox_launcher.resources.world import World, missing_devices
 from neox_launcher.supervision import Failure, Outcome
 
 
 @pytest.fixture(autouse=True)
 def _on_a_host_without_gpus(monkeypatch):
-    monkeypatch.setattr(launch, "count_gpus", lambda: 0)
+    monkeypatch.setattr(launch, "count_gpus", lambda environment: 0)
 
 
 @pytest.fixture
@@ -55,15 +58,18 @@ def test_a_dry_run_prints_the_plan_and_the_command(minimal, folder):
     result = run("--config", minimal, *FILES, "--set", "num-gpus=2", "--set", "zero-stage=1", "--dry-run")
     assert result.exit_code == 0
     assert result.stderr == ""
-    rows = dict(line.split("  ", 1) for line in result.stdout.splitlines() if "  " in line)
+    rows = dict(line.strip().split("  ", 1) for line in result.stdout.splitlines() if "  " in line.strip())
     table = {name.strip(): value.strip() for name, value in rows.items()}
-    assert table["workers"] == "2, one per CPU process"
+    assert table["workers"] == "2 on 1 host, one per CPU process"
+    assert table["localhost"] == "ranks 0 to 1, slots 0, 1"
     assert table["parallel sizes"] == "data 2 x pipe 1 x model 1, ZeRO stage 1"
     assert table["batch"] == "4 samples = micro-batch 2 x accumulation 1 x data 2; 128 tokens"
-    command = result.stdout.splitlines()[-1].split()
-    assert command[1:5] == ["-m", "neox_launcher.node", "--nnodes=1", "--nproc-per-node=2"]
-    assert command[-4:-1] == ["-m", "neox_model.train", "--resolved"]
-    assert decode_resolved(command[-1]).derived.data_parallel_size == 2
+    assert table["rendezvous"] == "127.0.0.1:<a free port of localhost>"
+    command = shlex.split(result.stdout.splitlines()[-1])
+    assert command == [
+        sys.executable,
+        *("-P", "-m", "neox_launcher.node", "--launcher", "127.0.0.1:<a free port>", "--node", "0"),
+    ]
 
 
 @pytest.mark.parametrize("program", ["generate", "evaluate"])
@@ -184,15 +190,25 @@ def test_the_commands_never_show_a_traceback(minimal):
     ("asked", "gpus", "workers"), [(None, 0, 1), (-1, 0, 1), (3, 0, 3), (None, 4, 4), (-1, 4, 4), (2, 4, 2)]
 )
 def test_devices_are_gpus_or_processes(load, asked, gpus, workers):
-    config = load("", f"num-gpus={'null' if asked is None else asked}")
-    assert local_world(config, gpus=gpus).size == workers
+    assert local_world(load("", f"num-gpus={'null' if asked is None else asked}"), gpus=gpus).size == workers
+
+
+def local_world(config, *, gpus):
+    pool = find_pool(config, {}, count_gpus=lambda: gpus)
+    return World(hosts=select(config, pool), gpus=gpus)
 
 
 def test_more_gpus_than_there_are_is_told(load):
-    config = load("", "num-gpus=4")
-    (problem,) = missing_devices(config, local_world(config, gpus=2))
-    assert problem.what == "is more than the 2 GPUs of this host"
-    assert missing_devices(config, local_world(config, gpus=4)) == []
+    with pytest.raises(ConfigError, match="is more than the 2 slots of localhost"):
+        local_world(load("", "num-gpus=4"), gpus=2)
+    assert missing_devices(load(), local_world(load("", "num-gpus=4"), gpus=4)) == []
+
+
+def test_a_slot_of_this_machine_without_a_gpu_is_told(load):
+    config = load("", "hostfile=hosts")
+    (problem,) = missing_devices(config, World(hosts=(Host("localhost", (0, 5)),), gpus=4))
+    assert problem.name == "hostfile"
+    assert problem.what == "gives this machine slot 5, and only 4 GPUs are visible"
 
 
 @pytest.mark.parametrize(
@@ -215,25 +231,6 @@ def test_a_fused_operator_asked_for_by_name_needs_a_gpu(load, name):
     assert missing_devices(asked, local_world(asked, gpus=1)) == []
     left_open = load("pos-emb: rotary", f"{name}=auto")
     assert missing_devices(left_open, local_world(left_open, gpus=0)) == []
-
-
-def test_cores_are_shared_among_the_workers(load):
-    config = load("", "num-gpus=3")
-    world = local_world(config, gpus=0)
-    resolved = resolve(config, devices=3)
-    plan = make_plan(resolved, world, program="train", master_addr="x", master_port=5, cores=16)
-    assert plan.environment == {"OMP_NUM_THREADS": "5"}
-    assert plan == make_plan(resolved, world, program="train", master_addr="x", master_port=5, cores=16)
-
-
-def test_a_port_that_is_taken_is_refused(minimal):
-    with launch.socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        result = run("--config", minimal, "--set", f"master-port={port}", "--dry-run")
-    assert result.exit_code == 2
-    assert f"master-port: {port} cannot be used here" in result.stderr
 
 
 def fake_smi(folder, text, code=0):

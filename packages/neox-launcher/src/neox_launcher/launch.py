@@ -1,24 +1,32 @@
 """A launch from beginning to end: check, plan, start, watch."""
 
 import os
+import shlex
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
 
-from neox_launcher.backends import BACKENDS
-from neox_launcher.config import NeoXConfig, Resolved, load_config, resolve
+from neox_launcher.backends import BACKENDS, MPI_BACKENDS
+from neox_launcher.config import NeoXConfig, encode_resolved, load_config, resolve
 from neox_launcher.config.not_yet import not_built_yet
-from neox_launcher.config.problems import Problem, config_error
+from neox_launcher.config.problems import Problem, config_error, in_words, place_of
+from neox_launcher.environment import travelling_variables
 from neox_launcher.errors import LaunchError
 from neox_launcher.file_checks import check_files
-from neox_launcher.plan import LaunchPlan, make_plan
+from neox_launcher.plan import LaunchPlan
+from neox_launcher.resources.host import Host
+from neox_launcher.resources.hosts import find_pool, first_workers, is_this_machine, select
 from neox_launcher.resources.local_gpus import count_gpus
-from neox_launcher.resources.world import World, local_world, missing_devices
+from neox_launcher.resources.world import World, missing_devices
 from neox_launcher.supervision import Outcome, supervise
 
 __all__ = ["Request", "find_hindrances", "plan_launch", "refuse_what_cannot_run", "run_plan"]
 
-_LOCAL_ADDRESS = "127.0.0.1"
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,36 +38,64 @@ class Request:
         paths: configuration files.
         overrides: `name=value`.
         directory: folder of the files.
+        bind_cores: tie each worker to its share of its host's cores.
+        max_restarts: how often a failed launch begins again from the newest checkpoint.
+        output: whose output the terminal shows.
     """
 
     program: str
     paths: tuple[str, ...]
     overrides: tuple[str, ...] = ()
     directory: str | None = None
+    bind_cores: bool = False
+    max_restarts: int = 0
+    output: Literal["rank0", "all"] = "rank0"
 
 
-def plan_launch(request: Request, *, gpus: int | None = None) -> LaunchPlan:
-    """What would run where.
+def plan_launch(
+    request: Request, *, gpus: int | None = None, environment: Mapping[str, str] | None = None
+) -> LaunchPlan:
+    """What would run where; touches no other host and resolves no name.
 
     Args:
         request: what is asked for.
-        gpus: GPUs of this host; None counts them.
+        gpus: GPUs of this machine; None counts them where they matter.
+        environment: read instead of the process's own.
 
     Raises:
         ConfigError: the configuration is wrong.
-        LaunchError: it cannot run on this host.
+        HostfileError: the hosts are not known.
+        LaunchError: it cannot be started as asked.
     """
+    env = os.environ if environment is None else environment
+    count = cache(lambda: count_gpus(env) if gpus is None else gpus)
     config = load_config(request.paths, overrides=request.overrides, directory=request.directory)
-    world = local_world(config, gpus=count_gpus() if gpus is None else gpus)
     if request.program == "generate":
-        config, world = _one_copy(config, world)
-    return make_plan(
-        _resolve(config, world),
-        world,
+        config = _without_batch(config)
+        copy = _devices_of_one_copy(config)
+        pool = find_pool(config, env, count_gpus=count, processes=copy)
+        hosts = first_workers(select(config, pool), copy)
+    else:
+        pool = find_pool(config, env, count_gpus=count)
+        hosts = select(config, pool)
+    is_local = all(is_this_machine(host.name) for host in hosts)
+    world = World(hosts=hosts, gpus=count() if is_local else None)
+    return LaunchPlan(
         program=request.program,
-        master_addr=_LOCAL_ADDRESS,
-        master_port=_port(config),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        launcher=_choose_launcher(config, hosts),
+        world=world,
+        hosts_from=pool.origin,
+        devices=_devices_in_words(world, env),
+        master_addr=config.launch.master_addr or (_LOOPBACK if is_local else env.get("MASTER_ADDR")),
+        master_port=_port(config, {} if is_local else env),
+        environment=travelling_variables(env, home=Path.home(), folder=Path.cwd()),
+        resolved=resolve(config, devices=world.size, hosts=len(hosts)),
+        python=sys.executable,
+        working_directory=str(Path.cwd()),
+        launcher_args=_arguments(config),
+        bind_cores=request.bind_cores,
+        max_restarts=request.max_restarts,
+        output=request.output,
     )
 
 
@@ -75,52 +111,101 @@ def refuse_what_cannot_run(plan: LaunchPlan) -> None:
 
     Raises:
         ConfigError: there are hindrances.
-        LaunchError: a package is missing.
+        LaunchError: a program is missing, or cannot start this plan.
     """
     problems = find_hindrances(plan)
     if problems:
         raise config_error(problems, plan.resolved.config.files)
-    missing = BACKENDS["local"].missing()
-    if missing is not None:
-        raise LaunchError(missing)
+    backend = BACKENDS[plan.launcher]
+    reason = backend.missing() or backend.refuses(plan)
+    if reason is not None:
+        raise LaunchError(reason)
 
 
 def run_plan(plan: LaunchPlan) -> Outcome:
     """Start the workers and watch them until all have ended."""
-    # What the user set stays: OMP_NUM_THREADS is only a proposal.
-    environment = {**plan.environment, **os.environ}
     if sys.stdout is not None:
         sys.stdout.flush()
-    return supervise(BACKENDS["local"].command(plan), environment)
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, plan.master_port))
+        port = probe.getsockname()[1]
+    slots = len(plan.world.hosts[0].slots)
+    command = [plan.python, "-m", "neox_launcher.node", "--nnodes=1", f"--nproc-per-node={slots}"]
+    command += [f"--master-addr={_LOOPBACK}", f"--master-port={port}", *plan.worker]
+    return supervise(
+        [*command, "--resolved", encode_resolved(plan.resolved)], {**plan.environment, **os.environ}
+    )
 
 
-def _resolve(config: NeoXConfig, world: World) -> Resolved:
-    return resolve(config, devices=world.size, hosts=len(world.hosts))
-
-
-def _one_copy(config: NeoXConfig, world: World) -> tuple[NeoXConfig, World]:
+def _without_batch(config: NeoXConfig) -> NeoXConfig:
     """Text is generated by one copy of the model, however many are trained, with no batch to fill."""
-    parallel = config.parallelism
-    devices = max(1, parallel.model_parallel_size) * max(1, parallel.pipe_parallel_size)
     training = config.training.replaced(
         train_batch_size=None,
         train_micro_batch_size_per_gpu=config.training.train_micro_batch_size_per_gpu or 1,
     )
-    launch = config.launch.replaced(num_gpus=devices)
-    config = config.model_copy(update={"training": training, "launch": launch})
-    return config, local_world(config, gpus=world.gpus)
+    return config.model_copy(update={"training": training})
 
 
-def _port(config: NeoXConfig) -> int:
-    """The port that was asked for, or a free one: two launches on one host must not meet."""
-    asked = config.launch.master_port if "master_port" in config.sources else 0
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((_LOCAL_ADDRESS, asked))
-        except OSError as error:
-            raise LaunchError(
-                f"master-port: {asked} cannot be used here ({error.strerror}); "
-                "another launch may use it: choose another port, or leave it out"
-            ) from error
-        return int(probe.getsockname()[1])
+def _devices_of_one_copy(config: NeoXConfig) -> int:
+    parallel = config.parallelism
+    return max(1, parallel.model_parallel_size) * max(1, parallel.pipe_parallel_size)
+
+
+def _choose_launcher(config: NeoXConfig, hosts: tuple[Host, ...]) -> str:
+    """How the nodes are started: this machine alone needs no help, unless MPI is asked for.
+
+    Raises:
+        ConfigError: `local` was asked for, and there are other hosts.
+    """
+    launch = config.launch
+    if launch.deepspeed_mpi:
+        return launch.launcher if launch.launcher in MPI_BACKENDS else "openmpi"
+    others = [host.name for host in hosts if not is_this_machine(host.name)]
+    if not others and len(hosts) == 1:
+        return "local"
+    if launch.launcher == "local":
+        shown = others[0] if others else hosts[1].name
+        what = f"starts workers on this machine alone, and {shown} is another host of the job"
+        problem = Problem("launcher", what, "use pdsh, ssh, slurm or an MPI; or num-nodes: 1")
+        place = place_of(config.sources, "launcher")
+        raise config_error([problem.located(place, in_words("local"))], config.files)
+    return launch.launcher
+
+
+def _devices_in_words(world: World, environment: Mapping[str, str]) -> str:
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if world.gpus:
+        return f"slot i is the i-th of CUDA_VISIBLE_DEVICES={visible}" if visible is not None else ""
+    if world.gpus is None:
+        stays = "; that of this machine stays here" if visible is not None else ""
+        return f"slot i is a host's i-th GPU, or the i-th of its own CUDA_VISIBLE_DEVICES{stays}"
+    return ""
+
+
+def _port(config: NeoXConfig, environment: Mapping[str, str]) -> int:
+    """The port that was asked for; 0 for a free one: two launches on one host must not meet.
+
+    Raises:
+        LaunchError: MASTER_PORT is no port.
+    """
+    if "master_port" in config.sources:
+        return config.launch.master_port
+    text = environment.get("MASTER_PORT", "0")
+    if not text.isdecimal() or int(text) > 65535:
+        raise LaunchError(f"MASTER_PORT={text} is no port; unset it, or set master-port")
+    return int(text)
+
+
+def _arguments(config: NeoXConfig) -> tuple[str, ...]:
+    """`launcher_args` as a shell would split them.
+
+    Raises:
+        ConfigError: a quote is not closed.
+    """
+    text = config.launch.launcher_args or ""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        problem = Problem("launcher_args", f"cannot be split into words ({error})", "close the quotes")
+        place = place_of(config.sources, "launcher_args")
+        raise config_error([problem.located(place, in_words(text))], config.files) from error

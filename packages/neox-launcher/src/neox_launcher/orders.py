@@ -28,7 +28,7 @@ class Orders:
             user alone can read, named by `--resolved PATH`. Empty for a program that takes none.
         working_directory: where the workers run.
         log_dir: where nodes write the output of ranks that the terminal does not show; None for nowhere.
-        gpus: GPUs of each host; 0 means that a slot is a process on the CPU.
+        gpus: GPUs of each host; 0 means that a slot is a process on the CPU, None that each host finds out.
         bind_cores: tie each worker to its share of the host's cores.
         detect_nvlink_pairs: order each host's devices so that pairs joined by NVLink are neighbours.
         stop_timeout: seconds that workers get to save after a request to stop.
@@ -44,7 +44,7 @@ class Orders:
     resolved: str
     working_directory: str
     log_dir: str | None
-    gpus: int
+    gpus: int | None
     bind_cores: bool
     detect_nvlink_pairs: bool
     stop_timeout: float

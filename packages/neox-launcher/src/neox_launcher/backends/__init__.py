@@ -1,10 +1,26 @@
-"""How workers are started: one file per way, chosen by name."""
+"""How nodes are started: one file per way, chosen by name."""
 
 from collections.abc import Mapping
 
-from neox_launcher.backends.base import Backend
+from neox_launcher.backends.base import Backend, Command, Contact
 from neox_launcher.backends.local import LocalBackend
+from neox_launcher.backends.mpich import MpichBackend
+from neox_launcher.backends.mvapich import MvapichBackend
+from neox_launcher.backends.openmpi import OpenMpiBackend
+from neox_launcher.backends.pdsh import PdshBackend
+from neox_launcher.backends.slurm import SlurmBackend
+from neox_launcher.backends.ssh import SshBackend
 
-__all__ = ["BACKENDS", "Backend"]
+__all__ = ["BACKENDS", "MPI_BACKENDS", "Backend", "Command", "Contact"]
 
-BACKENDS: Mapping[str, Backend] = {"local": LocalBackend()}
+BACKENDS: Mapping[str, Backend] = {
+    "local": LocalBackend(),
+    "pdsh": PdshBackend(),
+    "ssh": SshBackend(),
+    "openmpi": OpenMpiBackend(),
+    "mvapich": MvapichBackend(),
+    "mpich": MpichBackend(),
+    "slurm": SlurmBackend(),
+}
+# These start one process per worker, which learns its rank from them.
+MPI_BACKENDS = ("openmpi", "mvapich", "mpich")

@@ -1,17 +1,100 @@
-"""The contract of a way to start workers."""
+"""The contract of a way to start the nodes of a launch, and what several of them need."""
 
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from neox_launcher.plan import LaunchPlan
 
-__all__ = ["Backend"]
+__all__ = [
+    "TOKEN_VARIABLE",
+    "Backend",
+    "Command",
+    "Contact",
+    "for_a_shell",
+    "node_command",
+    "refuse_ipv6",
+]
+
+TOKEN_VARIABLE = "NEOX_TOKEN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contact:
+    """How nodes reach the launcher and prove that they belong to it.
+
+    Args:
+        addresses: of this machine, the likeliest first.
+        port: where the launcher listens.
+        token: the secret of this launch; stands on no command line.
+        folder: a folder of this launch that only the user can read, for files that a command reads.
+    """
+
+    addresses: tuple[str, ...]
+    port: int | str
+    token: str = field(repr=False)
+    folder: str
+
+    def __str__(self) -> str:
+        return f"{','.join(self.addresses)}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One command on this machine that starts one node or more, and ends after them.
+
+    Args:
+        argv: the program and its arguments; no shell reads them here.
+        environment: variables that it gets above this process's own.
+        stdin: what is written to its standard input, which is then closed.
+        files: path to content: files to write, readable by the user alone, before it starts.
+        node: the one node that it starts; None for all of them.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stdin: str = field(default="", repr=False)
+    files: Mapping[str, str] = field(default_factory=dict)
+    node: int | None = None
 
 
 class Backend(Protocol):
-    """Turns a plan into the command that starts its workers."""
+    """Turns a plan into the commands that start its nodes."""
 
     def missing(self) -> str | None:
         """Why this backend cannot work here, with the remedy; None when it can."""
 
-    def command(self, plan: LaunchPlan) -> list[str]:
-        """The command to run on this host; it ends when the last worker has ended."""
+    def refuses(self, plan: LaunchPlan) -> str | None:
+        """Why this backend cannot start this plan, with the remedy; None when it can."""
+
+    def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
+        """What to run on this machine, all at once."""
+
+
+def node_command(plan: LaunchPlan, contact: Contact, *who: str) -> list[str]:
+    """What runs on a host: `neox_launcher.node`, which asks the launcher for everything else.
+
+    Args:
+        plan: knows the interpreter.
+        contact: where the launcher listens.
+        who: which node it is, as in `--node 3`; `--mpi` where it learns that from MPI.
+    """
+    # -P: a folder that happens to be called neox_launcher, where ssh begins, is not taken for it.
+    return [plan.python, "-P", "-m", "neox_launcher.node", "--launcher", str(contact), *who]
+
+
+def for_a_shell(argv: Sequence[str]) -> str:
+    """The words as one text that a shell reads as exactly these words."""
+    return shlex.join(argv)
+
+
+def refuse_ipv6(plan: LaunchPlan) -> str | None:
+    """For tools that take the colons of an address for something else: why they cannot reach it, or None."""
+    found = next((host.name for host in plan.world.hosts if ":" in host.name), None)
+    if found is None:
+        return None
+    return (
+        f"launcher: {plan.launcher} cannot reach a host by its IPv6 address {found}; write the host's name, "
+        "or use launcher: ssh"
+    )

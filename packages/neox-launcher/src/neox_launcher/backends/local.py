@@ -1,15 +1,15 @@
-"""Workers on this host, started by PyTorch's own `torch.distributed.run`."""
+"""The node of this machine, started as a child process."""
 
 import importlib.util
-import sys
 
+from neox_launcher.backends.base import Command, Contact, node_command
 from neox_launcher.plan import LaunchPlan
 
 __all__ = ["LocalBackend"]
 
 
 class LocalBackend:
-    """One host, static rendezvous."""
+    """One host, this one."""
 
     def missing(self) -> str | None:
         """What is not installed here."""
@@ -20,15 +20,11 @@ class LocalBackend:
                 )
         return None
 
-    def command(self, plan: LaunchPlan) -> list[str]:
-        """`neox_launcher.node` around `torch.distributed.run`, so that its workers never outlive it."""
-        return [
-            sys.executable,
-            "-m",
-            "neox_launcher.node",
-            "--nnodes=1",
-            f"--nproc-per-node={plan.world.size}",
-            f"--master-addr={plan.master_addr}",
-            f"--master-port={plan.master_port}",
-            *plan.worker,
-        ]
+    def refuses(self, plan: LaunchPlan) -> str | None:
+        """Nothing: the plan has chosen it for this machine."""
+        return None
+
+    def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
+        """The node, which reads the token from its standard input."""
+        argv = node_command(plan, contact, "--node", "0")
+        return [Command(argv=tuple(argv), stdin=f"{contact.token}\n", node=0)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from neox_launcher.errors import HostfileError
-from neox_launcher.resources.world import Host
+from neox_launcher.resources.host import Host
 
 __all__ = ["host_key", "parse_hostfile", "read_hostfile"]
 

@@ -1,7 +1,7 @@
 """`include`, `exclude`, `num_nodes` and `num_gpus`: which hosts and slots of a pool are used.
 
 The grammar is that of DeepSpeed's runner: NAME[:SLOT[,SLOT ...]] joined by `@`, a name alone meaning all
-slots of that host. Hosts keep the pool's order whatever the order in `include`, and slots are in rising order.
+slots of that host. Hosts keep the pool's order whatever the order in `include`; slots are in rising order.
 Where DeepSpeed takes fewer hosts than asked for, or more slots than there are, this refuses.
 """
 
@@ -9,8 +9,8 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
 from neox_launcher.config.problems import Problem
+from neox_launcher.resources.host import Host
 from neox_launcher.resources.hostfile import host_key
-from neox_launcher.resources.world import Host
 
 __all__ = ["ALL", "SelectionError", "parse_selection", "select_hosts"]
 

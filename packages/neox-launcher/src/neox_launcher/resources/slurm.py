@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from neox_launcher.errors import HostfileError
-from neox_launcher.resources.world import Host
+from neox_launcher.resources.host import Host
 
 __all__ = ["allocated_hosts", "expand_nodelist", "is_inside_allocation"]
 

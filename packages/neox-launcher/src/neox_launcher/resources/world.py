@@ -1,14 +1,14 @@
 """Hosts and their slots, in the order of ranks."""
 
+import itertools
 from dataclasses import dataclass
 
 from neox_launcher.config import NeoXConfig
 from neox_launcher.config.problems import Problem, in_words, place_of
 from neox_launcher.resources.host import Host
 
-__all__ = ["Host", "World", "local_world", "missing_devices"]
+__all__ = ["World", "missing_devices"]
 
-_ALL = -1
 _FUSIONS = (
     "scaled_upper_triang_masked_softmax_fusion",
     "scaled_masked_softmax_fusion",
@@ -25,40 +25,37 @@ class World:
 
     Args:
         hosts: in the order of ranks: host 0 has ranks 0 to its number of slots - 1, and so on.
-        gpus: GPUs of each host; 0 means that a slot is a process on the CPU.
+        gpus: GPUs of each host; 0 means that a slot is a process on the CPU, None that each host finds out.
     """
 
     hosts: tuple[Host, ...]
-    gpus: int
+    gpus: int | None
 
     @property
     def size(self) -> int:
         """Workers in all."""
         return sum(len(host.slots) for host in self.hosts)
 
-
-def local_world(config: NeoXConfig, *, gpus: int) -> World:
-    """This host alone, with as many slots as the configuration asks for.
-
-    Args:
-        config: says `num_gpus`.
-        gpus: GPUs that this host has; without any, slots are processes and one is the default.
-    """
-    asked = config.launch.num_gpus
-    slots = (gpus or 1) if asked in (None, _ALL) else asked
-    return World(hosts=(Host("localhost", tuple(range(slots))),), gpus=gpus)
+    def with_ranks(self) -> list[tuple[Host, range]]:
+        """Each host with the ranks of its workers, in the order of its slots."""
+        ends = itertools.accumulate(len(host.slots) for host in self.hosts)
+        return [(host, range(end - len(host.slots), end)) for host, end in zip(self.hosts, ends, strict=True)]
 
 
 def missing_devices(config: NeoXConfig, world: World) -> list[Problem]:
-    """What the configuration needs of this host's devices and does not find."""
+    """What the configuration needs of this host's devices and does not find.
+
+    What other hosts lack, they find out themselves.
+    """
     problems = []
-    most = max(len(host.slots) for host in world.hosts)
-    if world.gpus and most > world.gpus:
+    highest = max(slot for host in world.hosts for slot in host.slots)
+    if world.gpus and highest >= world.gpus:
         have = f"{world.gpus} GPU{'s' if world.gpus > 1 else ''}"
-        problems.append(
-            Problem("num_gpus", f"is more than the {have} of this host", f"use at most {world.gpus}")
+        what = (
+            f"gives this machine slot {highest}, and only {have} {'are' if world.gpus > 1 else 'is'} visible"
         )
-    if not world.gpus and config.parallelism.distributed_backend == "nccl":
+        problems.append(Problem("hostfile", what, f"use slots below {world.gpus}"))
+    if world.gpus == 0 and config.parallelism.distributed_backend == "nccl":
         problems.append(
             Problem(
                 "distributed_backend",
@@ -66,7 +63,7 @@ def missing_devices(config: NeoXConfig, world: World) -> list[Problem]:
                 "leave it out (gloo is used then), or look at CUDA_VISIBLE_DEVICES and nvidia-smi",
             )
         )
-    if not world.gpus:
+    if world.gpus == 0:
         problems += [
             Problem(
                 name,

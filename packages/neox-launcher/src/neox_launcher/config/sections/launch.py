@@ -13,7 +13,8 @@ class LaunchSection(Section):
     hostfile: str | None = param(
         None,
         origin="DSL",
-        none_means="/job/hostfile when it exists, else this host alone",
+        none_means="the file that DLTS_HOSTFILE names, else /job/hostfile when it exists, else the Slurm "
+        "allocation with launcher slurm, else this host alone",
         doc="File with one host per line and its device slots, as in `worker-1 slots=4`.",
     )
     include: str | None = param(
@@ -43,7 +44,8 @@ class LaunchSection(Section):
         origin="DSL",
         ge=0,
         le=65535,
-        doc="TCP port where rank 0 waits for the others; 0 picks a free one.",
+        doc="TCP port where rank 0 waits for the others; 0, or no value, picks one that is free on the "
+        "first host.",
     )
     master_addr: str | None = param(
         None,
@@ -51,11 +53,17 @@ class LaunchSection(Section):
         none_means="this machine when it works alone, else the first address of the first host",
         doc="Address where rank 0 waits for the others.",
     )
-    launcher: Literal["pdsh", "openmpi", "mvapich", "mpich", "slurm"] = param(
+    launcher: Literal["pdsh", "ssh", "openmpi", "mvapich", "mpich", "slurm", "local"] = param(
         "pdsh",
         origin="DSL",
-        used_when="the job has more than one host",
-        doc="What starts the workers on the hosts.",
+        used_when="the job has another host than this one, or deepspeed_mpi is true",
+        doc="What starts the workers on the hosts; docs/launching.md has a page on each.",
+    )
+    launcher_args: str | None = param(
+        None,
+        origin="DSL",
+        none_means="nothing is added",
+        doc="Further arguments for the program that `launcher` names, written as for a shell.",
     )
     detect_nvlink_pairs: bool = param(
         False,
@@ -64,5 +72,22 @@ class LaunchSection(Section):
         "model-parallel-size 2.",
     )
     deepspeed_mpi: bool = param(
-        False, origin="NeoX", doc="Learn rank, world size and master address from the MPI environment."
+        False,
+        origin="NeoX",
+        doc="Start the workers by MPI, on this host alone too, and learn each one's rank from it: by the one "
+        "that `launcher` names, else Open MPI.",
+    )
+    stop_timeout: float = param(
+        600.0,
+        origin="ours",
+        gt=0,
+        doc="Seconds that the workers get to finish the iteration and save after a request to stop (Ctrl-C, "
+        "SIGTERM).",
+    )
+    hang_timeout: float | None = param(
+        1800.0,
+        origin="ours",
+        gt=0,
+        none_means="a hang is never noticed",
+        doc="Seconds without progress after which every rank reports where it stands, and the job ends.",
     )
