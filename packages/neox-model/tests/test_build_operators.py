@@ -80,7 +80,7 @@ def calls(monkeypatch):
 def model_of(settings):
     resolved = resolved_from(settings)
     loss = LMLoss(padded_vocab_size(resolved.config, 11))
-    model = as_sequential(build_plan(resolved, ALONE, vocab_size=11), loss_fn=loss, segment_layers=None)
+    model = as_sequential(build_plan(resolved, ALONE, vocab_size=11), loss_fn=loss)
     initialize_parameters(model, seed=3)
     return model
 

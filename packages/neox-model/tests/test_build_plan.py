@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from neox_model.build.activation_checkpointing import build_recomputation
 from neox_model.build.as_sequential import as_sequential
 from neox_model.build.model import build_plan, padded_vocab_size
 from neox_model.errors import LayoutError, ModelError
@@ -29,11 +30,10 @@ def plan_of(**settings):
 
 def model_of(**settings) -> nn.Module:
     resolved = resolved_from(settings)
-    recompute = resolved.config.activation_checkpointing
     model = as_sequential(
         build_plan(resolved, ALONE, vocab_size=11),
         loss_fn=LMLoss(padded_vocab_size(resolved.config, 11)),
-        segment_layers=recompute.checkpoint_num_layers if recompute.checkpoint_activations else None,
+        recomputation=build_recomputation(resolved, ALONE),
     )
     initialize_parameters(model, seed=3)
     return model

@@ -42,13 +42,6 @@ def _other_than(value: Any, instead: str) -> NotYet:
     return NotYet(lambda given: given != value, instead)
 
 
-def _attention_types(value: Any) -> bool:
-    """Whether any name in the nested pattern is another than global (and the count "all")."""
-    if isinstance(value, str):
-        return value.lower() not in ("global", "all")
-    return isinstance(value, tuple) and any(_attention_types(item) for item in value)
-
-
 NOT_YET: Mapping[str, NotYet] = {
     "hostfile": _on("leave it out: one host is used"),
     "include": _on(),
@@ -60,8 +53,6 @@ NOT_YET: Mapping[str, NotYet] = {
     "lazy_mpu_init": _on(),
     "num_unique_layers": _on(),
     "onnx_safe": _on(),
-    "attention_config": NotYet(_attention_types, 'use [[["global"], "all"]], or leave it out'),
-    "pos_emb": _choices("rpe", instead="use rotary, learned, sinusoidal or none"),
     "amp.enabled": _on("use fp16 or bf16"),
     "fp16_lm_cross_entropy": _on(),
     "optimizer.type": _choices(
@@ -86,11 +77,6 @@ NOT_YET: Mapping[str, NotYet] = {
     "zero_optimization.zero_quantized_gradients": _on(),
     "loss_normalization": _choices("global", instead="use micro_batch"),
     "adlr_autoresume": _on(),
-    "partition_activations": _on(),
-    "contiguous_checkpointing": _on(),
-    "checkpoint_in_cpu": _on(),
-    "synchronize_each_layer": _on(),
-    "profile_backward": _on(),
     "checkpoint_validation_with_forward_pass": _on(),
     "reset_position_ids": _on(),
     "reset_attention_mask": _on(),
@@ -109,7 +95,6 @@ NOT_YET: Mapping[str, NotYet] = {
     "eigenvalue.enabled": _on(),
     "checkpoint.use_node_local_storage": _on("save to a folder that all hosts share"),
     "autotuning.enabled": _on("use neox-config suggest"),
-    "elasticity.enabled": _on(),
     "data_efficiency.enabled": _on(),
     "curriculum_learning.enabled": _on(),
     "compression_training.layer_reduction.enabled": _on(),

@@ -1,46 +1,167 @@
 """Running a list of layers, with or without recomputing their activations in the backward pass.
 
 Of every run of neighbouring transformer layers, each segment of `checkpoint_num_layers` keeps its input
-alone (torch's non-reentrant checkpoint). The plain model and a pipeline's stages share this function:
-DeepSpeed's own segments also count the embedding and the head, and leave every segment that touches one of
-them unrecomputed.
+alone (torch's non-reentrant checkpoint). The plain model and a pipeline's stages share this: DeepSpeed's own
+segments also count the embedding and the head, and leave every segment that touches one of them unrecomputed.
 """
 
+import logging
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from neox_launcher.config import Resolved
+from neox_model.build.kept_inputs import InputKeeper
+from neox_model.layers.gmlp_layer import GMLPLayer
 from neox_model.layers.transformer_layer import TransformerLayer
+from neox_model.parallel.groups import SINGLE, Groups
 
-__all__ = ["run_layers"]
+__all__ = ["Recomputation", "build_recomputation", "run_layers"]
+
+logger = logging.getLogger(__name__)
 
 Layer = Callable[[Any], Any]
 
+_RECOMPUTED = (TransformerLayer, GMLPLayer)
 
-def run_layers(layers: Sequence[Layer], inputs: Any, *, segment_layers: int | None) -> Any:
+
+class Recomputation:
+    """How segments of layers are run so that their activations are computed again.
+
+    Args:
+        segment_layers: transformer layers per segment.
+        keeper: where the segments' inputs wait; None: where they are.
+        passes: micro-batches whose backward pass is outstanding at a time, for the keeper's buffer.
+        synchronizes: wait for the device before and after both passes of each segment.
+        profiles: log the time of both passes of each segment; waits for the device, too.
+    """
+
+    def __init__(
+        self,
+        *,
+        segment_layers: int,
+        keeper: InputKeeper | None = None,
+        passes: int = 1,
+        synchronizes: bool = False,
+        profiles: bool = False,
+    ) -> None:
+        self._segment_layers = segment_layers
+        self._keeper = keeper
+        self._passes = passes
+        self._is_watched = synchronizes or profiles
+        self._profiles = profiles
+
+    def run(self, layers: Sequence[Layer], inputs: Any) -> Any:
+        """The layers one after another, transformer layers in segments."""
+        parts = self._split(layers)
+        number = 0
+        if self._keeper is not None:
+            self._keeper.expect(self._passes * sum(is_segment for is_segment, _ in parts))
+        for is_segment, part in parts:
+            if not is_segment:
+                inputs = _run(part, *_as_tuple(inputs))
+                continue
+            number += 1
+            run = self._run_watched if self._is_watched else self._run_segment
+            inputs = run(part, _as_tuple(inputs), f"segment {number}")
+        return inputs
+
+    def _split(self, layers: Sequence[Layer]) -> list[tuple[bool, list[Layer]]]:
+        """(whether it is recomputed, its layers) of each part."""
+        parts = []
+        for is_recomputed, group in groupby(layers, key=lambda layer: isinstance(layer, _RECOMPUTED)):
+            run = list(group)
+            step = self._segment_layers if is_recomputed else len(run)
+            parts += [(is_recomputed, run[first : first + step]) for first in range(0, len(run), step)]
+        return parts
+
+    def _run_segment(self, layers: Sequence[Layer], inputs: tuple[Tensor, ...], name: str) -> Any:
+        with nullcontext() if self._keeper is None else self._keeper.hooks():
+            # Each input is an argument of its own: torch saves, and hooks see, what is no inner tuple's.
+            return checkpoint(_run, layers, *inputs, use_reentrant=False)
+
+    def _run_watched(self, layers: Sequence[Layer], inputs: tuple[Tensor, ...], name: str) -> Any:
+        hidden = inputs[0]
+        began = _now(hidden.device)
+        result = self._run_segment(layers, inputs, name)
+        forward = _now(hidden.device) - began
+        backward_began: list[float] = []
+
+        def on_backward_start(gradient: Tensor) -> None:
+            backward_began.append(_now(gradient.device))
+
+        def on_backward_end(gradient: Tensor) -> None:
+            backward = _now(gradient.device) - backward_began.pop()
+            if self._profiles:
+                logger.info(
+                    "%s of %d recomputed layers: forward %.2f ms, backward with recomputation %.2f ms",
+                    name,
+                    len(layers),
+                    1e3 * forward,
+                    1e3 * backward,
+                )
+
+        _as_tuple(result)[0].register_hook(on_backward_start)
+        if hidden.requires_grad:
+            hidden.register_hook(on_backward_end)
+        return result
+
+
+def build_recomputation(resolved: Resolved, groups: Groups) -> Recomputation | None:
+    """What the configuration asks for; None: all activations are kept."""
+    section = resolved.config.activation_checkpointing
+    if not section.checkpoint_activations:
+        return None
+    # Where ranks hold a part of the sequence each, inputs are shares already.
+    is_partitioned = section.partition_activations and not resolved.config.parallelism.sequence_parallel
+    keeper = None
+    if section.partition_activations or section.checkpoint_in_cpu:
+        keeper = InputKeeper(
+            group=groups.model if is_partitioned else SINGLE,
+            in_host=section.checkpoint_in_cpu,
+            slots=(section.number_checkpoints or 0) if section.contiguous_checkpointing else None,
+        )
+    return Recomputation(
+        segment_layers=section.checkpoint_num_layers,
+        keeper=keeper,
+        # A stage begins as many micro-batches as there are stages from it on before the first comes back.
+        passes=min(groups.pipe.size - groups.pipe.rank, resolved.derived.accumulation),
+        synchronizes=section.synchronize_each_layer,
+        profiles=section.profile_backward,
+    )
+
+
+def run_layers(layers: Sequence[Layer], inputs: Any, *, recomputation: Recomputation | None) -> Any:
     """The layers one after another.
 
     Args:
         layers: modules or functions of what the one before gave.
         inputs: of the first.
-        segment_layers: transformer layers per recomputed segment; None keeps all activations.
+        recomputation: how segments of them are recomputed; None keeps all activations.
     """
-    if segment_layers is None or not torch.is_grad_enabled():
-        return _run(layers, inputs)
-    for is_recomputed, group in groupby(layers, key=lambda layer: isinstance(layer, TransformerLayer)):
-        run = list(group)
-        if not is_recomputed:
-            inputs = _run(run, inputs)
-            continue
-        for first in range(0, len(run), segment_layers):
-            inputs = checkpoint(_run, run[first : first + segment_layers], inputs, use_reentrant=False)
-    return inputs
+    if recomputation is None or not torch.is_grad_enabled():
+        return _run(layers, *_as_tuple(inputs))
+    return recomputation.run(layers, inputs)
 
 
-def _run(layers: Sequence[Layer], inputs: Any) -> Any:
+def _run(layers: Sequence[Layer], *inputs: Tensor) -> Any:
+    result: Any = inputs if len(inputs) > 1 else inputs[0]
     for layer in layers:
-        inputs = layer(inputs)
-    return inputs
+        result = layer(result)
+    return result
+
+
+def _as_tuple(inputs: Any) -> tuple[Tensor, ...]:
+    return (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+
+
+def _now(device: torch.device) -> float:
+    """The time in seconds when the device has done all its work."""
+    torch.get_device_module(device).synchronize()
+    return time.perf_counter()

@@ -15,7 +15,7 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 
-from neox_model.build.activation_checkpointing import run_layers
+from neox_model.build.activation_checkpointing import Recomputation, run_layers
 from neox_model.build.plan import LayerPlan
 from neox_model.errors import LayoutError
 from neox_model.layers.embedding import Embedding
@@ -43,7 +43,7 @@ class PipelineModel(PipelineModule):
         *,
         loss_fn: Callable[..., Tensor],
         partition_method: str,
-        segment_layers: int | None,
+        recomputation: Recomputation | None,
     ) -> None:
         topology = PipeModelDataParallelTopology(
             num_pp=groups.pipe.size, num_mp=groups.model.size, num_dp=groups.data.size
@@ -54,14 +54,14 @@ class PipelineModel(PipelineModule):
             loss_fn=loss_fn,
             partition_method=partition_method,
         )
-        self.segment_layers = segment_layers
+        self.recomputation = recomputation
         self.plan_names = _plan_names(plan, self._local_start, self._local_stop)
         _count_once_in_norms(self, groups)
 
     def forward(self, inputs: Any) -> Any:
         """What this stage makes of what the stage before sent (the first stage: of the tokens)."""
         return run_layers(
-            self.forward_funcs, inputs, segment_layers=self.segment_layers if self.training else None
+            self.forward_funcs, inputs, recomputation=self.recomputation if self.training else None
         )
 
 
@@ -71,7 +71,7 @@ def as_pipeline(
     *,
     loss_fn: Callable[..., Tensor],
     partition_method: str,
-    segment_layers: int | None = None,
+    recomputation: Recomputation | None = None,
 ) -> PipelineModel:
     """Build this rank's stage of the plan, weights allocated and not filled; collective over all ranks.
 
@@ -80,7 +80,7 @@ def as_pipeline(
         groups: this job's.
         loss_fn: of (logits_BSV, (labels_BS, loss_mask_BS)).
         partition_method: "parameters", "uniform" or "type:REGEX" over the layers' class names.
-        segment_layers: transformer layers per recomputed segment; None keeps all activations.
+        recomputation: how segments of layers are recomputed; None keeps all activations.
 
     Raises:
         LayoutError: fewer layers than stages, or a regex that matches none.
@@ -98,7 +98,7 @@ def as_pipeline(
             groups,
             loss_fn=loss_fn,
             partition_method=partition_method,
-            segment_layers=segment_layers,
+            recomputation=recomputation,
         )
     logger.debug("DeepSpeed's pipeline: %s", printed.getvalue().strip())
     bounds = list(zip(model.parts, model.parts[1:], strict=False))

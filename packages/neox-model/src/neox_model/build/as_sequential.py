@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from neox_model.build.activation_checkpointing import run_layers
+from neox_model.build.activation_checkpointing import Recomputation, run_layers
 from neox_model.build.plan import LayerPlan
 
 __all__ = ["SequentialModel", "as_sequential"]
@@ -21,11 +21,15 @@ class SequentialModel(nn.Module):
     """
 
     def __init__(
-        self, plan: Sequence[LayerPlan], *, loss_fn: Callable[..., Tensor], segment_layers: int | None = None
+        self,
+        plan: Sequence[LayerPlan],
+        *,
+        loss_fn: Callable[..., Tensor],
+        recomputation: Recomputation | None = None,
     ) -> None:
         super().__init__()
         self.loss_fn = loss_fn
-        self.segment_layers = segment_layers
+        self.recomputation = recomputation
         self.stack = nn.ModuleList()
         self.plan_names = {f"stack.{index}": layer.name for index, layer in enumerate(plan)}
         built: dict[str, nn.Module] = {}
@@ -40,18 +44,18 @@ class SequentialModel(nn.Module):
     def forward(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
         """logits_BSV of `tokens_BS` or of `(tokens_BS, documents_BS, positions_BS)`."""
         return run_layers(
-            list(self.stack), inputs, segment_layers=self.segment_layers if self.training else None
+            list(self.stack), inputs, recomputation=self.recomputation if self.training else None
         )
 
 
 def as_sequential(
-    plan: Sequence[LayerPlan], *, loss_fn: Callable[..., Tensor], segment_layers: int | None = None
+    plan: Sequence[LayerPlan], *, loss_fn: Callable[..., Tensor], recomputation: Recomputation | None = None
 ) -> SequentialModel:
     """Build every layer of the plan, weights allocated and not filled.
 
     Args:
         plan: the model.
         loss_fn: kept as the model's `loss_fn`.
-        segment_layers: transformer layers per recomputed segment; None keeps all activations.
+        recomputation: how segments of layers are recomputed; None keeps all activations.
     """
-    return SequentialModel(plan, loss_fn=loss_fn, segment_layers=segment_layers)
+    return SequentialModel(plan, loss_fn=loss_fn, recomputation=recomputation)

@@ -15,18 +15,18 @@ import torch
 from torch import nn
 
 from neox_launcher.config import NeoXConfig, Resolved, engine_json
+from neox_model.build.activation_checkpointing import build_recomputation
 from neox_model.build.as_pipeline import PipelineModel, as_pipeline
 from neox_model.build.as_sequential import SequentialModel, as_sequential
-from neox_model.build.attention import build_input_position
+from neox_model.build.attention import build_input_position, log_attention_paths
 from neox_model.build.choices import DTYPES
 from neox_model.build.operators import choose_operators
 from neox_model.build.plan import LayerPlan
-from neox_model.build.transformer import build_norm, init_method, transformer_layer_kwargs
+from neox_model.build.transformer import build_layer, build_norm, init_method
 from neox_model.build.zero_sharding import shared_construction, whole_parameter
 from neox_model.initialization import initialize_parameters
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss
-from neox_model.layers.transformer_layer import TransformerLayer
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 
@@ -83,14 +83,11 @@ def build_plan(
         tied=owner,
         tied_weight="word_embeddings.weight",
     )
-    layers = [
-        LayerPlan(
-            name=f"layers.{index}",
-            cls=TransformerLayer,
-            kwargs=transformer_layer_kwargs(resolved, index, group=group, operators=operators),
-        )
-        for index in range(config.model.num_layers)
-    ]
+    log_attention_paths(resolved, operators)
+    layers = []
+    for index in range(config.model.num_layers):
+        cls, kwargs = build_layer(resolved, index, group=group, operators=operators)
+        layers.append(LayerPlan(name=f"layers.{index}", cls=cls, kwargs=kwargs))
     norm = LayerPlan(name="final_norm", cls=norm_class, kwargs=norm_kwargs)
     head = LayerPlan(name="lm_head", cls=LMHead, kwargs=vocabulary, tied=owner, tied_weight="weight")
     return [embedding, *layers, norm, head]
@@ -134,18 +131,17 @@ def _assemble(
     plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn: LMLoss
 ) -> SequentialModel | PipelineModel:
     config = resolved.config
-    recompute = config.activation_checkpointing
-    segment_layers = recompute.checkpoint_num_layers if recompute.checkpoint_activations else None
+    recomputation = build_recomputation(resolved, groups)
     if resolved.derived.uses_pipeline:
         return as_pipeline(
             plan,
             groups,
             loss_fn=loss_fn,
             partition_method=config.parallelism.pipe_partition_method,
-            segment_layers=segment_layers,
+            recomputation=recomputation,
         )
     with shared_construction(config.zero.zero_optimization.stage, groups, engine_json(resolved)):
-        return as_sequential(plan, loss_fn=loss_fn, segment_layers=segment_layers)
+        return as_sequential(plan, loss_fn=loss_fn, recomputation=recomputation)
 
 
 def _device() -> torch.device:

@@ -25,7 +25,7 @@ class ActivationCheckpointingSection(Section):
         doc="Each tensor-parallel rank keeps its share of the inputs.",
     )
     contiguous_checkpointing: bool = param(
-        False, origin="Meg", used_when="partition_activations is true", doc="Keep the inputs in one buffer."
+        False, origin="Meg", used_when="partition_activations is true", doc="Keep the inputs in one buffer, allocated once."
     )
     checkpoint_in_cpu: bool = param(
         False, origin="Meg", used_when=_WHEN_ON, doc="Keep the inputs in host memory."
@@ -34,13 +34,13 @@ class ActivationCheckpointingSection(Section):
         False, origin="Meg", used_when=_WHEN_ON, doc="Wait for the device before and after each group."
     )
     profile_backward: bool = param(
-        False, origin="Meg", used_when=_WHEN_ON, doc="Time each group's two passes."
+        False, origin="Meg", used_when=_WHEN_ON, doc="Log the time of each group's two passes."
     )
     number_checkpoints: int | None = param(
         None,
         origin="DSC",
         gt=0,
-        none_means="num_layers / checkpoint_num_layers",
+        none_means="the groups of a stage times the micro-batches it has under way",
         used_when="contiguous_checkpointing is true",
         doc="Groups that the buffer has room for; written inside the activation_checkpointing block.",
     )
