@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test check lint types format docs clean \
-	test-launcher test-data test-kernels test-model test-integration test-chaos
+	test-launcher test-data test-kernels test-model test-integration test-chaos test-pairs
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,10 +46,12 @@ test-model: install  ## neox-model
 test-integration: install  ## What crosses packages: architecture and whole journeys
 	@tools/test.sh integration
 
-test-chaos: install  ## Long sweeps: training killed at random moments always resumes
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep packages/neox-model tests
+test-chaos: install  ## Long sweeps: training killed at random moments always resumes; no file breaks the reader
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep packages/neox-launcher packages/neox-model tests
 
-docs: install  ## Write docs/configuration.md, its JSON schema and the table of readers
+docs: install  ## Write docs/configuration.md, its JSON schema, the table of readers and docs/compatibility-matrix.md
+	@PYTHONPATH=tests $(BIN)/python -m support.pairs > docs/compatibility-matrix.md.new
+	@mv docs/compatibility-matrix.md.new docs/compatibility-matrix.md
 	@PYTHONPATH=tests $(BIN)/python -m support.readers > readers.json.new
 	@mv readers.json.new packages/neox-launcher/src/neox_launcher/config/readers.json
 	@$(BIN)/neox-config docs > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md

@@ -11,6 +11,7 @@ import click
 
 from neox_launcher.config import NeoXConfig, Resolved, load_config, resolve
 from neox_launcher.config.estimate import Estimate, estimate
+from neox_launcher.config.sections.elasticity import Elasticity
 from neox_launcher.config.shapes import (
     USUAL_VOCABULARY,
     fewest_devices,
@@ -210,12 +211,16 @@ def _on_one_device(config: NeoXConfig) -> NeoXConfig:
     """The same model, for which the layout in its file does not matter."""
     parallelism = config.parallelism.replaced(pipe_parallel_size=0, model_parallel_size=1)
     training = config.training.replaced(train_batch_size=None)
-    return config.model_copy(update={"parallelism": parallelism, "training": training})
+    elasticity = config.elasticity.replaced(elasticity=Elasticity())
+    changed = {"parallelism": parallelism, "training": training, "elasticity": elasticity}
+    return config.model_copy(update=changed)
 
 
 def _samples(config: NeoXConfig, devices: int) -> int:
     """Of one update on so many devices."""
-    training = config.training
+    training, elastic = config.training, config.elasticity.elasticity
+    if elastic.enabled:
+        return resolve(config, devices=devices).derived.train_batch_size
     if training.train_batch_size is not None:
         return training.train_batch_size
     # The batch is not given, so the fewest devices are those of one copy.

@@ -1,10 +1,14 @@
 """Whatever a file holds, the answer is a configuration or sentences: never a traceback, never a hang."""
 
 import json
+import signal
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
-from hypothesis import given, settings
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from neox_launcher.config import decode_resolved, encode_resolved, load_config, resolve
@@ -22,6 +26,7 @@ MINIMAL = {
     "train-micro-batch-size-per-gpu": 2,
     "lr": 0.001,
 }
+CONFIGS = Path(__file__).parents[4] / "configs"
 NAMES = [parameter.name for parameter in all_parameters()] + [*SHORTHANDS, *OLDER_SPELLINGS]
 CHOICES = sorted({choice for parameter in all_parameters() for choice in parameter.choices})
 
@@ -38,9 +43,21 @@ values = st.recursive(
 documents = st.dictionaries(st.sampled_from(NAMES), values, max_size=6)
 
 
+@contextmanager
+def no_hang(seconds=60):
+    """A reading that takes this long never ends: stop it with a traceback that says where."""
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def outcome(text, *overrides):
     """The configuration, or the sentences."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, no_hang():
         path = Path(folder) / "fuzz.yml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass"))
         try:
@@ -68,18 +85,23 @@ def nested(flat):
     return tree
 
 
-@settings(max_examples=150, deadline=None)
-@given(documents)
-def test_any_value_of_any_parameter_gives_a_configuration_or_sentences(document):
-    config = outcome(json.dumps(nested(MINIMAL | document)))
+def assert_survives(text):
+    """Sentences; or a configuration that is the same when it is shown, sent to a worker, and read again."""
+    config = outcome(text)
     if config is None:
         return
+    assert outcome(show_config(config)) == config
     try:
         resolved = resolve(config, devices=4)
     except ConfigError:
         return
     assert decode_resolved(encode_resolved(resolved)) == resolved
-    assert outcome(show_config(config)) == config
+
+
+@settings(max_examples=150, deadline=None)
+@given(documents)
+def test_any_value_of_any_parameter_gives_a_configuration_or_sentences(document):
+    assert_survives(json.dumps(nested(MINIMAL | document)))
 
 
 @settings(max_examples=150, deadline=None)
@@ -99,3 +121,97 @@ def test_any_override_gives_a_configuration_or_sentences(name, value):
 def test_a_mutilated_file_gives_a_configuration_or_sentences(place, insertion):
     text = json.dumps(MINIMAL, indent=1)
     outcome(text[:place] + insertion + text[place + len(insertion) :])
+
+
+# The sweep: 10,000 documents of four kinds.
+EXAMPLES = [path.read_text(encoding="utf-8") for path in sorted(CONFIGS.glob("*.yml"))]
+INSERTIONS = [
+    *"{}[]:,&*!#\"'-?|>%@\t\n\\\x00\x85\u2028\ufeff",
+    "  ",
+    ": ",
+    "\n- ",
+    "<<: *a",
+    "&a ",
+    "null",
+    "1e999",
+    "-1",
+]
+
+
+@st.composite
+def mutated_examples(draw):
+    """One of configs/ after some accidents."""
+    text = draw(st.sampled_from(EXAMPLES))
+    for _ in range(draw(st.integers(1, 5))):
+        text = draw(st.sampled_from(ACCIDENTS))(draw, text)
+    return text
+
+
+def cut(draw, text):
+    start = draw(st.integers(0, len(text)))
+    return text[:start] + text[start + draw(st.integers(1, 20)) :]
+
+
+def insert(draw, text):
+    start = draw(st.integers(0, len(text)))
+    return text[:start] + draw(st.sampled_from(INSERTIONS)) + text[start:]
+
+
+def repeat_a_line(draw, text):
+    lines = text.splitlines(keepends=True) or [""]
+    line = draw(st.sampled_from(lines))
+    lines.insert(draw(st.integers(0, len(lines))), line)
+    return "".join(lines)
+
+
+def indent_a_line(draw, text):
+    lines = text.splitlines(keepends=True) or [""]
+    place = draw(st.integers(0, len(lines) - 1))
+    lines[place] = draw(st.sampled_from([" ", "  ", "\t"])) + lines[place]
+    return "".join(lines)
+
+
+def change_a_value(draw, text):
+    lines = text.splitlines(keepends=True) or [""]
+    place = draw(st.integers(0, len(lines) - 1))
+    name = lines[place].partition(":")[0]
+    lines[place] = f"{name}: {json.dumps(draw(values))}\n"
+    return "".join(lines)
+
+
+ACCIDENTS = [cut, insert, repeat_a_line, indent_a_line, change_a_value]
+
+
+def sweep(number):
+    return settings(
+        max_examples=number, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+
+
+@pytest.mark.sweep
+@sweep(4000)
+@given(mutated_examples())
+def test_sweep_of_mutated_examples(text):
+    assert_survives(text)
+
+
+@pytest.mark.sweep
+@sweep(3000)
+@given(documents, st.sampled_from([True, False, None]), st.booleans())
+def test_sweep_of_documents_in_every_style(document, flow, is_complete):
+    tree = nested((MINIMAL if is_complete else {}) | document)
+    assert_survives(yaml.safe_dump(tree, default_flow_style=flow, allow_unicode=True))
+
+
+@pytest.mark.sweep
+@sweep(1500)
+@given(st.lists(st.sampled_from([*NAMES, *CHOICES, *INSERTIONS, " ", "\n", "1", "0.5"]), max_size=40))
+def test_sweep_of_words_in_any_order(words):
+    assert_survives("".join(words))
+
+
+@pytest.mark.sweep
+@sweep(1500)
+@given(st.binary(max_size=400))
+def test_sweep_of_bytes(data):
+    assert_survives(data)

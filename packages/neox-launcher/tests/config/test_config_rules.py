@@ -31,6 +31,18 @@ EXAMPLES = {
         "describes 6 layers, but num-layers is 4",
         "attention-config: [[[global, local], 2]]",
     ),
+    "stages_have_layers": (
+        "pipe-parallel-size: 5",
+        "pipe_parallel_size",
+        "is more than num-layers: 4\nuse at most 4",
+        "pipe-parallel-size: 4",
+    ),
+    "layers_are_dealt_by_a_pattern": (
+        "pipe-partition-method: 'type:[a'",
+        "pipe_partition_method",
+        "is no regular expression behind type:",
+        "pipe-partition-method: 'type:[a]'",
+    ),
     "shared_layers_come_out_even": (
         "num-unique-layers: 3",
         "num_unique_layers",
@@ -91,6 +103,18 @@ EXAMPLES = {
         "needs stage 3, not 2",
         "zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}",
     ),
+    "offloading_says_where": (
+        "zero_optimization: {stage: 3, offload_param: {pin_memory: true}}",
+        "zero_optimization.offload_param.device",
+        "is missing\nadd device: cpu, nvme or none",
+        "zero_optimization: {stage: 3, offload_param: {device: cpu, pin_memory: true}}",
+    ),
+    "nvme_has_a_buffer_per_state": (
+        "zero_optimization: {stage: 3, offload_optimizer: {device: nvme, nvme_path: x, buffer_count: 3}}",
+        "zero_optimization.offload_optimizer.buffer_count",
+        "is less than the 4 tensors that Adam keeps",
+        "zero_optimization: {stage: 3, offload_optimizer: {device: nvme, nvme_path: x, buffer_count: 4}}",
+    ),
     "nvme_needs_a_path": (
         "zero_optimization: {stage: 3, offload_param: {device: nvme}}",
         "zero_optimization.offload_param.device",
@@ -138,6 +162,13 @@ EXAMPLES = {
         "optimizer.params.betas",
         "each at least 0 and less than 1",
         "optimizer: {params: {betas: [0, 0.99]}}",
+    ),
+    "one_bit_adam_is_told_how_to_communicate": (
+        "optimizer: {params: {freeze_step: 9, cuda_aware: false}}\n--set optimizer.type=OneBitAdam",
+        "optimizer.params.comm_backend_name",
+        "is missing, and OneBitAdam needs it",
+        "optimizer: {params: {freeze_step: 9, cuda_aware: false, comm_backend_name: nccl}}\n"
+        "--set optimizer.type=OneBitAdam",
     ),
     "the_optimizer_is_known": (
         "--set optimizer.type=LBFGS",

@@ -43,6 +43,11 @@ EXAMPLES = {
         "train_micro_batch_size_per_gpu",
         "contradicts elasticity.enabled: true",
     ),
+    "elastic_jobs_have_one_copy_per_stage": (
+        "elasticity.model_parallel_size=2",
+        "elasticity.model_parallel_size",
+        "is not model-parallel-size: 1",
+    ),
     "profiling_needs_the_plain_model": (
         "pipe-parallel-size=1",
         "flops_profiler.enabled",

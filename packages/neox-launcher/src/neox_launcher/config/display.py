@@ -31,6 +31,7 @@ _DERIVED_BY = {
     "attention_types": "attention_config, spread over num_layers",
     "intermediate_size": "intermediate_size, or 4 x hidden_size; 8/3 x hidden_size when gated",
     "lr_decay_iters": "lr_decay_iters, or train_iters",
+    "elastic_devices": "elasticity: numbers of devices that share this train_batch_size",
     "backend": "distributed_backend; null: nccl with GPUs, else gloo",
 }
 

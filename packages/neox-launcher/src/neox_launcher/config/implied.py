@@ -1,9 +1,9 @@
 """Values that follow from others: what is filled in when absent, and what a setting brings with it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from neox_launcher.config.problems import Place, Problem, in_words
+from neox_launcher.config.problems import Place, Problem, in_words, place_of
 from neox_launcher.config.schema import NeoXConfig
 
 __all__ = ["NO_EFFECT", "fill_in", "follows_from", "implied_settings"]
@@ -21,6 +21,7 @@ NO_EFFECT: Mapping[str, str] = {
     "checkpoint.tag_validation": "a checkpoint's name is its iteration, which all ranks count alike",
     "checkpoint.load_universal": "every checkpoint loads under every parallel layout",
     "checkpoint.parallel_write.pipeline_stage": "all ranks write their own part at the same time",
+    "elasticity.min_time": "nothing here changes the size of a job that runs",
     "zero_optimization.elastic_checkpoint": "every checkpoint can be loaded with any number of ranks",
 }
 
@@ -91,7 +92,28 @@ def implied_settings(config: NeoXConfig, places: Mapping[str, Place]) -> tuple[N
                 place=places["weight_decay"],
             )
         )
-    return config, notices
+    return config, [*notices, *_advice(config, places)]
+
+
+def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
+    """What works, and not as one would expect."""
+    kind, is_fp16 = config.optimizer.optimizer.kind, config.precision.fp16.enabled
+    if kind == "sm3" and is_fp16:
+        yield _note("optimizer.type", "does not work well with fp16", "use bf16", config, places)
+    if kind == "onebitadam" and "lr_decay_style" in places:
+        what = "has no effect: OneBitAdam's rate follows DeepSpeed's WarmupDecayLR"
+        yield _note("lr_decay_style", what, "", config, places)
+    curriculum = config.data_efficiency.curriculum_learning
+    step = curriculum.schedule_config.difficulty_step
+    if curriculum.enabled and curriculum.curriculum_type == "seqlen" and step and step % 8 and is_fp16:
+        name = "curriculum_learning.schedule_config.difficulty_step"
+        yield _note(
+            name, "makes lengths that tensor cores are slow at", "use a multiple of 8", config, places
+        )
+
+
+def _note(name: str, what: str, remedy: str, config: NeoXConfig, places: Mapping[str, Place]) -> Problem:
+    return Problem(name, what, remedy, value=in_words(config.value_of(name)), place=place_of(places, name))
 
 
 def _overruled(name: str, by: str, places: Mapping[str, Place]) -> list[Problem]:

@@ -30,6 +30,7 @@ from neox_launcher.config.schema import (
     section_of,
     sections,
 )
+from neox_launcher.config.unused import unused_values
 from neox_launcher.config.wording import homes_of, sentence_about, written_elsewhere
 
 __all__ = ["load_config"]
@@ -63,6 +64,7 @@ def load_config(
     if config is None:
         raise config_error(problems, reading.files)
     config, notices = implied_settings(config, assembly.places)
+    notices += unused_values(config, assembly.places)
     return config.with_origin(
         sources=assembly.places, notices=(*unfolded.notices, *notices), files=tuple(reading.files)
     )

@@ -26,6 +26,7 @@ __all__ = [
     "Parameter",
     "Section",
     "block",
+    "condition_of",
     "entry_section",
     "inner_section",
     "is_filled_in",
@@ -205,6 +206,12 @@ def entry_section(field: FieldInfo) -> type[Section] | None:
 def key_of(field: FieldInfo) -> str:
     """How the reference shows a name that the user chooses: `<group>`."""
     return f"<{_details(field).get('key')}>"
+
+
+def condition_of(field: FieldInfo) -> str | None:
+    """The setting that brings the field into play, in words; None when it always is."""
+    found = _details(field).get("used_when")
+    return found if isinstance(found, str) else None
 
 
 def is_needed(field: FieldInfo) -> bool:

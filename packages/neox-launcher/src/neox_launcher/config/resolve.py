@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from neox_launcher.config.attention_layers import expand_attention
+from neox_launcher.config.elasticity import elastic_batch, elastic_devices
 from neox_launcher.config.problems import Place, Problem, config_error, in_words, place_of
 from neox_launcher.config.schema import NeoXConfig
 from neox_launcher.config.sections.model import GATED_ACTIVATIONS
@@ -39,6 +40,7 @@ class Derived(BaseModel):
         intermediate_size: inner width of the feed-forward part.
         lr_decay_iters: iterations until the learning rate stops falling.
         backend: library under torch.distributed; None lets the worker choose (nccl with GPUs, else gloo).
+        elastic_devices: numbers of devices that share this training's batch size; empty without elasticity.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
@@ -57,6 +59,7 @@ class Derived(BaseModel):
     intermediate_size: int
     lr_decay_iters: int
     backend: str | None
+    elastic_devices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +88,8 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
     """
     problems: list[Problem] = []
     split = _split_devices(config, devices, hosts, problems)
-    batch = _batch_sizes(config, split.data, problems)
+    elastic = config.elasticity.elasticity.enabled
+    batch = (_elastic_sizes if elastic else _batch_sizes)(config, split, problems)
     problems += _indivisible_widths(config, split.model)
     if problems:
         located = [_located(problem, config) for problem in problems]
@@ -106,6 +110,7 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
         intermediate_size=_intermediate_size(config),
         lr_decay_iters=config.lr_schedule.lr_decay_iters or iterations,
         backend=config.parallelism.distributed_backend,
+        elastic_devices=batch.shared_by,
     )
     return Resolved(config=config, derived=derived)
 
@@ -174,11 +179,25 @@ class _Batch:
     train: int
     micro: int
     accumulation: int
+    shared_by: tuple[int, ...] = ()
 
 
-def _batch_sizes(config: NeoXConfig, copies: int, problems: list[Problem]) -> _Batch:
+def _elastic_sizes(config: NeoXConfig, split: _Split, problems: list[Problem]) -> _Batch:
+    """What the elasticity block chooses for so many devices."""
+    block = config.elasticity.elasticity
+    try:
+        counts = elastic_devices(block, devices_per_copy=split.model)
+        chosen = elastic_batch(block, devices=split.data * split.model, devices_per_copy=split.model)
+    except ValueError as error:
+        what, _, remedy = str(error).partition("; ")
+        problems.append(Problem("elasticity.enabled", what, remedy))
+        return _Batch(train=split.data, micro=1, accumulation=1)
+    return _Batch(train=chosen.train, micro=chosen.micro, accumulation=chosen.accumulation, shared_by=counts)
+
+
+def _batch_sizes(config: NeoXConfig, split: _Split, problems: list[Problem]) -> _Batch:
     """Any two of the three sizes give the third; one alone comes with an accumulation of 1."""
-    training = config.training
+    training, copies = config.training, split.data
     train, micro = training.train_batch_size, training.train_micro_batch_size_per_gpu
     accumulation = training.gradient_accumulation_steps
     if train is None:

@@ -4,6 +4,7 @@ A rule that reads a value which is itself wrong is skipped: there is nothing to 
 the number of devices are in `resolve.py`.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 
 from neox_launcher.config.attention_layers import expand_attention
@@ -17,6 +18,8 @@ __all__ = ["RULES", "broken_rules"]
 Rule = Callable[[NeoXConfig], Iterator[Problem]]
 RULES: list[Rule] = []
 
+
+_ADAM_STATES = 4
 
 def rule(check: Rule) -> Rule:
     """Add a rule to RULES."""
@@ -102,6 +105,29 @@ def attention_config_fits_the_layers(c: NeoXConfig) -> Iterator[Problem]:
 
 
 @rule
+@rule
+def stages_have_layers(c: NeoXConfig) -> Iterator[Problem]:
+    """A pipeline stage holds at least one layer."""
+    stages, layers = c.parallelism.pipe_parallel_size, c.model.num_layers
+    if stages > layers:
+        yield Problem("pipe_parallel_size", f"is more than num-layers: {layers}", f"use at most {layers}")
+
+
+@rule
+def layers_are_dealt_by_a_pattern(c: NeoXConfig) -> Iterator[Problem]:
+    """What stands behind `type:` is a regular expression."""
+    kind, _, pattern = c.parallelism.pipe_partition_method.partition(":")
+    if kind.lower() == "type":
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield Problem(
+                "pipe_partition_method",
+                f"is no regular expression behind type: ({error})",
+                "use type:transformer|mlp",
+            )
+
+
 def shared_layers_come_out_even(c: NeoXConfig) -> Iterator[Problem]:
     """Sets of shared weights divide the layers."""
     unique = c.model.num_unique_layers
@@ -211,6 +237,29 @@ def offload_optimizer_needs_zero(c: NeoXConfig) -> Iterator[Problem]:
 
 
 @rule
+@rule
+def offloading_says_where(c: NeoXConfig) -> Iterator[Problem]:
+    """A block that says how to offload, and not where to, would do nothing."""
+    zero = c.zero.zero_optimization
+    for name, given in (("offload_param", zero.offload_param), ("offload_optimizer", zero.offload_optimizer)):
+        if given.device == "none" and given.model_fields_set and "device" not in given.model_fields_set:
+            yield Problem(
+                f"zero_optimization.{name}.device", "is missing", "add device: cpu, nvme or none", value=""
+            )
+
+
+@rule
+def nvme_has_a_buffer_per_state(c: NeoXConfig) -> Iterator[Problem]:
+    """Adam moves a parameter, its gradient and two running means."""
+    offload = c.zero.zero_optimization.offload_optimizer
+    if offload.device == "nvme" and offload.buffer_count < _ADAM_STATES:
+        yield Problem(
+            "zero_optimization.offload_optimizer.buffer_count",
+            f"is less than the {_ADAM_STATES} tensors that Adam keeps for a parameter",
+            f"use at least {_ADAM_STATES}",
+        )
+
+
 def nvme_needs_a_path(c: NeoXConfig) -> Iterator[Problem]:
     """Offloading to NVMe says where."""
     zero = c.zero.zero_optimization
@@ -319,6 +368,21 @@ def known_optimizers_know_their_arguments(c: NeoXConfig) -> Iterator[Problem]:
 
 
 @rule
+@rule
+def one_bit_adam_is_told_how_to_communicate(c: NeoXConfig) -> Iterator[Problem]:
+    """Its three keys have no value that is right everywhere."""
+    optimizer = c.optimizer.optimizer
+    needed = {"freeze_step": "100000", "cuda_aware": "false", "comm_backend_name": "nccl"}
+    for name, example in needed.items():
+        if optimizer.kind == "onebitadam" and name not in optimizer.params.model_fields_set:
+            yield Problem(
+                f"optimizer.params.{name}",
+                f"is missing, and {optimizer.type} needs it",
+                f"add {name}: {example} to optimizer.params",
+                value="",
+            )
+
+
 def zero_with_other_optimizers_is_allowed_first(c: NeoXConfig) -> Iterator[Problem]:
     """DeepSpeed has tried ZeRO with Adam and LAMB."""
     optimizer = c.optimizer

@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic.fields import FieldInfo
 
 from neox_launcher.config.parameter import Parameter, Section, entry_section, inner_section, key_of
 from neox_launcher.config.problems import Place, Problem
@@ -30,7 +31,15 @@ from neox_launcher.config.sections.tokenizer import TokenizerSection
 from neox_launcher.config.sections.training import TrainingSection
 from neox_launcher.config.sections.zero import ZeroSection
 
-__all__ = ["NeoXConfig", "all_parameters", "build_section", "parameter_named", "section_of", "sections"]
+__all__ = [
+    "NeoXConfig",
+    "all_parameters",
+    "build_section",
+    "field_named",
+    "parameter_named",
+    "section_of",
+    "sections",
+]
 
 
 class NeoXConfig(BaseModel):
@@ -150,6 +159,22 @@ def _by_name() -> dict[str, Parameter]:
 def parameter_named(name: str) -> Parameter:
     """The parameter with that dotted name, which may hold names that the user chose; else KeyError."""
     return _by_name().get(name) or _by_name()[_declared_name(name)]
+
+
+def field_named(name: str) -> FieldInfo | None:
+    """How a parameter or block is declared; None when no field has that name, or a user chose it."""
+    parts = iter(name.split("."))
+    kind: type[Section] | None = sections().get(_homes().get(name.partition(".")[0], ""))
+    declared: FieldInfo | None = None
+    for part in parts:
+        declared = None if kind is None else kind.model_fields.get(part)
+        if declared is None:
+            return None
+        entry = entry_section(declared)
+        kind = inner_section(declared) or entry
+        if entry is not None and next(parts, None) is not None:
+            declared = None
+    return declared
 
 
 def _declared_name(name: str) -> str:

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
+from neox_launcher.config.elasticity import elastic_devices
 from neox_launcher.config.engine_json import accumulation_dtype
 from neox_launcher.config.resolve import Resolved
 from neox_launcher.config.schema import NeoXConfig
 from neox_launcher.config.sections.attention import SparsityConfig
+from neox_launcher.config.sections.elasticity import Elasticity
 from neox_launcher.config.sections.model import GATED_ACTIVATIONS
 from neox_launcher.config.sections.tokenizer import TokenizerSection
 from neox_launcher.errors import ConfigError
@@ -170,12 +172,22 @@ def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
     """The model of a configuration.
 
     Args:
+    if config.elasticity.elasticity.enabled:
+        return _fewest_elastic(config.elasticity.elasticity, copy)
         resolved: the configuration.
         vocab_size: entries of the tokenizer, without padding.
     """
     model, attention = resolved.config.model, resolved.config.attention
     return Shape(
         num_layers=model.num_layers,
+def _fewest_elastic(block: Elasticity, copy: int) -> int:
+    try:
+        return min(elastic_devices(block, devices_per_copy=copy))
+    except ValueError:
+        # `resolve` says what is wrong.
+        return copy
+
+
         hidden_size=model.hidden_size,
         heads=model.num_attention_heads,
         seq_length=model.seq_length,

@@ -77,6 +77,20 @@ def elastic_jobs_leave_batch_sizes_to_the_block(c: NeoXConfig) -> Iterator[Probl
             )
 
 
+def elastic_jobs_have_one_copy_per_stage(c: NeoXConfig) -> Iterator[Problem]:
+    """The block knows devices that share layers, as many as the model has, and no stages."""
+    elastic, parallel = c.elasticity.elasticity, c.parallelism
+    if elastic.enabled and parallel.pipe_parallel_size > 1:
+        yield Problem("elasticity.enabled", "works only without pipeline stages", "set pipe-parallel-size: 0")
+    given = "model_parallel_size" in elastic.model_fields_set
+    if elastic.enabled and given and elastic.model_parallel_size != max(1, parallel.model_parallel_size):
+        yield Problem(
+            "elasticity.model_parallel_size",
+            f"is not model-parallel-size: {parallel.model_parallel_size}",
+            "leave it out: it follows",
+        )
+
+
 def profiling_needs_the_plain_model(c: NeoXConfig) -> Iterator[Problem]:
     """DeepSpeed's pipeline engine starts the profile and never ends it."""
     if c.engine.flops_profiler.enabled and c.parallelism.pipe_parallel_size >= 1:
@@ -223,6 +237,7 @@ TREE_RULES = (
     autotuning_times_at_least_one_iteration,
     elastic_sizes_are_in_order,
     elastic_jobs_leave_batch_sizes_to_the_block,
+    elastic_jobs_have_one_copy_per_stage,
     profiling_needs_the_plain_model,
     token_dropping_names_its_layers,
     curricula_grow_as_their_schedule_says,

@@ -9,6 +9,7 @@ __all__ = ["DataSection"]
 _PREFIXES = (
     "Prefixes (without .bin and .idx) of the {} data; goes with the other two lists and without data-path."
 )
+_GIVEN = "weight_by_num_documents is false"
 _WEIGHTS = "Share of each of the {} data; any scale."
 
 
@@ -31,13 +32,13 @@ class DataSection(Section):
         None, origin="NeoX", none_means="data_path is used", doc=_PREFIXES.format("test")
     )
     train_data_weights: tuple[float, ...] | None = param(
-        None, origin="NeoX", none_means="equal shares", doc=_WEIGHTS.format("training")
+        None, origin="NeoX", none_means="equal shares", used_when=_GIVEN, doc=_WEIGHTS.format("training")
     )
     valid_data_weights: tuple[float, ...] | None = param(
-        None, origin="NeoX", none_means="equal shares", doc=_WEIGHTS.format("validation")
+        None, origin="NeoX", none_means="equal shares", used_when=_GIVEN, doc=_WEIGHTS.format("validation")
     )
     test_data_weights: tuple[float, ...] | None = param(
-        None, origin="NeoX", none_means="equal shares", doc=_WEIGHTS.format("test")
+        None, origin="NeoX", none_means="equal shares", used_when=_GIVEN, doc=_WEIGHTS.format("test")
     )
     weight_by_num_documents: bool = param(
         False, origin="NeoX", doc="Shares follow the number of documents; given weights are not used then."

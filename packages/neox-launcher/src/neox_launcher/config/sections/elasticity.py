@@ -14,9 +14,15 @@ class Elasticity(Section):
     """One train-batch-size that as many numbers of devices as possible can share."""
 
     enabled: bool = param(False, origin="DSC", doc="Let this block choose the batch sizes.")
-    max_train_batch_size: int = param(2000, origin="DSC", gt=0, doc="Largest train-batch-size to choose.")
+    max_train_batch_size: int = param(
+        2000, origin="DSC", gt=0, le=10**8, doc="Largest train-batch-size to choose."
+    )
     micro_batch_sizes: tuple[int, ...] = param(
-        (2, 4, 6), origin="DSC", min_length=1, doc="Micro-batch sizes that fit on a device."
+        (2, 4, 6),
+        origin="DSC",
+        min_length=1,
+        max_length=32,
+        doc="Micro-batch sizes that fit on a device.",
     )
     min_gpus: int = param(1, origin="DSC", ge=1, doc="Fewest devices to plan for.")
     max_gpus: int = param(10000, origin="DSC", ge=1, doc="Most devices to plan for.")
@@ -25,7 +31,7 @@ class Elasticity(Section):
         origin="DSC",
         ge=0,
         used_when="version is 0.1",
-        doc="Minutes that a job runs before it may change size; 0 is unknown.",
+        doc="Not used: nothing here changes the size of a job that runs.",
     )
     prefer_large_batch: bool = param(
         True, origin="DSC", doc="Of several batch sizes take the largest rather than the smallest."

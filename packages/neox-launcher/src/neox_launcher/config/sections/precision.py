@@ -83,6 +83,6 @@ class PrecisionSection(Section):
     fp16_lm_cross_entropy: bool = param(
         False,
         origin="Meg",
-        used_when="precision is fp16",
+        used_when="training is in fp16",
         doc="Compute the loss in float16 instead of float32.",
     )

@@ -1,0 +1,79 @@
+"""A value that changes nothing under the other settings gets a note, and only such a value."""
+
+import pytest
+
+# text -> parameters with a note
+CASES = [
+    ("rotary-pct: 0.5", ["rotary_pct"]),
+    ("rotary-pct: 0.5\npos-emb: rotary", []),
+    ("rotary-pct: 1.0", []),
+    ("zero_optimization: {stage: 1, round_robin_gradients: true}", []),
+    (
+        "zero_optimization: {stage: 3, round_robin_gradients: true}",
+        ["zero_optimization.round_robin_gradients"],
+    ),
+    ("zero_optimization: {stage: 2, sub_group_size: 5}", ["zero_optimization.sub_group_size"]),
+    (
+        "zero_optimization: {stage: 3, offload_param: {device: cpu, buffer_size: 7}}",
+        ["zero_optimization.offload_param.buffer_size"],
+    ),
+    ("optimizer: {params: {var_freeze_step: 7}}", ["optimizer.params.var_freeze_step"]),
+    ("optimizer: {params: {momentum: 0.9}}\n--set optimizer.type=SGD", []),
+    ("pipe-partition-method: uniform", ["pipe_partition_method"]),
+    ("pipe-partition-method: uniform\npipe-parallel-size: 1", []),
+    ("split: 1,1,1", ["split"]),
+    ("split: 1,1,1\ndata-path: x", []),
+    ("norm: rmsnorm\nlayernorm-epsilon: 1e-6", ["layernorm_epsilon"]),
+    ("norm: apexlayernorm\nlayernorm-epsilon: 1e-6", []),
+    ("elasticity: {enabled: false, num_gpus_per_node: 5, version: 0.1}", []),
+    ("comms_logger: {enabled: true, prof_all: true, prof_ops: [all_reduce]}", ["comms_logger.prof_ops"]),
+    ("fp16_lm_cross_entropy: true\nfp16: {enabled: true}", []),
+]
+
+
+@pytest.mark.parametrize(("text", "names"), CASES)
+def test_a_value_without_effect_is_noted(load, text, names):
+    lines = text.splitlines()
+    config = load(
+        "\n".join(line for line in lines if not line.startswith("--set")),
+        *[line.removeprefix("--set ") for line in lines if line.startswith("--set")],
+    )
+    assert [notice.name for notice in config.notices] == names
+
+
+def test_the_note_says_what_would_make_it_count(load):
+    (notice,) = load("rotary-pct: 0.5").notices
+    assert notice.what == "has no effect: it is used when pos_emb is rotary; here it is learned"
+    assert (notice.value, notice.place.line) == ("0.5", 1)
+
+
+def test_weights_are_not_used_when_documents_are_counted(load):
+    lists = "train-data-paths: [a, b]\nvalid-data-paths: [v]\ntest-data-paths: [t]\n"
+    weighted = lists + "train-data-weights: [1, 2]\n"
+    assert load(weighted).notices == ()
+    (notice,) = load(weighted + "weight-by-num-documents: true").notices
+    assert notice.name == "train_data_weights"
+
+
+def test_sm3_is_advised_against_with_fp16(load):
+    (notice,) = load("fp16: {enabled: true}", "optimizer.type=SM3").notices
+    assert (notice.what, notice.remedy) == ("does not work well with fp16", "use bf16")
+
+
+def test_one_bit_adam_follows_its_own_schedule(load):
+    keys = "optimizer: {params: {freeze_step: 9, cuda_aware: false, comm_backend_name: nccl}}"
+    (notice,) = load(f"{keys}\nlr-decay-style: linear", "optimizer.type=OneBitAdam").notices
+    assert notice.name == "lr_decay_style"
+
+
+def test_odd_lengths_are_advised_against_in_16_bits(load):
+    pace = "{total_curriculum_step: 9, difficulty_step: %d}"
+    text = """\
+fp16: {enabled: true}
+curriculum_learning:
+  {enabled: true, curriculum_type: seqlen, min_difficulty: 8, max_difficulty: 32, schedule_type: fixed_linear,
+   schedule_config: %s}
+"""
+    (notice,) = load(text % (pace % 12)).notices
+    assert notice.remedy == "use a multiple of 8"
+    assert load(text % (pace % 16)).notices == ()
