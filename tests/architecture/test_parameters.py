@@ -12,11 +12,12 @@ from neox_launcher.config.not_yet import NOT_YET, REFUSED
 from neox_launcher.config.schema import all_parameters, sections
 from neox_launcher.config.sections.attention import ATTENTION_TYPES
 from neox_launcher.config.sections.optimizer import KNOWN_OPTIMIZERS
+from neox_model.build.patterns import PATTERNS
+from neox_model.build.transformer import GMLP_TYPES
 from neox_model.initialization import INIT_METHODS
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
-from neox_model.layers.attention import CORES
 from neox_model.layers.norms import NORMS
-from neox_model.layers.positions import INPUT_POSITIONS, QUERY_KEY_POSITIONS
+from neox_model.layers.positions import INPUT_POSITIONS, QUERY_KEY_POSITIONS, RELATIVE_POSITIONS
 from neox_model.optim import OPTIMIZERS
 from neox_model.optim.lr_schedule import DECAY_STYLES
 from neox_model.train.datasets import ORDERS
@@ -37,12 +38,7 @@ WAIT_FOR_ANOTHER = {
     "eval_results_prefix": "eval_tasks",
     "gradient_noise_scale_cpu_offload": "log_gradient_noise_scale",
     "gradient_noise_scale_n_batches": "log_gradient_noise_scale",
-    "launcher": "hostfile",
     "number_checkpoints": "contiguous_checkpointing",
-    "rpe_max_distance": "pos_emb",
-    "rpe_num_buckets": "pos_emb",
-    "sparsity_config": "attention_config",
-    "gmlp_attn_dim": "attention_config",
     "param_sharing_style": "num_unique_layers",
 }
 
@@ -125,14 +121,17 @@ def choices(name: str) -> set[str]:
 # name -> (what may be written, what is implemented). gelu_tanh is what openai_gelu asks for.
 IMPLEMENTED = {
     "activation": (choices("activation"), {*ACTIVATIONS, *GATED_ACTIVATIONS} - {"gelu_tanh"}),
-    "attention_config": (set(ATTENTION_TYPES), set(CORES)),
+    "attention_config": (set(ATTENTION_TYPES), {*PATTERNS, *GMLP_TYPES}),
     "data_impl": (choices("data_impl") - {"infer"}, set(IMPLEMENTATIONS)),
     "init_method": (choices("init_method"), set(INIT_METHODS)),
     "lr_decay_style": (choices("lr_decay_style"), set(DECAY_STYLES)),
     "norm": (choices("norm"), set(NORMS)),
     "optimizer.type": ({name.lower() for name in KNOWN_OPTIMIZERS}, set(OPTIMIZERS)),
     "output_layer_init_method": (choices("output_layer_init_method"), set(INIT_METHODS)),
-    "pos_emb": (choices("pos_emb") - {"none"}, {*INPUT_POSITIONS, *QUERY_KEY_POSITIONS}),
+    "pos_emb": (
+        choices("pos_emb") - {"none"},
+        {*INPUT_POSITIONS, *QUERY_KEY_POSITIONS, *RELATIVE_POSITIONS},
+    ),
     "sample_order": (choices("sample_order"), set(ORDERS)),
     "tokenizer_type": (choices("tokenizer_type"), set(TOKENIZERS)),
 }

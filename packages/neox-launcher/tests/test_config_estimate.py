@@ -69,7 +69,7 @@ BASE = {"embedding": 80, "positions": 32, "attention": 576, "mlp": 1104, "norms"
         ({"norm": "apexlayernorm"}, {}),
         # 2 x (8 x 21 + 21) + 21 x 8 + 8 per layer
         ({"activation": "geglu", "intermediate_size": 21}, {"mlp": 2 * 554}),
-        ({"has_bias": False}, {"attention": 2 * 256, "mlp": 2 * 512}),
+        ({"has_bias": False, "has_attention_bias": False}, {"attention": 2 * 256, "mlp": 2 * 512}),
         ({"unique_layers": 1}, {"attention": 288, "mlp": 552, "norms": 48}),
         # up 8 x 64 + 64, mixing 4 x 4 + 4, down 32 x 8 + 8; norms of 8 and of 32 channels
         ({"attention_types": ("gmlp", "gmlp")}, {"attention": 0, "mlp": 2 * 860, "norms": 2 * 80 + 16}),

@@ -218,7 +218,10 @@ def test_scores_that_are_made_anyway_take_the_faster_softmax(calls, monkeypatch,
 def test_each_decision_is_logged_once_for_all_layers(calls, caplog):
     with caplog.at_level(logging.INFO):
         model_of({"norm": "apexlayernorm"})
-        assert caplog.messages == ["apex_layer_norm: for this test"]
+        assert caplog.messages == [
+            "apex_layer_norm: for this test",
+            "attention of 3 global layers: PyTorch's scaled_dot_product_attention, which is causal by itself",
+        ]
 
 
 def test_apex_that_is_not_there_is_replaced_by_pytorch_and_said(caplog):

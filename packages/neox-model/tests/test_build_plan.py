@@ -10,7 +10,7 @@ from torch import nn
 from neox_model.build.activation_checkpointing import build_recomputation
 from neox_model.build.as_sequential import as_sequential
 from neox_model.build.model import build_plan, padded_vocab_size
-from neox_model.errors import LayoutError, ModelError
+from neox_model.errors import LayoutError
 from neox_model.initialization import initialize_parameters
 from neox_model.layers.attention import DenseCore, SoftmaxCore
 from neox_model.layers.lm_head import LMLoss
@@ -251,18 +251,6 @@ def test_nothing_is_recomputed_without_gradients():
     with torch.no_grad():
         loss_of(model)
     assert len(calls) == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"pos_emb": "rpe"}, "pos-emb: 'rpe' has no implementation in this version"),
-        ({"attention_config": [[["local"], 3]]}, "attention-config: 'local' has no implementation"),
-    ],
-)
-def test_what_this_version_lacks_is_refused(settings, message):
-    with pytest.raises(ModelError, match=message):
-        plan_of(**settings)
 
 
 def test_a_gated_width_that_does_not_split_is_refused():

@@ -11,7 +11,7 @@ from torch.nn import functional
 from neox_model.errors import LayoutError
 from neox_model.initialization import INIT_METHODS, build_init_method, initialize_parameters
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
-from neox_model.layers.attention import CORES, DenseCore, ParallelAttention, SoftmaxCore
+from neox_model.layers.attention import DenseCore, ParallelAttention, SoftmaxCore
 from neox_model.layers.attention.dense import hidden_keys
 from neox_model.layers.attention.kv_cache import caching
 from neox_model.layers.embedding import Embedding
@@ -42,7 +42,7 @@ def hidden(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def attention(**options) -> ParallelAttention:
     return started(
         ParallelAttention(
-            WIDTH, HEADS, **{"core": CORES["global"], "init": NORMAL, "output_init": NORMAL, **options}
+            WIDTH, HEADS, **{"core": DenseCore, "init": NORMAL, "output_init": NORMAL, **options}
         )
     )
 

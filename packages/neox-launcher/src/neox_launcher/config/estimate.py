@@ -170,7 +170,7 @@ def _norm(shape: Shape, width: int) -> Weights:
 def _linear(shape: Shape, part: str, inputs: int, outputs: int, *, is_column: bool) -> Iterator[Weights]:
     """A projection split by outputs (its bias too) or by inputs (its bias whole on every rank)."""
     yield Weights(part, inputs * outputs, is_split=True, multiplies=True)
-    if shape.has_bias:
+    if shape.has_attention_bias if part == "attention" else shape.has_bias:
         yield Weights(part, outputs, is_split=is_column)
 
 
@@ -193,7 +193,7 @@ def _layer(shape: Shape, kind: str) -> Iterator[Weights]:
         return
     width = shape.hidden_size
     yield _norm(shape, width)
-    yield from _linear(shape, "attention", width, 3 * width, is_column=True)
+    yield from _linear(shape, "attention", width, width + 2 * shape.key_width, is_column=True)
     yield from _linear(shape, "attention", width, width, is_column=False)
     if shape.position == "rpe":
         yield Weights("positions", shape.rpe_buckets * shape.heads, is_split=True)
@@ -212,7 +212,7 @@ def _gmlp_layer(shape: Shape, kind: str) -> Iterator[Weights]:
     yield Weights("mlp", shape.seq_length**2 + shape.seq_length)
     yield from _linear(shape, "mlp", 4 * width, width, is_column=False)
     if kind == "amlp" and shape.gmlp_attention_width is not None:
-        yield from _linear(shape, "attention", 8 * width, 3 * shape.gmlp_attention_width, is_column=True)
+        yield from _linear(shape, "attention", 8 * width, 3 * shape.gmlp_attention_width, is_column=False)
         yield from _linear(shape, "attention", shape.gmlp_attention_width, 4 * width, is_column=True)
 
 
@@ -246,7 +246,7 @@ def _keys_per_query(shape: Shape, kind: str) -> int:
     windows = length / (sparsity.block * sparsity.local_blocks)
     blocks = {
         "global": length / sparsity.block,
-        "local": sparsity.local_blocks // 2 + 1,
+        "local": sparsity.local_attention_blocks // 2 + 1,
         "sparse_fixed": sparsity.local_blocks + windows * sparsity.global_blocks,
         "sparse_variable": sparsity.variable_window + sparsity.listed_global_blocks + sparsity.random_blocks,
         "bigbird": sparsity.sliding_blocks + sparsity.global_blocks + sparsity.random_blocks,
@@ -323,12 +323,18 @@ def _kept_by_mlp(shape: Shape, size: int) -> int:
 
 def _kept_by_attention(shape: Shape, size: int, kind: str) -> int:
     """Of one token: query, key, value, the context, and scores or flash attention's sums."""
-    # Query and key are rotated into new tensors, while the value holds the memory of all three.
-    tensors = 6 if shape.position == "rotary" and not shape.keeps_scores else 4
+    width, key_width = shape.hidden_size, shape.key_width
+    kept = 2 * width + 2 * key_width
+    if shape.position == "rotary" and not shape.keeps_scores:
+        # Query and key are rotated into new tensors, while the value holds the memory of all three.
+        kept += width + key_width
+    elif key_width < width:
+        # Queries that share a key are copied out from between the keys.
+        kept += width
     if not shape.keeps_scores:
-        return tensors * size * shape.hidden_size + 4 * shape.heads
+        return kept * size + 4 * shape.heads
     per_score = 2 * size + 1 if shape.attention_dropout > 0 else size
-    return tensors * size * shape.hidden_size + per_score * shape.heads * _keys_per_query(shape, kind)
+    return kept * size + per_score * shape.heads * _keys_per_query(shape, kind)
 
 
 def _stage_activations(shape: Shape, layout: Layout, stage: int) -> int:

@@ -43,13 +43,6 @@ def _other_than(value: Any, instead: str) -> NotYet:
 
 
 NOT_YET: Mapping[str, NotYet] = {
-    "hostfile": _on("leave it out: one host is used"),
-    "include": _on(),
-    "exclude": _on(),
-    "num_nodes": NotYet(lambda count: count > 1, "use num-nodes: 1"),
-    "detect_nvlink_pairs": _on(),
-    "deepspeed_mpi": _on(),
-    "distributed_backend": _choices("mpi", instead="use nccl or gloo, or leave it out"),
     "lazy_mpu_init": _on(),
     "num_unique_layers": _on(),
     "onnx_safe": _on(),

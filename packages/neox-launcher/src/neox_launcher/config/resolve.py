@@ -243,6 +243,12 @@ def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterato
             f"cannot be shared by {model_parallel_size} model-parallel devices",
             "use a multiple of model-parallel-size",
         )
+    elif config.model.num_kv_heads is not None and config.model.num_kv_heads % model_parallel_size:
+        yield Problem(
+            "num_kv_heads",
+            f"cannot be shared by {model_parallel_size} model-parallel devices",
+            "use a multiple of model-parallel-size",
+        )
     if config.parallelism.sequence_parallel and config.model.seq_length % model_parallel_size:
         multiple = config.model.seq_length // model_parallel_size * model_parallel_size
         yield Problem(

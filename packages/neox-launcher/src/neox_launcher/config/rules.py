@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from neox_launcher.config.attention_layers import expand_attention
+from neox_launcher.config.model_rules import MODEL_RULES
 from neox_launcher.config.problems import Place, Problem, did_you_mean, in_words, place_of
 from neox_launcher.config.schema import NeoXConfig
 from neox_launcher.config.sections.optimizer import KNOWN_OPTIMIZERS, TORCH_OPTIMIZERS
@@ -18,8 +19,8 @@ __all__ = ["RULES", "broken_rules"]
 Rule = Callable[[NeoXConfig], Iterator[Problem]]
 RULES: list[Rule] = []
 
-
 _ADAM_STATES = 4
+
 
 def rule(check: Rule) -> Rule:
     """Add a rule to RULES."""
@@ -36,7 +37,7 @@ def broken_rules(config: NeoXConfig, places: Mapping[str, Place], *, is_partial:
         is_partial: some values were wrong by themselves and are absent.
     """
     problems: list[Problem] = []
-    for check in (*RULES, *TREE_RULES):
+    for check in (*RULES, *MODEL_RULES, *TREE_RULES):
         try:
             found = list(check(config))
         except AttributeError:
@@ -105,7 +106,6 @@ def attention_config_fits_the_layers(c: NeoXConfig) -> Iterator[Problem]:
 
 
 @rule
-@rule
 def stages_have_layers(c: NeoXConfig) -> Iterator[Problem]:
     """A pipeline stage holds at least one layer."""
     stages, layers = c.parallelism.pipe_parallel_size, c.model.num_layers
@@ -128,6 +128,7 @@ def layers_are_dealt_by_a_pattern(c: NeoXConfig) -> Iterator[Problem]:
             )
 
 
+@rule
 def shared_layers_come_out_even(c: NeoXConfig) -> Iterator[Problem]:
     """Sets of shared weights divide the layers."""
     unique = c.model.num_unique_layers
@@ -237,7 +238,6 @@ def offload_optimizer_needs_zero(c: NeoXConfig) -> Iterator[Problem]:
 
 
 @rule
-@rule
 def offloading_says_where(c: NeoXConfig) -> Iterator[Problem]:
     """A block that says how to offload, and not where to, would do nothing."""
     zero = c.zero.zero_optimization
@@ -260,6 +260,7 @@ def nvme_has_a_buffer_per_state(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
+@rule
 def nvme_needs_a_path(c: NeoXConfig) -> Iterator[Problem]:
     """Offloading to NVMe says where."""
     zero = c.zero.zero_optimization
@@ -368,7 +369,6 @@ def known_optimizers_know_their_arguments(c: NeoXConfig) -> Iterator[Problem]:
 
 
 @rule
-@rule
 def one_bit_adam_is_told_how_to_communicate(c: NeoXConfig) -> Iterator[Problem]:
     """Its three keys have no value that is right everywhere."""
     optimizer = c.optimizer.optimizer
@@ -383,6 +383,7 @@ def one_bit_adam_is_told_how_to_communicate(c: NeoXConfig) -> Iterator[Problem]:
             )
 
 
+@rule
 def zero_with_other_optimizers_is_allowed_first(c: NeoXConfig) -> Iterator[Problem]:
     """DeepSpeed has tried ZeRO with Adam and LAMB."""
     optimizer = c.optimizer

@@ -47,6 +47,7 @@ class Sparsity:
 
     block: int = 16
     local_blocks: int = 4
+    local_attention_blocks: int = 4
     global_blocks: int = 1
     random_blocks: int = 0
     sliding_blocks: int = 3
@@ -63,6 +64,8 @@ class Shape:
         vocab_size: entries of the logical vocabulary, padding included.
         keeps_scores: attention scores are tensors of their own (a softmax kernel, layer scaling or relative
             positions), not inside flash attention.
+        kv_heads: heads of keys and values; None for as many as of queries.
+        has_bias: of the feed-forward part.
         unique_layers: sets of layer weights; None for one per layer.
         gmlp_attention_width: of an amlp layer's attention; None for none.
     """
@@ -79,7 +82,9 @@ class Shape:
     position: str = "learned"
     max_positions: int = 0
     rpe_buckets: int = 32
+    kv_heads: int | None = None
     has_bias: bool = True
+    has_attention_bias: bool = True
     is_tied: bool = True
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -88,6 +93,11 @@ class Shape:
     is_spaced: bool = False
     gmlp_attention_width: int | None = None
     sparsity: Sparsity = field(default_factory=Sparsity)
+
+    @property
+    def key_width(self) -> int:
+        """Channels of all keys, and of all values."""
+        return self.hidden_size // self.heads * (self.kv_heads or self.heads)
 
     @property
     def is_gated(self) -> bool:
@@ -162,24 +172,14 @@ def fewest_devices(config: NeoXConfig) -> int:
     """Devices of one copy of the model; of as many as the three batch sizes ask for, where all are given."""
     parallel, training = config.parallelism, config.training
     copy = max(1, parallel.model_parallel_size) * max(1, parallel.pipe_parallel_size)
+    if config.elasticity.elasticity.enabled:
+        return _fewest_elastic(config.elasticity.elasticity, copy)
     per_copy = (training.train_micro_batch_size_per_gpu or 0) * (training.gradient_accumulation_steps or 0)
     if training.train_batch_size and per_copy and training.train_batch_size % per_copy == 0:
         return copy * (training.train_batch_size // per_copy)
     return copy
 
 
-def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
-    """The model of a configuration.
-
-    Args:
-    if config.elasticity.elasticity.enabled:
-        return _fewest_elastic(config.elasticity.elasticity, copy)
-        resolved: the configuration.
-        vocab_size: entries of the tokenizer, without padding.
-    """
-    model, attention = resolved.config.model, resolved.config.attention
-    return Shape(
-        num_layers=model.num_layers,
 def _fewest_elastic(block: Elasticity, copy: int) -> int:
     try:
         return min(elastic_devices(block, devices_per_copy=copy))
@@ -188,12 +188,25 @@ def _fewest_elastic(block: Elasticity, copy: int) -> int:
         return copy
 
 
+def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
+    """The model of a configuration.
+
+    Args:
+        resolved: the configuration.
+        vocab_size: entries of the tokenizer, without padding.
+    """
+    model, attention = resolved.config.model, resolved.config.attention
+    return Shape(
+        num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         heads=model.num_attention_heads,
         seq_length=model.seq_length,
         vocab_size=pad_vocabulary(vocab_size, model.make_vocab_size_divisible_by),
         intermediate_size=resolved.derived.intermediate_size,
         attention_types=resolved.derived.attention_types,
+        kv_heads=model.num_kv_heads,
+        has_bias=model.use_bias_in_mlp,
+        has_attention_bias=model.use_bias_in_attn_linear,
         activation=model.activation,
         norm=model.norm,
         position=attention.pos_emb,
@@ -214,16 +227,15 @@ def _fewest_elastic(block: Elasticity, copy: int) -> int:
 
 
 def _sparsity_of(given: SparsityConfig) -> Sparsity:
-    starts, ends = given.global_block_indices, given.global_block_end_indices
-    listed = len(starts) if ends is None else sum(ends) - sum(starts)
     return Sparsity(
         block=given.block,
         local_blocks=given.num_local_blocks,
+        local_attention_blocks=given.local_attention_blocks,
         global_blocks=given.num_global_blocks,
         random_blocks=given.num_random_blocks,
         sliding_blocks=given.num_sliding_window_blocks,
         variable_window=sum(given.local_window_blocks) / len(given.local_window_blocks),
-        listed_global_blocks=listed,
+        listed_global_blocks=sum(stop - start for start, stop in given.global_ranges),
     )
 
 

@@ -3,6 +3,8 @@
 Every softmax here is float32 inside, so what `attention_softmax_in_fp32` asks for holds always.
 """
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -12,19 +14,28 @@ from torch import nn
 from neox_launcher.config import NeoXConfig, Resolved
 from neox_model.build.choices import pick
 from neox_model.build.operators import Operators
-from neox_model.layers.attention import CORES, ParallelAttention, SoftmaxCore
-from neox_model.layers.positions import INPUT_POSITIONS, QUERY_KEY_POSITIONS
+from neox_model.build.patterns import PATTERNS
+from neox_model.initialization import build_init_method
+from neox_model.layers.attention import DenseCore, FlexCore, ParallelAttention, SoftmaxCore
+from neox_model.layers.positions import INPUT_POSITIONS, QUERY_KEY_POSITIONS, RELATIVE_POSITIONS
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import InitMethod
 
-__all__ = ["build_attention", "build_input_position"]
+__all__ = ["build_attention", "build_input_position", "log_attention_paths"]
+
+logger = logging.getLogger(__name__)
 
 Factory = Callable[[], nn.Module]
 
-_POSITIONS: dict[str, type[nn.Module] | None] = {**INPUT_POSITIONS, **QUERY_KEY_POSITIONS, "none": None}
+_POSITIONS: dict[str, type[nn.Module] | None] = {
+    **INPUT_POSITIONS,
+    **QUERY_KEY_POSITIONS,
+    **RELATIVE_POSITIONS,
+    "none": None,
+}
 
 
-def build_input_position(config: NeoXConfig, init: InitMethod) -> Factory | None:
+def build_input_position(config: NeoXConfig, init: InitMethod, group: Group) -> Factory | None:
     """Makes what is added to the embeddings; None where nothing is.
 
     Raises:
@@ -36,6 +47,7 @@ def build_input_position(config: NeoXConfig, init: InitMethod) -> Factory | None
             "num_positions": model.max_position_embeddings,
             "hidden_size": model.hidden_size,
             "init": init,
+            "group": group,
         },
         "sinusoidal": {"hidden_size": model.hidden_size},
     }
@@ -50,6 +62,24 @@ def _query_key_position(config: NeoXConfig, operators: Operators) -> Factory | N
         "operator": operators.rotary,
     }
     return _position(config, QUERY_KEY_POSITIONS, {"rotary": rotary})
+
+
+def _relative_position(config: NeoXConfig, group: Group) -> Factory | None:
+    model, attention = config.model, config.attention
+    alibi = {"heads": model.num_attention_heads, "group": group}
+    rpe = {
+        **alibi,
+        "num_buckets": attention.rpe_num_buckets,
+        "max_distance": attention.rpe_max_distance,
+        "head_width": _head_width(config),
+        "init": build_init_method(
+            "xavier_normal",
+            std=model.init_method_std,
+            hidden_size=model.hidden_size,
+            num_layers=model.num_layers,
+        ),
+    }
+    return _position(config, RELATIVE_POSITIONS, {"rpe": rpe, "alibi": alibi})
 
 
 def _position(
@@ -83,33 +113,78 @@ def build_attention(
     Raises:
         ModelError: the layer's attention type or `pos_emb` has no implementation.
     """
-    config = resolved.config
+    model = resolved.config.model
     return partial(
         ParallelAttention,
-        config.model.hidden_size,
-        config.model.num_attention_heads,
+        model.hidden_size,
+        model.num_attention_heads,
+        key_value_heads=model.num_kv_heads,
         core=_core(resolved, layer_index, group, operators),
         init=init,
         output_init=output_init,
-        position=_query_key_position(config, operators),
+        position=_query_key_position(resolved.config, operators),
+        bias=model.use_bias_in_attn_linear,
         skip_bias=operators.bias_dropout_add is not None,
         group=group,
     )
 
 
 def _core(resolved: Resolved, layer_index: int, group: Group, operators: Operators) -> Factory:
-    attention = resolved.config.attention
-    shared: dict[str, Any] = {"dropout": resolved.config.model.attention_dropout, "group": group}
-    core = pick(CORES, resolved.derived.attention_types[layer_index], "attention-config")
-    if operators.softmax is None:
-        return partial(core, **shared)
-    return partial(
-        SoftmaxCore,
-        softmax=operators.softmax,
-        head_width=_head_width(resolved.config),
-        coefficient=max(1, layer_index) if attention.apply_query_key_layer_scaling else 1,
-        **shared,
+    config, kind = resolved.config, resolved.derived.attention_types[layer_index]
+    core, _ = _path(config, kind, operators)
+    options: dict[str, Any] = {
+        "pattern": pick(PATTERNS, kind, "attention-config")(resolved, layer_index, group),
+        "position": _relative_position(config, group),
+        "dropout": config.model.attention_dropout,
+        "group": group,
+    }
+    if core is SoftmaxCore:
+        scales = config.attention.apply_query_key_layer_scaling
+        options["softmax"] = operators.softmax
+        options["head_width"] = _head_width(config)
+        options["coefficient"] = max(1, layer_index) if scales else 1
+    return partial(core, **options)
+
+
+def _path(config: NeoXConfig, kind: str, operators: Operators) -> tuple[type[nn.Module], str]:
+    """How attention of a kind is computed, and why so."""
+    attention = config.attention
+    if operators.softmax is not None:
+        return SoftmaxCore, _why_scores_are_made(config)
+    needs = {
+        f"{kind} attention": kind != "global",
+        f"pos-emb: {attention.pos_emb}": attention.pos_emb in RELATIVE_POSITIONS,
+        "reset-attention-mask": config.data.reset_attention_mask,
+    }
+    asked = " and ".join(name for name, is_needed in needs.items() if is_needed)
+    if not asked:
+        return DenseCore, "PyTorch's scaled_dot_product_attention, which is causal by itself"
+    if operators.flex_unusable is None:
+        return FlexCore, f"FlexAttention with compiled block masks, for {asked}"
+    return DenseCore, (
+        f"PyTorch's scaled_dot_product_attention with a mask of queries by keys, for {asked}; not "
+        f"FlexAttention, because {operators.flex_unusable}"
     )
+
+
+def _why_scores_are_made(config: NeoXConfig) -> str:
+    asked = {
+        "apply-query-key-layer-scaling": config.attention.apply_query_key_layer_scaling,
+        "scaled-upper-triang-masked-softmax-fusion": (
+            config.attention.scaled_upper_triang_masked_softmax_fusion is True
+        ),
+        "scaled-masked-softmax-fusion": config.attention.scaled_masked_softmax_fusion is True,
+    }
+    names = " and ".join(name for name, is_asked in asked.items() if is_asked)
+    return f"a softmax of scores, for {names}; without it PyTorch's attention would be used, which is faster"
+
+
+def log_attention_paths(resolved: Resolved, operators: Operators) -> None:
+    """Say once how each kind of attention in the model is computed, and why."""
+    for kind, count in Counter(resolved.derived.attention_types).items():
+        if kind in PATTERNS:
+            _, reason = _path(resolved.config, kind, operators)
+            logger.info("attention of %d %s layer%s: %s", count, kind, "s" if count > 1 else "", reason)
 
 
 def _head_width(config: NeoXConfig) -> int:

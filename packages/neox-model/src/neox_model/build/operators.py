@@ -34,6 +34,9 @@ __all__ = ["Operators", "choose_operators"]
 
 logger = logging.getLogger(__name__)
 
+# The least that its kernels multiply at once.
+_FLEX_HEAD_WIDTH = 16
+
 Requested = Any  # bool | Literal["auto"]; mypy does not see through the configuration's models.
 Function = Callable[..., Any]
 
@@ -48,6 +51,7 @@ class Operators:
         bias_gelu: (x, bias) -> gelu(x + bias), tanh form.
         bias_dropout_add: (x, bias or None, residual, probability, training) -> sum.
         layer_norm: (x, weight, bias, epsilon) -> normalised x.
+        flex_unusable: why FlexAttention cannot be used; None: it can.
     """
 
     softmax: Callable[[Tensor, float, Tensor | None], Tensor] | None = None
@@ -55,6 +59,7 @@ class Operators:
     bias_gelu: Callable[[Tensor, Tensor], Tensor] | None = None
     bias_dropout_add: Callable[[Tensor, Tensor | None, Tensor, float, bool], Tensor] | None = None
     layer_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
+    flex_unusable: str | None = None
 
 
 def choose_operators(
@@ -91,7 +96,18 @@ def choose_operators(
             "bias-dropout-fusion", model.bias_dropout_fusion, bias_dropout_add, shape_SBD
         ),
         layer_norm=_layer_norm(config, chooser, shape_SBD),
+        flex_unusable=_why_not_flex(config, device, head_width=shape_SBNK[-1]),
     )
+
+
+def _why_not_flex(config: NeoXConfig, device: torch.device, *, head_width: int) -> str | None:
+    if device.type != "cuda":
+        return "that has no backward pass on a CPU"
+    if config.model.attention_dropout > 0.0:
+        return "that has no dropout (attention-dropout: 0 would allow it)"
+    if head_width < _FLEX_HEAD_WIDTH:
+        return f"that needs heads of at least {_FLEX_HEAD_WIDTH} channels, and these have {head_width}"
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from neox_launcher.config import NeoXConfig, Resolved
 from neox_model.build.attention import build_attention
@@ -14,16 +15,27 @@ from neox_model.build.operators import Operators
 from neox_model.errors import LayoutError
 from neox_model.initialization import build_init_method
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS, is_gated
+from neox_model.layers.gmlp_layer import GMLPLayer, SpatialGate, SpatialMLP, TinyAttention
 from neox_model.layers.mlp import MLP, GatedMLP
 from neox_model.layers.norms import NORMS
-from neox_model.layers.transformer_layer import add_dropped
+from neox_model.layers.transformer_layer import TransformerLayer, add_dropped
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import InitMethod
 from neox_model.parallel.sequence import with_own_dropout
 
-__all__ = ["build_norm", "init_method", "intermediate_size", "output_init_method", "transformer_layer_kwargs"]
+__all__ = [
+    "GMLP_TYPES",
+    "build_layer",
+    "build_norm",
+    "init_method",
+    "intermediate_size",
+    "output_init_method",
+]
 
 logger = logging.getLogger(__name__)
+
+# Names in attention_config of layers that mix positions without attention over heads.
+GMLP_TYPES = ("gmlp", "amlp")
 
 Factory = Callable[[], nn.Module]
 
@@ -70,10 +82,10 @@ def build_norm(
     return pick(NORMS, model.norm, "norm"), arguments
 
 
-def transformer_layer_kwargs(
+def build_layer(
     resolved: Resolved, layer_index: int, *, group: Group, operators: Operators
-) -> dict[str, Any]:
-    """Keyword arguments of one TransformerLayer.
+) -> tuple[type[nn.Module], dict[str, Any]]:
+    """The class of one layer and its keyword arguments.
 
     Args:
         resolved: the configuration.
@@ -87,39 +99,90 @@ def transformer_layer_kwargs(
     """
     config = resolved.config
     model = config.model
-    shared: dict[str, Any] = {
+    inits: dict[str, Any] = {
         "init": init_method(config),
         "output_init": output_init_method(config),
         "group": group,
     }
     norm_class, norm_kwargs = build_norm(config, operators, group)
-    return {
-        "attention": build_attention(resolved, layer_index, **shared, operators=operators),
-        "mlp": _mlp(config, shared, operators),
+    shared = {
         "norm": partial(norm_class, **norm_kwargs),
         "dropout": model.hidden_dropout,
-        "parallel_residual": model.gpt_j_residual,
         "residual_after_norm": model.apply_residual_connection_post_layernorm,
         "bias_dropout_add": with_own_dropout(operators.bias_dropout_add or add_dropped, group),
         "ends_documents": layer_index == model.num_layers - 1,
     }
+    kind = resolved.derived.attention_types[layer_index]
+    if kind in GMLP_TYPES:
+        return GMLPLayer, {**shared, "mlp": _spatial_mlp(config, kind, inits, operators)}
+    return TransformerLayer, {
+        **shared,
+        "attention": build_attention(resolved, layer_index, **inits, operators=operators),
+        "mlp": _mlp(config, inits, operators),
+        "parallel_residual": model.gpt_j_residual,
+    }
 
 
-def _mlp(config: NeoXConfig, shared: dict[str, Any], operators: Operators) -> Factory:
+def _mlp(config: NeoXConfig, inits: dict[str, Any], operators: Operators) -> Factory:
     model = config.model
     width = intermediate_size(config)
-    group: Group = shared["group"]
+    group: Group = inits["group"]
     if width % group.size:
         raise LayoutError(
             f"the MLP's width of {width:,} cannot be split over {group.size} tensor-parallel ranks; "
             f"set intermediate-size to a multiple of {group.size}"
         )
-    options = {**shared, "skip_bias": operators.bias_dropout_add is not None}
+    options = {
+        **inits,
+        "bias": model.use_bias_in_mlp,
+        "skip_bias": operators.bias_dropout_add is not None,
+        "activation": _activation(config),
+    }
     if is_gated(model.activation):
-        activation = GATED_ACTIVATIONS[model.activation]
-        return partial(GatedMLP, model.hidden_size, width, activation=activation, **options)
-    # bias_gelu_fusion means the tanh form, whether or not "auto" finds the fused operator faster.
-    is_tanh = model.activation == "gelu" and (model.openai_gelu or model.bias_gelu_fusion)
-    activation = pick(ACTIVATIONS, "gelu_tanh" if is_tanh else model.activation, "activation")
+        return partial(GatedMLP, model.hidden_size, width, **options)
     options["bias_activation"] = operators.bias_gelu
-    return partial(MLP, model.hidden_size, width, activation=activation, **options)
+    return partial(MLP, model.hidden_size, width, **options)
+
+
+def _spatial_mlp(config: NeoXConfig, kind: str, inits: dict[str, Any], operators: Operators) -> Factory:
+    """What a gmlp or amlp layer has: the parts inside its split matrices see whole sequences."""
+    model = config.model
+    inner = replace(inits["group"], splits_sequence=False)
+    norm_class, norm_kwargs = build_norm(config, operators, inner)
+    del norm_kwargs["width"]
+    attention = None
+    if kind == "amlp" and model.gmlp_attn_dim is not None:
+        attention = partial(
+            TinyAttention,
+            4 * model.hidden_size,
+            model.gmlp_attn_dim,
+            **{**inits, "group": inner},
+            bias=model.use_bias_in_attn_linear,
+            dropout=model.attention_dropout,
+        )
+    return partial(
+        SpatialMLP,
+        model.hidden_size,
+        gate=partial(
+            SpatialGate,
+            4 * model.hidden_size,
+            model.seq_length,
+            norm=partial(norm_class, **norm_kwargs),
+            attention=attention,
+            group=inner,
+        ),
+        activation=_activation(config),
+        **inits,
+        bias=model.use_bias_in_mlp,
+        skip_bias=operators.bias_dropout_add is not None,
+    )
+
+
+def _activation(config: NeoXConfig) -> Callable[[Tensor], Tensor]:
+    """The elementwise function; of a gated activation that of the gate."""
+    model = config.model
+    if is_gated(model.activation):
+        return GATED_ACTIVATIONS[model.activation]
+    # bias_gelu_fusion means the tanh form, whether or not "auto" finds the fused operator faster.
+    is_tanh = model.activation == "gelu" and (model.openai_gelu or bool(model.bias_gelu_fusion))
+    return pick(ACTIVATIONS, "gelu_tanh" if is_tanh else model.activation, "activation")

@@ -32,7 +32,7 @@ class SparsityConfig(Section):
     )
     different_layout_per_head: bool = param(False, origin="DSC", doc="Every head has a layout of its own.")
     num_local_blocks: int = param(
-        4, origin="DSC", gt=0, used_when="sparse_fixed", doc="Blocks of one local window."
+        4, origin="DSC", gt=0, used_when="sparse_fixed, local", doc="Blocks of one local window."
     )
     num_global_blocks: int = param(
         1,
@@ -79,8 +79,28 @@ class SparsityConfig(Section):
         doc="Where the ranges of global blocks end (exclusive).",
     )
     num_sliding_window_blocks: int = param(
-        3, origin="DSC", gt=0, used_when="bigbird, bslongformer", doc="Width of the sliding window in blocks."
+        3,
+        origin="DSC",
+        gt=0,
+        used_when="bigbird, bslongformer; local without num_local_blocks",
+        doc="Width of the sliding window in blocks; half of it lies before a block.",
     )
+
+    @property
+    def local_attention_blocks(self) -> int:
+        """Width of `local` attention's window in blocks: the first of two settings that is given, else 4."""
+        for name in ("num_local_blocks", "num_sliding_window_blocks"):
+            if name in self.model_fields_set:
+                return int(getattr(self, name))
+        return 4
+
+    @property
+    def global_ranges(self) -> tuple[tuple[int, int], ...]:
+        """(start, stop) of the listed global blocks."""
+        starts, stops = self.global_block_indices, self.global_block_end_indices
+        if stops is None:
+            return tuple((start, start + 1) for start in starts)
+        return tuple(zip(starts, stops, strict=False))
 
 
 class AttentionSection(Section):
@@ -97,8 +117,11 @@ class AttentionSection(Section):
     sparsity_config: SparsityConfig = block(
         SparsityConfig, origin="NeoX", doc="Block layouts of sparse layers."
     )
-    pos_emb: Literal["learned", "rotary", "sinusoidal", "rpe", "none"] = param(
-        "learned", origin="NeoX", doc="How the model learns the order of tokens."
+    pos_emb: Literal["learned", "rotary", "sinusoidal", "rpe", "alibi", "none"] = param(
+        "learned",
+        origin="NeoX",
+        source="arXiv:2104.09864 (rotary), arXiv:1910.10683 (rpe), arXiv:2108.12409 (alibi)",
+        doc="How the model learns the order of tokens.",
     )
     rpe_num_buckets: int = param(
         32,

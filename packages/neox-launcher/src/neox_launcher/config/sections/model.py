@@ -31,6 +31,14 @@ class ModelSection(Section):
     num_attention_heads: int = param(
         origin="Meg", gt=0, doc="Attention heads of a layer; each is hidden-size / num-attention-heads wide."
     )
+    num_kv_heads: int | None = param(
+        None,
+        origin="NeoX",
+        gt=0,
+        none_means="num_attention_heads",
+        source="arXiv:2305.13245",
+        doc="Heads of keys and values; each serves num-attention-heads / num-kv-heads heads of queries.",
+    )
     max_position_embeddings: int = param(
         origin="Meg",
         gt=0,
@@ -91,6 +99,12 @@ class ModelSection(Section):
         gt=0,
         none_means="4 * hidden_size, or int(8 * hidden_size / 3) for a gated activation",
         doc="Inner width of the feed-forward part.",
+    )
+    use_bias_in_attn_linear: bool = param(
+        True, origin="NeoX", doc="The two projections of attention have biases."
+    )
+    use_bias_in_mlp: bool = param(
+        True, origin="NeoX", doc="The projections of the feed-forward part have biases."
     )
     bias_gelu_fusion: Fusion = param(
         False,

@@ -1,16 +1,32 @@
-"""How tokens look at each other, by the names of `attention_config`.
+"""How tokens look at each other: what they may see, and how it is computed.
 
 A core is `core(query_SBNK, key_TBNK, value_TBNK, documents_BS) -> context_SBNK`, causal, over the heads of
 this rank.
 """
 
-from collections.abc import Callable
-
-from torch import nn
-
+from neox_model.layers.attention.block_layouts import (
+    bigbird_layout,
+    bslongformer_layout,
+    fixed_layout,
+    random_blocks,
+    variable_layout,
+)
 from neox_model.layers.attention.dense import DenseCore, SoftmaxCore
+from neox_model.layers.attention.flex import FlexCore
 from neox_model.layers.attention.parallel_attention import ParallelAttention
+from neox_model.layers.attention.patterns import BlockPattern, LocalPattern, Pattern
 
-__all__ = ["CORES", "DenseCore", "ParallelAttention", "SoftmaxCore"]
-
-CORES: dict[str, Callable[..., nn.Module]] = {"global": DenseCore}
+__all__ = [
+    "BlockPattern",
+    "DenseCore",
+    "FlexCore",
+    "LocalPattern",
+    "ParallelAttention",
+    "Pattern",
+    "SoftmaxCore",
+    "bigbird_layout",
+    "bslongformer_layout",
+    "fixed_layout",
+    "random_blocks",
+    "variable_layout",
+]

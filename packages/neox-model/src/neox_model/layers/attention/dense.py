@@ -1,75 +1,126 @@
-"""Global attention: every token sees all tokens before it and itself.
+"""Attention by torch's own operators, and the parts that every way of attending shares.
 
 `DenseCore` is torch's scaled_dot_product_attention (flash attention where the device has it; its softmax is
-float32). `SoftmaxCore` makes the scores itself and hands them to a softmax operator: the way where the
-configuration asks for one of the fused softmax kernels, or for the scaling by layer that keeps float16
-scores small.
+float32). Alone, causality needs no mask; with a pattern, documents or a relative position it is handed a mask
+of queries by keys: the dense twin of `FlexCore`. `SoftmaxCore` makes the scores itself and hands them to a
+softmax operator: the way where the configuration asks for one of the fused softmax kernels, or for the
+scaling by layer that keeps float16 scores small.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from neox_model.layers.attention.patterns import Pattern
 from neox_model.parallel.groups import SINGLE, Group
 from neox_model.parallel.random import split_stream
 
-__all__ = ["DenseCore", "SoftmaxCore", "hidden_keys"]
+__all__ = ["DenseCore", "SoftmaxCore", "bias_of_scores", "hidden_keys"]
 
 
-def hidden_keys(num_queries: int, num_keys: int, documents_BS: Tensor | None, device: torch.device) -> Tensor:
-    """masked_out_B1ST: keys after the query (the last query sees all) or of another document."""
+def hidden_keys(
+    num_queries: int,
+    num_keys: int,
+    documents_BS: Tensor | None,
+    device: torch.device,
+    pattern: Pattern | None = None,
+) -> Tensor:
+    """masked_out [B or 1, N or 1, S, T]: keys after the query, of another document, or outside the pattern.
+
+    The last query sees all keys: with T > S the queries are the last S tokens.
+    """
     query_S1 = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)
-    is_later = torch.arange(num_keys, device=device) > query_S1
-    if documents_BS is None:
-        return is_later[None, None]
-    is_foreign = documents_BS[:, -num_queries:].unsqueeze(2) != documents_BS.unsqueeze(1)
-    return (is_later | is_foreign).unsqueeze(1)
+    key_T = torch.arange(num_keys, device=device)
+    masked_out = (key_T > query_S1)[None, None]
+    if pattern is not None:
+        head_N11 = torch.arange(pattern.num_masks, device=device)[:, None, None]
+        masked_out = masked_out | ~pattern(head_N11, query_S1, key_T)
+    if documents_BS is not None:
+        is_foreign = documents_BS[:, -num_queries:].unsqueeze(2) != documents_BS.unsqueeze(1)
+        masked_out = masked_out | is_foreign.unsqueeze(1)
+    return masked_out
+
+
+def bias_of_scores(position: nn.Module, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """bias_NST of a relative position; what it gives later keys is of no meaning."""
+    bias_NT = position(num_keys, device)
+    query_S1 = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)
+    distance_ST = (query_S1 - torch.arange(num_keys, device=device)).clamp(min=0)
+    return bias_NT[:, distance_ST]
 
 
 class DenseCore(nn.Module):
-    """softmax(query key^T / sqrt(head width)) value, through torch's own attention.
+    """softmax(query key^T / sqrt(head width) + bias) value, through torch's own attention.
 
     Args:
+        pattern: makes what narrows the keys that a query sees; None: it sees all before it.
+        position: makes a relative position (see positions.relative); None for none.
         dropout: probability of dropping an attention weight.
         group: the ranks the heads are split over (their dropout differs).
     """
 
-    def __init__(self, *, dropout: float = 0.0, group: Group = SINGLE) -> None:
+    def __init__(
+        self,
+        *,
+        pattern: Callable[[], Pattern] | None = None,
+        position: Callable[[], nn.Module] | None = None,
+        dropout: float = 0.0,
+        group: Group = SINGLE,
+    ) -> None:
         super().__init__()
+        self.pattern = pattern() if pattern is not None else None
+        self.position = position() if position is not None else None
         self.dropout = dropout
         self.group = group
 
     def forward(
         self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, documents_BS: Tensor | None = None
     ) -> Tensor:
-        """context_SBNK; with T > S the queries are the last S tokens."""
-        num_queries, num_keys = query_SBNK.shape[0], key_TBNK.shape[0]
-        is_square = num_queries == num_keys
-        mask = None
-        if documents_BS is not None or (not is_square and num_queries > 1):
-            mask = ~hidden_keys(num_queries, num_keys, documents_BS, query_SBNK.device)
-        dropout = self.dropout if self.training else 0.0
+        """context_SBNK; with T > S the queries are the last S tokens, and several may share a key's head."""
+        mask = self._mask(query_SBNK, len(key_TBNK), documents_BS)
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query_SBNK, key_TBNK, value_TBNK))
-        causal = mask is None and is_square
+        dropout = self.dropout if self.training else 0.0
+        options: dict[str, Any] = {
+            "attn_mask": mask,
+            "is_causal": mask is None and len(query_SBNK) == len(key_TBNK),
+            "enable_gqa": query.shape[1] != key.shape[1],
+        }
         if dropout == 0.0:
-            context = functional.scaled_dot_product_attention(query, key, value, mask, is_causal=causal)
+            context = functional.scaled_dot_product_attention(query, key, value, **options)
         else:
             with split_stream(self.group, query.device):
-                context = functional.scaled_dot_product_attention(query, key, value, mask, dropout, causal)
+                context = functional.scaled_dot_product_attention(
+                    query, key, value, dropout_p=dropout, **options
+                )
         return context.permute(2, 0, 1, 3)
+
+    def _mask(self, query_SBNK: Tensor, num_keys: int, documents_BS: Tensor | None) -> Tensor | None:
+        """What may be seen, boolean or as the bias of visible scores; None where causality says it."""
+        num_queries, device = len(query_SBNK), query_SBNK.device
+        is_causal_alone = self.pattern is None and self.position is None and documents_BS is None
+        if is_causal_alone and num_queries in (1, num_keys):
+            return None
+        masked_out = hidden_keys(num_queries, num_keys, documents_BS, device, self.pattern)
+        if self.position is None:
+            return ~masked_out
+        bias_NST = bias_of_scores(self.position, num_queries, num_keys, device)
+        return bias_NST.to(query_SBNK.dtype).masked_fill(masked_out, float("-inf"))
 
 
 class SoftmaxCore(nn.Module):
     """The same, from scores of its own and a softmax operator.
 
     Args:
-        softmax: function of (scores_BNST, scale, masked_out_B1ST or None) that hides later keys itself and,
+        softmax: function of (scores_BNST, scale, masked_out or None) that hides later keys itself and,
             where given, the masked-out ones; float32 inside.
         head_width: channels of a head.
         coefficient: scores are divided by it as they are made and multiplied inside the softmax (layer
-            scaling).
+            scaling). A bias comes in between, as in GPT-NeoX, so that it counts `coefficient` times.
+        pattern: makes what narrows the keys that a query sees; None: it sees all before it.
+        position: makes a relative position; None for none.
         dropout: probability of dropping an attention weight.
         group: the ranks the heads are split over.
     """
@@ -80,6 +131,8 @@ class SoftmaxCore(nn.Module):
         softmax: Callable[[Tensor, float, Tensor | None], Tensor],
         head_width: int,
         coefficient: float = 1.0,
+        pattern: Callable[[], Pattern] | None = None,
+        position: Callable[[], nn.Module] | None = None,
         dropout: float = 0.0,
         group: Group = SINGLE,
     ) -> None:
@@ -87,21 +140,27 @@ class SoftmaxCore(nn.Module):
         self.softmax = softmax
         self.scale = head_width**-0.5 / coefficient
         self.coefficient = coefficient
+        self.pattern = pattern() if pattern is not None else None
+        self.position = position() if position is not None else None
         self.dropout = dropout
         self.group = group
 
     def forward(
         self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, documents_BS: Tensor | None = None
     ) -> Tensor:
-        """context_SBNK; with T > S the queries are the last S tokens."""
-        num_queries, num_keys = query_SBNK.shape[0], key_TBNK.shape[0]
+        """context_SBNK; with T > S the queries are the last S tokens, and several may share a key's head."""
+        num_queries, num_keys, device = len(query_SBNK), len(key_TBNK), query_SBNK.device
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query_SBNK, key_TBNK, value_TBNK))
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
         scores_BNST = (query * self.scale) @ key.transpose(-1, -2)
+        if self.position is not None:
+            bias_NST = bias_of_scores(self.position, num_queries, num_keys, device)
+            scores_BNST = scores_BNST + bias_NST.to(scores_BNST.dtype)
         masked_out = None
-        if documents_BS is not None or num_queries != num_keys:
-            masked_out = hidden_keys(num_queries, num_keys, documents_BS, query.device)
+        if documents_BS is not None or self.pattern is not None or num_queries != num_keys:
+            masked_out = hidden_keys(num_queries, num_keys, documents_BS, device, self.pattern)
         weights_BNST = self.softmax(scores_BNST, self.coefficient, masked_out)
         if self.training and self.dropout > 0.0:
-            with split_stream(self.group, query.device):
+            with split_stream(self.group, device):
                 weights_BNST = functional.dropout(weights_BNST, self.dropout)
         return (weights_BNST @ value).permute(2, 0, 1, 3)

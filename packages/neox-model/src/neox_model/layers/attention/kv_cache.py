@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from neox_model.layers.attention.parallel_attention import ParallelAttention
 from neox_model.layers.embedding import Embedding
+from neox_model.layers.gmlp_layer import SpatialGate
 
 __all__ = ["KeyValueCache", "caching"]
 
@@ -22,52 +23,48 @@ _GROWTH = 128
 
 
 class KeyValueCache:
-    """Keys and values of one attention layer, in memory that grows by steps."""
+    """Rows of one attention layer (its keys, its values), one per token, in memory that grows by steps."""
 
     def __init__(self) -> None:
         self.length = 0
-        self._memory: tuple[Tensor, Tensor] | None = None
+        self._memory: tuple[Tensor, ...] = ()
 
-    def extend(self, key_SBNK: Tensor, value_SBNK: Tensor) -> tuple[Tensor, Tensor]:
-        """Append, and give all keys and values so far."""
-        start, self.length = self.length, self.length + key_SBNK.shape[0]
-        keys, values = self._room_for(key_SBNK)
-        keys[start : self.length] = key_SBNK
-        values[start : self.length] = value_SBNK
-        return keys[: self.length], values[: self.length]
+    def extend(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Append to each kind of row, and give all rows so far."""
+        start, self.length = self.length, self.length + len(rows[0])
+        self._make_room(rows)
+        for memory, new in zip(self._memory, rows, strict=True):
+            memory[start : self.length] = new
+        return tuple(memory[: self.length] for memory in self._memory)
 
-    def _room_for(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        if self._memory is None or len(self._memory[0]) < self.length:
-            rows = -(-self.length // _GROWTH) * _GROWTH
-            grown = [like.new_empty((rows, *like.shape[1:])) for _ in range(2)]
-            for old, new in zip(self._memory or (), grown, strict=False):
-                new[: len(old)] = old
-            self._memory = (grown[0], grown[1])
-        return self._memory
+    def _make_room(self, like: tuple[Tensor, ...]) -> None:
+        if self._memory and len(self._memory[0]) >= self.length:
+            return
+        count = -(-self.length // _GROWTH) * _GROWTH
+        grown = tuple(row.new_empty((count, *row.shape[1:])) for row in like)
+        for old, new in zip(self._memory, grown, strict=False):
+            new[: len(old)] = old
+        self._memory = grown
 
 
 @contextmanager
 def caching(model: nn.Module) -> Iterator[None]:
     """Within, each call of the model continues the sequences of the calls before; gradients are off."""
-    attentions = [module for module in model.modules() if isinstance(module, ParallelAttention)]
-    hooks = [
-        module.register_forward_hook(_count_tokens)
-        for module in model.modules()
-        if isinstance(module, Embedding)
-    ]
-    for attention in attentions:
-        attention.cache = KeyValueCache()
+    keepers = [module for module in model.modules() if isinstance(module, ParallelAttention | SpatialGate)]
+    embeddings = [module for module in model.modules() if isinstance(module, Embedding)]
+    hooks = [embedding.register_forward_hook(_count_tokens) for embedding in embeddings]
+    for keeper in keepers:
+        keeper.cache = KeyValueCache()
     try:
         with torch.no_grad():
             yield
     finally:
         for hook in hooks:
             hook.remove()
-        for module in model.modules():
-            if isinstance(module, ParallelAttention):
-                module.cache = None
-            elif isinstance(module, Embedding):
-                module.start = 0
+        for keeper in keepers:
+            keeper.cache = None
+        for embedding in embeddings:
+            embedding.start = 0
 
 
 def _count_tokens(embedding: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:

@@ -2,7 +2,8 @@
 
 One projection makes query, key and value, its outputs ordered head by head (head 0's query, key, value,
 then head 1's), so that a split by columns is a split by whole heads. This is the order of GPT-NeoX's
-weights.
+weights. With fewer key-value heads than queries the order is group by group: the queries that share a key,
+then that key and its value.
 """
 
 from collections.abc import Callable
@@ -23,8 +24,8 @@ class Cache(Protocol):
 
     length: int
 
-    def extend(self, key_SBNK: Tensor, value_SBNK: Tensor) -> tuple[Tensor, Tensor]:
-        """Append, and give all keys and values so far."""
+    def extend(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Append to each kind of row, and give all rows so far."""
 
 
 class ParallelAttention(nn.Module):
@@ -33,9 +34,10 @@ class ParallelAttention(nn.Module):
     Args:
         hidden_size: model width.
         heads: number of heads in all.
-        core: makes the core (see CORES).
+        core: makes the core (see DenseCore).
         init: fills the query-key-value weight.
         output_init: fills the output weight.
+        key_value_heads: keys and values, each shared by heads / key_value_heads queries; None: one per head.
         position: makes the query-key position (rotary); None for none.
         bias: whether the projections have one.
         skip_bias: give the output's back unadded.
@@ -43,6 +45,8 @@ class ParallelAttention(nn.Module):
 
     Raises:
         LayoutError: the heads do not divide the width, or the ranks the heads.
+
+    Source: arXiv:2305.13245 (grouped queries).
     """
 
     def __init__(
@@ -53,16 +57,19 @@ class ParallelAttention(nn.Module):
         core: Callable[[], nn.Module],
         init: InitMethod,
         output_init: InitMethod,
+        key_value_heads: int | None = None,
         position: Callable[[], nn.Module] | None = None,
         bias: bool = True,
         skip_bias: bool = False,
         group: Group = SINGLE,
     ) -> None:
         super().__init__()
-        _check_heads(hidden_size, heads, group)
-        self.local_heads = heads // group.size
+        sharing = heads if key_value_heads is None else key_value_heads
+        _check_heads(hidden_size, heads, sharing, group)
         self.head_width = hidden_size // heads
-        self.qkv = ColumnParallelLinear(hidden_size, 3 * hidden_size, init=init, bias=bias, group=group)
+        self.local_groups = sharing // group.size
+        outputs = (heads + 2 * sharing) * self.head_width
+        self.qkv = ColumnParallelLinear(hidden_size, outputs, init=init, bias=bias, group=group)
         self.position = position() if position is not None else None
         self.core = core()
         self.dense = RowParallelLinear(
@@ -73,25 +80,31 @@ class ParallelAttention(nn.Module):
     def forward(self, hidden_SBD: Tensor, documents_BS: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """The output, whole on every rank, and the bias still to be added, if any."""
         projected, _ = self.qkv(hidden_SBD)
-        length, batch = hidden_SBD.shape[:2]
-        heads_SBN3K = projected.view(length, batch, self.local_heads, 3, self.head_width)
-        query, key, value = heads_SBN3K.unbind(dim=3)
+        length, batch = projected.shape[:2]
+        groups = projected.view(length, batch, self.local_groups, -1, self.head_width)
+        query_SBNK = groups[:, :, :, :-2].flatten(2, 3)
+        key, value = groups[:, :, :, -2], groups[:, :, :, -1]
         if self.position is not None:
-            query, key = self.position(query, key, 0 if self.cache is None else self.cache.length)
+            query_SBNK, key = self.position(query_SBNK, key, 0 if self.cache is None else self.cache.length)
         if self.cache is not None:
             key, value = self.cache.extend(key, value)
-        context_SBNK = self.core(query, key, value, documents_BS)
+        context_SBNK = self.core(query_SBNK, key, value, documents_BS)
         return self.dense(context_SBNK.reshape(length, batch, -1))
 
 
-def _check_heads(hidden_size: int, heads: int, group: Group) -> None:
+def _check_heads(hidden_size: int, heads: int, key_value_heads: int, group: Group) -> None:
     if hidden_size % heads:
         raise LayoutError(
             f"hidden-size {hidden_size:,} does not divide into {heads} heads; "
             "choose num-attention-heads that divides it"
         )
-    if heads % group.size:
+    if heads % key_value_heads:
         raise LayoutError(
-            f"{heads} attention heads cannot be shared out to {group.size} tensor-parallel ranks; "
-            "choose a model-parallel-size that divides num-attention-heads"
+            f"{heads} attention heads cannot share {key_value_heads} key-value heads evenly; "
+            "choose num-kv-heads that divides num-attention-heads"
+        )
+    if key_value_heads % group.size:
+        raise LayoutError(
+            f"{key_value_heads} attention heads cannot be shared out to {group.size} tensor-parallel ranks; "
+            "choose a model-parallel-size that divides num-attention-heads (and num-kv-heads)"
         )

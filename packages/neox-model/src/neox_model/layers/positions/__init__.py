@@ -1,18 +1,23 @@
 """How the model learns the order of tokens, by name.
 
-Two contracts: an input position gives what is added to the embeddings, `position(positions_SB)`; a
-query-key position turns what attention compares, `position(query_SBNK, key_SBNK, start)`.
+Three contracts: an input position gives what is added to the embeddings, `position(positions_SB)`; a
+query-key position turns what attention compares, `position(query_SBNK, key_SBNK, start)`; a relative position
+gives what is added to scores by distance, `position(num_distances, device)`.
 """
 
 from torch import nn
 
 from neox_model.layers.positions.learned import LearnedPosition
+from neox_model.layers.positions.relative import AlibiPosition, BucketPosition
 from neox_model.layers.positions.rotary import RotaryPosition
 from neox_model.layers.positions.sinusoidal import SinusoidalPosition
 
 __all__ = [
     "INPUT_POSITIONS",
     "QUERY_KEY_POSITIONS",
+    "RELATIVE_POSITIONS",
+    "AlibiPosition",
+    "BucketPosition",
     "LearnedPosition",
     "RotaryPosition",
     "SinusoidalPosition",
@@ -20,3 +25,4 @@ __all__ = [
 
 INPUT_POSITIONS: dict[str, type[nn.Module]] = {"learned": LearnedPosition, "sinusoidal": SinusoidalPosition}
 QUERY_KEY_POSITIONS: dict[str, type[nn.Module]] = {"rotary": RotaryPosition}
+RELATIVE_POSITIONS: dict[str, type[nn.Module]] = {"rpe": BucketPosition, "alibi": AlibiPosition}

@@ -1,0 +1,137 @@
+"""Which blocks of keys each block of queries looks at, for the sparse attention types.
+
+A layout is a boolean tensor [layouts, C, C], C blocks of queries by C blocks of keys, one layout for each
+head or a single one for all. Attention is causal, so entries above the diagonal are False; within a block on
+the diagonal each token still sees only what is before it. Every block sees itself.
+
+Sources: arXiv:1904.10509 (fixed), arXiv:2004.05150 (bslongformer), arXiv:2007.14062 (bigbird); the patterns
+and their settings are those of DeepSpeed's sparse attention.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from neox_model.parallel.random import mixed_seed
+
+__all__ = ["bigbird_layout", "bslongformer_layout", "fixed_layout", "random_blocks", "variable_layout"]
+
+# Block of queries -> the blocks of keys drawn for it.
+Draw = Callable[[int], Sequence[int]]
+
+
+def random_blocks(count: int, *, seed: int, layer: int, head: int) -> Draw:
+    """Draws `count` of the blocks that a block of queries may see (all of them where there are fewer).
+
+    The draw depends on the three numbers and the block alone, so that it is the same on every layout of ranks
+    and at every length.
+
+    Args:
+        count: blocks drawn for each block of queries.
+        seed: of the model.
+        layer: the layer's place, from 0.
+        head: the head's place among all heads, from 0.
+    """
+
+    def draw(row: int) -> Sequence[int]:
+        generator = torch.Generator("cpu").manual_seed(mixed_seed("blocks", seed, layer, head, row))
+        order: list[int] = torch.randperm(row + 1, generator=generator, device="cpu").tolist()
+        return order[:count]
+
+    return draw
+
+
+def fixed_layout(num_blocks: int, *, local_blocks: int, global_blocks: int, pattern: int = 0) -> Tensor:
+    """Windows of `local_blocks`, whose last blocks are seen by all that comes after.
+
+    Args:
+        num_blocks: C.
+        local_blocks: blocks of a window; the last window may be shorter.
+        global_blocks: blocks that stand for a window towards later ones.
+        pattern: which of a window's blocks: 0 its last `global_blocks`, 1 those before them, and so on.
+    """
+    layout_CC = _windows(num_blocks, [local_blocks])
+    first = local_blocks - (1 + pattern) * global_blocks
+    whole = num_blocks - num_blocks % local_blocks
+    for start in range(first, whole, local_blocks):
+        layout_CC[start:, start : start + global_blocks] = True
+    if whole < num_blocks:
+        start = max(0, min(whole + first, num_blocks - global_blocks))
+        layout_CC[start:, start : start + global_blocks] = True
+    return layout_CC.tril()
+
+
+def variable_layout(
+    num_blocks: int, *, windows: Sequence[int], global_ranges: Sequence[tuple[int, int]], draw: Draw
+) -> Tensor:
+    """Windows of given sizes (the last repeats), blocks seen by all that comes after, and random blocks.
+
+    Args:
+        num_blocks: C.
+        windows: blocks of the first window, the second and so on.
+        global_ranges: (start, stop) of the blocks that later ones see.
+        draw: random blocks of each block of queries.
+    """
+    layout_CC = _windows(num_blocks, windows)
+    for start, stop in global_ranges:
+        layout_CC[start:, start:stop] = True
+    return _with_random(layout_CC, draw).tril()
+
+
+def bigbird_layout(num_blocks: int, *, sliding_blocks: int, global_blocks: int, draw: Draw) -> Tensor:
+    """A sliding window, the first blocks for all, and random blocks.
+
+    Args:
+        num_blocks: C.
+        sliding_blocks: width of the window; half of it, rounded down, lies before a block.
+        global_blocks: blocks at the beginning that all see.
+        draw: random blocks of each block of queries.
+    """
+    layout_CC = _sliding(num_blocks, sliding_blocks)
+    layout_CC[:, :global_blocks] = True
+    return _with_random(layout_CC, draw).tril()
+
+
+def bslongformer_layout(
+    num_blocks: int, *, sliding_blocks: int, global_ranges: Sequence[tuple[int, int]]
+) -> Tensor:
+    """A sliding window, and blocks that see all before them and are seen by all after them.
+
+    Args:
+        num_blocks: C.
+        sliding_blocks: width of the window; half of it, rounded down, lies before a block.
+        global_ranges: (start, stop) of those blocks.
+    """
+    layout_CC = _sliding(num_blocks, sliding_blocks)
+    for start, stop in global_ranges:
+        layout_CC[start:stop] = True
+        layout_CC[:, start:stop] = True
+    return layout_CC.tril()
+
+
+def _nothing(num_blocks: int) -> Tensor:
+    return torch.zeros(num_blocks, num_blocks, dtype=torch.bool, device="cpu")
+
+
+def _windows(num_blocks: int, sizes: Sequence[int]) -> Tensor:
+    layout_CC = _nothing(num_blocks)
+    start, place = 0, 0
+    while start < num_blocks:
+        stop = start + sizes[min(place, len(sizes) - 1)]
+        layout_CC[start:stop, start:stop] = True
+        start, place = stop, place + 1
+    return layout_CC
+
+
+def _sliding(num_blocks: int, width: int) -> Tensor:
+    layout_CC = _nothing(num_blocks)
+    for row in range(num_blocks):
+        layout_CC[row, max(0, row - width // 2) : row + 1] = True
+    return layout_CC
+
+
+def _with_random(layout_CC: Tensor, draw: Draw) -> Tensor:
+    for row in range(len(layout_CC)):
+        layout_CC[row, list(draw(row))] = True
+    return layout_CC

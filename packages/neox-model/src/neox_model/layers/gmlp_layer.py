@@ -1,0 +1,227 @@
+"""A layer without attention over heads: positions are mixed by a learned lower-triangular matrix (gMLP).
+
+    x + down(u * gate(v)),  u and v = activation of two projections of norm(x), each 4 hidden wide
+
+u and v are two matrices, each split over tensor-parallel ranks by itself, so that every layout is the same
+model. Joined for GPT-NeoX they are [u; v], one projection of 8 hidden.
+
+Source: arXiv:2105.08050, sections 2.1 and 4.3 (amlp: the gate with a tiny attention), in the causal form.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from neox_model.layers.attention.dense import DenseCore
+from neox_model.layers.transformer_layer import BiasDropoutAdd, Hidden, add_dropped
+from neox_model.parallel.collectives import copy_to_group, gather_from_group, scatter_to_group
+from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear, zero_init
+from neox_model.parallel.logical import InitMethod, logical_parameter
+
+__all__ = ["GMLPLayer", "SpatialGate", "SpatialMLP", "TinyAttention"]
+
+
+class Cache(Protocol):
+    """What generation hangs into a gate (see attention.kv_cache)."""
+
+    length: int
+
+    def extend(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Append to each kind of row, and give all rows so far."""
+
+
+def _one_init(tensor: Tensor, generator: torch.Generator) -> None:
+    tensor.fill_(1.0)
+
+
+class TinyAttention(nn.Module):
+    """One causal head over all channels of u and v, added to the gate.
+
+    The head is computed on every tensor-parallel rank; its input and its output are split.
+
+    Args:
+        width: channels of u, and of v.
+        head_width: of query, key and value.
+        init: fills the projections into it.
+        output_init: fills the one out of it.
+        bias: whether they have one.
+        dropout: probability of dropping an attention weight.
+        group: the ranks that the channels are split over.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        head_width: int,
+        *,
+        init: InitMethod,
+        output_init: InitMethod,
+        bias: bool = True,
+        dropout: float = 0.0,
+        group: Group = SINGLE,
+    ) -> None:
+        super().__init__()
+        self.from_u = RowParallelLinear(width, 3 * head_width, init=init, group=group, bias=bias)
+        self.from_v = RowParallelLinear(width, 3 * head_width, init=init, group=group, bias=False)
+        self.core = DenseCore(dropout=dropout)
+        self.out = ColumnParallelLinear(head_width, width, init=output_init, group=group, bias=bias)
+
+    def project(self, u_SBF: Tensor, v_SBF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, each [S, B, 1 head, head width]."""
+        projected = self.from_u(u_SBF)[0] + self.from_v(v_SBF)[0]
+        query, key, value = projected.unsqueeze(2).chunk(3, dim=-1)
+        return query, key, value
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents_BS: Tensor | None) -> Tensor:
+        """What is added to the gate, [S, B, channels of this rank]."""
+        return self.out(self.core(query, key, value, documents_BS).squeeze(2))[0]
+
+
+class SpatialGate(nn.Module):
+    """gate(v) = W norm(v) + b over positions, plus the tiny attention; W lower-triangular.
+
+    Args:
+        width: channels of v.
+        length: positions that W mixes, the longest window.
+        norm: makes the norm over v's channels, from their number.
+        attention: makes the tiny attention; None for none.
+        group: the ranks that the channels are split over.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        length: int,
+        *,
+        norm: Callable[[int], nn.Module],
+        attention: Callable[[], TinyAttention] | None = None,
+        group: Group = SINGLE,
+    ) -> None:
+        super().__init__()
+        self.group = group
+        self.norm = norm(width)
+        self.weight = logical_parameter((length, length), init=zero_init)
+        self.bias = logical_parameter((length,), init=_one_init)
+        self.attention = attention() if attention is not None else None
+        self.cache: Cache | None = None
+
+    def forward(self, u_SBF: Tensor, v_SBF: Tensor, documents_BS: Tensor | None = None) -> Tensor:
+        """`u` times the gate, [S, B, channels of this rank]."""
+        whole_SBF = self.norm(gather_from_group(v_SBF, self.group))
+        rows = [scatter_to_group(whole_SBF, self.group)]
+        query = None
+        if self.attention is not None:
+            query, *key_value = self.attention.project(u_SBF, v_SBF)
+            rows += key_value
+        if self.cache is not None:
+            rows = list(self.cache.extend(*rows))
+        gate_SBF = self._mix(rows[0], len(v_SBF), documents_BS)
+        if self.attention is not None:
+            gate_SBF = gate_SBF + self.attention(query, rows[1], rows[2], documents_BS)
+        return u_SBF * gate_SBF
+
+    def _mix(self, v_TBF: Tensor, num_rows: int, documents_BS: Tensor | None) -> Tensor:
+        """The last rows of W v + b; across documents nothing is mixed."""
+        stop = len(v_TBF)
+        # Each rank mixes its own channels with the whole matrix: its gradients are summed over the group.
+        weight = copy_to_group(self.weight, self.group)
+        bias = copy_to_group(self.bias, self.group)
+        start = stop - num_rows
+        weight_ST = weight[start:stop, :stop].tril(start).to(v_TBF.dtype)
+        if documents_BS is None:
+            mixed_SBF = (weight_ST @ v_TBF.flatten(1)).unflatten(1, v_TBF.shape[1:])
+        else:
+            is_same = documents_BS[:, start:].unsqueeze(2) == documents_BS.unsqueeze(1)
+            mixed_SBF = ((weight_ST * is_same) @ v_TBF.transpose(0, 1)).transpose(0, 1)
+        return mixed_SBF + bias[start:stop, None, None].to(v_TBF.dtype)
+
+
+class SpatialMLP(nn.Module):
+    """down(u * gate(v)).
+
+    Args:
+        hidden_size: width in and out.
+        gate: makes the gate over 4 hidden_size channels.
+        activation: elementwise function of both projections.
+        init: fills `up` and `up_gate`.
+        output_init: fills `down`.
+        bias: whether the projections have one.
+        skip_bias: give `down`'s back unadded.
+        group: the ranks that the channels are split over.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        gate: Callable[[], SpatialGate],
+        activation: Callable[[Tensor], Tensor],
+        init: InitMethod,
+        output_init: InitMethod,
+        bias: bool = True,
+        skip_bias: bool = False,
+        group: Group = SINGLE,
+    ) -> None:
+        super().__init__()
+        width = 4 * hidden_size
+        self.activation = activation
+        self.up = ColumnParallelLinear(hidden_size, width, init=init, bias=bias, group=group)
+        self.up_gate = ColumnParallelLinear(hidden_size, width, init=init, bias=bias, group=group)
+        self.gate = gate()
+        self.down = RowParallelLinear(
+            width, hidden_size, init=output_init, bias=bias, group=group, skip_bias=skip_bias
+        )
+
+    def forward(self, hidden_SBD: Tensor, documents_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The output, and the bias still to be added, if any."""
+        u_SBF = self.activation(self.up(hidden_SBD)[0])
+        v_SBF = self.activation(self.up_gate(hidden_SBD)[0])
+        return self.down(self.gate(u_SBF, v_SBF, documents_BS))
+
+
+class GMLPLayer(nn.Module):
+    """x + dropout(mlp(norm(x))).
+
+    Args:
+        mlp: makes the MLP, called with (hidden_SBD, documents_BS or None).
+        norm: makes the norm.
+        dropout: probability, on what is added.
+        residual_after_norm: the residual is taken after the norm.
+        bias_dropout_add: how it is added.
+        ends_documents: give hidden_SBD alone, whatever came in: the last layer does, for what follows it.
+    """
+
+    def __init__(
+        self,
+        *,
+        mlp: Callable[[], SpatialMLP],
+        norm: Callable[[], nn.Module],
+        dropout: float = 0.0,
+        residual_after_norm: bool = False,
+        bias_dropout_add: BiasDropoutAdd = add_dropped,
+        ends_documents: bool = False,
+    ) -> None:
+        super().__init__()
+        self.norm1 = norm()
+        self.mlp = mlp()
+        self.dropout = dropout
+        self.residual_after_norm = residual_after_norm
+        self.bias_dropout_add = bias_dropout_add
+        self.ends_documents = ends_documents
+
+    def forward(self, inputs: Hidden) -> Hidden:
+        """The layer's output, in the form of its input: `hidden_SBD` or `(hidden_SBD, documents_BS)`."""
+        if isinstance(inputs, Tensor):
+            return self._block(inputs, None)
+        hidden_SBD, documents_BS = inputs
+        result_SBD = self._block(hidden_SBD, documents_BS)
+        return result_SBD if self.ends_documents else (result_SBD, documents_BS)
+
+    def _block(self, hidden_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
+        normed_SBD = self.norm1(hidden_SBD)
+        output, bias = self.mlp(normed_SBD, documents_BS)
+        residual_SBD = normed_SBD if self.residual_after_norm else hidden_SBD
+        return self.bias_dropout_add(output, bias, residual_SBD, self.dropout, self.training)

@@ -1,0 +1,107 @@
+"""What is added to attention scores for the distance between query and key.
+
+A relative position is `position(num_distances, device) -> bias_NT`, float32: for each head of this rank, what
+a key 0, 1, 2, .. places before the query gets. Nothing of size sequence x sequence is needed to hold it.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.logical import InitMethod, logical_parameter
+
+__all__ = ["AlibiPosition", "BucketPosition", "alibi_slopes", "distance_buckets"]
+
+
+def distance_buckets(num_distances: int, num_buckets: int, max_distance: int, device: torch.device) -> Tensor:
+    """The bucket of distances 0, 1, .. : each near one has its own, far ones share by their logarithm.
+
+    Args:
+        num_distances: how many.
+        num_buckets: buckets in all; the first half is for single distances.
+        max_distance: from here on all are in the last bucket.
+        device: where the result is wanted.
+
+    Returns:
+        int64 [num_distances].
+
+    Source: arXiv:1910.10683 (T5), the causal form.
+    """
+    distance = torch.arange(num_distances, device=device)
+    exact = num_buckets // 2
+    ratio = distance.clamp(min=1).float() / exact
+    step = torch.log(ratio) / math.log(max_distance / exact) * (num_buckets - exact)
+    far = (exact + step.trunc().long()).clamp(max=num_buckets - 1)
+    return torch.where(distance < exact, distance, far)
+
+
+class BucketPosition(nn.Module):
+    """A learned bias per (bucket of distances, head), times the square root of the head's width.
+
+    Args:
+        num_buckets: rows of the table.
+        max_distance: distance from which all share the last bucket.
+        heads: heads of the whole layer.
+        head_width: channels of a head.
+        init: fills the whole table.
+        group: the ranks the heads are split over.
+
+    Source: arXiv:1910.10683 (T5).
+    """
+
+    def __init__(
+        self,
+        *,
+        num_buckets: int,
+        max_distance: int,
+        heads: int,
+        head_width: int,
+        init: InitMethod,
+        group: Group = SINGLE,
+    ) -> None:
+        super().__init__()
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+        self.factor = math.sqrt(head_width)
+        self.weight = logical_parameter((num_buckets, heads), init=init, group=group, split_dim=1)
+
+    def forward(self, num_distances: int, device: torch.device) -> Tensor:
+        """bias_NT by distance."""
+        buckets_T = distance_buckets(num_distances, self.num_buckets, self.max_distance, device)
+        return self.weight.t().float()[:, buckets_T] * self.factor
+
+
+def alibi_slopes(heads: int) -> Sequence[float]:
+    """Slope of every head: a geometric series for a power of two, else filled up from the next one's.
+
+    Source: arXiv:2108.12409, and the authors' code for other numbers of heads.
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2.0 ** (-8.0 * (place + 1) / power) for place in range(power)]
+    between = [2.0 ** (-4.0 * (place + 1) / power) for place in range(0, 2 * power, 2)]
+    return slopes + between[: heads - power]
+
+
+class AlibiPosition(nn.Module):
+    """Minus a slope of the head's own times the distance; nothing is learned.
+
+    Args:
+        heads: heads of the whole layer.
+        group: the ranks the heads are split over.
+
+    Source: arXiv:2108.12409.
+    """
+
+    def __init__(self, *, heads: int, group: Group = SINGLE) -> None:
+        super().__init__()
+        local_heads = heads // group.size
+        first = group.rank * local_heads
+        self.slopes = tuple(alibi_slopes(heads)[first : first + local_heads])
+
+    def forward(self, num_distances: int, device: torch.device) -> Tensor:
+        """bias_NT by distance."""
+        slope_N1 = torch.tensor(self.slopes, dtype=torch.float32, device=device).unsqueeze(1)
+        return -slope_N1 * torch.arange(num_distances, dtype=torch.float32, device=device)
