@@ -1,6 +1,7 @@
 """pdsh: one command that starts all nodes over ssh."""
 
 import shutil
+from pathlib import PurePath
 
 from neox_launcher.backends.base import (
     Command,
@@ -14,6 +15,11 @@ from neox_launcher.plan import LaunchPlan
 
 __all__ = ["PdshBackend"]
 
+_TOKEN_FILE = "token"
+# pdsh hands nothing of its own standard input on, where nodes expect the token. So pdsh runs this on this machine,
+# once per host: ssh, with a file that the user alone can read ($0) as its input.
+_SSH = 'exec ssh "$@" < "$0"'
+
 
 class PdshBackend:
     """One `pdsh` for all hosts."""
@@ -23,7 +29,7 @@ class PdshBackend:
         if shutil.which("pdsh") is None:
             return (
                 "launcher: pdsh needs the program pdsh, which is not on PATH; it is in the package pdsh "
-                "(Debian, Ubuntu) or pdsh-rcmd-ssh (Fedora, RHEL); launcher: ssh does the same without it"
+                "(Debian, Ubuntu), or pdsh and pdsh-rcmd-exec (Fedora, RHEL); launcher: ssh works without it"
             )
         return missing_ssh("pdsh")
 
@@ -32,11 +38,16 @@ class PdshBackend:
         return refuse_ipv6(plan)
 
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
-        """`%n` is the number of a host in the list; a percent sign of our own is doubled."""
-        who = for_a_shell(node_command(plan, contact, "--node")).replace("%", "%%") + " %n"
+        """`%h` and `%n` are a host and its number in the list; percent signs of our own are doubled."""
         hosts = [host.name for host in plan.world.hosts]
+        token = str(PurePath(contact.folder) / _TOKEN_FILE)
         # -S: end with the largest exit code of all. -f: start all hosts at once; left alone, pdsh starts 32,
-        # and the next when one of them has ended, which would be never.
-        argv = ["pdsh", "-S", "-f", str(len(hosts)), "-w", ",".join(hosts), *plan.launcher_args, who]
-        environment = {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": " ".join(SSH_OPTIONS)}
-        return [Command(argv=tuple(argv), environment=environment, stdin=f"{contact.token}\n")]
+        # and the next when one of them has ended, which would be never. -N: no host before each line.
+        argv = ["pdsh", "-R", "exec", "-S", "-N", "-f", str(len(hosts)), "-w", ",".join(hosts)]
+        node = _escaped(for_a_shell(node_command(plan, contact, "--node"))) + " %n"
+        ssh = [*(_escaped(word) for word in ("sh", "-c", _SSH, token, *SSH_OPTIONS)), "%h", node]
+        return [Command(argv=(*argv, *plan.launcher_args, *ssh), files={token: f"{contact.token}\n"})]
+
+
+def _escaped(word: str) -> str:
+    return word.replace("%", "%%")

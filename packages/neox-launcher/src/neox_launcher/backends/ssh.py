@@ -8,8 +8,8 @@ from neox_launcher.plan import LaunchPlan
 __all__ = ["SSH_OPTIONS", "SshBackend", "missing_ssh"]
 
 # Never ask: a question about a password or an unknown host would wait for ever, once per host. Host keys are
-# checked as the user's ssh is configured to.
-SSH_OPTIONS = ("-o", "BatchMode=yes")
+# checked as the user's ssh is configured to. A host that does not answer is told after seconds, not minutes.
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
 
 class SshBackend:

@@ -55,6 +55,15 @@ def missing_devices(config: NeoXConfig, world: World) -> list[Problem]:
             f"gives this machine slot {highest}, and only {have} {'are' if world.gpus > 1 else 'is'} visible"
         )
         problems.append(Problem("hostfile", what, f"use slots below {world.gpus}"))
+    if config.parallelism.distributed_backend == "mpi":
+        problems.append(
+            Problem(
+                "distributed_backend",
+                "is not part of PyTorch's packages (it takes a PyTorch compiled against an MPI), and was never "
+                "tried with these process groups",
+                "use nccl or gloo; to start the workers by MPI, set launcher: openmpi, mvapich or mpich",
+            )
+        )
     if world.gpus == 0 and config.parallelism.distributed_backend == "nccl":
         problems.append(
             Problem(
