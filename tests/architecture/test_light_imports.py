@@ -38,6 +38,8 @@ def test_nothing_in_data_but_the_loader_loads_torch():
     assert loaded_by(modules) & HEAVY == set()
 
 
-@pytest.mark.parametrize("module", ["neox_model.worker", "neox_model.report"])
+@pytest.mark.parametrize(
+    "module", ["neox_model.worker", "neox_model.report", "neox_model.train.training_data"]
+)
 def test_what_runs_before_the_heavy_part_is_light(module):
     assert loaded_by([module]) & HEAVY == set()

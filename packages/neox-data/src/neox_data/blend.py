@@ -159,6 +159,10 @@ class BlendedDataset:
             raise IndexError(f"item {item} of a blend of {self._length:,}")
         return self._order.locate(item)
 
+    def taken(self, num_items: int) -> list[int]:
+        """Items that the first `num_items` of the blend take of each dataset."""
+        return [int(count) for count in self._order.taken(num_items)]
+
     def items_of(self, dataset: int, place: int) -> list[int]:
         """The items of the blend that are item `place` of a dataset: one or none."""
         item = self._order.item_of(dataset, place)

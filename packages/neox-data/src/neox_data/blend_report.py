@@ -4,12 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from neox_data.blend import blend_order
+from neox_data.blend import BlendedDataset, SampleDataset, blend_order
 from neox_data.indexed.base import IndexedDataset
+from neox_data.lazy_blend import LazyBlendedDataset
 from neox_data.samples.build_index import num_epochs, num_samples_in
+from neox_data.trace import leaf_dataset
 from neox_data.weights import normalise_weights, samples_per_dataset
 
-__all__ = ["SourceShare", "report_blend", "share_lines"]
+__all__ = ["SourceShare", "report_blend", "report_datasets", "share_lines"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,28 @@ def report_blend(
             ),
         )
         for dataset, weight, samples, count in rows
+    ]
+
+
+def report_datasets(dataset: SampleDataset, num_samples: int) -> list[SourceShare]:
+    """What the first `num_samples` items of a dataset, or of a blend of several, take of each source."""
+    if isinstance(dataset, BlendedDataset | LazyBlendedDataset):
+        sources, weights = dataset.datasets, dataset.weights.tolist()
+        taken = dataset.taken(num_samples)
+    else:
+        sources, weights, taken = [dataset], [1.0], [num_samples]
+    return [
+        SourceShare(
+            prefix=leaf.indexed.prefix,
+            documents=leaf.num_documents,
+            tokens=leaf.num_tokens,
+            weight=weight,
+            samples=samples,
+            share=samples / num_samples,
+            epochs=samples / max(num_samples_in(leaf.num_tokens, seq_length=leaf.seq_length), 1),
+            built_epochs=leaf.epochs,
+        )
+        for leaf, weight, samples in zip(map(leaf_dataset, sources), weights, taken, strict=True)
     ]
 
 

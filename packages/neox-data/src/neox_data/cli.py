@@ -1,12 +1,14 @@
 """`neox-data`: look at token files, check them, and make what comes before them."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 
-from neox_data.blend_report import report_blend, share_lines
+from neox_data.blend_report import SourceShare, report_blend, report_datasets, share_lines
 from neox_data.command import DataCommand
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
@@ -15,8 +17,11 @@ from neox_data.indexed.verify import verify_indexed
 from neox_data.manifest import check_tokenizer, merge_manifests, verify_manifest, write_manifest
 from neox_data.preprocess.read import CorpusReader, find_inputs
 from neox_data.preprocess.stdlib_corpus import write_stdlib_corpus
+from neox_data.sources import merge_offsets
 from neox_data.tokenizers import TOKENIZERS, build_tokenizer
 from neox_data.tokenizers.train import train_byte_level_bpe
+from neox_data.trace_cli import config_options, trace
+from neox_data.training_data import load_training_data
 from neox_data.weights import weights_by_num_documents
 
 __all__ = ["main"]
@@ -82,6 +87,7 @@ def merge(prefixes: tuple[str, ...], output: str) -> None:
     if contents is None:
         click.echo("not every dataset has a manifest, so the new one has none", err=True)
     else:
+        merge_offsets(prefixes, output)
         write_manifest(output, **contents)
     _echo_written(dataset)
 
@@ -137,27 +143,59 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
 
 
 @main.command("blend-report", cls=DataCommand)
-@click.argument("prefixes", nargs=-1, required=True, metavar="PREFIX...")
-@click.option(
-    "--num-samples", required=True, type=click.IntRange(1), help="train_iters times train_batch_size."
-)
-@click.option("--seq-length", required=True, type=click.IntRange(1), help="Tokens that a sample predicts.")
+@click.argument("prefixes", nargs=-1, metavar="[PREFIX...]")
+@config_options
+@click.option("--num-samples", type=click.IntRange(1), help="train_iters times train_batch_size.")
+@click.option("--seq-length", type=click.IntRange(1), help="Tokens that a sample predicts.")
 @click.option("--weights", help="Relative shares between commas, one for each dataset.  [default: equal]")
 @click.option(
     "--alpha", type=click.FloatRange(0), help="Weights by documents, as weighted_sampler_alpha takes it."
 )
 def blend_report(
-    prefixes: tuple[str, ...], num_samples: int, seq_length: int, weights: str | None, alpha: float | None
+    prefixes: tuple[str, ...],
+    paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    devices: int | None,
+    **plain: Any,
 ) -> None:
-    """Show what a blend takes of each dataset: share, samples, epochs."""
+    """Show what a training takes of each dataset: share, samples, epochs.
+
+    Either of a --config, or of datasets named here with --num-samples and --seq-length.
+    """
+    if bool(paths) == bool(prefixes):
+        raise click.UsageError("give either --config FILE or the prefixes of datasets")
+    if prefixes:
+        for line in share_lines(_report_prefixes(prefixes, **plain)):
+            click.echo(line)
+        return
+    if given := [name for name, value in plain.items() if value is not None]:
+        raise click.UsageError(
+            f"--{given[0].replace('_', '-')} goes with prefixes; the configuration says it"
+        )
+    data = load_training_data(paths, overrides=overrides, devices=devices)
+    for part, dataset in data.datasets.items():
+        click.echo(f"{part}: {data.num_samples[part]:,} samples of {data.seq_length:,} tokens")
+        for line in share_lines(report_datasets(dataset, data.num_samples[part])):
+            click.echo(line)
+
+
+def _report_prefixes(
+    prefixes: Sequence[str],
+    *,
+    num_samples: int | None,
+    seq_length: int | None,
+    weights: str | None,
+    alpha: float | None,
+) -> list[SourceShare]:
+    if num_samples is None or seq_length is None:
+        raise click.UsageError("prefixes need --num-samples and --seq-length")
     if weights is not None and alpha is not None:
         raise click.UsageError("--weights and --alpha exclude each other")
     datasets = [open_indexed(prefix) for prefix in prefixes]
     shares = _parse_weights(weights)
     if alpha is not None:
         shares = weights_by_num_documents([len(dataset) for dataset in datasets], alpha).tolist()
-    for line in share_lines(report_blend(datasets, shares, num_samples=num_samples, seq_length=seq_length)):
-        click.echo(line)
+    return report_blend(datasets, shares, num_samples=num_samples, seq_length=seq_length)
 
 
 @main.command("train-tokenizer", cls=DataCommand, several=("--input",))
@@ -202,6 +240,9 @@ def stdlib_corpus(output: Path) -> None:
     click.echo(f"wrote {output}: {counts.files:,} files, {counts.num_bytes / 1e6:,.1f} MB")
     if counts.undecodable:
         click.echo(f"{counts.undecodable:,} files are not UTF-8 and were left out")
+
+
+main.add_command(trace)
 
 
 def _parse_weights(weights: str | None) -> list[float] | None:

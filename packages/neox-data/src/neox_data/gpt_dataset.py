@@ -31,6 +31,10 @@ class GPTDataset:
         cache_dir: where the index files go when that folder cannot be written; None: a folder of the user's
             cache.
 
+    Attributes:
+        num_documents: documents of this part.
+        epochs: passes over them that the dataset is made of.
+
     Raises:
         DataError: the documents hold no token, or the index can be stored nowhere.
     """
@@ -66,8 +70,16 @@ class GPTDataset:
             cache_dir=None if cache_dir is None else Path(cache_dir),
         )
 
+        self.num_documents = len(documents)
+        self.epochs = len(self.index.documents) // self.num_documents
+
     def __len__(self) -> int:
         return len(self.index.shuffle)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of this part's documents, counted once."""
+        return int(self.indexed.sizes[self.index.documents].sum(dtype=np.int64)) // self.epochs
 
     def __getitem__(self, item: int) -> np.ndarray:
         """The tokens of an item, int64 [seq_length + 1]: `[:-1]` is the input, `[1:]` the labels."""

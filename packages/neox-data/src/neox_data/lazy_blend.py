@@ -99,6 +99,10 @@ class LazyBlendedDataset:
         owner = self._points.owner(item)
         return owner, self._points.taken(item, owner)
 
+    def taken(self, num_items: int) -> list[int]:
+        """Items that the first `num_items` of the blend take of each dataset."""
+        return [self._points.taken(num_items, number) for number in range(len(self.datasets))]
+
     def items_of(self, dataset: int, place: int) -> list[int]:
         """The items of the blend that are item `place` of a dataset: one or none."""
         if place >= self._points.taken(self._length, dataset):

@@ -30,6 +30,12 @@ class LazyGPTDataset:
         seq_length: tokens that a sample predicts.
         seed: for the order.
 
+    Attributes:
+        num_documents: documents of this part.
+        num_tokens: tokens of them.
+        epochs: passes over them that the dataset is made of.
+        samples_per_epoch: samples of one pass.
+
     Raises:
         DataError: the documents hold too few tokens for one sample, or do not lie one after another.
     """
@@ -48,7 +54,9 @@ class LazyGPTDataset:
         self.indexed = indexed
         self.seq_length = seq_length
         self._documents = documents
+        self.num_documents = len(documents)
         self._first, num_tokens = indexed.token_range(documents)
+        self.num_tokens = num_tokens
         self.samples_per_epoch = (num_tokens - 1) // seq_length
         if self.samples_per_epoch < 1:
             raise DataError(
@@ -56,8 +64,8 @@ class LazyGPTDataset:
                 f"{seq_length + 1:,}; use more data or a smaller seq_length"
             )
         self._spare = num_tokens - 1 - self.samples_per_epoch * seq_length
-        num_epochs = max(1, -(-num_samples // self.samples_per_epoch))
-        self._length = num_epochs * self.samples_per_epoch
+        self.epochs = max(1, -(-num_samples // self.samples_per_epoch))
+        self._length = self.epochs * self.samples_per_epoch
         self._key = f"{seed} {name}"
         self._epoch = self._order(0)
 
@@ -106,7 +114,7 @@ class LazyGPTDataset:
         if sequence not in self._documents or not size:
             return np.empty(0, np.int64)
         items = []
-        for epoch in range(len(self) // self.samples_per_epoch):
+        for epoch in range(self.epochs):
             _, offset, permutation = self._order(epoch)
             begin = self.indexed.first_token(sequence) - self._first - offset
             # Window w holds the tokens w * seq_length to (w + 1) * seq_length, both included.

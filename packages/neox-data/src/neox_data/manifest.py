@@ -15,7 +15,7 @@ from threading import Event
 from typing import Any
 
 from neox_data.errors import IndexedDatasetError, TokenizerError
-from neox_data.indexed.layout import bin_path, idx_path, manifest_path
+from neox_data.indexed.layout import bin_path, idx_path, manifest_path, offsets_path
 from neox_data.tokenizers.base import Tokenizer
 from neox_data.whole_files import written_aside
 
@@ -89,7 +89,7 @@ def write_manifest(
         options: what else decided them.
         counts: documents, tokens and whatever else was counted.
     """
-    files = {path.suffix: path for path in (bin_path(prefix), idx_path(prefix))}
+    files = {path.suffix: path for path in _data_files(prefix)}
     manifest = {
         "format": FORMAT,
         "inputs": list(inputs),
@@ -102,6 +102,12 @@ def write_manifest(
     }
     with written_aside(manifest_path(prefix)) as file:
         file.write(json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def _data_files(prefix: Path | str) -> list[Path]:
+    """The files of a dataset that its manifest vouches for."""
+    offsets = offsets_path(prefix)
+    return [bin_path(prefix), idx_path(prefix), *([offsets] if offsets.exists() else [])]
 
 
 def read_manifest(prefix: Path | str) -> dict[str, Any] | None:
@@ -163,7 +169,7 @@ def verify_manifest(prefix: Path | str) -> bool:
     manifest = read_manifest(prefix)
     if manifest is None:
         return False
-    for path in (bin_path(prefix), idx_path(prefix)):
+    for path in _data_files(prefix):
         written = manifest["files"].get(path.suffix, {})
         if path.stat().st_size != written.get("bytes") or _sha256(path) != written.get("sha256"):
             raise IndexedDatasetError(

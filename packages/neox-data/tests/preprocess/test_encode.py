@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,14 +26,15 @@ def test_batches_are_bounded_by_size() -> None:
 
 
 def test_tokens_come_in_order_with_their_ends_and_without_empty_documents() -> None:
-    documents = [document("ab"), document(""), document("c")]
+    documents = [replace(document(text), offset=place) for place, text in enumerate(["ab", "", "c"])]
     batches = list(encode(documents, end_of_document=0))
-    tokens, sizes = (
+    tokens, sizes, _, offsets = (
         np.concatenate(parts) for parts in zip(*(batch.columns[0] for batch in batches), strict=True)
     )
     assert tokens.tolist() == [97, 98, 0, 99, 0]
     assert tokens.dtype == np.uint16
     assert sizes.tolist() == [3, 2]
+    assert offsets.tolist() == [0, 2]
     assert sum(batch.num_documents for batch in batches) == 3
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "dtype_code",
     "idx_path",
     "manifest_path",
+    "offsets_path",
     "token_dtype",
 ]
 
@@ -160,6 +161,11 @@ def bin_path(prefix: Path | str) -> Path:
 def idx_path(prefix: Path | str) -> Path:
     """`PREFIX.idx`; the prefix may itself contain dots."""
     return Path(f"{prefix}.idx")
+
+
+def offsets_path(prefix: Path | str) -> Path:
+    """`PREFIX.offsets`, which says where in its source each document begins; see `neox_data.sources`."""
+    return Path(f"{prefix}.offsets")
 
 
 def manifest_path(prefix: Path | str) -> Path:

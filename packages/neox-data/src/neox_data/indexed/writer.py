@@ -20,7 +20,15 @@ from numpy.typing import ArrayLike, DTypeLike
 from neox_data.errors import IndexedDatasetError
 from neox_data.indexed.base import IndexedDataset
 from neox_data.indexed.copy import copy_bytes
-from neox_data.indexed.layout import MMAP_INDEX, VERSION, bin_path, dtype_code, idx_path, manifest_path
+from neox_data.indexed.layout import (
+    MMAP_INDEX,
+    VERSION,
+    bin_path,
+    dtype_code,
+    idx_path,
+    manifest_path,
+    offsets_path,
+)
 from neox_data.whole_files import written_aside
 
 __all__ = ["IndexedDatasetWriter"]
@@ -73,8 +81,9 @@ class IndexedDatasetWriter:
             for file in (self._bin, self._idx):
                 file.flush()
                 os.fsync(file.fileno())
-            # Never a moment with the new .bin under the old index, nor with the old manifest.
+            # Never a moment with the new .bin under the old index, nor with what is told of the old one.
             manifest_path(self.prefix).unlink(missing_ok=True)
+            offsets_path(self.prefix).unlink(missing_ok=True)
             idx_path(self.prefix).unlink(missing_ok=True)
 
     def append(self, tokens: ArrayLike) -> None:

@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from neox_data.preprocess.read import Document
 
-__all__ = ["EncodedBatch", "Encoder", "batched", "encode_all"]
+__all__ = ["Column", "EncodedBatch", "Encoder", "batched", "encode_all"]
 
 # The ids of some texts one after another, and how many each has.
 Encoder = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
@@ -22,24 +23,40 @@ _BATCH_BYTES = 1 << 22
 _BATCH_DOCUMENTS = 1 << 14
 
 
+class Column(NamedTuple):
+    """What the texts of one key became; documents that gave no token are left out.
+
+    Attributes:
+        tokens: of the documents, one after another.
+        sizes: tokens of each document.
+        files: number of the file that each document is from.
+        offsets: where it begins there.
+    """
+
+    tokens: np.ndarray
+    sizes: np.ndarray
+    files: np.ndarray
+    offsets: np.ndarray
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
     """Consecutive documents as tokens.
 
     Attributes:
-        columns: per key, the tokens one after another and the number of them in each document that has any.
+        columns: one per key.
         num_documents: documents of the batch, those without tokens included.
         num_bytes: their size in the corpus.
     """
 
-    columns: list[tuple[np.ndarray, np.ndarray]]
+    columns: list[Column]
     num_documents: int
     num_bytes: int
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all keys."""
-        return sum(tokens.size for tokens, _ in self.columns)
+        return sum(column.tokens.size for column in self.columns)
 
 
 def batched(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -90,10 +107,13 @@ def _encode(
     batch: Sequence[Document], encoder: Encoder, dtype: np.dtype[np.generic], end_of_document: int | None
 ) -> EncodedBatch:
     columns = []
+    files = np.fromiter((document.file for document in batch), np.int64, len(batch))
+    offsets = np.fromiter((document.offset for document in batch), np.int64, len(batch))
     for texts in zip(*(document.texts for document in batch), strict=True):
         tokens, sizes = encoder(texts)
-        sizes = sizes[sizes > 0]
-        columns.append(_ended(tokens.astype(dtype), sizes, end_of_document))
+        kept = sizes > 0
+        ended = _ended(tokens.astype(dtype), sizes[kept], end_of_document)
+        columns.append(Column(*ended, files[kept], offsets[kept]))
     return EncodedBatch(columns, len(batch), sum(document.num_bytes for document in batch))
 
 

@@ -13,7 +13,7 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -48,10 +48,14 @@ class Document:
     Attributes:
         texts: the text of each wanted key.
         num_bytes: its size in the (unpacked) file.
+        file: number of the file it is from.
+        offset: where in the (unpacked) file it begins: a byte, or a row of a `.parquet`.
     """
 
     texts: tuple[str, ...]
     num_bytes: int
+    file: int = 0
+    offset: int = 0
 
 
 def find_inputs(names: Iterable[str]) -> list[Path]:
@@ -159,6 +163,7 @@ class CorpusReader:
         self.num_too_long = 0
         self.total_bytes = sum(path.stat().st_size for path in paths)
         self.bytes_done = 0
+        self._file = self._offset = 0
         self.num_skipped = 0
         self.first_skipped: CorpusError | None = None
 
@@ -168,8 +173,8 @@ class CorpusReader:
         Raises:
             CorpusError: a document cannot be read and is not to be skipped, or a compressed file is damaged.
         """
-        for path in self._paths:
-            done_before = self.bytes_done
+        for number, path in enumerate(self._paths):
+            self._file, self._offset, done_before = number, 0, self.bytes_done
             with path.open("rb", buffering=_BUFFER_BYTES) as raw, _damage_named(path):
                 for document in self._documents(path, raw):
                     self.bytes_done = done_before + raw.tell()
@@ -187,10 +192,13 @@ class CorpusReader:
         number = 0
         while line := stream.readline(self._max_document_bytes + 1):
             number += 1
+            offset = self._offset
+            self._offset += len(line)
             if len(line) > self._max_document_bytes:
                 self.num_too_long += 1
                 while line and not line.endswith(b"\n"):
                     line = stream.readline(_BUFFER_BYTES)
+                    self._offset += len(line)
                 continue
             if line.isspace():
                 continue
@@ -199,7 +207,7 @@ class CorpusReader:
             except ValueError as error:
                 self._skip(CorpusError(f"{name}, line {number}: {error}; {_SKIP_HINT}"))
             else:
-                yield Document(texts, len(line))
+                yield Document(texts, len(line), self._file, offset)
 
     def _read_whole(self, name: str, stream: BinaryIO) -> Iterator[Document]:
         data = stream.read(self._max_document_bytes + 1)
@@ -211,7 +219,8 @@ class CorpusReader:
         except ValueError as error:
             self._skip(CorpusError(f"{name}: {error}; {_SKIP_HINT}"))
         else:
-            yield Document((text,) * len(self._keys), len(data))
+            yield Document((text,) * len(self._keys), len(data), self._file, self._offset)
+        self._offset += len(data)
 
     def _read_rows(self, path: Path) -> Iterator[Document]:
         # Only where there is such a file: it takes longer to import than all else together.
@@ -224,7 +233,7 @@ class CorpusReader:
                 for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(self._keys)):
                     columns = (batch.column(key).to_pylist() for key in self._keys)
                     for values in zip(*columns, strict=True):
-                        number += 1
+                        self._offset, number = number, number + 1
                         yield from self._row(f"{path}, row {number}", values)
         except ArrowInvalid as error:
             raise CorpusError(f"{path} is damaged or no parquet file ({error}); copy it again") from error
@@ -242,10 +251,10 @@ class CorpusReader:
         if num_bytes > self._max_document_bytes:
             self.num_too_long += 1
         else:
-            yield Document(texts, num_bytes)
+            yield Document(texts, num_bytes, self._file, self._offset)
 
     def _mended(self, document: Document) -> Document:
-        return Document(tuple(ftfy.fix_text(text) for text in document.texts), document.num_bytes)
+        return replace(document, texts=tuple(ftfy.fix_text(text) for text in document.texts))
 
     def _skip(self, error: CorpusError) -> None:
         if not self._skip_bad_lines:

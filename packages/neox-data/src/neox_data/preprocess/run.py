@@ -14,6 +14,7 @@ from neox_data.manifest import describe_tokenizer, hashed_ahead, write_manifest
 from neox_data.preprocess.encode import EncodedBatch, Encoder, encode_all
 from neox_data.preprocess.progress import Counts, Reporter
 from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusReader, sample_texts
+from neox_data.sources import OffsetsWriter
 from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.fast import fast_encoder
 
@@ -148,6 +149,9 @@ def preprocess(
     dtype = token_dtype(tokenizer.vocab_size)
     counts = Counts()
     with ExitStack() as files, hashed_ahead(paths) as inputs:
+        Path(output_prefix).parent.mkdir(parents=True, exist_ok=True)
+        # Entered first, so that they appear after the datasets that they belong to.
+        offsets = [files.enter_context(OffsetsWriter.open(prefix, len(paths))) for prefix in prefixes]
         writers = [files.enter_context(IndexedDatasetWriter(prefix, dtype=dtype)) for prefix in prefixes]
         batches = encode_all(
             reader,
@@ -157,7 +161,7 @@ def preprocess(
             workers=workers,
         )
         for batch in batches:
-            _write(batch, writers)
+            _write(batch, writers, offsets)
             counts.documents += batch.num_documents
             counts.tokens += batch.num_tokens
             counts.num_bytes += batch.num_bytes
@@ -171,10 +175,10 @@ def preprocess(
                     f"no document of {', '.join(map(str, paths))} has text under {key!r}; nothing to write"
                 )
         sources = inputs()
-    for writer, key in zip(writers, options.keys, strict=True):
+    for writer, places, key in zip(writers, offsets, options.keys, strict=True):
         write_manifest(
             writer.prefix,
-            inputs=sources,
+            inputs=places.with_documents(sources),
             tokenizer=describe_tokenizer(tokenizer),
             options={**options.described(key), "encoder": encoder_name},
             counts={
@@ -214,9 +218,12 @@ def _choose_encoder(
         return tokenizer.encode_flat, f"{name}, not gigatoken ({reason})", options.workers
 
 
-def _write(batch: EncodedBatch, writers: Sequence[IndexedDatasetWriter]) -> None:
-    for writer, (tokens, sizes) in zip(writers, batch.columns, strict=True):
-        writer.append_all(tokens, sizes)
+def _write(
+    batch: EncodedBatch, writers: Sequence[IndexedDatasetWriter], offsets: Sequence[OffsetsWriter]
+) -> None:
+    for writer, places, column in zip(writers, offsets, batch.columns, strict=True):
+        writer.append_all(column.tokens, column.sizes)
+        places.append(column.files, column.offsets)
 
 
 def _fraction(counts: Counts, reader: CorpusReader, num_documents: int | None) -> float:

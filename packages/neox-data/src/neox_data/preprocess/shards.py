@@ -18,6 +18,7 @@ from neox_data.indexed.layout import manifest_path
 from neox_data.manifest import describe_tokenizer, merge_manifests, read_manifest, write_manifest
 from neox_data.preprocess.progress import Counts, Reporter
 from neox_data.preprocess.run import Options, Summary, output_prefix_of, preprocess
+from neox_data.sources import merge_offsets
 from neox_data.tokenizers.base import Tokenizer
 
 __all__ = ["SHARD_BYTES", "preprocess_resumably", "take_shard"]
@@ -153,6 +154,7 @@ def _merge(
         )
     output = output_prefix_of(output_prefix, key)
     merge_indexed(prefixes, output)
+    merge_offsets(prefixes, output)
     write_manifest(output, **contents)
     encoder = contents["options"].get("encoder", "different encoders; see the manifest")
     return {**contents["counts"], "encoder": encoder}

@@ -1,0 +1,85 @@
+import json
+
+import numpy as np
+import pytest
+
+from neox_data.errors import DataError
+from neox_data.indexed import IndexedDatasetWriter
+from neox_data.trace import readings_at
+from neox_data.training_data import load_training_data
+from neox_model.parallel.groups import SINGLE, Group, Groups
+from neox_model.parallel.topology import Topology
+from neox_model.train.data import build_datasets, open_streams
+from neox_model.train.training_data import describe_training_data, training_data_of
+from support.settings import TINY, resolved_from
+
+
+def write(folder, name, documents, seed):
+    random = np.random.default_rng(seed)
+    with IndexedDatasetWriter(folder / name, dtype=np.uint16) as writer:
+        for _ in range(documents):
+            writer.append(random.integers(1, 500, random.integers(1, 40)).astype(np.uint16))
+    return str(folder / name)
+
+
+@pytest.fixture
+def settings(tmp_path):
+    one, two = write(tmp_path, "one", 40, 1), write(tmp_path, "two", 20, 2)
+    paths = {"train_data_paths": [one, two], "valid_data_paths": [one], "test_data_paths": [two]}
+    return {
+        "train_iters": 6, "eval_interval": 4, "eval_iters": 1, "tokenizer_type": "CharLevelTokenizer",
+        "num_workers": 1, "train_data_weights": [0.3, 0.7], **paths,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("sample_order", ["gpt_neox", "lazy"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_trace_is_what_training_reads_from_the_start_and_resumed(settings, sample_order, devices):
+    resolved = resolved_from(settings | {"sample_order": sample_order}, devices=devices)
+    datasets, data = build_datasets(resolved), training_data_of(resolved)
+    for rank in range(devices):
+        here = Group(rank, devices, None, tuple(range(devices)))
+        groups = Groups(data=here, model=SINGLE, pipe=SINGLE, world=SINGLE, control=SINGLE)
+        open_train = open_streams(resolved, datasets, groups, vocab_size=512, end_of_document=0)["train"]
+        for first in (0, 4):
+            stream = open_train(first)
+            for iteration in range(first, 6):
+                traced = list(readings_at(data, iteration, rank))
+                for step in range(2):
+                    batch = next(stream)
+                    rows = [reading for reading in traced if reading.place.micro_step == step]
+                    tokens = [np.concatenate([one.tokens for one in row.passages]) for row in rows]
+                    assert [row[:-1].tolist() for row in tokens] == batch.tokens_BS.tolist()
+                    assert [row[1:].tolist() for row in tokens] == batch.labels_BS.tolist()
+            stream.close()
+
+
+@pytest.mark.parametrize(("model", "pipe", "devices"), [(1, 1, 4), (2, 1, 4), (2, 2, 8), (1, 2, 4)])
+def test_each_process_belongs_to_its_copy(settings, model, pipe, devices):
+    parallel = {"model_parallel_size": model, "pipe_parallel_size": pipe}
+    data = training_data_of(resolved_from(settings | parallel, devices=devices))
+    topology = Topology.of_world(devices, model_parallel_size=model, pipe_parallel_size=pipe)
+    for ranks in topology.ranks_along("data"):
+        assert [data.data_parallel_ranks[rank] for rank in ranks] == list(range(len(ranks)))
+
+
+def test_configuration_files_are_read(settings, tmp_path):
+    path = tmp_path / "x.yml"
+    path.write_text(json.dumps({**TINY, **settings}))
+    data = describe_training_data([path], overrides=["train-iters=9"], devices=2)
+    assert (data.train_iters, data.data_parallel_size, data.micro_batch, data.accumulation) == (9, 2, 2, 2)
+    assert data.build_tokenizer().vocab_size == 512
+    assert describe_training_data([path]).data_parallel_size == 1
+
+
+def test_a_wrong_configuration_is_told_as_one_of_the_data(settings, tmp_path):
+    path = tmp_path / "x.yml"
+    path.write_text(json.dumps({**TINY, **settings, "split": "nonsense"}))
+    with pytest.raises(DataError, match="split"):
+        describe_training_data([path])
+
+
+def test_neox_data_finds_this_package_by_its_entry_point(settings, tmp_path):
+    path = tmp_path / "x.yml"
+    path.write_text(json.dumps({**TINY, **settings}))
+    assert load_training_data([path], devices=2).data_parallel_size == 2
