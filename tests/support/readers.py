@@ -55,8 +55,29 @@ def _words(source: Source) -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
+def _properties() -> dict[str, frozenset[str]]:
+    """Attribute of a section -> its properties that are made of it: who reads one reads the attribute."""
+    found: dict[str, set[str]] = {}
+    for source in sources():
+        if not source.module.startswith("neox_launcher.config.sections."):
+            continue
+        for function in ast.walk(source.tree):
+            if isinstance(function, ast.FunctionDef) and _is_property(function):
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
+                        found.setdefault(node.attr, set()).add(function.name)
+    return {name: frozenset(names) for name, names in found.items()}
+
+
+def _is_property(function: ast.FunctionDef) -> bool:
+    return any(getattr(decorator, "id", "") == "property" for decorator in function.decorator_list)
+
+
 def _is_read(name: str, words: frozenset[str]) -> bool:
     *blocks, own = name.split(".")
+    if _properties().get(own, frozenset()) & words:
+        return True
     section = section_of(name.partition(".")[0])
     around = {section, sections()[section].__name__}
     endings = {word[1:] for word in words if word.startswith("*_")}

@@ -21,10 +21,10 @@ def test_a_valid_file_is_said_to_be_valid(minimal):
 
 
 def test_notes_are_told_and_do_not_fail(minimal):
-    result = run("check", minimal, "--set", "rank=3", "--set", "pos-emb=rpe")
+    result = run("check", minimal, "--set", "rank=3", "--set", "char-level-ppl=true")
     assert result.exit_code == 0
     assert "command line: 2 notes" in result.stderr
-    assert "--set pos-emb: rpe\n    is not built yet" in result.stderr
+    assert "--set char-level-ppl: true\n    is not built yet" in result.stderr
 
 
 def test_a_wrong_file_fails_with_2(minimal):
@@ -69,7 +69,7 @@ def test_the_engine_s_part_is_json(minimal):
     ("name", "sentence"),
     [
         ("rotary-pct", "used when    pos_emb is rotary"),
-        ("rotary-pct", "read by      neox_launcher.config.rules, neox_model.build.attention"),
+        ("rotary-pct", "carried out  by neox_model.build.attention"),
         ("gas", "gas stands for gradient_accumulation_steps"),
         ("geglu", "geglu is an older spelling"),
         ("zero_optimization", "What data-parallel ranks share"),

@@ -46,44 +46,48 @@ class Crowd:
     counts: tuple[int, ...]
 
 
-def elastic_batch(block: Elasticity, *, devices: int, devices_per_copy: int = 1) -> ElasticBatch:
+def elastic_batch(elasticity: Elasticity, *, devices: int, devices_per_copy: int = 1) -> ElasticBatch:
     """The batch sizes for a number of devices.
 
     Args:
-        block: what is allowed.
+        elasticity: what is allowed.
         devices: of the whole job.
         devices_per_copy: that share each layer.
 
     Raises:
         ValueError: the block allows no batch for so many devices; what, and behind "; " the remedy.
     """
-    crowd, unit = _crowd(block, devices_per_copy)
-    copies, most = devices // devices_per_copy, block.max_train_batch_size
+    crowd, unit = _crowd(elasticity, devices_per_copy)
+    copies, most = devices // devices_per_copy, elasticity.max_train_batch_size
     valid = tuple(count * unit for count in crowd.counts)
     batch = crowd.batch * (unit // devices_per_copy)
     if devices not in valid:
-        if block.version < 0.2 or devices % unit or not block.min_gpus <= devices <= block.max_gpus:
+        if (
+            elasticity.version < 0.2
+            or devices % unit
+            or not elasticity.min_gpus <= devices <= elasticity.max_gpus
+        ):
             raise ValueError(f"allows no batch for {devices:,} devices; {_nearest(devices, valid)}")
-        shares = [size * (most // (size * copies)) for size in block.micro_batch_sizes]
-        share = max(shares) if block.prefer_large_batch else min(filter(None, shares), default=0)
+        shares = [size * (most // (size * copies)) for size in elasticity.micro_batch_sizes]
+        share = max(shares) if elasticity.prefer_large_batch else min(filter(None, shares), default=0)
         if not share:
             raise ValueError(
                 f"allows no batch for {devices:,} devices: the smallest is "
-                f"{min(block.micro_batch_sizes) * copies:,}; raise max_train_batch_size"
+                f"{min(elasticity.micro_batch_sizes) * copies:,}; raise max_train_batch_size"
             )
         batch = share * copies
-    fitting = [size for size in block.micro_batch_sizes if batch // copies % size == 0]
-    micro = max(fitting) if block.version < 0.2 or block.prefer_large_batch else fitting[0]
+    fitting = [size for size in elasticity.micro_batch_sizes if batch // copies % size == 0]
+    micro = max(fitting) if elasticity.version < 0.2 or elasticity.prefer_large_batch else fitting[0]
     return ElasticBatch(train=batch, micro=micro, accumulation=batch // copies // micro)
 
 
-def elastic_devices(block: Elasticity, *, devices_per_copy: int = 1) -> tuple[int, ...]:
+def elastic_devices(elasticity: Elasticity, *, devices_per_copy: int = 1) -> tuple[int, ...]:
     """The numbers of devices that share one batch size.
 
     Raises:
         ValueError: the block allows none; what, and behind "; " the remedy.
     """
-    crowd, unit = _crowd(block, devices_per_copy)
+    crowd, unit = _crowd(elasticity, devices_per_copy)
     return tuple(count * unit for count in crowd.counts)
 
 
@@ -116,25 +120,25 @@ def common_batch(
     return best
 
 
-def _crowd(block: Elasticity, devices_per_copy: int) -> tuple[Crowd, int]:
+def _crowd(elasticity: Elasticity, devices_per_copy: int) -> tuple[Crowd, int]:
     """The crowd that the block asks for, and how many devices one of its counts stands for."""
-    if block.version < 0.2:
+    if elasticity.version < 0.2:
         unit, copies = 1, 1
         if devices_per_copy > 1:
             raise ValueError("knows no model parallelism in version 0.1; set version: 0.2")
     else:
-        unit, copies = block.num_gpus_per_node, block.num_gpus_per_node // devices_per_copy
-        if block.num_gpus_per_node % devices_per_copy:
+        unit, copies = elasticity.num_gpus_per_node, elasticity.num_gpus_per_node // devices_per_copy
+        if elasticity.num_gpus_per_node % devices_per_copy:
             raise ValueError(
                 f"needs whole copies of the model on each host: num_gpus_per_node is {unit}, and "
                 f"{devices_per_copy} devices hold a copy; set num_gpus_per_node to a multiple of that"
             )
     crowd = common_batch(
-        block.micro_batch_sizes,
-        largest=block.max_train_batch_size // copies,
-        fewest=max(1, -(-block.min_gpus // unit)),
-        most=block.max_gpus // unit,
-        prefer_large=block.prefer_large_batch,
+        elasticity.micro_batch_sizes,
+        largest=elasticity.max_train_batch_size // copies,
+        fewest=max(1, -(-elasticity.min_gpus // unit)),
+        most=elasticity.max_gpus // unit,
+        prefer_large=elasticity.prefer_large_batch,
     )
     return crowd, unit
 

@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
+from neox_launcher.config.carried_out import carried_out_by
 from neox_launcher.config.not_yet import NOT_YET
 from neox_launcher.config.parameter import Parameter
 from neox_launcher.config.schema import sections
@@ -60,7 +60,7 @@ def describe_parameter(parameter: Parameter) -> str:
         ("also called", ", ".join(name for name, target in SHORTHANDS.items() if target == parameter.name)),
         ("older names", ", ".join(_older_names(parameter.name))),
         ("not yet", f"some values; {NOT_YET[parameter.name].instead}" if parameter.name in NOT_YET else ""),
-        ("read by", ", ".join(_readers().get(parameter.name, ()))),
+        ("carried out", f"by {by}" if (by := carried_out_by(parameter)) else ""),
     ]
     lines = [f"  {name:<12} {value}" for name, value in rows if value]
     return "\n".join([parameter.name, f"  {parameter.doc}", "", *lines])
@@ -172,12 +172,6 @@ def _pairs(heads: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
     lines = [f"| {heads[0]} | {heads[1]} |", "| --- | --- |"]
     lines += [f"| `{name}` | {_cell(text)} |" for name, text in rows]
     return "\n".join(lines) + "\n"
-
-
-def _readers() -> dict[str, list[str]]:
-    """The modules that read each parameter, a table that `make docs` writes."""
-    found: dict[str, list[str]] = json.loads(Path(__file__).with_name("readers.json").read_text())
-    return found
 
 
 def _older_names(name: str) -> Iterator[str]:

@@ -44,7 +44,9 @@ class GenerationSection(Section):
         origin="NeoX",
         doc="Compute the whole text again for each token instead of keeping keys and values.",
     )
-    eval_results_prefix: str = param("", origin="NeoX", doc="Start of the name of the results file.")
+    eval_results_prefix: str = param(
+        "", origin="NeoX", used_when="eval_tasks is set", doc="Start of the name of the results file."
+    )
     eval_tasks: tuple[str, ...] | None = param(
         None, origin="NeoX", none_means="no tasks", doc="Tasks of lm-evaluation-harness."
     )
