@@ -10,10 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from neox_launcher.backends import BACKENDS, MPI_BACKENDS
+from neox_launcher.backends import BACKENDS
 from neox_launcher.config import NeoXConfig, encode_resolved, load_config, resolve
 from neox_launcher.config.not_yet import not_built_yet
 from neox_launcher.config.problems import Problem, config_error, in_words, place_of
+from neox_launcher.config.sections.launch import MPI_LAUNCHERS
 from neox_launcher.environment import travelling_variables
 from neox_launcher.errors import LaunchError
 from neox_launcher.file_checks import check_files
@@ -21,6 +22,7 @@ from neox_launcher.plan import LaunchPlan
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.hosts import find_pool, first_workers, is_this_machine, select
 from neox_launcher.resources.local_gpus import count_gpus
+from neox_launcher.resources.names import unresolved_names
 from neox_launcher.resources.world import World, missing_devices
 from neox_launcher.supervision import Outcome, supervise
 
@@ -92,7 +94,7 @@ def plan_launch(
         resolved=resolve(config, devices=world.size, hosts=len(hosts)),
         python=sys.executable,
         working_directory=str(Path.cwd()),
-        launcher_args=_arguments(config),
+        launcher_args=tuple(shlex.split(config.launch.launcher_args or "")),
         bind_cores=request.bind_cores,
         max_restarts=request.max_restarts,
         output=request.output,
@@ -120,6 +122,12 @@ def refuse_what_cannot_run(plan: LaunchPlan) -> None:
     reason = backend.missing() or backend.refuses(plan)
     if reason is not None:
         raise LaunchError(reason)
+    unknown = unresolved_names([host.name for host in plan.world.hosts]) if backend.uses_names else []
+    if unknown:
+        raise LaunchError(
+            f"{plan.hosts_from}: {', '.join(unknown)} cannot be resolved here, neither by name nor by ssh's "
+            "configuration; mend the names, or /etc/hosts, or ~/.ssh/config"
+        )
 
 
 def run_plan(plan: LaunchPlan) -> Outcome:
@@ -159,7 +167,7 @@ def _choose_launcher(config: NeoXConfig, hosts: tuple[Host, ...]) -> str:
     """
     launch = config.launch
     if launch.deepspeed_mpi:
-        return launch.launcher if launch.launcher in MPI_BACKENDS else "openmpi"
+        return launch.launcher if launch.launcher in MPI_LAUNCHERS else "openmpi"
     others = [host.name for host in hosts if not is_this_machine(host.name)]
     if not others and len(hosts) == 1:
         return "local"
@@ -194,18 +202,3 @@ def _port(config: NeoXConfig, environment: Mapping[str, str]) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise LaunchError(f"MASTER_PORT={text} is no port; unset it, or set master-port")
     return int(text)
-
-
-def _arguments(config: NeoXConfig) -> tuple[str, ...]:
-    """`launcher_args` as a shell would split them.
-
-    Raises:
-        ConfigError: a quote is not closed.
-    """
-    text = config.launch.launcher_args or ""
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        problem = Problem("launcher_args", f"cannot be split into words ({error})", "close the quotes")
-        place = place_of(config.sources, "launcher_args")
-        raise config_error([problem.located(place, in_words(text))], config.files) from error

@@ -220,13 +220,6 @@ EXAMPLES = {
         "works only without pipeline stages",
         "log-grad-norm: true",
     ),
-    "one_choice_of_slots": ("include: a\nexclude: b", "exclude", "excludes include", "include: a"),
-    "counts_of_devices_are_positive": (
-        "num-gpus: 0",
-        "num_gpus",
-        "leaves nothing to train on",
-        "num-gpus: -1",
-    ),
     "deepspeed_is_the_engine": (
         "deepspeed: false",
         "deepspeed",

@@ -11,7 +11,7 @@ from neox_launcher.backends.pdsh import PdshBackend
 from neox_launcher.backends.slurm import SlurmBackend
 from neox_launcher.backends.ssh import SshBackend
 
-__all__ = ["BACKENDS", "MPI_BACKENDS", "Backend", "Command", "Contact"]
+__all__ = ["BACKENDS", "Backend", "Command", "Contact"]
 
 BACKENDS: Mapping[str, Backend] = {
     "local": LocalBackend(),
@@ -22,5 +22,3 @@ BACKENDS: Mapping[str, Backend] = {
     "mpich": MpichBackend(),
     "slurm": SlurmBackend(),
 }
-# These start one process per worker, which learns its rank from them.
-MPI_BACKENDS = ("openmpi", "mvapich", "mpich")

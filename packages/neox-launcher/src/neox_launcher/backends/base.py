@@ -60,7 +60,13 @@ class Command:
 
 
 class Backend(Protocol):
-    """Turns a plan into the commands that start its nodes."""
+    """Turns a plan into the commands that start its nodes.
+
+    Attributes:
+        uses_names: hosts are reached by names that this machine must be able to resolve.
+    """
+
+    uses_names: bool
 
     def missing(self) -> str | None:
         """Why this backend cannot work here, with the remedy; None when it can."""

@@ -11,6 +11,8 @@ __all__ = ["LocalBackend"]
 class LocalBackend:
     """One host, this one."""
 
+    uses_names = False
+
     def missing(self) -> str | None:
         """What is not installed here."""
         for package, name in (("torch", "torch"), ("neox_model", "neox-model")):

@@ -17,6 +17,8 @@ _NO_PINNING = {"I_MPI_PIN": "0"}
 class MpichBackend:
     """One `mpiexec.hydra` with a machine file."""
 
+    uses_names = True
+
     def missing(self) -> str | None:
         """Whether there is a hydra."""
         found = find_program(_PROGRAMS, Flavour.HYDRA, Flavour.INTEL)

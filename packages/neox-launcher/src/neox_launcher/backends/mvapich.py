@@ -18,6 +18,8 @@ _TOKEN_FILE = "token"
 class MvapichBackend:
     """One `mpirun_rsh` or `mpiexec` for all workers."""
 
+    uses_names = True
+
     def missing(self) -> str | None:
         """Whether there is one of its start programs."""
         found = find_program(_PROGRAMS, *_KINDS)

@@ -13,6 +13,8 @@ _PACKAGES = "openmpi-bin (Debian, Ubuntu) or openmpi (RHEL)"
 class OpenMpiBackend:
     """One `mpirun` with a part for each host."""
 
+    uses_names = True
+
     def missing(self) -> str | None:
         """Whether there is an mpirun of Open MPI."""
         found = find_program(_PROGRAMS, Flavour.OPEN_MPI)

@@ -16,13 +16,15 @@ from neox_launcher.plan import LaunchPlan
 __all__ = ["PdshBackend"]
 
 _TOKEN_FILE = "token"
-# pdsh hands nothing of its own standard input on, where nodes expect the token. So pdsh runs this on this machine,
-# once per host: ssh, with a file that the user alone can read ($0) as its input.
+# pdsh hands nothing of its own standard input on, where nodes expect the token. So pdsh runs this on this
+# machine, once per host: ssh, with a file that the user alone can read ($0) as its input.
 _SSH = 'exec ssh "$@" < "$0"'
 
 
 class PdshBackend:
     """One `pdsh` for all hosts."""
+
+    uses_names = True
 
     def missing(self) -> str | None:
         """Whether there are pdsh and ssh."""

@@ -13,6 +13,8 @@ __all__ = ["SlurmBackend"]
 class SlurmBackend:
     """One `srun` for all hosts."""
 
+    uses_names = False
+
     def missing(self) -> str | None:
         """Whether there are srun and an allocation."""
         if shutil.which("srun") is None:

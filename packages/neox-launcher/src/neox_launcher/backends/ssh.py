@@ -15,6 +15,8 @@ SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 class SshBackend:
     """One `ssh` per host, all at once."""
 
+    uses_names = True
+
     def missing(self) -> str | None:
         """Whether there is an ssh client."""
         return missing_ssh("ssh")

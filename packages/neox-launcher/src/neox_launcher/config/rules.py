@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from neox_launcher.config.attention_layers import expand_attention
+from neox_launcher.config.launch_rules import LAUNCH_RULES
 from neox_launcher.config.model_rules import MODEL_RULES
 from neox_launcher.config.problems import Place, Problem, did_you_mean, in_words, place_of
 from neox_launcher.config.schema import NeoXConfig
@@ -37,7 +38,7 @@ def broken_rules(config: NeoXConfig, places: Mapping[str, Place], *, is_partial:
         is_partial: some values were wrong by themselves and are absent.
     """
     problems: list[Problem] = []
-    for check in (*RULES, *MODEL_RULES, *TREE_RULES):
+    for check in (*RULES, *LAUNCH_RULES, *MODEL_RULES, *TREE_RULES):
         try:
             found = list(check(config))
         except AttributeError:
@@ -490,21 +491,6 @@ def gradient_norms_need_the_plain_model(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem(
             "log_grad_norm", "works only without pipeline stages", "set pipe-parallel-size: 0, or false"
         )
-
-
-@rule
-def one_choice_of_slots(c: NeoXConfig) -> Iterator[Problem]:
-    """Slots are named by what is in or by what is out."""
-    if c.launch.include is not None and c.launch.exclude is not None:
-        yield Problem("exclude", "excludes include", "leave one of them out")
-
-
-@rule
-def counts_of_devices_are_positive(c: NeoXConfig) -> Iterator[Problem]:
-    """-1 means all; nothing else below 1 means anything."""
-    for name, count in (("num_gpus", c.launch.num_gpus), ("num_nodes", c.launch.num_nodes)):
-        if count == 0:
-            yield Problem(name, "leaves nothing to train on", "use -1 for all, or at least 1")
 
 
 @rule

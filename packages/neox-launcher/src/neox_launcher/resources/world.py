@@ -59,7 +59,7 @@ def missing_devices(config: NeoXConfig, world: World) -> list[Problem]:
         problems.append(
             Problem(
                 "distributed_backend",
-                "is not part of PyTorch's packages (it takes a PyTorch compiled against an MPI), and was never "
+                "is in no package of PyTorch's (it takes a PyTorch compiled against an MPI), and was never "
                 "tried with these process groups",
                 "use nccl or gloo; to start the workers by MPI, set launcher: openmpi, mvapich or mpich",
             )

@@ -4,7 +4,10 @@ from typing import Literal
 
 from neox_launcher.config.parameter import Section, param
 
-__all__ = ["LaunchSection"]
+__all__ = ["MPI_LAUNCHERS", "LaunchSection"]
+
+# These start one process per worker, which learns its rank from them.
+MPI_LAUNCHERS = ("openmpi", "mvapich", "mpich")
 
 
 class LaunchSection(Section):
