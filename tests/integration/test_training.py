@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neox_data.indexed import IndexedDatasetWriter
+from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import TINY, resolved_from
 
@@ -55,17 +55,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 """Two processes, each layout with eight samples per update, as the single process has."""
 
 MEASURED = ("loss/train", "loss/validation", "loss/test", "optimizer/learning_rate", "optimizer/grad_norm")
-
-
-def write_corpus(folder: Path) -> str:
-    """Documents with something to learn: a walk through the letters that mostly goes on to the next one."""
-    generator = np.random.default_rng(0)
-    prefix = folder / "corpus"
-    with IndexedDatasetWriter(prefix, dtype=np.uint16) as writer:
-        for _ in range(60):
-            steps = generator.choice([1, 1, 1, 5], size=generator.integers(30, 120))
-            writer.append((97 + np.cumsum(steps) % 26).astype(np.uint16))
-    return str(prefix)
 
 
 def read_record(folder: Path) -> dict[str, dict[int, float]]:
@@ -139,11 +128,11 @@ RESUMED = SETTINGS | {
 }
 
 
-def check_same_record(resumed: Path, whole: Path) -> None:
+def check_same_record(resumed: Path, whole: Path, *, iterations: int = 40) -> None:
     expected = read_record(whole)
     assert read_record(resumed) == expected
-    assert list(expected["loss/train"]) == list(range(1, 41))
-    assert list(expected["loss/validation"]) == [8, 16, 24, 32, 40]
+    assert list(expected["loss/train"]) == list(range(1, iterations + 1))
+    assert list(expected["loss/validation"]) == list(range(8, iterations + 1, 8))
 
 
 def launch(program: str, config: Path, *overrides: str) -> str:
@@ -177,20 +166,32 @@ def test_a_training_resumed_by_a_new_process_is_the_uninterrupted_one_and_evalua
     assert evaluated[1].startswith("test loss ")
 
 
+HOST = {"device": "cpu"}
+SHARED: dict[str, dict[str, Any]] = {
+    "ZeRO 1": {"stage": 1},
+    "ZeRO 1, states on the host": {"stage": 1, "offload_optimizer": HOST},
+    "ZeRO 2, states on the host": {"stage": 2, "offload_optimizer": HOST},
+    "ZeRO 3, all on the host": {"stage": 3, "offload_optimizer": HOST, "offload_param": HOST},
+}
+
+
 def train_whole_and_in_parts(folder: str) -> None:
-    """Train 40 iterations at once, and 20 and 20 more; runs in every rank."""
+    """Train 16 iterations at once, and 10 and 6 more, with each kind of ZeRO; runs in every rank."""
     from neox_model.parallel.topology import create_groups
     from neox_model.train.run import train_in
 
-    for name, exit_interval in {"whole": None, "first": 20, "second": None}.items():
-        target = str(Path(folder, "whole" if name == "whole" else "parts"))
-        settings = {"save": target, "load": target, "log_dir": target, "exit_interval": exit_interval}
-        settings |= {"data_path": str(Path(folder, "corpus"))}
-        resolved = resolved_from(RESUMED | settings, devices=int(os.environ["WORLD_SIZE"]))
-        train_in(create_groups(1, 1), resolved)
+    for zero, block in SHARED.items():
+        for name, exit_interval in {"whole": None, "first": 10, "second": None}.items():
+            target = str(Path(folder, zero, "whole" if name == "whole" else "parts"))
+            settings = {"save": target, "load": target, "log_dir": target, "exit_interval": exit_interval}
+            settings |= {"data_path": str(Path(folder, "corpus")), "train_iters": 16}
+            settings |= {"zero_optimization": block}
+            resolved = resolved_from(RESUMED | settings, devices=int(os.environ["WORLD_SIZE"]))
+            train_in(create_groups(1, 1), resolved)
 
 
 def test_a_resumed_training_of_two_processes_is_the_uninterrupted_one(tmp_path):
     write_corpus(tmp_path)
-    run_ranks(train_whole_and_in_parts, size=2, folder=str(tmp_path))
-    check_same_record(tmp_path / "parts", tmp_path / "whole")
+    run_ranks(train_whole_and_in_parts, size=2, folder=str(tmp_path), timeout_seconds=300)
+    for zero in SHARED:
+        check_same_record(tmp_path / zero / "parts", tmp_path / zero / "whole", iterations=16)

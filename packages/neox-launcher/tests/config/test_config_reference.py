@@ -83,9 +83,7 @@ ASKED = {
     "scheduler.type": "OneCycle",
     "loss_normalization": "global",
     "zero_optimization.grad_hooks": "false",
-    "zero_optimization.offload_param.device": "cpu",
-    "zero_optimization.offload_optimizer.device": "cpu",
-    "zero_optimization.zero_hpz_partition_size": "2",
+    "zero_optimization.offload_optimizer.ratio": "0.5",
     "optimizer.params.adam_w_mode": "false",
     "optimizer.params.bias_correction": "false",
     "hostfile": "x",
@@ -96,8 +94,10 @@ ASKED = {
     "comet.api_key": "x",
 }
 NEEDS = {
-    "zero_optimization.offload_param.device": ["zero-stage=3"],
-    "zero_optimization.offload_optimizer.device": ["zero-stage=1"],
+    "zero_optimization.offload_optimizer.ratio": [
+        "zero-stage=3",
+        "zero_optimization.offload_optimizer.device=cpu",
+    ],
     "contiguous_checkpointing": ["partition-activations=true"],
     "fp16_lm_cross_entropy": ["precision=fp16"],
 }

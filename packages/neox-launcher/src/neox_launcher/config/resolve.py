@@ -91,6 +91,7 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
     elastic = config.elasticity.elasticity.enabled
     batch = (_elastic_sizes if elastic else _batch_sizes)(config, split, problems)
     problems += _indivisible_widths(config, split.model)
+    problems += _unequal_neighbours(config, split)
     if problems:
         located = [_located(problem, config) for problem in problems]
         raise config_error(located, config.files)
@@ -265,6 +266,18 @@ def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterato
             f"set intermediate-size: {multiple}, or another model-parallel-size",
             value=f"{width}",
         )
+
+
+def _unequal_neighbours(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
+    """ZeRO's second partition is over neighbouring devices, which must hold the same part of the model."""
+    zero = config.zero.zero_optimization
+    size, name = zero.zero_hpz_partition_size, "zero_optimization.zero_hpz_partition_size"
+    if size == 1 or zero.stage != 3:
+        return
+    if split.model > 1:
+        yield Problem(name, "works only without tensor parallelism", "set model-parallel-size: 1")
+    elif split.data % size:
+        yield Problem(name, f"does not divide the data-parallel size {split.data}", "use a divisor of it")
 
 
 def _intermediate_size(config: NeoXConfig) -> int:

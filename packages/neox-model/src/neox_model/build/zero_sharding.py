@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import deepspeed
+from deepspeed.git_version_info import installed_ops
 from torch import nn
 
 from neox_launcher.config import Resolved
+from neox_launcher.errors import NeoXError
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.mpu import ModelParallelUnit
 
@@ -33,14 +35,28 @@ def shared_construction(stage: int, groups: Groups, settings: dict[str, Any]) ->
         stage: ZeRO stage.
         groups: this job's.
         settings: the dict for `deepspeed.initialize`.
+
+    Raises:
+        NeoXError: something is to be kept on NVMe, and DeepSpeed was installed without the operator for it.
     """
     if stage < 3:
         return nullcontext()
+    _refuse_nvme_without_its_operator(settings["zero_optimization"])
     return deepspeed.zero.Init(
         data_parallel_group=groups.data.process_group,
         config_dict_or_path=settings,
         mpu=ModelParallelUnit(groups),
     )
+
+
+def _refuse_nvme_without_its_operator(zero: dict[str, Any]) -> None:
+    for block in ("offload_param", "offload_optimizer"):
+        if zero.get(block, {}).get("device") == "nvme" and not installed_ops.get("async_io"):
+            raise NeoXError(
+                f"zero_optimization.{block}.device: nvme needs DeepSpeed's operator async_io, which is not "
+                "installed here; install libaio, then DeepSpeed with DS_BUILD_AIO=1 DS_BUILD_PIN_MEMORY=1, "
+                "or use device: cpu"
+            )
 
 
 @contextmanager

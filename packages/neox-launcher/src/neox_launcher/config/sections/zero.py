@@ -12,7 +12,9 @@ _STAGE_3 = "stage is 3"
 class OffloadParam(Section):
     """Where parameters wait while they are not needed."""
 
-    device: Literal["none", "cpu", "nvme"] = param("none", origin="DSC", doc="Where parameters live.")
+    device: Literal["none", "cpu", "nvme"] = param(
+        "none", origin="DSC", doc="Where parameters live; nvme needs libaio."
+    )
     nvme_path: str | None = param(
         None, origin="DSC", none_means="not given; nvme needs it", used_when="device is nvme", doc="Folder."
     )
@@ -31,7 +33,9 @@ class OffloadParam(Section):
 class OffloadOptimizer(Section):
     """Where the optimizer's states live; the update is computed on the CPU then."""
 
-    device: Literal["none", "cpu", "nvme"] = param("none", origin="DSC", doc="Where optimizer states live.")
+    device: Literal["none", "cpu", "nvme"] = param(
+        "none", origin="DSC", doc="Where optimizer states live; nvme needs libaio."
+    )
     nvme_path: str | None = param(
         None, origin="DSC", none_means="not given; nvme needs it", used_when="device is nvme", doc="Folder."
     )
