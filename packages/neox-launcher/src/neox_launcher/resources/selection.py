@@ -104,6 +104,8 @@ def _parse_part(part: str, known: Mapping[str, Host], parameter: str) -> tuple[H
 
 
 def _bare(name: str) -> str:
+    """Without the brackets that an address may stand in."""
+    name = name.strip()
     return name[1:-1] if name.startswith("[") and name.endswith("]") else name
 
 

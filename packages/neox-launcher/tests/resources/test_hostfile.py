@@ -1,0 +1,96 @@
+"""Hostfiles: what may stand in them, and every wrong line with its number."""
+
+import pytest
+
+from neox_launcher.errors import HostfileError
+from neox_launcher.resources.host import Host
+from neox_launcher.resources.hostfile import host_key, parse_hostfile, read_hostfile
+
+
+def test_hosts_keep_the_order_of_the_file():
+    text = """
+        # the pool of this job
+        worker-2 slots=4
+        worker-0   slots=2   # an older machine
+
+        worker-1.example.org\tslots = 1 max_slots=8
+    """
+    assert parse_hostfile(text, "hosts") == (
+        Host("worker-2", (0, 1, 2, 3)),
+        Host("worker-0", (0, 1)),
+        Host("worker-1.example.org", (0,)),
+    )
+
+
+def test_addresses_of_both_kinds_are_hosts():
+    text = "10.0.0.1 slots=1\n[2001:db8::7] slots=1\nfe80::1%eth0 slots=1"
+    names = [host.name for host in parse_hostfile(text, "hosts")]
+    assert names == ["10.0.0.1", "2001:db8::7", "fe80::1%eth0"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("a", "a"), ("Worker-1", "worker-1"), ("a.b", "a.b."), ("::1", "[0:0:0:0:0:0:0:1]")],
+)
+def test_a_host_that_stands_there_twice_is_told_with_both_lines(one, other):
+    text = f"# pool\n{one} slots=2\nb slots=2\n\n{other} slots=4\n"
+    with pytest.raises(HostfileError) as found:
+        parse_hostfile(text, "hosts")
+    assert str(found.value).startswith("hosts: 1 problem\n\n  lines 2 and 5  ")
+    assert "stands here twice" in str(found.value)
+
+
+# Names that ssh, pdsh or a shell would take for something else never get as far as a command.
+WRONG = {
+    "worker-1": "write NAME slots=NUMBER",
+    "worker-1 slots=": "write NAME slots=NUMBER",
+    "worker-1 slots=four": "write NAME slots=NUMBER",
+    "worker-1 slots=4 gpus=4": "write NAME slots=NUMBER",
+    "worker-1:4": "write NAME slots=NUMBER",
+    "worker-1 slots=0": "slots must be 1 to 1024",
+    "worker-1 slots=99999999": "slots must be 1 to 1024",
+    "user@worker-1 slots=4": "a user's name belongs into ~/.ssh/config",
+    "-oProxyCommand=x slots=4": "is neither a host's name nor an address",
+    "worker[1-3] slots=4": "is neither a host's name nor an address",
+    "a,b slots=4": "is neither a host's name nor an address",
+    "$(reboot) slots=4": "is neither a host's name nor an address",
+    "fe80::1%$(reboot) slots=4": "is neither a host's name nor an address",
+    "ssh:worker-1 slots=4": "is neither a host's name nor an address",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_wrong_line_is_told_with_its_number(line):
+    with pytest.raises(HostfileError) as found:
+        parse_hostfile(f"a slots=1\n{line}\n", "hosts")
+    assert f"line 2  {line}\n" in str(found.value)
+    assert WRONG[line] in str(found.value)
+
+
+def test_all_wrong_lines_are_told_at_once():
+    with pytest.raises(HostfileError, match=r"hosts: 2 problems(.|\n)*line 1  (.|\n)*line 3  "):
+        parse_hostfile("a\nb slots=1\nc\n", "hosts")
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
+def test_a_file_without_hosts_is_told(text):
+    with pytest.raises(HostfileError, match="hosts names no host"):
+        parse_hostfile(text, "hosts")
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path):
+    with pytest.raises(HostfileError, match=r"nowhere cannot be read \(No such file"):
+        read_hostfile(tmp_path / "nowhere")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(HostfileError, match="it is not text"):
+        read_hostfile(tmp_path / "binary")
+
+
+def test_a_file_is_read(tmp_path):
+    (tmp_path / "hosts").write_text("a slots=2")
+    assert read_hostfile(tmp_path / "hosts") == (Host("a", (0, 1)),)
+
+
+def test_spellings_of_one_address_have_one_key():
+    assert host_key("2001:DB8:0::7") == host_key("2001:db8::7")
+    assert host_key("A.example") != host_key("a")

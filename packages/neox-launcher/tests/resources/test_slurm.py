@@ -1,0 +1,63 @@
+"""Slurm's variables: lists of hosts, and how many slots each has."""
+
+import pytest
+
+from neox_launcher.errors import HostfileError
+from neox_launcher.resources.slurm import allocated_hosts, expand_nodelist, is_inside_allocation
+
+LISTS = {
+    "login1": ["login1"],
+    "a,b": ["a", "b"],
+    "node[1-3]": ["node1", "node2", "node3"],
+    "gpu-[001-003,007,10-11]": ["gpu-001", "gpu-002", "gpu-003", "gpu-007", "gpu-10", "gpu-11"],
+    "gpu-[098-101]": ["gpu-098", "gpu-099", "gpu-100", "gpu-101"],
+    "c[1-2]-ib,login": ["c1-ib", "c2-ib", "login"],
+    "rack[1-2]n[1-2,4]": ["rack1n1", "rack1n2", "rack1n4", "rack2n1", "rack2n2", "rack2n4"],
+    "z9,a[2,1]": ["z9", "a2", "a1"],
+}
+
+
+@pytest.mark.parametrize("text", LISTS)
+def test_a_list_of_hosts_is_written_out(text):
+    assert expand_nodelist(text) == LISTS[text]
+
+
+@pytest.mark.parametrize("text", ["a,", ",a", "a[1-", "a1]", "a[x]", "a[3-1]", "a[]", "a[1-9999999]", "a,a"])
+def test_a_list_that_cannot_be_read_is_refused(text):
+    with pytest.raises(HostfileError, match="cannot be read"):
+        expand_nodelist(text)
+
+
+def slots(asked=None, **variables):
+    environment = {"SLURM_JOB_NODELIST": "n[1-3]"} | {
+        f"SLURM_{name}": text for name, text in variables.items()
+    }
+    return [len(host.slots) for host in allocated_hosts(environment, slots=asked)]
+
+
+@pytest.mark.parametrize(
+    ("variables", "counts"),
+    [
+        ({"GPUS_PER_NODE": "8"}, [8, 8, 8]),
+        ({"GPUS_PER_NODE": "a100:4"}, [4, 4, 4]),
+        ({"GPUS_PER_NODE": "a100:4,v100:2"}, [6, 6, 6]),
+        ({"GPUS_ON_NODE": "2"}, [2, 2, 2]),
+        ({"GPUS_PER_NODE": "8", "TASKS_PER_NODE": "1(x3)"}, [8, 8, 8]),
+        ({"TASKS_PER_NODE": "2(x2),1"}, [2, 2, 1]),
+        ({"TASKS_PER_NODE": "4,1(x2)"}, [4, 1, 1]),
+        ({}, [1, 1, 1]),
+    ],
+)
+def test_slots_are_gpus_where_slurm_counts_them_else_tasks(variables, counts):
+    assert slots(**variables) == counts
+
+
+def test_what_is_asked_for_counts_where_slurm_knows_of_no_gpu():
+    assert slots(asked=2, TASKS_PER_NODE="1(x3)") == [2, 2, 2]
+    assert slots(asked=2, GPUS_PER_NODE="8") == [8, 8, 8]
+
+
+def test_outside_an_allocation_there_are_no_hosts():
+    assert not is_inside_allocation({"SLURM_JOB_NODELIST": ""})
+    with pytest.raises(HostfileError, match="start it inside sbatch or salloc"):
+        allocated_hosts({})

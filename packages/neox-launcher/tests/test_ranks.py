@@ -1,0 +1,33 @@
+"""Ranks as torch's agent and the MPIs tell them."""
+
+import pytest
+
+from neox_launcher.errors import LaunchError
+from neox_launcher.ranks import MpiRank, read_mpi_rank
+
+STARTED_BY = {
+    "Open MPI": {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "3"},
+    "MVAPICH": {"MV2_COMM_WORLD_RANK": "3", "MV2_COMM_WORLD_SIZE": "4"},
+    "hydra": {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"},
+    "Slurm": {"SLURM_PROCID": "3", "SLURM_NTASKS": "4"},
+    # What sbatch has set says nothing of the processes that mpirun starts in its script.
+    "Open MPI under Slurm": {
+        **{"SLURM_PROCID": "0", "SLURM_NTASKS": "1"},
+        **{"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", STARTED_BY)
+def test_every_mpi_tells_its_rank(kind):
+    assert read_mpi_rank(STARTED_BY[kind]) == MpiRank(rank=3, size=4)
+
+
+def test_a_number_of_ranks_may_be_unknown():
+    assert read_mpi_rank({"PMIX_RANK": "1"}) == MpiRank(rank=1, size=None)
+
+
+@pytest.mark.parametrize("environment", [{}, {"PMI_RANK": ""}, {"PMI_RANK": "x"}, {"RANK": "1"}])
+def test_a_process_that_no_mpi_started_is_told(environment):
+    with pytest.raises(LaunchError, match="no MPI started this process"):
+        read_mpi_rank(environment)
