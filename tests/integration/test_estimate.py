@@ -27,7 +27,7 @@ ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 VOCABULARY = 11
 
 NORMS = ("layernorm", "rmsnorm", "scalenorm")
-POSITIONS = ("learned", "rotary", "sinusoidal", "none")
+POSITIONS = ("learned", "rotary", "sinusoidal", "rpe", "alibi", "none")
 # One of each kind of feed-forward part and of what it keeps.
 ACTIVATIONS = ("gelu", "relu", "softsign", "geglu", "reglu")
 
@@ -41,7 +41,7 @@ def build(**settings) -> tuple[SequentialModel, Shape]:
 
 
 def part_of(name: str) -> str:
-    if "position_embeddings" in name:
+    if "position_embeddings" in name or ".position." in name:
         return "positions"
     if "norm" in name:
         return "norms"
@@ -68,10 +68,25 @@ def test_parameters_are_those_of_the_built_model_part_by_part(norm, position, ac
     assert count_parameters(shape) == built
 
 
-@pytest.mark.parametrize("settings", [{"intermediate_size": 50}, {"gpt_j_residual": True}, {"num_layers": 1}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"intermediate_size": 50},
+        {"gpt_j_residual": True},
+        {"num_layers": 1},
+        {"num_kv_heads": 2, "pos_emb": "rpe", "rpe_num_buckets": 9},
+        {"use_bias_in_mlp": False},
+        {"use_bias_in_attn_linear": False, "attention_config": [[["amlp"], "all"]]},
+        {"attention_config": ["local", "gmlp", "amlp"], "gmlp_attn_dim": 5, "norm": "scalenorm"},
+        {"attention_config": [[["amlp", "bigbird", "gmlp"], 1]], "gmlp_attn_dim": None},
+    ],
+)
 def test_parameters_with_other_settings(settings):
-    model, shape = build(**settings)
-    assert sum(count_parameters(shape).values()) == sum(parameter.numel() for parameter in model.parameters())
+    model, shape = build(**settings | {"sparsity_config": {"block": 4}})
+    built = dict.fromkeys(("embedding", "positions", "attention", "mlp", "norms", "head"), 0)
+    for name, parameter in named_logical_parameters(model):
+        built[part_of(name)] += prod(parameter.logical.shape)
+    assert count_parameters(shape) == built
 
 
 @pytest.mark.parametrize("is_untied", [False, True])
@@ -109,8 +124,15 @@ def bytes_kept(model: SequentialModel, layer_index: int) -> int:
 @pytest.mark.parametrize(
     ("norm", "position"), [("layernorm", "learned"), ("rmsnorm", "rotary"), ("scalenorm", "none")]
 )
-def test_a_layer_keeps_what_the_formula_says(norm, position, activation, dtype):
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "seq_length": 128, "max_position_embeddings": 128}
+@pytest.mark.parametrize("shared", [1, 2, 4])
+def test_a_layer_keeps_what_the_formula_says(norm, position, activation, dtype, shared):
+    sizes = {
+        "num_kv_heads": 4 // shared,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "seq_length": 128,
+        "max_position_embeddings": 128,
+    }
     model, shape = build(norm=norm, pos_emb=position, activation=activation, **sizes)
     model.to(dtype)
     layout = Layout(micro_batch=3, element_bytes=dtype.itemsize)

@@ -328,7 +328,7 @@ def _kept_by_attention(shape: Shape, size: int, kind: str) -> int:
     if shape.position == "rotary" and not shape.keeps_scores:
         # Query and key are rotated into new tensors, while the value holds the memory of all three.
         kept += width + key_width
-    elif key_width < width:
+    elif width // shape.heads < key_width < width:
         # Queries that share a key are copied out from between the keys.
         kept += width
     if not shape.keeps_scores:
