@@ -1,11 +1,13 @@
 import logging
 import sys
+from types import ModuleType
 
 import pytest
 from rich.console import Console
 
 from neox_model.metrics.writers import WRITERS
 from neox_model.metrics.writers.jsonl import read_metrics
+from neox_model.metrics.writers.monitor import MonitorWriter
 from neox_model.metrics.writers.steady import SteadyWriter
 from neox_model.optional import MissingPackageError
 
@@ -128,7 +130,7 @@ def test_tensorboard_gets_scalars(tmp_path):
 
 def test_a_missing_package_is_named_with_its_setting_and_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingPackageError, match=r"use_wandb: true needs .* wandb.*neox-model\[wandb\]"):
+    with pytest.raises(MissingPackageError, match=r"Weights & Biases needs .* wandb.*neox-model\[wandb\]"):
         WRITERS["wandb"](project="p")
 
 
@@ -164,3 +166,106 @@ def test_a_full_disk_is_told_once_and_ends_nothing(caplog):
     writer.close()
     assert len(caplog.messages) == 2
     assert disk.iterations == [1, 2]
+
+
+def csv_rows(path):
+    return path.read_text().splitlines()
+
+
+def test_csv_has_a_file_per_metric(tmp_path):
+    writer = WRITERS["csv"](tmp_path / "job", step=0)
+    writer.write({"Train/Samples/train_loss": 2.5, "Train/Samples/lr": 1e-3}, 8)
+    writer.write({"Train/Samples/train_loss": 1.5}, 16)
+    writer.close()
+    assert csv_rows(tmp_path / "job/Train_Samples_train_loss.csv") == ["step,train_loss", "8,2.5", "16,1.5"]
+    assert csv_rows(tmp_path / "job/Train_Samples_lr.csv") == ["step,lr", "8,0.001"]
+
+
+def test_a_resumed_csv_has_every_step_once_and_an_older_one_is_kept_aside(tmp_path):
+    for start, steps in ((0, (8, 16, 24)), (16, (24, 32)), (0, (8,))):
+        writer = WRITERS["csv"](tmp_path, step=start)
+        for step in steps:
+            writer.write({"a/loss": step / 2}, step)
+        writer.close()
+    assert csv_rows(tmp_path / "a_loss.1.csv") == ["step,loss", "8,4.0", "16,8.0", "24,12.0", "32,16.0"]
+    assert csv_rows(tmp_path / "a_loss.csv") == ["step,loss", "8,4.0"]
+
+
+@pytest.mark.parametrize("rest", ["24,1", "24,12.0\n30", "nonsense\n"])
+def test_a_csv_that_a_kill_cut_short_goes_on(tmp_path, rest):
+    (tmp_path / "loss.csv").write_text(f"step,loss\n8,4.0\n{rest}")
+    writer = WRITERS["csv"](tmp_path, step=16)
+    writer.write({"loss": 9.0}, 24)
+    writer.close()
+    assert csv_rows(tmp_path / "loss.csv") == ["step,loss", "8,4.0", "24,9.0"]
+
+
+@pytest.mark.parametrize("text", ["", "step,lo"])
+def test_a_csv_without_a_whole_heading_begins_again(tmp_path, text):
+    (tmp_path / "loss.csv").write_text(text)
+    writer = WRITERS["csv"](tmp_path, step=16)
+    writer.write({"loss": 9.0}, 24)
+    writer.close()
+    assert csv_rows(tmp_path / "loss.csv") == ["step,loss", "24,9.0"]
+
+
+class Recorder:
+    """A writer that remembers."""
+
+    def __init__(self):
+        self.written, self.calls = [], []
+
+    def write(self, metrics, iteration):
+        self.written.append((iteration, metrics))
+
+    def flush(self):
+        self.calls.append("flush")
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_a_monitor_counts_samples_and_uses_the_names_of_deepspeed():
+    inner = Recorder()
+    writer = MonitorWriter(inner, samples=16)
+    writer.write({"loss/train": 2.5, "optimizer/learning_rate": 0.1, "loss/validation": 3.0}, 4)
+    writer.flush()
+    writer.close()
+    names = {"Train/Samples/train_loss": 2.5, "Train/Samples/lr": 0.1, "loss/validation": 3.0}
+    assert inner.written == [(64, names)]
+    assert inner.calls == ["flush", "close"]
+
+
+def test_a_monitor_writes_once_per_interval_of_samples():
+    inner = Recorder()
+    writer = MonitorWriter(inner, samples=40, interval=100)
+    for iteration in range(1, 9):
+        writer.write({"loss/train": 1.0}, iteration)
+    assert [step for step, _ in inner.written] == [120, 200, 320]
+
+
+def test_comet_gets_the_settings_that_were_made_and_every_metric(monkeypatch):
+    calls = []
+
+    class Experiment:
+        def set_name(self, name):
+            calls.append(("name", name))
+
+        def log_metrics(self, metrics, step):
+            calls.append((step, metrics))
+
+        def end(self):
+            calls.append("end")
+
+    module = ModuleType("comet_ml")
+    module.start = lambda **settings: calls.append(settings) or Experiment()
+    monkeypatch.setitem(sys.modules, "comet_ml", module)
+    writer = WRITERS["comet"](name="first", workspace=None, project_name="p", online=False)
+    writer.write({"loss/train": 2.0}, 3)
+    writer.close()
+    assert calls == [
+        {"project_name": "p", "online": False},
+        ("name", "first"),
+        (3, {"loss/train": 2.0}),
+        "end",
+    ]

@@ -91,11 +91,19 @@ def _tokenizer(config: NeoXConfig) -> Iterator[Problem]:
 
 
 def _folders_to_write(config: NeoXConfig) -> Iterator[Problem]:
-    logging = config.logging
+    logging, monitors = config.logging, config.monitors
     for name, path in (
         ("save", config.checkpoint.save),
         ("tensorboard_dir", logging.tensorboard_dir),
         ("log_dir", logging.log_dir),
+        (
+            "tensorboard.output_path",
+            monitors.tensorboard.output_path if monitors.tensorboard.enabled else None,
+        ),
+        (
+            "csv_monitor.output_path",
+            monitors.csv_monitor.output_path if monitors.csv_monitor.enabled else None,
+        ),
     ):
         reason = None if path is None else _why_not_writable(Path(path))
         if reason is not None:

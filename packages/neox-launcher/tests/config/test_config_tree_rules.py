@@ -48,6 +48,7 @@ EXAMPLES = {
         "elasticity.model_parallel_size",
         "is not model-parallel-size: 1",
     ),
+    "one_run_of_wandb": ("use-wandb=true", "wandb.enabled", "excludes use-wandb: true"),
     "profiling_needs_the_plain_model": (
         "pipe-parallel-size=1",
         "flops_profiler.enabled",

@@ -91,6 +91,12 @@ def elastic_jobs_have_one_copy_per_stage(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
+def one_run_of_wandb(c: NeoXConfig) -> Iterator[Problem]:
+    """A process reports to one run."""
+    if c.monitors.wandb.enabled and c.logging.use_wandb:
+        yield Problem("wandb.enabled", "excludes use-wandb: true", "keep one of the two")
+
+
 def profiling_needs_the_plain_model(c: NeoXConfig) -> Iterator[Problem]:
     """DeepSpeed's pipeline engine starts the profile and never ends it."""
     if c.engine.flops_profiler.enabled and c.parallelism.pipe_parallel_size >= 1:
@@ -238,6 +244,7 @@ TREE_RULES = (
     elastic_sizes_are_in_order,
     elastic_jobs_leave_batch_sizes_to_the_block,
     elastic_jobs_have_one_copy_per_stage,
+    one_run_of_wandb,
     profiling_needs_the_plain_model,
     token_dropping_names_its_layers,
     curricula_grow_as_their_schedule_says,

@@ -10,7 +10,6 @@ from pathlib import Path
 from torch import nn
 
 from neox_launcher.config import NeoXConfig, Resolved, engine_json
-from neox_launcher.errors import NeoXError
 from neox_model.build.model import build_model, padded_vocab_size
 from neox_model.checkpoint.claim import claimed
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint
@@ -18,8 +17,7 @@ from neox_model.checkpoint.outcome import gather
 from neox_model.checkpoint.save import save_checkpoint
 from neox_model.metrics.throughput import Throughput, flops_per_token
 from neox_model.metrics.timers import Timers
-from neox_model.metrics.writers import WRITERS, MetricWriter
-from neox_model.metrics.writers.steady import SteadyWriter
+from neox_model.metrics.writers import MetricWriter
 from neox_model.optim.build import build_optimizer, build_schedule
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
@@ -40,6 +38,7 @@ from neox_model.train.pipeline_step import PipelineStep
 from neox_model.train.sequential_step import SequentialStep
 from neox_model.train.state import TrainState
 from neox_model.train.step import TrainStep
+from neox_model.train.writers import open_writers
 
 __all__ = ["train_from", "train_in"]
 
@@ -122,7 +121,8 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
     )
     with ExitStack() as resources:
         batches = resources.enter_context(closing(streams["train"](state.iteration)))
-        writers = [resources.enter_context(closing(writer)) for writer in _open_writers(training)]
+        opened = open_writers(resolved, iteration=state.iteration) if groups.world.rank == 0 else []
+        writers = [resources.enter_context(closing(writer)) for writer in opened]
         hooks = _build_hooks(training, evaluator, writers)
         train(state, step, batches, hooks)
     if state.stop_reason is not None or "valid" not in evaluator.results:
@@ -188,43 +188,6 @@ def _save(training: _Training, directory: Path) -> None:
         save_rng=not section.no_save_rng,
         keep_last=section.keep_last_n_checkpoints,
     )
-
-
-def _open_writers(training: _Training) -> list[MetricWriter]:
-    """The writers of rank 0; none elsewhere.
-
-    Raises:
-        NeoXError: a folder cannot be written, which at the start is not worth training on without.
-    """
-    if training.groups.world.rank != 0:
-        return []
-    try:
-        return [SteadyWriter(writer) for writer in _make_writers(training)]
-    except OSError as error:
-        raise NeoXError(
-            f"metrics cannot be written: {error}; make room, or name other folders in log-dir and "
-            "tensorboard-dir"
-        ) from error
-
-
-def _make_writers(training: _Training) -> list[MetricWriter]:
-    section, iteration = training.config.logging, training.state.iteration
-    writers: list[MetricWriter] = [WRITERS["console"](last_iteration=training.state.last_iteration)]
-    if section.log_dir is not None:
-        writers.append(WRITERS["jsonl"](Path(section.log_dir), iteration=iteration))
-    if section.tensorboard_dir is not None:
-        writers.append(WRITERS["tensorboard"](Path(section.tensorboard_dir), iteration=iteration))
-    if section.use_wandb:
-        writers.append(
-            WRITERS["wandb"](
-                project=section.wandb_project,
-                entity=section.wandb_team,
-                group=section.wandb_group,
-                settings={"base_url": section.wandb_host},
-                config=flat_values(training.config),
-            )
-        )
-    return writers
 
 
 def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[MetricWriter]) -> list[Hook]:

@@ -1,4 +1,4 @@
-"""DeepSpeed's own monitors: where its engine writes learning rate, loss scale and timings."""
+"""DeepSpeed's monitors: metrics under its names, over samples instead of iterations."""
 
 from typing import Literal
 
@@ -13,34 +13,36 @@ _JOB = "Folder of this job inside output_path."
 
 
 class TensorBoard(Section):
-    """TensorBoard event files of the engine's own; needs the package tensorboard."""
+    """TensorBoard event files; needs the package tensorboard."""
 
-    enabled: bool = param(False, origin="DSC", doc="Let the engine write TensorBoard events.")
+    enabled: bool = param(False, origin="DSC", doc="Write TensorBoard events to output_path/job_name.")
     output_path: str = param("", origin="DSC", doc=_FOLDER)
     job_name: str = param("DeepSpeedJobName", origin="DSC", min_length=1, doc=_JOB)
 
 
 class CsvMonitor(Section):
-    """One CSV file per metric of the engine; needs no package."""
+    """One CSV file per metric; needs no package."""
 
-    enabled: bool = param(False, origin="DSC", doc="Let the engine write CSV files.")
+    enabled: bool = param(
+        False, origin="DSC", doc="Write a CSV file for each metric to output_path/job_name."
+    )
     output_path: str = param("", origin="DSC", doc=_FOLDER)
     job_name: str = param("DeepSpeedJobName", origin="DSC", min_length=1, doc=_JOB)
 
 
 class Wandb(Section):
-    """A Weights & Biases run of the engine's own; needs the package wandb."""
+    """A Weights & Biases run; needs the package wandb."""
 
-    enabled: bool = param(False, origin="DSC", doc="Let the engine send its metrics to Weights & Biases.")
+    enabled: bool = param(False, origin="DSC", doc="Send metrics to Weights & Biases.")
     group: str | None = param(None, origin="DSC", none_means="no group", doc="Group of the run.")
     team: str | None = param(None, origin="DSC", none_means="the user's own", doc="Team that owns the run.")
     project: str = param("deepspeed", origin="DSC", min_length=1, doc="Project of the run.")
 
 
 class Comet(Section):
-    """A Comet experiment of the engine's own; needs the package comet_ml."""
+    """A Comet experiment; needs the package comet_ml."""
 
-    enabled: bool = param(False, origin="DSC", doc="Let the engine send its metrics to Comet.")
+    enabled: bool = param(False, origin="DSC", doc="Send metrics to Comet.")
     workspace: str | None = param(
         None, origin="DSC", none_means="the user's default", doc="Workspace that owns the project."
     )
@@ -83,9 +85,9 @@ class Comet(Section):
 
 
 class MonitorsSection(Section):
-    """Where DeepSpeed's engine itself writes metrics, beside what `log-interval` reports."""
+    """Metrics as DeepSpeed's monitors name them (`Train/Samples/train_loss`, `lr`), by the sample."""
 
-    tensorboard: TensorBoard = block(TensorBoard, origin="DSC", doc="TensorBoard events of the engine.")
-    wandb: Wandb = block(Wandb, origin="DSC", doc="A Weights & Biases run of the engine.")
-    comet: Comet = block(Comet, origin="DSC", doc="A Comet experiment of the engine.")
-    csv_monitor: CsvMonitor = block(CsvMonitor, origin="DSC", doc="CSV files of the engine.")
+    tensorboard: TensorBoard = block(TensorBoard, origin="DSC", doc="TensorBoard events by the sample.")
+    wandb: Wandb = block(Wandb, origin="DSC", doc="A Weights & Biases run by the sample.")
+    comet: Comet = block(Comet, origin="DSC", doc="A Comet experiment by the sample.")
+    csv_monitor: CsvMonitor = block(CsvMonitor, origin="DSC", doc="CSV files by the sample.")
