@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,12 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 from neox_launcher.backends import BACKENDS
-from neox_launcher.config import NeoXConfig, encode_resolved, load_config, resolve
+from neox_launcher.config import NeoXConfig, load_config, resolve
 from neox_launcher.config.not_yet import not_built_yet
 from neox_launcher.config.problems import Problem, config_error, in_words, place_of
 from neox_launcher.config.sections.launch import MPI_LAUNCHERS
 from neox_launcher.environment import travelling_variables
-from neox_launcher.errors import LaunchError
+from neox_launcher.errors import HostfileError, LaunchError
 from neox_launcher.file_checks import check_files
 from neox_launcher.plan import LaunchPlan
 from neox_launcher.resources.host import Host
@@ -24,11 +23,13 @@ from neox_launcher.resources.hosts import find_pool, first_workers, is_this_mach
 from neox_launcher.resources.local_gpus import count_gpus
 from neox_launcher.resources.names import unresolved_names
 from neox_launcher.resources.world import World, missing_devices
+from neox_launcher.restarts import run_with_restarts
 from neox_launcher.supervision import Outcome, supervise
 
 __all__ = ["Request", "find_hindrances", "plan_launch", "refuse_what_cannot_run", "run_plan"]
 
 _LOOPBACK = "127.0.0.1"
+_LOOPBACKS = (_LOOPBACK, "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ def plan_launch(
     else:
         pool = find_pool(config, env, count_gpus=count)
         hosts = select(config, pool)
-    is_local = all(is_this_machine(host.name) for host in hosts)
+    is_local = _are_this_machine(hosts)
     world = World(hosts=hosts, gpus=count() if is_local else None)
     return LaunchPlan(
         program=request.program,
@@ -88,7 +89,7 @@ def plan_launch(
         world=world,
         hosts_from=pool.origin,
         devices=_devices_in_words(world, env),
-        master_addr=config.launch.master_addr or (_LOOPBACK if is_local else env.get("MASTER_ADDR")),
+        master_addr=_address(config, env, is_local=is_local),
         master_port=_port(config, {} if is_local else env),
         environment=travelling_variables(env, home=Path.home(), folder=Path.cwd()),
         resolved=resolve(config, devices=world.size, hosts=len(hosts)),
@@ -131,17 +132,17 @@ def refuse_what_cannot_run(plan: LaunchPlan) -> None:
 
 
 def run_plan(plan: LaunchPlan) -> Outcome:
-    """Start the workers and watch them until all have ended."""
+    """Start the workers and watch them until all have ended; begin again where the plan allows it."""
     if sys.stdout is not None:
         sys.stdout.flush()
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, plan.master_port))
-        port = probe.getsockname()[1]
-    slots = len(plan.world.hosts[0].slots)
-    command = [plan.python, "-m", "neox_launcher.node", "--nnodes=1", f"--nproc-per-node={slots}"]
-    command += [f"--master-addr={_LOOPBACK}", f"--master-port={port}", *plan.worker]
+    return run_with_restarts(plan, _run_once)
+
+
+def _run_once(plan: LaunchPlan) -> Outcome:
     return supervise(
-        [*command, "--resolved", encode_resolved(plan.resolved)], {**plan.environment, **os.environ}
+        lambda contact: BACKENDS[plan.launcher].commands(plan, contact),
+        plan.orders(),
+        is_local=plan.launcher == "local",
     )
 
 
@@ -159,6 +160,18 @@ def _devices_of_one_copy(config: NeoXConfig) -> int:
     return max(1, parallel.model_parallel_size) * max(1, parallel.pipe_parallel_size)
 
 
+def _are_this_machine(hosts: tuple[Host, ...]) -> bool:
+    """Whether the job has no other host than this one.
+
+    Raises:
+        HostfileError: this machine is among the hosts under two names; its devices would be used twice.
+    """
+    own = [host.name for host in hosts if is_this_machine(host.name)]
+    if len(own) > 1:
+        raise HostfileError(f"{own[0]} and {own[1]} are both this machine; name it once, with all its slots")
+    return len(own) == len(hosts)
+
+
 def _choose_launcher(config: NeoXConfig, hosts: tuple[Host, ...]) -> str:
     """How the nodes are started: this machine alone needs no help, unless MPI is asked for.
 
@@ -168,16 +181,34 @@ def _choose_launcher(config: NeoXConfig, hosts: tuple[Host, ...]) -> str:
     launch = config.launch
     if launch.deepspeed_mpi:
         return launch.launcher if launch.launcher in MPI_LAUNCHERS else "openmpi"
-    others = [host.name for host in hosts if not is_this_machine(host.name)]
-    if not others and len(hosts) == 1:
+    other = next((host.name for host in hosts if not is_this_machine(host.name)), None)
+    if other is None:
         return "local"
     if launch.launcher == "local":
-        shown = others[0] if others else hosts[1].name
-        what = f"starts workers on this machine alone, and {shown} is another host of the job"
+        what = f"starts workers on this machine alone, and {other} is another host of the job"
         problem = Problem("launcher", what, "use pdsh, ssh, slurm or an MPI; or num-nodes: 1")
         place = place_of(config.sources, "launcher")
         raise config_error([problem.located(place, in_words("local"))], config.files)
     return launch.launcher
+
+
+def _address(config: NeoXConfig, environment: Mapping[str, str], *, is_local: bool) -> str | None:
+    """Where rank 0 waits: as configured, as MASTER_ADDR says, or None for what the first host will tell.
+
+    Raises:
+        LaunchError: that is an address by which every host means itself.
+    """
+    given = config.launch.master_addr
+    if is_local:
+        return given or _LOOPBACK
+    address = given or environment.get("MASTER_ADDR") or None
+    if address in _LOOPBACKS:
+        name = "master-addr" if given else "MASTER_ADDR"
+        raise LaunchError(
+            f"{name}: {address} means another machine on every host; give the address of the first host, or "
+            "leave it out"
+        )
+    return address
 
 
 def _devices_in_words(world: World, environment: Mapping[str, str]) -> str:
