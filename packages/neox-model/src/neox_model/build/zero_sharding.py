@@ -65,5 +65,5 @@ def whole_parameter(parameter: nn.Parameter, groups: Groups) -> Iterator[bool]:
     if not hasattr(parameter, "ds_id"):
         yield True
         return
-    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=groups.data.ranks[0]):
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
         yield groups.data.rank == 0

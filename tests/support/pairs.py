@@ -1,0 +1,209 @@
+"""Every option with every other: which pairs train, which a rule refuses, and why.
+
+`make docs` writes docs/compatibility-matrix.md from the configuration's own rules; `make test-pairs` trains
+every pair that the document says trains.
+"""
+
+import copy
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from neox_launcher.config import Resolved
+from neox_launcher.config.not_yet import not_built_yet
+from neox_launcher.errors import ConfigError
+from support.settings import resolved_from
+
+__all__ = ["OPTIONS", "SETTINGS", "Pair", "document", "pairs"]
+
+# Six heads of four, as in every test; documents of several lengths in a row of sixteen tokens.
+SETTINGS: dict[str, Any] = {
+    "num_layers": 2,
+    "seq_length": 16,
+    "max_position_embeddings": 16,
+    "make_vocab_size_divisible_by": 19,
+    "tokenizer_type": "CharLevelTokenizer",
+    "train_iters": 3,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.003}},
+    "gradient_clipping": 0.5,
+    "init_method_std": 0.02,
+    "log_interval": 1,
+    "eval_iters": 0,
+    "eval_interval": 100,
+}
+
+
+def _attention(kind: str, **sparsity: int) -> dict[str, Any]:
+    pattern = {"sparsity_config": {"block": 4, **sparsity}} if sparsity else {}
+    return {"attention_config": [[[kind], "all"]], **pattern}
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    # Layout
+    "tensor parallel": {"model_parallel_size": 2},
+    "sequence parallel": {"model_parallel_size": 2, "sequence_parallel": True},
+    "pipeline": {"pipe_parallel_size": 2},
+    "ZeRO 1": {"zero_optimization": {"stage": 1}},
+    "ZeRO 2": {"zero_optimization": {"stage": 2}},
+    "ZeRO 3": {"zero_optimization": {"stage": 3}},
+    "optimizer on the CPU": {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+    "parameters on the CPU": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+    # Memory and speed
+    "bfloat16": {"precision": "bfloat16"},
+    "checkpointed activations": {"checkpoint_activations": True},
+    "partitioned activations": {"checkpoint_activations": True, "partition_activations": True},
+    "activations on the CPU": {"checkpoint_activations": True, "checkpoint_in_cpu": True},
+    "contiguous activations": {
+        "checkpoint_activations": True,
+        "partition_activations": True,
+        "contiguous_checkpointing": True,
+    },
+    # Attention
+    "local attention": _attention("local"),
+    "fixed sparse attention": _attention("sparse_fixed", num_local_blocks=2),
+    "variable sparse attention": _attention("sparse_variable", num_random_blocks=1),
+    "Longformer attention": _attention("bslongformer", num_sliding_window_blocks=3),
+    "BigBird attention": _attention("bigbird", num_random_blocks=1, num_sliding_window_blocks=3),
+    "gMLP": _attention("gmlp"),
+    "aMLP": _attention("amlp"),
+    "softmax in fp32": {"attention_softmax_in_fp32": True},
+    "query-key layer scaling": {"apply_query_key_layer_scaling": True},
+    # Positions
+    "learned positions": {"pos_emb": "learned"},
+    "rotary positions": {"pos_emb": "rotary", "rotary_pct": 0.5},
+    "sinusoidal positions": {"pos_emb": "sinusoidal"},
+    "relative positions": {"pos_emb": "rpe"},
+    "no positions": {"pos_emb": "none"},
+    # Layers
+    "rmsnorm": {"norm": "rmsnorm"},
+    "scalenorm": {"norm": "scalenorm"},
+    "geglu": {"activation": "geglu"},
+    "parallel residual": {"gpt_j_residual": True},
+    "residual after the norm": {"apply_residual_connection_post_layernorm": True},
+    "dropout": {"hidden_dropout": 0.1, "attention_dropout": 0.1},
+    "untied head": {"no_weight_tying": True},
+    "shared layers": {"num_unique_layers": 1},
+    "initialization on the CPU": {"use_cpu_initialization": True},
+    "ONNX-safe": {"onnx_safe": True},
+    # Data and loss
+    "attention within documents": {"reset_attention_mask": True},
+    "positions within documents": {"reset_position_ids": True},
+    "no loss at document ends": {"eod_mask_loss": True},
+    "loss over the global batch": {"loss_normalization": "global"},
+    "computed sample order": {"sample_order": "lazy"},
+    "loss in 16 bits": {"fp16_lm_cross_entropy": True},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two options together.
+
+    Args:
+        names: of the options.
+        devices: processes that the pair trains on.
+        resolved: the configuration; None where a rule refuses it.
+        reason: why it is refused.
+    """
+
+    names: tuple[str, str]
+    devices: int
+    resolved: Resolved | None
+    reason: str = ""
+
+
+def pairs(**settings: Any) -> Iterator[Pair]:
+    """Every two options that do not give one parameter two values, on top of SETTINGS and `settings`."""
+    for one, other in combinations(OPTIONS, 2):
+        options = _merged(OPTIONS[one], OPTIONS[other])
+        if options is not None:
+            yield _judge((one, other), {**settings, **options})
+
+
+def _judge(names: tuple[str, str], options: dict[str, Any]) -> Pair:
+    devices = 2 if len(options.keys() & {"model_parallel_size", "pipe_parallel_size"}) < 2 else 4
+    try:
+        resolved = resolved_from({**SETTINGS, **options}, devices=devices)
+        problems = not_built_yet(resolved.config)
+    except ConfigError as error:
+        resolved, problems = None, list(error.problems)
+    if not problems:
+        return Pair(names=names, devices=devices, resolved=resolved)
+    problem = problems[0]
+    reason = f"`{problem.name.replace('_', '-')}` {problem.what}"
+    return Pair(names=names, devices=devices, resolved=None, reason=reason)
+
+
+def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
+    """Both, or None when they give one parameter two values."""
+    both = copy.deepcopy(one)
+    for name, value in other.items():
+        if isinstance(both.get(name), dict) and isinstance(value, dict):
+            value = _merged(both[name], value)
+            if value is None:
+                return None
+        elif both.get(name, value) != value:
+            return None
+        both[name] = value
+    return both
+
+
+def document() -> str:
+    """docs/compatibility-matrix.md."""
+    judged = list(pairs())
+    refused = [pair for pair in judged if pair.resolved is None]
+    lines = [
+        "# What goes with what",
+        "",
+        "Generated by `make docs` from the rules that every configuration is checked with. "
+        f"Of the {len(judged):,} pairs of the options below that do not give one parameter two values, "
+        f"{len(judged) - len(refused):,} train (`make test-pairs` trains each for three iterations, in two or four "
+        f"processes) and {len(refused):,} are refused before a process starts, for the reasons given.",
+        "",
+        "## Options",
+        "",
+        "| option | settings |",
+        "| --- | --- |",
+        *(f"| {name} | {_in_yaml(settings)} |" for name, settings in OPTIONS.items()),
+        "",
+        "## Refused",
+        "",
+        "| option | does not go with | because |",
+        "| --- | --- | --- |",
+        *_refusals(refused),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _refusals(refused: list[Pair]) -> Iterator[str]:
+    """One row for each option and reason; an option that goes with none comes once, and in no other row."""
+    judged = (_judge((name, name), options) for name, options in OPTIONS.items())
+    alone = {pair.names[0]: pair.reason for pair in judged if pair.resolved is None}
+    for name, reason in alone.items():
+        yield f"| {name} | by itself | {reason} |"
+    rows: dict[tuple[str, str], list[str]] = {}
+    for pair in refused:
+        one, other = pair.names
+        if one not in alone and other not in alone:
+            rows.setdefault((one, pair.reason), []).append(other)
+    for (name, reason), others in rows.items():
+        yield f"| {name} | {', '.join(others)} | {reason} |"
+
+
+def _in_yaml(settings: dict[str, Any]) -> str:
+    flat = (f"{name.replace('_', '-')}: {_value(value)}" for name, value in settings.items())
+    return ", ".join(f"`{entry}`" for entry in flat)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_value(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())
