@@ -61,12 +61,20 @@ any_weight = st.one_of(
 
 
 @pytest.mark.skipif(load_native() is None, reason="the extension was not built")
-@pytest.mark.parametrize("most_scanned", [0, 1000], ids=["tournament", "scan"])
+@pytest.mark.parametrize(
+    ("most_scanned", "most_lanes"),
+    [(0, 0), (1000, 1), (1000, 4), (1000, 8)],
+    ids=["tournament", "plain scan", "scan by 4", "scan by 8"],
+)
 @given(st.lists(any_weight, min_size=1, max_size=70).filter(any), st.integers(0, 400))
-def test_native_orders_equal_the_plain_one(most_scanned: int, weights: list[float], num_items: int) -> None:
+def test_native_orders_equal_the_plain_one(
+    most_scanned: int, most_lanes: int, weights: list[float], num_items: int
+) -> None:
     shares = normalise_weights(weights, len(weights))
     plain, order = plain_blend_order(shares, num_items), BlendOrder.empty(num_items, len(weights))
-    load_native().blend_order(shares, order.datasets, order.taken_before, order.block, most_scanned)
+    load_native().blend_order(
+        shares, order.datasets, order.taken_before, order.block, most_scanned, most_lanes
+    )
     np.testing.assert_array_equal(order.datasets, plain.datasets)
     np.testing.assert_array_equal(order.taken_before, plain.taken_before)
 
@@ -81,6 +89,34 @@ def test_native_orders_stay_equal_over_many_blocks_and_datasets() -> None:
     for order in orders:
         np.testing.assert_array_equal(order.datasets, plain.datasets)
         np.testing.assert_array_equal(order.taken_before, plain.taken_before)
+
+
+# Stretches of the order are found side by side from guessed beginnings; those that began wrongly are found
+# anew. So: small weights and many datasets, which take long to fall into step, exact ties, and odd lengths.
+LONG_WEIGHTS = {
+    "random": np.random.default_rng(1).random(64),
+    "few": np.array([0.3, 0.2, 0.5]),
+    "cubes": np.random.default_rng(2).exponential(1, 100) ** 3,
+    "tiny": np.array([1, 1e-4, 1e-5, 3e-5, 1e-9, 0]),
+    "halves": 2.0 ** -np.arange(14),
+    "equal": np.ones(33),
+    "many": np.random.default_rng(3).random(390),
+}
+
+
+@pytest.mark.skipif(load_native() is None, reason="the extension was not built")
+@pytest.mark.parametrize("most_lanes", [1, 4, 8])
+@pytest.mark.parametrize("name", LONG_WEIGHTS)
+def test_stretches_found_side_by_side_are_those_found_one_after_another(name: str, most_lanes: int) -> None:
+    weights = LONG_WEIGHTS[name] / LONG_WEIGHTS[name].sum()
+    for num_items in (8 * 4096, 8 * 4096 + 1, 150_001):
+        orders = [BlendOrder.empty(num_items, len(weights)) for _ in range(2)]
+        for order, most_scanned in zip(orders, (0, 1000), strict=True):
+            load_native().blend_order(
+                weights, order.datasets, order.taken_before, order.block, most_scanned, most_lanes
+            )
+        np.testing.assert_array_equal(orders[0].datasets, orders[1].datasets)
+        np.testing.assert_array_equal(orders[0].taken_before, orders[1].taken_before)
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 4095, 4096, 8192, 9000])

@@ -68,14 +68,14 @@ def test_the_native_index_is_numpys_on_a_larger_corpus() -> None:
 
 @pytest.mark.skipif(load_native() is None, reason="the extension was not built")
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64])
-def test_the_native_shuffle_leaves_the_generator_where_numpys_does(dtype) -> None:
-    ours, numpys = np.random.RandomState(3), np.random.RandomState(3)
-    for size in (0, 1, 2, 3, 64, 65, 1025, 5000):
+@pytest.mark.parametrize("seed", [0, 3, 2**32 - 1])
+def test_the_native_shuffles_are_numpys_one_after_another(dtype, seed: int) -> None:
+    ours, numpys = best_builder().shuffler(seed), np.random.RandomState(seed)
+    for size in (0, 1, 2, 3, 64, 65, 1025, 5000, 2, 70_000, 1 << 16):
         one, two = np.arange(size, dtype=dtype), np.arange(size, dtype=dtype)
-        best_builder().shuffle(ours, one)
+        ours.shuffle(one)
         numpys.shuffle(two)
         np.testing.assert_array_equal(one, two)
-        assert ours.randint(1 << 30) == numpys.randint(1 << 30)
 
 
 def test_a_fixed_example_never_changes() -> None:

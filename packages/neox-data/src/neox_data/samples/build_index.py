@@ -10,6 +10,7 @@ Source: GPT-NeoX's and Megatron-LM's dataset order, as docs/formats.md states it
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -46,17 +47,25 @@ class SampleIndex:
     shuffle: np.ndarray
 
 
+class Shuffler(Protocol):
+    """A generator that shuffles arrays in place, as `numpy.random.RandomState` does."""
+
+    def shuffle(self, values: np.ndarray, /) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class IndexBuilder:
-    """How the two steps that take time are done; every builder gives the same.
+    """How the steps that take time are done; every builder gives the same.
 
     Attributes:
-        shuffle: of an array in place, as `numpy.random.RandomState.shuffle` does it.
+        shuffler: from a seed, the generator `numpy.random.RandomState(seed)` or its equal.
+        count_tokens: from sequence numbers and the sizes of all sequences, the tokens of these.
         sample_starts: from the stream of documents, the sizes of all sequences, the number of samples and the
             sequence length, what `SampleIndex.starts` holds.
     """
 
-    shuffle: Callable[[np.random.RandomState, np.ndarray], None]
+    shuffler: Callable[[int], Shuffler]
+    count_tokens: Callable[[np.ndarray, np.ndarray], int]
     sample_starts: Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]
 
 
@@ -112,21 +121,21 @@ def build_sample_index(
     """
     builder = builder or NUMPY
     documents = np.asarray(documents, dtype=np.int32)
-    tokens_per_epoch = int(sizes[documents].sum(dtype=np.int64))
+    tokens_per_epoch = builder.count_tokens(documents, sizes)
     epochs = num_epochs(tokens_per_epoch, num_samples=num_samples, seq_length=seq_length)
     # One generator for both shuffles, in this order; numpy's legacy one, whose sequence never changes.
-    random = np.random.RandomState(seed)
+    random = builder.shuffler(seed)
     stream = np.tile(documents, epochs)
-    builder.shuffle(random, stream)
+    random.shuffle(stream)
     count = num_samples_in(epochs * tokens_per_epoch, seq_length=seq_length)
     starts = builder.sample_starts(stream, sizes, count, seq_length)
     shuffle = np.arange(count, dtype=shuffle_dtype(count))
-    builder.shuffle(random, shuffle)
+    random.shuffle(shuffle)
     return SampleIndex(stream, starts, shuffle)
 
 
-def _shuffle(random: np.random.RandomState, values: np.ndarray) -> None:
-    random.shuffle(values)
+def _count_tokens(documents: np.ndarray, sizes: np.ndarray) -> int:
+    return int(sizes[documents].sum(dtype=np.int64))
 
 
 def _sample_starts(stream: np.ndarray, sizes: np.ndarray, count: int, seq_length: int) -> np.ndarray:
@@ -144,4 +153,4 @@ def _sample_starts(stream: np.ndarray, sizes: np.ndarray, count: int, seq_length
     return starts
 
 
-NUMPY = IndexBuilder(_shuffle, _sample_starts)
+NUMPY = IndexBuilder(np.random.RandomState, _count_tokens, _sample_starts)

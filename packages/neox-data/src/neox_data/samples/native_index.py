@@ -19,17 +19,15 @@ def best_builder() -> IndexBuilder:
 
 def native_builder(extension: ModuleType) -> IndexBuilder:
     """The builder that the extension implements."""
-    return IndexBuilder(_shuffle_with(extension), _starts_with(extension))
+    return IndexBuilder(extension.MersenneTwister, _counts_with(extension), _starts_with(extension))
 
 
-def _shuffle_with(extension: ModuleType) -> Callable[[np.random.RandomState, np.ndarray], None]:
-    def shuffle(random: np.random.RandomState, values: np.ndarray) -> None:
-        name, key, position, *rest = random.get_state(legacy=True)
-        words = np.array(key, dtype=np.uint32)
-        position = extension.shuffle(values, words, position)
-        random.set_state((name, words, position, *rest))
+def _counts_with(extension: ModuleType) -> Callable[[np.ndarray, np.ndarray], int]:
+    def count_tokens(documents: np.ndarray, sizes: np.ndarray) -> int:
+        tokens: int = extension.count_tokens(documents, np.ascontiguousarray(sizes, np.int32))
+        return tokens
 
-    return shuffle
+    return count_tokens
 
 
 def _starts_with(extension: ModuleType) -> Callable[[np.ndarray, np.ndarray, int, int], np.ndarray]:
