@@ -145,9 +145,9 @@ def test_address_and_port_are_the_configured_ones_else_the_environments(plan):
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "::1"])
 def test_an_address_that_every_host_takes_for_itself_is_refused(plan, address):
-    with pytest.raises(LaunchError, match="MASTER_ADDR: .* means another machine on every host"):
+    with pytest.raises(LaunchError, match=r"MASTER_ADDR: .* means another machine on every host"):
         plan("hostfile=hosts", environment={"MASTER_ADDR": address})
-    with pytest.raises(LaunchError, match="master-addr: .* means another machine on every host"):
+    with pytest.raises(LaunchError, match=r"master-addr: .* means another machine on every host"):
         plan("hostfile=hosts", f"master-addr='{address}'")
 
 
@@ -183,10 +183,10 @@ def hidden(folder, monkeypatch):
 def test_a_dry_run_shows_hosts_commands_and_no_secret(minimal, hidden):
     result = run("--config", minimal, "--set", "hostfile=hosts", "--set", "launcher=ssh", "--dry-run")
     assert result.exit_code == 0
-    lines = result.stdout.splitlines()
-    assert "  worker-1        ranks 1 to 2, slots 0, 1" in lines
-    assert "started by        ssh" in lines
-    assert "hosts from        hostfile hosts" in lines
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "worker-1 ranks 1 to 2, slots 0, 1" in lines
+    assert "started by ssh" in lines
+    assert "hosts from hostfile hosts" in lines
     (environment,) = [line for line in lines if line.startswith("environment")]
     assert "PLAIN=seen" in environment
     assert "'WANDB_API_KEY=(hidden)'" in environment
@@ -237,9 +237,9 @@ def test_a_dry_run_touches_no_host_and_resolves_no_name(minimal, monkeypatch):
 def test_many_hosts_are_shown_in_short_and_told_in_full(minimal, folder):
     (folder / "hosts").write_text("".join(f"n{number:04} slots=8\n" for number in range(1000)))
     options = ["--config", minimal, "--set", "hostfile=hosts", "--set", "launcher=ssh"]
-    text = run(*options, "--dry-run").stdout
-    assert "workers           8,000 on 1,000 hosts, one per slot" in text
-    assert "  ...             968 more; all of them: --dry-run=json" in text
+    text = " ".join(run(*options, "--dry-run").stdout.split())
+    assert "workers 8,000 on 1,000 hosts, one per slot" in text
+    assert "... 968 more; all of them: --dry-run=json" in text
     assert "... and 968 more of the same" in text
     content = json.loads(run(*options, "--dry-run=json").stdout)
     assert len(content["hosts"]) == len(content["commands"]) == 1000
