@@ -6,6 +6,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from neox_launcher import launch
+from neox_launcher.cli import main as neox_launch
 from neox_launcher.config import load_config, resolve
 from neox_launcher.config.shapes import layout_of, read_vocabulary_size, shape_of
 from neox_launcher.config_cli import main
@@ -204,3 +206,13 @@ def test_all_three_batch_sizes_say_how_many_devices_are_meant(write):
 
 def test_neox_config_has_both_commands():
     assert {"estimate", "suggest"} <= set(main.commands)
+
+
+def test_a_dry_run_shows_the_same_estimate(write, monkeypatch):
+    monkeypatch.setattr(launch, "count_gpus", lambda *_: 0)
+    path = write(num_gpus=2)
+    dry = CliRunner().invoke(neox_launch, ["--config", path, "--dry-run"], catch_exceptions=False)
+    estimate = run("estimate", path, "--devices", "2").stdout
+    assert dry.exit_code == 0
+    assert value_of(estimate, "samples per iteration")[-2].strip() == "64"
+    assert estimate in dry.stdout

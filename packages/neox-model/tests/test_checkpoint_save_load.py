@@ -347,3 +347,16 @@ def test_a_failure_on_one_rank_is_the_same_error_on_all(tmp_path):
     assert "No space left on device" in saving
     assert "shard-00001.safetensors cannot be read" in loading
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", "latest"]
+
+
+def test_another_order_of_samples_is_told_in_one_line_when_training_goes_on(tmp_path, trained, caplog):
+    trained.config = trained.config | {"samples_per_iteration": 16}
+    trained.save(tmp_path)
+    run = Run()
+    run.config = run.config | {"samples_per_iteration": 32}
+    with caplog.at_level(logging.WARNING):
+        run.load(tmp_path, finetune=True)
+        assert caplog.messages == []
+        run.load(tmp_path)
+    (message,) = caplog.messages
+    assert message.endswith("some twice or not at all: samples-per-iteration was 16, is 32")

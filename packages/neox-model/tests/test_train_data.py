@@ -3,8 +3,11 @@ import pytest
 
 from neox_data.errors import DataError
 from neox_data.indexed import IndexedDatasetWriter
+from neox_data.manifest import describe_tokenizer, write_manifest
+from neox_data.tokenizers import build_tokenizer
 from neox_model.parallel.groups import SINGLE, Group, Groups
 from neox_model.train.data import build_datasets, num_samples, open_streams
+from neox_model.train.datasets import check_tokenizers
 from support.settings import resolved_from
 
 END = 0
@@ -170,3 +173,17 @@ def test_stages_in_the_middle_read_nothing(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match="nowhere"):
         build_datasets(settings(data_path=str(tmp_path / "nowhere")))
+
+
+def test_data_made_with_another_tokenizer_is_refused(tmp_path):
+    prefix = write(tmp_path, "text", documents=2, token=5)
+    tokenizer = build_tokenizer("CharLevelTokenizer")
+    check_tokenizers(settings(data_path=prefix), tokenizer)
+    made = describe_tokenizer(tokenizer)
+    write_manifest(prefix, inputs=[], tokenizer=made, options={}, counts={})
+    check_tokenizers(settings(data_path=prefix), tokenizer)
+    write_manifest(prefix, inputs=[], tokenizer=made | {"sha256": "0"}, options={}, counts={})
+    lists = {f"{part}_data_paths": [prefix] for part in ("train", "valid", "test")}
+    for paths in ({"data_path": prefix}, lists):
+        with pytest.raises(DataError, match="was made with another tokenizer"):
+            check_tokenizers(settings(**paths), tokenizer)

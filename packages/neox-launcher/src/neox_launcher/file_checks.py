@@ -55,6 +55,29 @@ def _datasets(config: NeoXConfig) -> Iterator[Problem]:
             found = check_indexed_files(prefix)
             if found is not None:
                 yield Problem(name, found, _dataset_remedy(prefix, found), value=prefix)
+            else:
+                yield from _made_with_another_tokenizer(config, name, prefix)
+
+
+def _made_with_another_tokenizer(config: NeoXConfig, name: str, prefix: str) -> Iterator[Problem]:
+    """The manifest beside a dataset says how many entries the tokenizer had that made it."""
+    made, entries = _entries_of_maker(Path(f"{prefix}.manifest.json")), _entries_of_tokenizer(config)
+    if made is not None and entries is not None and made != entries:
+        yield Problem(
+            name,
+            f"was made with a tokenizer of {made:,} entries; the configured one has {entries:,}",
+            "configure the tokenizer that made it, or make the data again with this one",
+            value=prefix,
+        )
+
+
+def _entries_of_maker(manifest: Path) -> int | None:
+    try:
+        entries = json.loads(manifest.read_text(encoding="utf-8"))["tokenizer"]["vocab_size"]
+    except (OSError, ValueError, LookupError, TypeError):
+        # Many datasets have none; a damaged one is told by the package that reads it.
+        return None
+    return entries if isinstance(entries, int) else None
 
 
 def _dataset_remedy(prefix: str, found: str) -> str:

@@ -285,7 +285,7 @@ def _intermediate_size(config: NeoXConfig) -> int:
     if model.intermediate_size is not None:
         return model.intermediate_size
     if model.activation in GATED_ACTIVATIONS:
-        return int(8 * model.hidden_size / 3)
+        return 8 * model.hidden_size // 3
     return 4 * model.hidden_size
 
 

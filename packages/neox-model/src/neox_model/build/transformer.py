@@ -28,7 +28,6 @@ __all__ = [
     "build_layer",
     "build_norm",
     "init_method",
-    "intermediate_size",
     "output_init_method",
 ]
 
@@ -55,14 +54,6 @@ def _init(config: NeoXConfig, name: str) -> InitMethod:
     return build_init_method(
         name, std=model.init_method_std, hidden_size=model.hidden_size, num_layers=model.num_layers
     )
-
-
-def intermediate_size(config: NeoXConfig) -> int:
-    """Width inside the MLP: as set, else 4 hidden, or int(8/3 hidden) where a gate has as many weights."""
-    model = config.model
-    if model.intermediate_size is not None:
-        return model.intermediate_size
-    return 8 * model.hidden_size // 3 if is_gated(model.activation) else 4 * model.hidden_size
 
 
 def build_norm(
@@ -118,14 +109,14 @@ def build_layer(
     return TransformerLayer, {
         **shared,
         "attention": build_attention(resolved, layer_index, **inits, operators=operators),
-        "mlp": _mlp(config, inits, operators),
+        "mlp": _mlp(resolved, inits, operators),
         "parallel_residual": model.gpt_j_residual,
     }
 
 
-def _mlp(config: NeoXConfig, inits: dict[str, Any], operators: Operators) -> Factory:
+def _mlp(resolved: Resolved, inits: dict[str, Any], operators: Operators) -> Factory:
+    config, width = resolved.config, resolved.derived.intermediate_size
     model = config.model
-    width = intermediate_size(config)
     group: Group = inits["group"]
     if width % group.size:
         raise LayoutError(

@@ -28,6 +28,7 @@ from neox_model.checkpoint.logical import (
     state_tensor,
 )
 from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.sample_order import change_of_order
 from neox_model.checkpoint.save import Restorable, Schedule, layout_of, rng_prefix
 from neox_model.checkpoint.shards import DTYPES, ShardReader
 from neox_model.parallel.groups import Groups
@@ -92,7 +93,8 @@ def load_checkpoint(
         groups: this rank's process groups.
         schedule: the learning-rate schedule.
         state: the training loop's state.
-        config: flat parameter name to plain value, for messages about what differs.
+        config: flat parameter name to plain value, for messages about what differs; with
+            SAMPLES_PER_ITERATION.
         seed: the run's seed; with the iteration, it starts new random streams when the layout has changed.
         finetune: take the weights alone and begin at iteration 0.
         load_optimizer: take the optimizer's states.
@@ -130,6 +132,11 @@ def load_checkpoint(
     restore_engine_state(engine, manifest.engine, loss_scale=load_optimizer)
     state.load_state_dict(dict(manifest.training))
     logger.info("loaded %s, written by %s", folder, _sizes(manifest))
+    changed = change_of_order(manifest.config, config)
+    if changed is not None:
+        logger.warning(
+            "samples come in another order than before the checkpoint, some twice or not at all: %s", changed
+        )
     return manifest.iteration
 
 

@@ -22,6 +22,7 @@ from neox_model.parallel.groups import Groups
 from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer
 from neox_model.train.batch import Batch
 from neox_model.train.data import build_datasets, open_streams
+from neox_model.train.datasets import check_tokenizers
 from neox_model.train.engine import build_pipeline_forward, prepare_deepspeed
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.pipeline_step import PipelineStep
@@ -49,6 +50,7 @@ def evaluate_from(resolved: Resolved) -> str:
     groups = join_processes(resolved)
     prepare_deepspeed()
     tokenizer = load_tokenizer(config)
+    check_tokenizers(resolved, tokenizer)
     datasets = {part: data for part, data in build_datasets(resolved).items() if part != "train"}
     streams = open_streams(
         resolved,

@@ -10,11 +10,13 @@ from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.lazy_blend import LazyBlendedDataset
 from neox_data.lazy_dataset import LazyGPTDataset
+from neox_data.manifest import check_tokenizer
 from neox_data.splits import split_documents
+from neox_data.tokenizers import Tokenizer
 from neox_data.weights import normalise_weights, weights_by_num_documents
 from neox_launcher.config import Resolved
 
-__all__ = ["ORDERS", "Datasets", "build_datasets", "data_weights", "num_samples"]
+__all__ = ["ORDERS", "Datasets", "build_datasets", "check_tokenizers", "data_weights", "num_samples"]
 
 Datasets = dict[str, SampleDataset]
 
@@ -43,6 +45,19 @@ def build_datasets(resolved: Resolved) -> Datasets:
     if resolved.config.data.data_path is not None:
         return _split_one(resolved, resolved.config.data.data_path, wanted)
     return {part: _blend(resolved, part, count) for part, count in wanted.items() if _paths(resolved, part)}
+
+
+def check_tokenizers(resolved: Resolved, tokenizer: Tokenizer) -> None:
+    """Refuse data whose manifest says that another tokenizer made it.
+
+    Raises:
+        TokenizerError: it was made with another one.
+        IndexedDatasetError: a manifest is damaged.
+    """
+    whole = resolved.config.data.data_path
+    prefixes = [path for part in ("train", "valid", "test") for path in _paths(resolved, part)]
+    for prefix in dict.fromkeys([whole] if whole is not None else prefixes):
+        check_tokenizer(prefix, tokenizer)
 
 
 def data_weights(resolved: Resolved, part: str, sources: Sequence[IndexedDataset]) -> list[float]:

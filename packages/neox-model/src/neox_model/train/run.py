@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -14,6 +15,7 @@ from neox_model.build.model import build_model, padded_vocab_size
 from neox_model.checkpoint.claim import claimed
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint
 from neox_model.checkpoint.outcome import gather
+from neox_model.checkpoint.sample_order import SAMPLES_PER_ITERATION
 from neox_model.checkpoint.save import save_checkpoint
 from neox_model.metrics.throughput import Throughput, flops_per_token
 from neox_model.metrics.timers import Timers
@@ -25,6 +27,7 @@ from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer
 from neox_model.train.data import build_datasets, open_streams
+from neox_model.train.datasets import check_tokenizers
 from neox_model.train.engine import Engine, build_engine, prepare_deepspeed
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.hooks.base import Hook
@@ -63,6 +66,12 @@ class _Training:
     def model(self) -> nn.Module:
         return self.engine.inner.module
 
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """What a checkpoint says about the run that wrote it."""
+        samples = self.resolved.derived.train_batch_size
+        return flat_values(self.config) | {SAMPLES_PER_ITERATION: samples}
+
 
 def train_from(resolved: Resolved) -> str | None:
     """Train as configured, as one rank; called on every rank.
@@ -90,6 +99,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
     config, derived = resolved.config, resolved.derived
     prepare_deepspeed()
     tokenizer = load_tokenizer(config)
+    check_tokenizers(resolved, tokenizer)
     datasets = build_datasets(resolved)
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
     optimizer = build_optimizer(config, model)
@@ -156,7 +166,7 @@ def _load(training: _Training) -> None:
         groups=training.groups,
         schedule=training.schedule,
         state=training.state,
-        config=flat_values(training.config),
+        config=training.recorded,
         seed=training.config.training.seed,
         finetune=section.finetune,
         load_optimizer=not section.no_load_optim,
@@ -183,7 +193,7 @@ def _save(training: _Training, directory: Path) -> None:
         groups=training.groups,
         schedule=training.schedule,
         state=training.state,
-        config=flat_values(training.config),
+        config=training.recorded,
         save_optimizer=not section.no_save_optim,
         save_rng=not section.no_save_rng,
         keep_last=section.keep_last_n_checkpoints,
