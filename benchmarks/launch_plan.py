@@ -66,10 +66,7 @@ def main() -> None:
         planning_seconds(hostfile)
         loads, plans = zip(*(planning_seconds(hostfile) for _ in range(RUNS)), strict=True)
         median = statistics.median(plans)
-        ratio = median / statistics.median(loads)
-        print(
-            f"plan of {HOSTS:,} hosts, 20B.yml   {median:.3f} s  {ratio:.1f} x reading 20B.yml  goal < 0.3 s"
-        )
+        show(f"plan of {HOSTS:,} hosts", median, median / statistics.median(loads), "reading the file", 0.3)
         many = f"['--set', 'hostfile={hostfile}', '--set', 'launcher=ssh']"
         cases = [
             ("peer: pydantic, PyYAML, click", PEER),
@@ -81,9 +78,7 @@ def main() -> None:
             cold_seconds(code)
             median = statistics.median(cold_seconds(code) for _ in range(RUNS))
             peer = peer or median
-            print(
-                f"{name:<36} {median:.3f} s  {median / peer:.1f} x peer" + "  goal < 0.5 s" * (code != PEER)
-            )
+            show(name, median, median / peer, "peer", None if code == PEER else 0.5)
 
 
 if __name__ == "__main__":
