@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import click
 
-from neox_launcher.config import Resolved, engine_json, load_config, resolve
+from neox_launcher.config import Resolved, engine_json, load_config
 from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
 from neox_launcher.config.display import show_config, show_derived, show_difference
 from neox_launcher.config.learning_rate import learning_rate, learning_rates
@@ -16,7 +16,7 @@ from neox_launcher.config.not_yet import not_built_yet
 from neox_launcher.config.problems import config_error, did_you_mean, list_problems
 from neox_launcher.config.reference import describe_parameter, json_schema, reference
 from neox_launcher.config.schema import all_parameters, parameter_named
-from neox_launcher.config.shapes import fewest_devices
+from neox_launcher.config_cluster import cluster_options, resolve_for
 from neox_launcher.config_estimate_cli import register
 from neox_launcher.errors import ConfigError, NeoXError
 from neox_launcher.file_checks import check_files
@@ -37,11 +37,7 @@ def _file_options(command: Callable[..., None]) -> Callable[..., None]:
         click.argument("files", nargs=-1, required=True),
         click.option("-d", "--directory", metavar="DIR", help="Folder of the files."),
         click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Set one parameter."),
-        click.option(
-            "--devices",
-            type=click.IntRange(min=1),
-            help="Devices of the job; default: one copy of the model.",
-        ),
+        cluster_options,
     )
     for option in reversed(options):
         command = option(command)
@@ -81,10 +77,10 @@ def show(engine: bool, **options: Any) -> None:
 @click.argument("one")
 @click.argument("other")
 @click.option("-d", "--directory", metavar="DIR", help="Folder of the files.")
-@click.option("--devices", type=click.IntRange(min=1), help="Devices of the job; default: one copy each.")
-def diff(one: str, other: str, directory: str | None, devices: int | None) -> None:
+@cluster_options
+def diff(one: str, other: str, directory: str | None, devices: int | None, hostfile: str | None) -> None:
     """Print what differs between two resolved configurations; exit code 1 when something does."""
-    sides = [_resolved((path,), directory, (), devices) for path in (one, other)]
+    sides = [_resolved((path,), directory, (), devices, hostfile) for path in (one, other)]
     text = show_difference(*sides)
     if text:
         click.echo(f"--- {one}\n+++ {other}\n{text}")
@@ -147,11 +143,15 @@ def schema() -> None:
 
 
 def _resolved(
-    files: tuple[str, ...], directory: str | None, overrides: tuple[str, ...], devices: int | None
+    files: tuple[str, ...],
+    directory: str | None,
+    overrides: tuple[str, ...],
+    devices: int | None,
+    hostfile: str | None,
 ) -> Resolved:
     try:
         config = load_config(files, overrides=overrides, directory=directory)
-        return resolve(config, devices=devices or fewest_devices(config))
+        return resolve_for(config, devices=devices, hostfile=hostfile)
     except NeoXError as error:
         _fail(error)
 

@@ -20,6 +20,7 @@ from neox_launcher.config.shapes import (
     shape_of,
 )
 from neox_launcher.config.suggest import ATTAINED_TFLOPS, USABLE_MEMORY, Cluster, Suggestion, suggest
+from neox_launcher.config_cluster import cluster_options, resolve_for
 from neox_launcher.errors import NeoXError
 
 __all__ = [
@@ -104,9 +105,7 @@ def _common_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command("estimate")
 @_common_options
-@click.option(
-    "--devices", type=click.IntRange(min=1), help="Of the whole job; default: the fewest that hold the model."
-)
+@cluster_options
 @click.option("--device-memory", callback=_read_bytes, help="Say whether it fits, as in 80GiB.")
 @click.option(
     "--tflops",
@@ -132,6 +131,7 @@ def _estimate_command(
     directory: Path | None,
     vocab_size: int | None,
     devices: int | None,
+    hostfile: str | None,
     device_memory: int | None,
     tflops: float | None,
     mfu: float | None,
@@ -139,7 +139,7 @@ def _estimate_command(
 ) -> None:
     """Parameters, memory, operations, communication and time of a training, without starting it."""
     config = load_config(files, overrides=overrides, directory=directory)
-    resolved = resolve(config, devices=devices or fewest_devices(config))
+    resolved = resolve_for(config, devices=devices, hostfile=hostfile)
     result, origin = estimate_resolved(resolved, vocab_size=vocab_size)
     click.echo(render_estimate(result, device_memory=device_memory, vocabulary_origin=origin))
     speed = tflops or (mfu * peak_tflops if mfu else None)
