@@ -67,6 +67,7 @@ def test_a_dry_run_prints_the_plan_and_the_command(minimal, folder):
     assert table["rendezvous"] == "127.0.0.1:<a free port of localhost>"
     command = shlex.split(result.stdout.splitlines()[-1])
     assert command == [
+        "NEOX_TOKEN=(hidden)",
         sys.executable,
         *("-P", "-m", "neox_launcher.node", "--launcher", "127.0.0.1:<a free port>", "--node", "0"),
     ]
@@ -110,7 +111,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_a_request_that_cannot_work_ends_with_2_and_starts_nothing(minimal, folder, monkeypatch, case):
-    monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(launch, "supervise", lambda *_, **__: pytest.fail("started"))
     overrides, sentence = WRONG[case]
     names = [override.partition("=")[0] for override in overrides]
     files = [text for text in FILES[1::2] if text.partition("=")[0] not in names]
@@ -148,7 +149,7 @@ def test_a_tokenizer_that_knows_more_than_the_model_is_refused(minimal, folder):
 def test_the_workers_exit_code_is_returned_and_the_first_error_is_last(minimal, folder, monkeypatch):
     failure = Failure(rank=1, host="h", time=0, message="the disk is full", traceback=None, exit_code=7)
     monkeypatch.setattr(
-        launch, "supervise", lambda *_: Outcome(exit_code=7, first_failure=failure, num_failures=3)
+        launch, "supervise", lambda *_, **__: Outcome(exit_code=7, first_failure=failure, num_failures=3)
     )
     monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: None)
     result = run("--config", minimal, *FILES)

@@ -1,4 +1,4 @@
-"""Watching over workers: plain Python children instead of torch's agent, real processes and signals."""
+"""Watching over workers: real nodes, processes and signals. Nodes are those of MPI: they need no torch."""
 
 import os
 import signal
@@ -7,12 +7,34 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from neox_launcher import supervision
+from neox_launcher.backends.base import Command
+from neox_launcher.orders import Orders
+from neox_launcher.resources.host import Host
 from neox_launcher.supervision import supervise
+
+HOST = os.uname().nodename
+NODE = (sys.executable, "-m", "neox_launcher.node", "--launcher")
+
+WORKER = """
+import os, pathlib, signal, sys, time
+from neox_launcher.errors import ConfigError, NeoXError
+from neox_launcher.ranks import read_rank
+from neox_launcher.worker import Progress, report_failure
+rank = read_rank().rank
+folder = pathlib.Path(os.environ["NEOX_RUN_DIR"])
+
+def fail(error):
+    try:
+        raise error
+    except Exception as error:
+        sys.exit(report_failure(rank, error))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -20,78 +42,91 @@ def _short_grace(monkeypatch):
     monkeypatch.setattr(supervision, "_GRACE_SECONDS", 0.3)
 
 
-# An agent that starts two workers in sessions of their own, as torch's does, and ends when they have ended.
-AGENT = """
-import subprocess, sys
-from neox_launcher.worker import AGENT_FILE, EXIT_CODES_FILE, RUN_DIR_VARIABLE, die_with_parent, write_aside
-import json, os, pathlib
-die_with_parent()
-folder = pathlib.Path(os.environ[RUN_DIR_VARIABLE])
-write_aside(folder / AGENT_FILE, str(os.getpid()))
-workers = [subprocess.Popen([sys.executable, "-c", sys.argv[1], str(rank)], start_new_session=True)
-           for rank in range(2)]
-codes = {rank: worker.wait() for rank, worker in enumerate(workers)}
-failed = {rank: code for rank, code in codes.items() if code}
-if failed:
-    write_aside(folder / EXIT_CODES_FILE, json.dumps(failed))
-sys.exit(1 if failed else 0)
-"""
-
-WORKER = """
-import os, pathlib, signal, sys, time
-from neox_launcher.errors import ConfigError, NeoXError
-from neox_launcher.worker import register_worker, report_failure
-rank = int(sys.argv[1])
-"""
+def orders_for(folder, worker="", **changes):
+    """For two workers that run the given lines."""
+    (folder / "worker_program.py").write_text(WORKER + textwrap.dedent(worker))
+    orders = Orders(
+        hosts=(Host("localhost", (0, 1)),),
+        master_addr=None,
+        master_port=0,
+        environment={"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
+        worker=("-m", "worker_program"),
+        resolved="",
+        working_directory=str(folder),
+        log_dir=None,
+        gpus=0,
+        bind_cores=False,
+        detect_nvlink_pairs=False,
+        stop_timeout=60.0,
+        hang_timeout=None,
+    )
+    return replace(orders, **changes)
 
 
-def run(worker):
-    """Supervise two workers that run the given lines."""
-    code = WORKER + textwrap.dedent(worker)
-    return supervise([sys.executable, "-c", AGENT, code], os.environ)
+def mpi_commands(contact):
+    return [
+        Command(
+            argv=(*NODE, str(contact), "--mpi"),
+            environment={"NEOX_TOKEN": contact.token, "PMI_RANK": str(rank), "PMI_SIZE": "2"},
+        )
+        for rank in range(2)
+    ]
 
 
-def test_workers_that_end_well_end_the_launch_well(capfd):
-    outcome = run("register_worker(rank)\nprint('worker', rank, flush=True)")
+@pytest.fixture
+def run(tmp_path):
+    def run_lines(worker, **changes):
+        return supervise(mpi_commands, orders_for(tmp_path, worker, **changes), is_local=True)
+
+    return run_lines
+
+
+def test_workers_that_end_well_end_the_launch_well(run, capfd):
+    outcome = run("print('worker', rank, flush=True)")
     assert outcome.exit_code == 0
     assert outcome.first_failure is None
-    assert sorted(capfd.readouterr().out.split()) == ["0", "1", "worker", "worker"]
+    assert capfd.readouterr().out == "worker 0\n"
 
 
-def test_the_first_error_is_told_whole_and_the_others_are_ended():
+def test_the_output_of_all_ranks_comes_with_host_and_rank(run, capfd):
+    run("print(f'one {rank}\\ntwo', flush=True); print('three', file=sys.stderr, end='')", output="all")
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == [
+        f"{HOST} {rank}: {line}" for rank in (0, 1) for line in (f"one {rank}", "two")
+    ]
+    assert sorted(err.splitlines()) == [f"{HOST} {rank}: three" for rank in (0, 1)]
+
+
+def test_the_output_of_other_ranks_goes_to_files(run, tmp_path, capfd):
+    run("print('worker', rank)", log_dir="logs")
+    assert (tmp_path / "logs" / "output" / "rank-00001.log").read_text() == "worker 1\n"
+    assert [path.name for path in (tmp_path / "logs" / "output").iterdir()] == ["rank-00001.log"]
+    assert capfd.readouterr().out == "worker 0\n"
+
+
+def test_the_first_error_is_told_whole_and_the_others_are_ended(run):
     started = time.monotonic()
-    outcome = run(
-        """
-        register_worker(rank)
-        if rank == 1:
-            try:
-                raise NeoXError("the disk is full\\nmake room")
-            except NeoXError as error:
-                sys.exit(report_failure(rank, error))
-        time.sleep(600)
-        """
-    )
+    outcome = run("if rank == 1: fail(NeoXError('the disk is full\\nmake room'))\ntime.sleep(600)")
     assert time.monotonic() - started < 60
     assert outcome.exit_code == 1
     assert outcome.first_failure.rank == 1
     assert outcome.num_failures == 1
-    host = os.uname().nodename
-    assert str(outcome.first_failure) == f"worker 1 on {host} failed:\nthe disk is full\nmake room"
+    assert str(outcome.first_failure) == f"worker 1 on {HOST} failed:\nthe disk is full\nmake room"
 
 
-def test_the_exit_code_is_that_of_the_first_of_several_failures(monkeypatch):
+def test_the_exit_code_is_that_of_the_first_of_several_failures(run, tmp_path, monkeypatch):
     monkeypatch.setattr(supervision, "_GRACE_SECONDS", 30)
     outcome = run(
-        """
-        register_worker(rank)
-        folder = pathlib.Path(os.environ["NEOX_RUN_DIR"])
-        while rank == 1 and not (folder / "rank-0.error.json").exists():
+        f"""
+        first = pathlib.Path({str(tmp_path / "first")!r})
+        if rank == 0:
+            try:
+                fail(ConfigError("no such thing"))
+            finally:
+                first.touch()
+        while not first.exists():
             time.sleep(0.01)
-        error = ConfigError("no such thing") if rank == 0 else KeyError("x")
-        try:
-            raise error
-        except Exception as error:
-            sys.exit(report_failure(rank, error))
+        fail(KeyError("x"))
         """
     )
     assert outcome.exit_code == 2
@@ -99,16 +134,8 @@ def test_the_exit_code_is_that_of_the_first_of_several_failures(monkeypatch):
     assert outcome.num_failures == 2
 
 
-def test_a_traceback_is_shown_for_what_nobody_foresaw():
-    outcome = run(
-        """
-        register_worker(rank)
-        try:
-            {}["missing"]
-        except KeyError as error:
-            sys.exit(report_failure(rank, error))
-        """
-    )
+def test_a_traceback_is_shown_for_what_nobody_foresaw(run):
+    outcome = run("{}['missing']")
     assert "KeyError: 'missing'" in str(outcome.first_failure)
     assert "Traceback" in str(outcome.first_failure)
 
@@ -125,100 +152,190 @@ def test_a_traceback_is_shown_for_what_nobody_foresaw():
         ("os._exit(7)", 7, "ended with exit code 7 without saying why"),
     ],
 )
-def test_a_worker_that_vanishes_is_the_first_failure_and_ends_the_others(death, code, words):
+def test_a_worker_that_vanishes_is_the_first_failure_and_ends_the_others(run, death, code, words):
     outcome = run(
         f"""
-        register_worker(rank)
-        if rank == 0:
+        if rank == 1:
+            print("last words", flush=True)
             {death}
-        time.sleep(0.05)
+        time.sleep(0.2)
         report_failure(rank, NeoXError("the other one does not answer"))
         time.sleep(600)
         """
     )
     assert outcome.exit_code == code
-    assert outcome.first_failure.rank == 0
-    assert words in outcome.first_failure.message
-
-
-def test_a_worker_that_dies_before_it_can_register_is_told():
-    outcome = run("sys.exit(3 if rank == 1 else 0)")
-    assert outcome.exit_code == 3
     assert outcome.first_failure.rank == 1
-    assert "what it printed is above" in outcome.first_failure.message
+    assert words in outcome.first_failure.message
+    assert "what it printed last:\nlast words" in str(outcome.first_failure)
 
 
-def test_a_worker_that_ends_early_and_well_does_not_end_the_others():
-    outcome = run("register_worker(rank)\ntime.sleep(1.5 * rank)")
-    assert outcome.exit_code == 0
-
-
-def test_the_folder_of_a_launch_is_private_and_goes_with_it(tmp_path):
-    seen = tmp_path / "seen"
-    run(
-        f"""
-        register_worker(rank)
-        folder = pathlib.Path(os.environ["NEOX_RUN_DIR"])
-        if rank == 0:
-            pathlib.Path({str(seen)!r}).write_text(f"{{folder}} {{folder.stat().st_mode & 0o777:o}}")
-        """
+def test_a_worker_that_leaves_with_a_code_and_no_word_is_told(run):
+    outcome = run("print('oh'); sys.exit(3 if rank == 1 else 0)")
+    assert outcome.exit_code == 3
+    assert str(outcome.first_failure) == (
+        f"worker 1 on {HOST} failed:\nit ended with exit code 3 without saying why\nwhat it printed last:\noh"
     )
-    folder, mode = seen.read_text().split()
-    assert mode == "700"
-    assert not Path(folder).exists()
+
+
+def test_a_worker_that_ends_early_and_well_does_not_end_the_others(run):
+    assert run("time.sleep(1.5 * rank)").exit_code == 0
+
+
+def test_folders_are_private_and_go_with_the_launch(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    run(
+        """
+        modes = [f"{path.stat().st_mode & 0o777:o}" for path in (folder, folder / "resolved")]
+        pathlib.Path(f"seen{rank}").write_text(" ".join([str(folder), *modes]))
+        """,
+        resolved="x",
+    )
+    for rank in range(2):
+        folder, *modes = (tmp_path / f"seen{rank}").read_text().split()
+        assert modes == ["700", "600"]
+        assert folder.startswith(str(tmp_path / "tmp" / "neox-"))
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_workers_get_the_orders_variables_and_not_the_token(run, tmp_path):
+    value = "a 'b' \"c\"; $(d)\n`e` \\ \udcff"
+    orders = orders_for(tmp_path)
+    run(
+        """
+        names = ("VALUE", "NEOX_TOKEN", "OMP_NUM_THREADS")
+        pathlib.Path(f"seen{rank}").write_text(ascii([os.environ.get(name) for name in names]))
+        """,
+        environment={**orders.environment, "VALUE": value, "OMP_NUM_THREADS": "3"},
+    )
+    assert (tmp_path / "seen1").read_text() == ascii([value, None, "3"])
+
+
+def test_a_host_that_does_not_come_is_named_with_what_was_said(tmp_path):
+    def commands(contact):
+        there = Command(
+            argv=(*NODE, str(contact), "--node", "0"), environment={"NEOX_TOKEN": contact.token}, node=0
+        )
+        return [there, Command(argv=("sh", "-c", "echo no route to host >&2; exit 255"), node=1)]
+
+    orders = orders_for(tmp_path, hosts=(Host("one", (0,)), Host("two", (0,))))
+    outcome = supervise(commands, orders, is_local=False)
+    assert outcome.exit_code == 1
+    assert str(outcome.first_failure) == "two: could not be started; what was said:\nno route to host"
+
+
+def test_a_host_that_takes_too_long_is_named(tmp_path):
+    def commands(contact):
+        return [Command(argv=("sleep", "600"))]
+
+    outcome = supervise(commands, orders_for(tmp_path), is_local=False, start_timeout=0.2)
+    assert str(outcome.first_failure) == "localhost: did not report within 0.2 s; nothing was said"
+
+
+def test_who_does_not_know_the_token_is_not_let_in(tmp_path):
+    def commands(contact):
+        return [
+            Command(argv=(*NODE, str(contact), "--node", "0"), environment={"NEOX_TOKEN": "guessed"}, node=0)
+        ]
+
+    outcome = supervise(commands, orders_for(tmp_path, hosts=(Host("one", (0,)),)), is_local=False)
+    assert "one: could not be started" in str(outcome.first_failure)
+    assert "it closed the connection" in str(outcome.first_failure)
+
+
+def test_a_busy_port_is_told_before_any_worker_starts(run, tmp_path):
+    with socket.create_server(("", 0)) as taken:
+        outcome = run("pathlib.Path('started').touch()", master_port=taken.getsockname()[1])
+    assert outcome.exit_code == 2
+    assert "cannot be used here (Address already in use)" in outcome.first_failure.message
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_hang_is_reported_with_the_rank_that_lags_and_its_stacks(run, tmp_path):
+    outcome = run(
+        """
+        def stuck_here():
+            time.sleep(600)
+        progress = Progress(rank)
+        for iteration in range(1, 4 + 3 * rank):
+            progress.tell(iteration)
+        stuck_here()
+        """,
+        hang_timeout=2.0,
+        log_dir="logs",
+    )
+    assert outcome.exit_code == 1
+    [report] = (tmp_path / "logs").glob("hang-*.txt")
+    assert f"rank 0 on {HOST} has done 3 iterations, others 6" in outcome.first_failure.message
+    assert str(report) in outcome.first_failure.message
+    text = report.read_text()
+    assert "--- ranks 0-1\n" in text
+    assert "in stuck_here" in text
 
 
 LAUNCHER = """
-import os, sys
-from neox_launcher import supervision
+import pathlib, sys
 from neox_launcher.supervision import supervise
-outcome = supervise([sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ)
+from test_supervision import mpi_commands, orders_for
+orders = orders_for(pathlib.Path(sys.argv[1]), sys.argv[2], stop_timeout=float(sys.argv[3]))
+outcome = supervise(mpi_commands, orders, is_local=True)
 print("outcome", outcome.exit_code, outcome.first_failure, flush=True)
 sys.exit(outcome.exit_code)
 """
 
 # Saves when it is asked to stop.
 SAVING = """
-signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(os.write(1, f"saved {rank}\\n".encode()) * 0))
-register_worker(rank)
-os.write(1, b"ready\\n")
+def save(number, frame):
+    pathlib.Path(f"saved{rank}").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+pathlib.Path(f"ready{rank}").touch()
 time.sleep(600)
 """
 STUBBORN = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-register_worker(rank)
-os.write(1, f"ready {os.getpid()}\\n".encode())
+pathlib.Path(f".{rank}").write_text(str(os.getpid()))
+pathlib.Path(f".{rank}").rename(f"ready{rank}")
 time.sleep(600)
 """
 
 
-def start(worker, folder):
-    """A launcher in a process of its own, when both workers are ready; and what they printed."""
-    code = WORKER + worker
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def start(worker, folder, stop_timeout=60):
+    """A launcher in a process of its own, when both workers are ready."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, AGENT, code],
+        [sys.executable, "-c", LAUNCHER, folder, worker, str(stop_timeout)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(folder)},
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": path},
     )
-    return launcher, [launcher.stdout.readline() for _ in range(2)]
+    wait_for(lambda: all((folder / f"ready{rank}").exists() for rank in range(2)))
+    return launcher
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
 def test_one_signal_lets_the_workers_save(tmp_path, number, code):
-    launcher, _ = start(SAVING, tmp_path)
+    launcher = start(SAVING, tmp_path)
     launcher.send_signal(number)
     out, err = launcher.communicate(timeout=60)
     assert launcher.returncode == code
-    assert sorted(out.splitlines()) == [f"outcome {code} None", "saved 0", "saved 1"]
+    assert out == f"outcome {code} None\n"
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))
     assert "once more to stop at once" in err
 
 
 def test_a_second_signal_kills(tmp_path):
-    launcher, _ = start(STUBBORN, tmp_path)
+    launcher = start(STUBBORN, tmp_path)
     launcher.send_signal(signal.SIGINT)
     assert "stopping" in launcher.stderr.readline() + launcher.stderr.readline()
     launcher.send_signal(signal.SIGINT)
@@ -227,18 +344,23 @@ def test_a_second_signal_kills(tmp_path):
     assert out == "outcome 130 None\n"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
-def test_workers_die_with_a_launcher_that_is_killed(tmp_path):
-    launcher, lines = start(STUBBORN, tmp_path)
-    pids = [int(line.split()[1]) for line in lines]
+def test_who_does_not_stop_in_time_is_killed_and_named(tmp_path):
+    launcher = start(STUBBORN, tmp_path, stop_timeout=0.5)
+    launcher.send_signal(signal.SIGTERM)
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 143
+    assert f"worker 1 on {HOST} had not saved within 0.5 s (stop-timeout) and had to be ended" in err
+
+
+def test_workers_die_with_a_launcher_that_is_killed_and_leave_no_folder(tmp_path):
+    launcher = start(STUBBORN, tmp_path)
+    pids = [int((tmp_path / f"ready{rank}").read_text()) for rank in range(2)]
     launcher.kill()
-    launcher.wait()
-    deadline = time.monotonic() + 60
-    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(is_running(pid) for pid in pids)
-    launcher.stdout.close()
-    launcher.stderr.close()
+    launcher.communicate()
+    wait_for(lambda: not any(is_running(pid) for pid in pids))
+    # The nodes' own; that of the launcher goes when the next launch looks around.
+    wait_for(lambda: len(list(tmp_path.glob("neox-*"))) == 1)
+    supervise(mpi_commands, orders_for(tmp_path, "pass"), is_local=True)
 
 
 def is_running(pid):
@@ -248,31 +370,18 @@ def is_running(pid):
         return False
 
 
-def test_torch_runs_the_workers(tmp_path, monkeypatch):
+def test_torch_runs_the_workers(tmp_path):
     """The real agent around workers that need no torch."""
     pytest.importorskip("torch")
-    script = tmp_path / "worker_program.py"
-    script.write_text(
-        "import os, sys\nfrom neox_launcher.ranks import read_rank\n"
-        "from neox_launcher.worker import register_worker, report_failure\n"
-        "me = read_rank()\nregister_worker(me.rank)\n"
-        "if me.rank == 1: sys.exit(report_failure(1, ValueError(f'{me.local_rank} of {me.world_size}')))\n"
-        "import time; time.sleep(600)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    arguments = [
-        "--nnodes=1",
-        "--nproc-per-node=2",
-        "--master-addr=127.0.0.1",
-        f"--master-port={free_port()}",
-    ]
-    command = [sys.executable, "-m", "neox_launcher.node", *arguments, "-m", "worker_program"]
-    outcome = supervise(command, os.environ)
+
+    def commands(contact):
+        return [Command(argv=(*NODE, str(contact), "--node", "0"), environment={"NEOX_TOKEN": contact.token})]
+
+    worker = """
+    me = read_rank()
+    if rank == 1: fail(ValueError(f"{me.local_rank} of {me.world_size}"))
+    time.sleep(600)
+    """
+    outcome = supervise(commands, orders_for(tmp_path, worker), is_local=True)
     assert outcome.exit_code == 1
     assert outcome.first_failure.message == "ValueError: 1 of 2"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

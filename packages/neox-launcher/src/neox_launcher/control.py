@@ -19,6 +19,7 @@ from typing import Any
 
 __all__ = [
     "SILENCE_SECONDS",
+    "TOKEN_VARIABLE",
     "Channel",
     "ConnectionLostError",
     "Message",
@@ -30,6 +31,7 @@ __all__ = [
 
 Message = dict[str, Any]
 
+TOKEN_VARIABLE = "NEOX_TOKEN"
 SILENCE_SECONDS = 30
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 _CONNECT_SECONDS = 5.0
@@ -63,14 +65,13 @@ class Channel:
     """Sends and receives messages over a connected socket.
 
     Args:
-        connection: owned by the channel from now on.
-        trusted: whether the other side has proved itself; until then its messages are short.
+        connection: owned by the channel from now on. Until `trust` is called, messages must be short.
     """
 
-    def __init__(self, connection: socket.socket, *, trusted: bool = False) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._buffer = bytearray()
-        self._limit = _LIMIT if trusted else _STRANGERS_LIMIT
+        self._limit = _STRANGERS_LIMIT
         connection.settimeout(_SEND_SECONDS)
         _notice_silence(connection)
 
@@ -82,6 +83,11 @@ class Channel:
     def address(self) -> str:
         """This side's address."""
         return str(self._socket.getsockname()[0])
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the other side has proved itself."""
+        return self._limit == _LIMIT
 
     def trust(self) -> None:
         """The other side has proved itself: long messages are welcome."""

@@ -132,17 +132,20 @@ def refuse_what_cannot_run(plan: LaunchPlan) -> None:
 
 
 def run_plan(plan: LaunchPlan) -> Outcome:
-    """Start the workers and watch them until all have ended; begin again where the plan allows it."""
+    """Start the workers and watch them until all have ended, again and again where restarts are allowed.
+
+    Raises:
+        LaunchError: a command cannot be started.
+    """
     if sys.stdout is not None:
         sys.stdout.flush()
     return run_with_restarts(plan, _run_once)
 
 
 def _run_once(plan: LaunchPlan) -> Outcome:
+    backend = BACKENDS[plan.launcher]
     return supervise(
-        lambda contact: BACKENDS[plan.launcher].commands(plan, contact),
-        plan.orders(),
-        is_local=plan.launcher == "local",
+        lambda contact: backend.commands(plan, contact), plan.orders(), is_local=plan.launcher == "local"
     )
 
 

@@ -1,124 +1,117 @@
-"""Keeping watch over a launch: signals, the first failure, and an end within seconds.
+"""Keeping watch over a launch: its nodes, signals, the first failure, and an end within seconds.
 
-The agent (`neox_launcher.node`) and its workers run in a session of their own, so that Ctrl-C reaches the
-launcher alone, which decides: once asks the workers to finish the iteration, save and leave; twice kills
-everything. torch's agent would wait 30 seconds for the others when a worker dies; here they get two.
+The cluster's tools start one node per host (under MPI one per rank), which reports back over a control
+connection and does what is said there. torch's own agents do not tell each other of a death: a rank that
+is killed on one host leaves the others waiting for half an hour. Here all end within seconds.
 """
 
-import json
 import os
+import selectors
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
-from neox_launcher.worker import EXIT_CODES_FILE, RUN_DIR_VARIABLE
+from neox_launcher.backends.base import Command, Contact
+from neox_launcher.control import Message, new_token
+from neox_launcher.hang import HangWatch, report_hang
+from neox_launcher.nodes import Node, Nodes, name_workers
+from neox_launcher.orders import Orders
+from neox_launcher.outcome import HEAD_START_SECONDS, Failure, Outcome, judge
+from neox_launcher.reception import Reception
+from neox_launcher.run_folder import run_folder
+from neox_launcher.tools import Tools
 
 __all__ = ["Failure", "Outcome", "supervise"]
 
+START_SECONDS = 300.0
+"""How long hosts get to report: Python may come from a slow shared disk."""
+
 _POLL_SECONDS = 0.1
+_MOST_NAMED = 8
 _GRACE_SECONDS = 2.0
-# A worker that vanished is noticed later than the complaints of those who talked to it.
-_HEAD_START_SECONDS = 0.5
-_SIGNALLED = 128
-_ENDED_BY_AGENT = _SIGNALLED + signal.SIGTERM
+_KILL_SECONDS = 6.0
+_DUMP_SECONDS = 8.0
+_PATIENCE_SECONDS = 5.0
+_LOCAL_ADDRESS = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why one worker failed.
-
-    Args:
-        rank: which worker.
-        host: where it ran.
-        time: when, in seconds since 1970.
-        message: what was wrong.
-        traceback: None where the message is meant for the user.
-        exit_code: the worker's.
-    """
-
-    rank: int
-    host: str
-    time: float
-    message: str
-    traceback: str | None
-    exit_code: int
-
-    def __str__(self) -> str:
-        text = (self.traceback or self.message).rstrip()
-        return f"worker {self.rank} on {self.host} failed:\n{text}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a launch ended.
+def supervise(
+    commands_for: Callable[[Contact], Sequence[Command]],
+    orders: Orders,
+    *,
+    is_local: bool,
+    start_timeout: float = START_SECONDS,
+) -> Outcome:
+    """Start the nodes, give them their orders, and watch until all workers have ended.
 
     Args:
-        exit_code: what the launcher returns.
-        first_failure: the one that the others followed from; None when nothing failed.
-        num_failures: workers that failed by themselves.
+        commands_for: the commands that start nodes which report to a contact.
+        orders: for the nodes.
+        is_local: this machine alone works: nothing listens to the network, and rank 0 keeps the terminal.
+        start_timeout: seconds until every host must have reported.
+
+    Raises:
+        LaunchError: a command cannot be started.
     """
-
-    exit_code: int
-    first_failure: Failure | None = None
-    num_failures: int = 0
-
-
-def supervise(command: Sequence[str], environment: Mapping[str, str]) -> Outcome:
-    """Run a command whose workers report to a private folder, until all have ended.
-
-    Args:
-        command: starts the workers and ends after them.
-        environment: of the command; NEOX_RUN_DIR is added.
-    """
-    with tempfile.TemporaryDirectory(prefix="neox-") as folder:
-        watch = _Watch(Path(folder))
-        env = {**environment, RUN_DIR_VARIABLE: folder}
-        with watch.listening(), subprocess.Popen(command, env=env, start_new_session=True) as agent:
-            try:
-                code = watch.until_ended(agent)
-            finally:
-                watch.kill_all(agent)
-        return watch.outcome(code)
+    with run_folder() as folder, selectors.DefaultSelector() as selector:
+        launch = _Launch(orders, selector, is_local=is_local, start_timeout=start_timeout)
+        with launch.listening_to_signals():
+            return launch.run(commands_for(launch.contact(folder)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """A worker's process: its number, and its start, because numbers are used again."""
+class _Launch:
+    """What is known of one launch while it runs."""
 
-    pid: int
-    started: str | None
-
-    @property
-    def is_alive(self) -> bool:
-        return self.started is not None and _start_of(self.pid) == self.started
-
-    def send(self, number: signal.Signals) -> None:
-        if self.is_alive:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-
-class _Watch:
-    """What is known of the workers of one launch."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(
+        self, orders: Orders, selector: selectors.BaseSelector, *, is_local: bool, start_timeout: float
+    ) -> None:
+        self._orders, self._selector, self._is_local = orders, selector, is_local
+        self._start_timeout = start_timeout
+        self._start_by = time.monotonic() + start_timeout
+        self._nodes = Nodes(
+            orders, selector, hear=self._hear, lose=self._lose, refuse=self._fail, shares_terminal=is_local
+        )
+        self._reception = Reception(new_token(), selector, self._nodes.welcome, is_local=is_local)
+        self._failures: list[Failure] = []
         self._signals: list[int] = []
         self._told = 0
-        self._processes: dict[int, _Process] = {}
-        self._vanished: dict[int, float] = {}
-        self._failed_at: float | None = None
-        self._is_killing = False
+        self._port: int | None = None
+        self._is_started = False
+        self._trouble_at: float | None = None
+        self._killed_at: float | None = None
+        self._hang = HangWatch(orders.hang_timeout)
+        self._dump_by: float | None = None
+        self._answers: Mapping[str, Callable[[Node, Message], None]] = {
+            "ready": self._note_ready,
+            "refused": self._note_refusal,
+            "output": self._print_output,
+            "progress": self._note_progress,
+            "trouble": self._note_trouble,
+            "signal": self._note_signal,
+            "dumped": self._note_dump,
+            "ended": self._note_end,
+        }
+
+    def contact(self, folder: Path) -> Contact:
+        """How nodes reach this launch.
+
+        Args:
+            folder: private, for what commands read.
+        """
+        return Contact(
+            addresses=self._reception.addresses,
+            port=self._reception.port,
+            token=self._reception.token,
+            folder=str(folder),
+        )
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening_to_signals(self) -> Iterator[None]:
         """Remember the signals that end a program instead of dying of them."""
         numbers = [signal.SIGINT, signal.SIGTERM]
         # A lost connection counts as a request to stop, unless nohup says that it shall not.
@@ -134,144 +127,177 @@ class _Watch:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
 
-    def until_ended(self, agent: subprocess.Popen[bytes]) -> int:
-        """Pass signals on and end everyone after a failure, until the agent has ended; returns its code."""
-        while agent.poll() is None:
-            self._look_for_workers()
-            self._pass_signals_on(agent)
-            self._look_for_failures()
-            if self._failed_at is not None and time.time() - self._failed_at > _GRACE_SECONDS:
-                self._kill_workers()
-            time.sleep(_POLL_SECONDS)
-        return agent.returncode
+    def run(self, commands: Sequence[Command]) -> Outcome:
+        """Until all nodes have told how it ended, or cannot any more."""
+        try:
+            tools = Tools(commands, self._selector, shares_terminal=self._is_local)
+            try:
+                while not self._is_over():
+                    self._turn(tools)
+            finally:
+                self._reception.close()
+                self._nodes.send_all("leave")
+                tools.end(patience=_PATIENCE_SECONDS if len(self._nodes) else 0.0)
+        finally:
+            self._reception.close()
+            self._nodes.close()
+        return judge(self._failures, self._signals)
 
-    def kill_all(self, agent: subprocess.Popen[bytes]) -> None:
-        """Leave nothing behind, workers that have not registered yet included."""
-        if agent.poll() is None:
-            children = _children_of(agent.pid)
-            agent.kill()
-            for process in children:
-                process.send(signal.SIGKILL)
-        self._kill_workers()
+    def _turn(self, tools: Tools) -> None:
+        for key, _ in self._selector.select(timeout=_POLL_SECONDS):
+            key.data()
+        self._pass_signals_on()
+        if not self._is_started and self._killed_at is None:
+            self._get_started(tools)
+        self._look_for_hang()
+        if self._trouble_at is not None and time.monotonic() - self._trouble_at > _GRACE_SECONDS:
+            self._kill()
 
-    def outcome(self, code: int) -> Outcome:
-        """How it ended, from what the workers left in the folder."""
-        failures = sorted(self._failures(), key=lambda failure: failure.time)
-        if self._signals:
-            # Workers that had nothing to save yet died of the signal; only what they report is a failure.
-            failures = [failure for failure in failures if failure.rank not in self._vanished]
-        # The agent ends the others by SIGTERM: who died of it did not fail first, nor by itself.
-        by_themselves = [failure for failure in failures if failure.exit_code != _ENDED_BY_AGENT] or failures
-        if by_themselves:
-            first = by_themselves[0]
-            return Outcome(exit_code=first.exit_code, first_failure=first, num_failures=len(by_themselves))
-        if self._signals:
-            return Outcome(exit_code=_SIGNALLED + self._signals[0])
-        if code == 0:
-            return Outcome(exit_code=0)
-        failure = self._unreported(code)
-        return Outcome(exit_code=failure.exit_code, first_failure=failure, num_failures=1)
+    def _is_over(self) -> bool:
+        if self._killed_at is not None and time.monotonic() - self._killed_at > _KILL_SECONDS:
+            return True
+        return self._nodes.have_ended if self._is_started else self._killed_at is not None
 
-    def _unreported(self, code: int) -> Failure:
-        """A worker that failed before it could say anything, or the agent itself."""
-        codes = self._exit_codes()
-        rank = min(codes, default=0)
-        message = _death_in_words(codes.get(rank, code)) + "; what it printed is above"
-        exit_code = _as_exit_code(codes.get(rank, code))
-        host = os.uname().nodename
-        return Failure(
-            rank=rank, host=host, time=time.time(), message=message, traceback=None, exit_code=exit_code
+    # Starting
+
+    def _get_started(self, tools: Tools) -> None:
+        """Start the workers once every host is ready; give up on hosts that cannot come any more."""
+        if self._nodes.are_ready:
+            tools.talk()
+            # One host needs no network.
+            own = _LOCAL_ADDRESS if len(self._orders.hosts) == 1 else self._nodes.first_address()
+            self._is_started = True
+            place = {"master_addr": self._orders.master_addr or own, "master_port": self._port}
+            self._nodes.send_all("start", place)
+            return
+        missing = self._nodes.missing_hosts()
+        lost = [number for number in missing if tools.has_given_up_on(number)]
+        if lost:
+            self._give_up_on(lost, "could not be started", tools)
+        elif time.monotonic() > self._start_by:
+            self._give_up_on(missing, f"did not report within {self._start_timeout:g} s", tools)
+
+    def _give_up_on(self, missing: Sequence[int], why: str, tools: Tools) -> None:
+        names = ", ".join(self._orders.hosts[number].name for number in missing[:_MOST_NAMED])
+        if len(missing) > _MOST_NAMED:
+            names += f" and {len(missing) - _MOST_NAMED} more"
+        said = tools.said(missing[0] if len(missing) == 1 else None)
+        self._fail("", f"{names}: {why}; " + (f"what was said:\n{said}" if said else "nothing was said"))
+        self._kill()
+
+    # What nodes say
+
+    def _hear(self, node: Node, message: Message) -> None:
+        self._answers[message["kind"]](node, message)
+
+    def _lose(self, node: Node, reason: str) -> None:
+        self._hang.forget(node.ranks)
+        if self._killed_at is None:
+            workers = name_workers(node.ranks)
+            self._fail(node.host, f"it is lost ({reason}), with {workers}; what it still runs ends by itself")
+
+    def _note_ready(self, node: Node, message: Message) -> None:
+        node.is_ready = True
+        if message["port"] is not None:
+            self._port = int(message["port"])
+
+    def _note_refusal(self, node: Node, message: Message) -> None:
+        self._fail(node.host, str(message["message"]), exit_code=2)
+        self._kill()
+
+    def _note_progress(self, node: Node, message: Message) -> None:
+        for rank, iteration in message["ranks"].items():
+            self._hang.hear(int(rank), int(iteration))
+
+    def _note_trouble(self, node: Node, message: Message) -> None:
+        self._trouble_at = self._trouble_at or time.monotonic()
+
+    def _note_signal(self, node: Node, message: Message) -> None:
+        # A scheduler signals all nodes at once: together that is one request.
+        if not self._signals:
+            self._signals.append(int(message["number"]))
+
+    def _note_dump(self, node: Node, message: Message) -> None:
+        node.dump = message["ranks"]
+
+    def _note_end(self, node: Node, message: Message) -> None:
+        node.has_ended = True
+        self._hang.forget(node.ranks)
+        if message["failures"]:
+            self._failures += [Failure.from_message(failure) for failure in message["failures"]]
+            self._note_trouble(node, message)
+        if message["overran"]:
+            _tell(
+                f"{name_workers(message['overran'])} on {node.host} had not saved within "
+                f"{self._orders.stop_timeout:g} s (stop-timeout) and had to be ended\n"
+            )
+
+    def _print_output(self, node: Node, message: Message) -> None:
+        data = str(message["text"]).encode("utf-8", errors="surrogateescape")
+        if self._orders.output == "all":
+            prefix = f"{node.host} {message['rank']}: ".encode()
+            data = b"".join(prefix + line + b"\n" for line in data.rstrip(b"\n").split(b"\n"))
+        _write(sys.stdout if message["stream"] == "stdout" else sys.stderr, data)
+
+    # Ending
+
+    def _fail(self, host: str, message: str, *, exit_code: int = 1) -> None:
+        """Something that is not one worker's failure; it ends the launch."""
+        self._failures.append(
+            Failure(
+                rank=None,
+                host=host,
+                time=time.time() - HEAD_START_SECONDS,
+                message=message,
+                exit_code=exit_code,
+                unreported=True,
+            )
         )
+        self._trouble_at = self._trouble_at or time.monotonic()
 
-    def _pass_signals_on(self, agent: subprocess.Popen[bytes]) -> None:
+    def _kill(self) -> None:
+        if self._killed_at is None:
+            self._killed_at = time.monotonic()
+            self._nodes.send_all("kill")
+
+    def _pass_signals_on(self) -> None:
         if len(self._signals) <= self._told:
             return
         self._told = len(self._signals)
-        if self._told > 1 or not self._processes:
-            self.kill_all(agent)
+        if self._told > 1 or not self._is_started:
+            self._kill()
             return
-        with suppress(OSError):  # The terminal may be what went away.
-            sys.stderr.write("\nstopping after this iteration; once more to stop at once\n")
-            sys.stderr.flush()
-        for process in self._processes.values():
-            process.send(signal.SIGTERM)
+        _tell("\nstopping after this iteration; once more to stop at once\n")
+        self._nodes.send_all("stop")
 
-    def _look_for_failures(self) -> None:
-        if self._is_killing:
+    def _look_for_hang(self) -> None:
+        if self._killed_at is not None or self._signals:
             return
-        now = time.time()
-        for rank, process in self._processes.items():
-            # In this order: a worker reports before it ends.
-            if rank not in self._vanished and not process.is_alive and not self._has_reported(rank):
-                self._vanished[rank] = now
-        if self._failed_at is None and (self._vanished or any(self._folder.glob("rank-*.error.json"))):
-            self._failed_at = now
-
-    def _has_reported(self, rank: int) -> bool:
-        return any((self._folder / f"rank-{rank}.{ending}").exists() for ending in ("end", "error.json"))
-
-    def _look_for_workers(self) -> None:
-        for path in self._folder.glob("rank-*.pid"):
-            rank = int(path.stem.partition("-")[2])
-            if rank not in self._processes:
-                pid = int(path.read_text())
-                self._processes[rank] = _Process(pid, _start_of(pid))
-
-    def _kill_workers(self) -> None:
-        self._is_killing = True
-        self._look_for_workers()
-        for process in self._processes.values():
-            process.send(signal.SIGKILL)
-
-    def _failures(self) -> Iterator[Failure]:
-        for path in self._folder.glob("rank-*.error.json"):
-            yield Failure(**json.loads(path.read_text(encoding="utf-8")))
-        codes = self._exit_codes()
-        for rank, when in self._vanished.items():
-            code = codes.get(rank, 1)
-            yield Failure(
-                rank=rank,
-                host=os.uname().nodename,
-                time=when - _HEAD_START_SECONDS,
-                message=_death_in_words(code),
-                traceback=None,
-                exit_code=_as_exit_code(code),
-            )
-
-    def _exit_codes(self) -> dict[int, int]:
-        path = self._folder / EXIT_CODES_FILE
-        if not path.exists():
-            return {}
-        return {int(rank): int(code) for rank, code in json.loads(path.read_text()).items()}
+        running = [node for node in self._nodes if not node.has_ended]
+        if self._dump_by is None:
+            if self._hang.has_stalled(self._orders.num_workers):
+                self._dump_by = time.monotonic() + _DUMP_SECONDS
+                for node in running:
+                    self._nodes.send(node, "dump")
+        elif time.monotonic() > self._dump_by or all(node.dump is not None for node in running):
+            self._fail("", report_hang(self._orders, self._nodes, self._hang))
+            self._kill()
 
 
-def _as_exit_code(code: int) -> int:
-    """A process's return code as a shell shows it."""
-    return code if code >= 0 else _SIGNALLED - code
+def _tell(text: str) -> None:
+    with suppress(OSError):  # The terminal may be what went away.
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
-def _death_in_words(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "it was killed by SIGKILL; the host may have run out of memory (look into its kernel log)"
-    if code < 0:
-        return f"it was ended by {signal.Signals(-code).name}"
-    return f"it ended with exit code {code} without saying why"
-
-
-def _children_of(parent: int) -> list[_Process]:
-    children = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            if path.read_text().rpartition(")")[2].split()[1] == str(parent):
-                pid = int(path.parent.name)
-                children.append(_Process(pid, _start_of(pid)))
-    return children
-
-
-def _start_of(pid: int) -> str | None:
-    """When a process started, in the kernel's clock; None when it has ended."""
+def _write(stream: TextIO | None, data: bytes) -> None:
+    """Print on; when the reader has gone (`| head`), the work goes on unseen."""
+    if stream is None:
+        return
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in ("Z", "X") else fields[19]
+        stream.flush()
+        stream.buffer.write(data)
+        stream.buffer.flush()
+    except BrokenPipeError:
+        # What is still buffered must go somewhere: Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -155,8 +155,9 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def write_aside(path: Path, text: str) -> None:
-    """Write a file so that it appears whole or not at all."""
+    """Write a file that the user alone can read, so that it appears whole or not at all."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.touch(mode=0o600)
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)
 

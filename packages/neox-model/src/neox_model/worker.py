@@ -36,7 +36,12 @@ def request_options(command: Callable[..., None]) -> Callable[..., None]:
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
             help="A configuration file; several are merged.",
         ),
-        click.option("--resolved", help="The resolved configuration, as the launcher encodes it."),
+        click.option(
+            "--resolved",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            callback=lambda context, parameter, path: path and path.read_text(),
+            help="A file with the resolved configuration, as the launcher encodes it.",
+        ),
     ):
         command = option(command)
     return command

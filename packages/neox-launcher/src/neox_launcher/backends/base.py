@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from neox_launcher.control import TOKEN_VARIABLE
 from neox_launcher.plan import LaunchPlan
 
 __all__ = [
@@ -16,8 +17,6 @@ __all__ = [
     "node_command",
     "refuse_ipv6",
 ]
-
-TOKEN_VARIABLE = "NEOX_TOKEN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +52,9 @@ class Command:
     """
 
     argv: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     stdin: str = field(default="", repr=False)
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict, repr=False)
     node: int | None = None
 
 

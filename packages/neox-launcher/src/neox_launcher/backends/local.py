@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from neox_launcher.backends.base import Command, Contact, node_command
+from neox_launcher.backends.base import TOKEN_VARIABLE, Command, Contact, node_command
 from neox_launcher.plan import LaunchPlan
 
 __all__ = ["LocalBackend"]
@@ -27,6 +27,6 @@ class LocalBackend:
         return None
 
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
-        """The node, which reads the token from its standard input."""
+        """The node, which finds the token in its environment: standard input stays free for prompts."""
         argv = node_command(plan, contact, "--node", "0")
-        return [Command(argv=tuple(argv), stdin=f"{contact.token}\n", node=0)]
+        return [Command(argv=tuple(argv), environment={TOKEN_VARIABLE: contact.token}, node=0)]
