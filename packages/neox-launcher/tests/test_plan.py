@@ -255,7 +255,7 @@ def test_options_before_and_after_a_subcommand_count(minimal):
 
 
 def test_a_name_that_leads_nowhere_is_told_before_the_start(minimal, monkeypatch):
-    monkeypatch.setattr(launch, "supervise", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(launch, "supervise", lambda *_, **__: pytest.fail("started"))
     monkeypatch.setattr(launch, "find_hindrances", lambda plan: [])
     monkeypatch.setattr(launch, "unresolved_names", lambda names: list(names)[1:])
     monkeypatch.setattr(type(launch.BACKENDS["ssh"]), "missing", lambda self: None)

@@ -78,7 +78,8 @@ def test_every_launcher_has_a_backend():
 def test_local_starts_the_node_and_hands_it_the_token(plan):
     command = only(plan("pdsh", hosts="localhost slots=3"))
     assert list(command.argv) == [*NODE, "--node", "0"]
-    assert (command.stdin, command.environment, command.node) == ("s3cret\n", {}, 0)
+    assert (command.stdin, command.environment) == ("", {"NEOX_TOKEN": "s3cret"})
+    assert command.node == 0
 
 
 def test_ssh_starts_one_command_for_each_host(plan):
