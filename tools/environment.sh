@@ -73,6 +73,8 @@ install() {
         pip_install --no-build-isolation -e packages/neox-launcher -e 'packages/neox-data[torch]' \
             -e packages/neox-kernels -e 'packages/neox-model[tensorboard,plot]' \
             pytest hypothesis mypy ruff transformers types-PyYAML
+        # Its data files and orders are what ours are compared with; nothing of it trains, so none of its dependencies.
+        pip_install --no-deps megatron-core
     else
         pip_install -e "packages/neox-$name" pytest hypothesis
     fi
