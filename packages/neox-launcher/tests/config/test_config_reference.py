@@ -36,7 +36,7 @@ def test_a_parameter_tells_everything_about_itself():
     rotary = parameter_named("rotary_pct")
     assert (rotary.type, rotary.default, rotary.limits) == ("number", 1.0, ">= 0, <= 1")
     assert rotary.used_when == "pos_emb is rotary"
-    assert parameter_named("pos_emb").choices == ("learned", "rotary", "sinusoidal", "rpe", "none")
+    assert parameter_named("pos_emb").choices == ("learned", "rotary", "sinusoidal", "rpe", "alibi", "none")
     assert parameter_named("optimizer.params.betas").type == "list of numbers"
     assert parameter_named("num_layers").required
     assert not parameter_named("seq_length").required
@@ -68,6 +68,9 @@ def test_the_schema_knows_both_spellings_and_nothing_else():
     schema = json_schema()
     assert schema["properties"]["num-layers"] == schema["properties"]["num_layers"]
     assert schema["properties"]["gas"] == {"deprecated": True}
+    zero = schema["$defs"]["ZeroOptimization"]["properties"]
+    assert zero["cpu_offload"] == {"deprecated": True}
+    assert zero["stage"]["enum"] == [0, 1, 2, 3]
     assert schema["additionalProperties"] is False
     assert '"neox":' not in json.dumps(schema)
 

@@ -7,8 +7,8 @@ from typing import Any
 from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
 from neox_launcher.config.carried_out import carried_out_by
 from neox_launcher.config.not_yet import NOT_YET
-from neox_launcher.config.parameter import Parameter
-from neox_launcher.config.schema import sections
+from neox_launcher.config.parameter import Parameter, inner_section
+from neox_launcher.config.schema import field_named, sections
 
 __all__ = ["describe_parameter", "json_schema", "reference"]
 
@@ -77,9 +77,11 @@ def json_schema() -> dict[str, Any]:
     for name in list(properties):
         properties.setdefault(name.replace("_", "-"), properties[name])
     for name in (*SHORTHANDS, *OLDER_SPELLINGS, *COMPUTED, *RETIRED):
-        if "." not in name:
-            properties.setdefault(name, {"deprecated": True})
-            properties.setdefault(name.replace("_", "-"), {"deprecated": True})
+        block, _, own = name.rpartition(".")
+        holder = properties if not block else _properties_of(block, definitions)
+        holder.setdefault(own, {"deprecated": True})
+        if not block:
+            holder.setdefault(own.replace("_", "-"), {"deprecated": True})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "NeoX configuration",
@@ -88,6 +90,14 @@ def json_schema() -> dict[str, Any]:
         "properties": _without_details(properties),
         "$defs": _without_details(definitions),
     }
+
+
+def _properties_of(block: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """What the schema says of the parameters in a block; nothing for a block that is itself another name."""
+    declared = field_named(block)
+    kind = None if declared is None else inner_section(declared)
+    found: dict[str, Any] = {} if kind is None else definitions[kind.__name__]["properties"]
+    return found
 
 
 def _without_details(schema: Any) -> Any:
