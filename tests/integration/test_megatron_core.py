@@ -90,7 +90,7 @@ def their_dataset(prefix: Path, *, num_samples: int, seq_length: int, seed: int)
     )
 
 
-# A part of one pass, all of it, and three passes of whose last so much is needed that it is not shuffled apart.
+# A part of one pass, all of it, and three, of whose last so much is needed that it is not shuffled apart.
 @pytest.mark.parametrize("num_samples", [10, 312, 910])
 @pytest.mark.parametrize("seed", [1, 1234])
 def test_samples_are_the_same_where_the_last_pass_is_not_shuffled_apart(
