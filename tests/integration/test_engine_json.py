@@ -104,16 +104,23 @@ def profile(settings: dict) -> None:
 
     groups = create_groups(1, 1)
     prepare_deepspeed()
-    model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8))
+
+    class Toy(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8))
+
+        def forward(self, tokens: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+            logits = self.layers(tokens).flatten(0, 1)
+            return torch.nn.functional.cross_entropy(logits, targets[0].flatten())
+
+    model = Toy()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     curve = WarmupThenDecay(style="constant", peak=0.1, floor=0.0, warmup=0.0, decay_iterations=9)
     schedule = LearningRateSchedule(optimizer, curve)
     engine = build_engine(model, optimizer, schedule, settings=settings, groups=groups, is_pipeline=False)
 
-    def loss(logits: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets[0].flatten())
-
-    step = SequentialStep(engine, loss, accumulation=1, tokens=6, data=groups.data)
+    step = SequentialStep(engine, accumulation=1, tokens=6, data=groups.data)
     for _ in range(2):
         step(iter([as_batch(torch.tensor([[1, 2, 3, 4], [4, 5, 6, 7]]))]))
 

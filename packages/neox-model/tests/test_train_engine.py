@@ -7,6 +7,19 @@ import torch
 from support.distributed import run_ranks
 
 
+class Toy(torch.nn.Module):
+    """Takes tokens and targets to a loss, `factor` times as large as it should be."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8))
+        self.factor = factor
+
+    def forward(self, tokens: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        logits = self.layers(tokens).float().flatten(0, 1)
+        return torch.nn.functional.cross_entropy(logits, targets[0].flatten()) * self.factor
+
+
 def start_and_train() -> dict:
     """What one update of each kind of engine tells; runs in a rank."""
     os.environ.setdefault("LOCAL_RANK", "0")
@@ -30,18 +43,14 @@ def start_and_train() -> dict:
 
     def train(kind: dict, factor: float) -> dict:
         torch.manual_seed(0)
-        model = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8))
+        model = Toy(factor)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         curve = WarmupThenDecay(style="constant", peak=0.1, floor=0.0, warmup=0.0, decay_iterations=9)
         schedule = LearningRateSchedule(optimizer, curve)
         settings = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1e-3} | kind
         engine = build_engine(model, optimizer, schedule, settings=settings, groups=groups, is_pipeline=False)
 
-        def loss(logits: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-            labels, _ = targets
-            return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) * factor
-
-        step = SequentialStep(engine, loss, accumulation=1, tokens=6, data=groups.data)
+        step = SequentialStep(engine, accumulation=1, tokens=6, data=groups.data)
         report = step(iter([as_batch(torch.tensor([[1, 2, 3, 4], [4, 5, 6, 7]]))]))
         return {
             "optimizer": type(engine.inner.optimizer).__name__,

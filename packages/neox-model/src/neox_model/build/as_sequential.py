@@ -41,11 +41,16 @@ class SequentialModel(nn.Module):
             built[layer.name] = layer.cls(**layer.kwargs, **shared)
             self.stack.append(built[layer.name])
 
-    def forward(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor:
-        """logits_BSV of `tokens_BS` or of `(tokens_BS, documents_BS, positions_BS)`."""
-        return run_layers(
-            list(self.stack), inputs, recomputation=self.recomputation if self.training else None
-        )
+    def forward(
+        self, inputs: Tensor | tuple[Tensor, ...], targets: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """logits_BSV of what the embedding takes (see Embedding); with targets, the loss.
+
+        The loss that the head makes itself is `loss_fn(logits_BSV, targets)` without the logits.
+        """
+        *body, head = self.stack
+        hidden_SBD = run_layers(body, inputs, recomputation=self.recomputation if self.training else None)
+        return head(hidden_SBD) if targets is None else head(hidden_SBD, targets, self.loss_fn)
 
 
 def as_sequential(

@@ -27,7 +27,7 @@ from neox_model.build.zero_sharding import shared_construction, whole_parameter
 from neox_model.initialization import initialize_parameters
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss
-from neox_model.parallel.groups import Groups
+from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
 
 __all__ = ["LayerPlan", "build_model", "build_plan", "padded_vocab_size"]
@@ -97,7 +97,8 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
     """This rank's part of the model, its parameters filled; collective over all ranks.
 
     The result takes `tokens_BS` (or `(tokens_BS, documents_BS, positions_BS)`) to `logits_BSV` of this
-    rank's part of the vocabulary, and has `loss_fn(logits_BSV, (labels_BS, loss_mask_BS))`.
+    rank's part of the vocabulary, and has `loss_fn(logits_BSV, (labels_BS, loss_mask_BS))`; the plain model,
+    given those targets too, gives that loss without making all logits.
 
     Args:
         resolved: the configuration.
@@ -116,7 +117,7 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
     on_host = config.model.use_cpu_initialization or config.parallelism.lazy_mpu_init
     plan = build_plan(resolved, groups, vocab_size=vocab_size, device=device)
     with torch.device("cpu") if on_host else device:
-        model = _assemble(plan, resolved, groups, LMLoss(padded_vocab_size(config, vocab_size), groups.model))
+        model = _assemble(plan, resolved, groups, _loss(config, groups.model, vocab_size))
     initialize_parameters(
         model,
         config.training.seed,
@@ -125,6 +126,15 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
     )
     _log_size(model, groups)
     return model
+
+
+def _loss(config: NeoXConfig, group: Group, vocab_size: int) -> LMLoss:
+    return LMLoss(
+        padded_vocab_size(config, vocab_size),
+        group,
+        is_mean=config.training.loss_normalization == "micro_batch",
+        dtype=torch.float16 if config.precision.fp16_lm_cross_entropy else None,
+    )
 
 
 def _assemble(

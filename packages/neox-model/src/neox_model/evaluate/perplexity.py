@@ -6,7 +6,6 @@ rank holds its whole tensor-parallel part whatever the ZeRO stage of the trainin
 
 import logging
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,12 +20,12 @@ from neox_model.checkpoint.load import load_weights
 from neox_model.parallel.groups import Groups
 from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer
 from neox_model.train.batch import Batch
-from neox_model.train.data import build_datasets, open_streams
+from neox_model.train.data import build_datasets, choose_weights, open_streams
 from neox_model.train.datasets import check_tokenizers
 from neox_model.train.engine import build_pipeline_forward, prepare_deepspeed
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.pipeline_step import PipelineStep
-from neox_model.train.sequential_step import forward_loss, mean_loss
+from neox_model.train.sequential_step import mean_loss
 
 __all__ = ["evaluate_from"]
 
@@ -87,15 +86,16 @@ def _load_model(
     model = build_model(resolved, groups, vocab_size=vocab_size)
     model.to(device=_device(), dtype=DTYPES[resolved.derived.precision])
     iteration = load_weights(folder, model=model, groups=groups, config=flat_values(resolved.config))
+    weigh = choose_weights(resolved.config, groups)
     if resolved.derived.uses_pipeline:
         engine = build_pipeline_forward(model, micro_batch_size=resolved.derived.micro_batch_size)
-        return iteration, PipelineStep(engine, tokens=0).evaluate
+        return iteration, PipelineStep(engine, weigh=weigh).evaluate
     model.eval()
 
-    def forward(batch: Batch) -> Tensor:
-        return forward_loss(model, model.loss_fn, batch.to(_device()))
+    def losses(batches: Iterator[Batch], count: int) -> Tensor:
+        return mean_loss(model, weigh(batches, count, _device()), groups.data)
 
-    return iteration, partial(mean_loss, forward, data=groups.data)
+    return iteration, losses
 
 
 def _device() -> torch.device:

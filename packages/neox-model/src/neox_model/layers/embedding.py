@@ -45,15 +45,17 @@ class Embedding(nn.Module):
         self.start = 0
 
     def forward(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, Tensor]:
-        """Hidden states of `tokens_BS`, or of `(tokens_BS, documents_BS, positions_BS)`.
+        """Hidden states of `tokens_BS`, alone or in a tuple.
 
-        Without `positions_BS` positions count from the window's first token. With documents, the result is
+        The tuples are `(tokens_BS, positions_BS)` and `(tokens_BS, documents_BS, positions_BS)`. Without
+        `positions_BS` positions count from the window's first token. With documents, the result is
         `(hidden_SBD, documents_BS)`, as it flows through the layers.
         """
         if isinstance(inputs, Tensor):
             return self._embed(inputs, None)
-        tokens_BS, documents_BS, positions_BS = inputs
-        return self._embed(tokens_BS, positions_BS), documents_BS
+        tokens_BS, *documents_BS, positions_BS = inputs
+        hidden_SBD = self._embed(tokens_BS, positions_BS)
+        return (hidden_SBD, documents_BS[0]) if documents_BS else hidden_SBD
 
     def _embed(self, tokens_BS: Tensor, positions_BS: Tensor | None) -> Tensor:
         # The tokens are transposed, not their embeddings: the result is S-first without a copy.

@@ -1,4 +1,4 @@
-"""Hidden states to logits, logits to the loss, and logits joined over a split vocabulary.
+"""Hidden states to logits or straight to the loss, and logits joined over a split vocabulary.
 
 Logits are [batch, sequence, vocabulary of this rank] (`logits_BSV`), the same from the plain model and from a
 pipeline's last stage: the hidden states are turned batch-first here, which moves far less than turning
@@ -6,11 +6,12 @@ logits, and labels are used as they come. This rank's columns are ceil(vocabular
 beyond the vocabulary count as minus infinity in the loss and are dropped by `gather_vocabulary`.
 """
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from neox_model.parallel.collectives import all_gather
-from neox_model.parallel.cross_entropy import vocab_parallel_cross_entropy
+from neox_model.parallel.cross_entropy import projected_cross_entropy, vocab_parallel_cross_entropy
 from neox_model.parallel.groups import SINGLE, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
 from neox_model.parallel.sequence import enter_split
@@ -20,8 +21,11 @@ __all__ = ["LMHead", "LMLoss", "compute_logits", "gather_vocabulary"]
 
 def compute_logits(hidden_SBD: Tensor, weight_VD: Tensor, group: Group) -> Tensor:
     """logits_BSV of this rank's part of the vocabulary."""
-    hidden_BSD = enter_split(hidden_SBD, group).transpose(0, 1).contiguous()
-    return functional.linear(hidden_BSD, weight_VD)
+    return _logits(enter_split(hidden_SBD, group), weight_VD)
+
+
+def _logits(hidden_SBD: Tensor, weight_VD: Tensor) -> Tensor:
+    return functional.linear(hidden_SBD.transpose(0, 1).contiguous(), weight_VD)
 
 
 class LMHead(nn.Module):
@@ -52,36 +56,81 @@ class LMHead(nn.Module):
             else weight
         )
 
-    def forward(self, hidden_SBD: Tensor) -> Tensor:
-        """logits_BSV of this rank's part of the vocabulary."""
-        return compute_logits(hidden_SBD, self.weight, self.group)
+    def forward(
+        self,
+        hidden_SBD: Tensor,
+        targets: tuple[Tensor, Tensor] | None = None,
+        loss: "LMLoss | None" = None,
+    ) -> Tensor:
+        """logits_BSV of this rank's part of the vocabulary; with `targets` and `loss`, the loss."""
+        if targets is None or loss is None:
+            return compute_logits(hidden_SBD, self.weight, self.group)
+        return loss.of_hidden(enter_split(hidden_SBD, self.group), self.weight, targets)
 
 
 class LMLoss:
-    """Mean cross entropy over a micro-batch's unmasked tokens.
+    """Cross entropy of a micro-batch: its mean over unmasked tokens, or a sum with given weights.
 
     Called as `loss(logits_BSV, (labels_BS, loss_mask_BS))`.
 
     Args:
         vocab_size: entries of the logical vocabulary.
         group: the ranks the vocabulary is split over; the call is collective over it.
+        is_mean: divide by the sum of the mask; False: the mask holds weights that already are what they
+            should be.
+        dtype: what the cross entropy is calculated in; None: float32.
+        chunk_rows: tokens whose logits exist at a time in `of_hidden`; None chooses by the device.
     """
 
-    def __init__(self, vocab_size: int, group: Group = SINGLE) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        group: Group = SINGLE,
+        *,
+        is_mean: bool = True,
+        dtype: torch.dtype | None = None,
+        chunk_rows: int | None = None,
+    ) -> None:
         self.vocab_size = vocab_size
         self.group = group
+        self.is_mean = is_mean
+        self.dtype = dtype
+        self.chunk_rows = chunk_rows
 
     def __call__(self, logits_BSV: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """The loss, a float32 scalar; 0 where every token is masked."""
         labels_BS, loss_mask_BS = targets
-        weights_BS = loss_mask_BS.float()
-        return (self.per_token(logits_BSV, labels_BS) * weights_BS).sum() / weights_BS.sum().clamp(min=1.0)
+        return (self.per_token(logits_BSV, labels_BS).float() * self._weights(loss_mask_BS)).sum()
+
+    def of_hidden(self, hidden_SBD: Tensor, weight_VD: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
+        """The same from the whole sequence that the output matrix multiplies.
+
+        Logits exist for a part of the tokens at a time. The hidden states' gradient is this rank's part.
+        Gradients of float16 would vanish before the loss is scaled, so there all logits are made.
+        """
+        if hidden_SBD.dtype == torch.float16:
+            return self(_logits(hidden_SBD, weight_VD), targets)
+        # The labels are turned to the hidden states' order, which moves less than the reverse.
+        labels_SB, weights_SB = (target.t() for target in targets)
+        return projected_cross_entropy(
+            hidden_SBD.flatten(0, 1),
+            weight_VD,
+            labels_SB.reshape(-1),
+            self._weights(weights_SB).reshape(-1),
+            vocab_size=self.vocab_size,
+            group=self.group,
+            chunk_rows=self.chunk_rows,
+        )
 
     def per_token(self, logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
-        """Minus the logarithm of each label's probability, float32."""
+        """Minus the logarithm of each label's probability."""
         return vocab_parallel_cross_entropy(
-            logits_BSV, labels_BS, vocab_size=self.vocab_size, group=self.group
+            logits_BSV, labels_BS, vocab_size=self.vocab_size, group=self.group, dtype=self.dtype
         )
+
+    def _weights(self, loss_mask: Tensor) -> Tensor:
+        weights = loss_mask.float()
+        return weights / weights.sum().clamp(min=1.0) if self.is_mean else weights
 
 
 def gather_vocabulary(logits_BSV: Tensor, group: Group, vocab_size: int) -> Tensor:

@@ -1,22 +1,34 @@
 """Cross entropy over a vocabulary that is split over tensor-parallel ranks, in float32.
 
-The forward pass keeps the logits as they came and one float32 number per token (the logarithm of the
-softmax's denominator); the backward pass makes the softmax again. Both go through the tokens in blocks of
-about half a million numbers, so that no float32 copy of all logits exists and a block stays in a CPU's
-cache. Ranks exchange two numbers per token, once.
+From logits: the forward pass keeps them as they came and one number per token (the logarithm of the softmax's
+denominator); the backward pass makes the softmax again. Both go through the tokens in blocks, so that no
+float32 copy of all logits exists; on a CPU a block stays in the cache.
+
+From hidden states: logits exist for a chunk of tokens at a time, and only once. The forward pass makes both
+gradients with them, the backward pass multiplies these by the gradient of the loss: no product is computed
+twice. At 50,304 entries and 2,048 tokens of float32 the logits and their gradient would be 824 MB.
+
+Ranks exchange two numbers per token, once.
+
+Source: arXiv:1909.08053, section 3 (fusing the split output with the loss).
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from neox_model.parallel.collectives import all_gather
 from neox_model.parallel.groups import SINGLE, Group
 
-__all__ = ["local_vocabulary", "vocab_parallel_cross_entropy"]
+__all__ = ["local_vocabulary", "projected_cross_entropy", "vocab_parallel_cross_entropy"]
 
-_BLOCK_NUMBERS = 1 << 19
+# Numbers worked on at a time: what a CPU's cache holds, and what keeps a GPU busy.
+_BLOCK_NUMBERS = {"cpu": 1 << 19, "cuda": 1 << 26}
+# Logits that exist at a time: enough rows for a matrix product at full speed.
+_CHUNK_NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 27}
 
 
 def local_vocabulary(vocab_size: int, group: Group) -> tuple[int, int]:
@@ -27,71 +39,196 @@ def local_vocabulary(vocab_size: int, group: Group) -> tuple[int, int]:
 
 
 def vocab_parallel_cross_entropy(
-    logits: Tensor, labels: Tensor, *, vocab_size: int, group: Group = SINGLE
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    vocab_size: int,
+    group: Group = SINGLE,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Minus the logarithm of each label's probability, float32, the same on every rank of the group.
+    """Minus the logarithm of each label's probability, the same on every rank of the group.
 
     Args:
         logits: [..., V], V being this rank's columns; those beyond `vocab_size` are as if minus infinity.
         labels: [...], ids below `vocab_size`.
         vocab_size: entries of the logical vocabulary.
         group: the ranks the vocabulary is split over; collective over it.
-
-    Source: arXiv:1909.08053, section 3 (fusing the split output with the loss).
+        dtype: what is calculated in, and the result's; None: float32, or float64 of float64 logits.
     """
-    return _CrossEntropy.apply(logits, labels, vocab_size, group)
+    dtype = dtype or torch.promote_types(logits.dtype, torch.float32)
+    return _CrossEntropy.apply(logits, labels, _Vocabulary.of(vocab_size, group, dtype))
 
 
-def _blocks(logits_MV: Tensor) -> range:
-    return range(0, logits_MV.shape[0], _block_rows(logits_MV))
+def projected_cross_entropy(
+    hidden_MD: Tensor,
+    weight_VD: Tensor,
+    labels_M: Tensor,
+    weights_M: Tensor,
+    *,
+    vocab_size: int,
+    group: Group = SINGLE,
+    chunk_rows: int | None = None,
+) -> Tensor:
+    """The sum of each token's cross entropy times its weight, float32; logits are `hidden_MD @ weight_VD.T`.
+
+    Gradients are made in the type of the two factors before the loss is scaled: not for float16, whose small
+    ones would be lost.
+
+    Args:
+        hidden_MD: the last hidden states of M tokens, the same on every rank; their gradient is this rank's
+            part of a sum over the group.
+        weight_VD: this rank's rows of the output matrix.
+        labels_M: ids below `vocab_size`.
+        weights_M: float32; no gradient.
+        vocab_size: entries of the logical vocabulary.
+        group: the ranks the vocabulary is split over; collective over it.
+        chunk_rows: tokens whose logits exist at a time; None chooses by the device.
+    """
+    if chunk_rows is None:
+        chunk_rows = _rows(_CHUNK_NUMBERS, hidden_MD.device, weight_VD.shape[0])
+    dtype = torch.promote_types(hidden_MD.dtype, torch.float32)
+    vocabulary = _Vocabulary.of(vocab_size, group, dtype)
+    return _ProjectedCrossEntropy.apply(hidden_MD, weight_VD, labels_M, weights_M, vocabulary, chunk_rows)
 
 
-def _block_rows(logits_MV: Tensor) -> int:
-    return max(1, _BLOCK_NUMBERS // max(1, logits_MV.shape[1]))
+def _rows(numbers: dict[str, int], device: torch.device, columns: int) -> int:
+    return max(1, numbers.get(device.type, numbers["cuda"]) // max(1, columns))
 
 
-def _local_columns(labels_M: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """This rank's entries [start, stop) of a vocabulary, and what is calculated in."""
+
+    start: int
+    stop: int
+    group: Group
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, vocab_size: int, group: Group, dtype: torch.dtype) -> "_Vocabulary":
+        return cls(*local_vocabulary(vocab_size, group), group, dtype)
+
+    @property
+    def width(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
     """Column of each label among this rank's, 0 where another rank has it, and which those are."""
-    is_elsewhere = (labels_M < start) | (labels_M >= stop)
-    return (labels_M - start).masked_fill(is_elsewhere, 0), is_elsewhere
+
+    columns: Tensor
+    is_elsewhere: Tensor
+
+    @classmethod
+    def within(cls, labels_M: Tensor, vocabulary: _Vocabulary) -> "_Labels":
+        is_elsewhere = (labels_M < vocabulary.start) | (labels_M >= vocabulary.stop)
+        return cls((labels_M - vocabulary.start).masked_fill(is_elsewhere, 0), is_elsewhere)
+
+
+def _blocks(logits_MV: Tensor) -> list[slice]:
+    rows = _rows(_BLOCK_NUMBERS, logits_MV.device, logits_MV.shape[1])
+    return [slice(first, first + rows) for first in range(0, len(logits_MV), rows)]
+
+
+def _log_totals(logits_MV: Tensor, labels: _Labels, vocabulary: _Vocabulary) -> tuple[Tensor, Tensor]:
+    """Of each token: the logarithm of the softmax's denominator, and the label's logit."""
+    log_total_M = torch.empty(len(logits_MV), device=logits_MV.device, dtype=vocabulary.dtype)
+    for part in _blocks(logits_MV):
+        block = logits_MV[part, : vocabulary.width].to(vocabulary.dtype)
+        torch.logsumexp(block, dim=-1, out=log_total_M[part])
+    picked_M = logits_MV.gather(1, labels.columns.unsqueeze(1)).squeeze(1).to(vocabulary.dtype)
+    picked_M = picked_M.masked_fill(labels.is_elsewhere, 0.0)
+    if vocabulary.group.size > 1:
+        # One exchange: each rank's part of the denominator and of the label's logit.
+        mine = torch.stack((log_total_M, picked_M)).unsqueeze(0)
+        parts = all_gather(mine, vocabulary.group, dim=0)
+        log_total_M, picked_M = parts[:, 0].logsumexp(dim=0), parts[:, 1].sum(dim=0)
+    return log_total_M, picked_M
+
+
+def _gradient_of_logits(
+    result_MV: Tensor,
+    logits_MV: Tensor,
+    log_total_M: Tensor,
+    labels: _Labels,
+    gradient_M: Tensor,
+    vocabulary: _Vocabulary,
+) -> None:
+    """Write gradient * (softmax - 1 at the label) into `result_MV`, which may be the logits themselves."""
+    result_MV[:, vocabulary.width :] = 0.0
+    gradient_M1 = gradient_M.to(vocabulary.dtype).unsqueeze(1)
+    hit_M1 = torch.where(labels.is_elsewhere.unsqueeze(1), 0.0, -gradient_M1)
+    for part in _blocks(logits_MV):
+        softmax = torch.sub(logits_MV[part, : vocabulary.width], log_total_M[part].unsqueeze(1)).exp_()
+        softmax *= gradient_M1[part]
+        softmax.scatter_add_(1, labels.columns[part].unsqueeze(1), hit_M1[part])
+        result_MV[part, : vocabulary.width] = softmax
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocab_size: int, group: Group) -> Tensor:
-        start, stop = local_vocabulary(vocab_size, group)
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, vocabulary: _Vocabulary) -> Tensor:
         logits_MV = logits.reshape(-1, logits.shape[-1])
-        log_total_M = torch.empty(len(logits_MV), device=logits.device, dtype=torch.float32)
-        rows = _block_rows(logits_MV)
-        for first in _blocks(logits_MV):
-            block = logits_MV[first : first + rows, : stop - start].float()
-            torch.logsumexp(block, dim=-1, out=log_total_M[first : first + rows])
-        columns_M, is_elsewhere_M = _local_columns(labels.reshape(-1), start, stop)
-        picked_M = logits_MV.gather(1, columns_M.unsqueeze(1)).squeeze(1).float()
-        picked_M = picked_M.masked_fill(is_elsewhere_M, 0.0)
-        if group.size > 1:
-            # One exchange: each rank's part of the denominator and of the label's logit.
-            parts = all_gather(torch.stack((log_total_M, picked_M)).unsqueeze(0), group, dim=0)
-            log_total_M = parts[:, 0].logsumexp(dim=0)
-            picked_M = parts[:, 1].sum(dim=0)
-        ctx.save_for_backward(logits, log_total_M, columns_M, is_elsewhere_M)
-        ctx.width = stop - start
+        local = _Labels.within(labels.reshape(-1), vocabulary)
+        log_total_M, picked_M = _log_totals(logits_MV, local, vocabulary)
+        ctx.save_for_backward(logits, log_total_M, local.columns, local.is_elsewhere)
+        ctx.vocabulary = vocabulary
         return (log_total_M - picked_M).view(labels.shape)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        logits, log_total_M, columns_M, is_elsewhere_M = ctx.saved_tensors
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        logits, log_total_M, *labels = ctx.saved_tensors
         logits_MV = logits.reshape(-1, logits.shape[-1])
         result_MV = torch.empty_like(logits_MV)
-        if ctx.width < logits_MV.shape[1]:
-            result_MV[:, ctx.width :] = 0.0
-        gradient_M1 = gradient.reshape(-1, 1).float()
-        hit_M1 = torch.where(is_elsewhere_M.unsqueeze(1), 0.0, -gradient_M1)
-        rows = _block_rows(logits_MV)
-        for first in _blocks(logits_MV):
-            part = slice(first, first + rows)
-            softmax = torch.sub(logits_MV[part, : ctx.width], log_total_M[part].unsqueeze(1)).exp_()
-            softmax *= gradient_M1[part]
-            softmax.scatter_add_(1, columns_M[part].unsqueeze(1), hit_M1[part])
-            result_MV[part, : ctx.width] = softmax
-        return result_MV.view(logits.shape), None, None, None
+        _gradient_of_logits(
+            result_MV, logits_MV, log_total_M, _Labels(*labels), gradient.reshape(-1), ctx.vocabulary
+        )
+        return result_MV.view(logits.shape), None, None
+
+
+class _ProjectedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_MD: Tensor,
+        weight_VD: Tensor,
+        labels_M: Tensor,
+        weights_M: Tensor,
+        vocabulary: _Vocabulary,
+        chunk_rows: int,
+    ) -> Tensor:
+        needs_gradients = any(ctx.needs_input_grad)
+        total = torch.zeros((), device=hidden_MD.device, dtype=vocabulary.dtype)
+        hidden_gradient_MD = torch.empty_like(hidden_MD) if needs_gradients else None
+        # Summed over chunks, so in float32 whatever the weight's type.
+        weight_gradient_VD = torch.zeros_like(weight_VD, dtype=vocabulary.dtype) if needs_gradients else None
+        for first in range(0, len(hidden_MD), chunk_rows):
+            part = slice(first, first + chunk_rows)
+            logits_CV = hidden_MD[part] @ weight_VD.t()
+            local = _Labels.within(labels_M[part], vocabulary)
+            log_total_C, picked_C = _log_totals(logits_CV, local, vocabulary)
+            total += ((log_total_C - picked_C) * weights_M[part]).sum()
+            if hidden_gradient_MD is None or weight_gradient_VD is None:
+                continue
+            _gradient_of_logits(logits_CV, logits_CV, log_total_C, local, weights_M[part], vocabulary)
+            torch.mm(logits_CV, weight_VD, out=hidden_gradient_MD[part])
+            _add_product(weight_gradient_VD, logits_CV.t(), hidden_MD[part])
+        ctx.gradients = (hidden_gradient_MD, weight_gradient_VD)
+        ctx.dtype = weight_VD.dtype
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        (hidden_gradient_MD, weight_gradient_VD), ctx.gradients = ctx.gradients, None
+        hidden_gradient_MD.mul_(gradient)
+        return hidden_gradient_MD, weight_gradient_VD.mul_(gradient).to(ctx.dtype), None, None, None, None
+
+
+def _add_product(sum_VD: Tensor, left_VC: Tensor, right_CD: Tensor) -> None:
+    if left_VC.dtype == sum_VD.dtype:
+        sum_VD.addmm_(left_VC, right_CD)
+    else:
+        sum_VD += left_VC @ right_CD

@@ -7,12 +7,12 @@ from neox_data.blend import SampleDataset
 from neox_data.errors import DataError
 from neox_data.loader import PrefetchLoader
 from neox_data.sampler import BatchSampler
-from neox_launcher.config import Resolved
+from neox_launcher.config import NeoXConfig, Resolved
 from neox_model.parallel.groups import Groups
-from neox_model.train.batch import Batch, as_batch
+from neox_model.train.batch import Batch, DocumentEnds, Weigh, as_batch, as_they_are, weighted_globally
 from neox_model.train.datasets import Datasets, build_datasets, num_samples
 
-__all__ = ["Stream", "build_datasets", "num_samples", "open_streams"]
+__all__ = ["Stream", "build_datasets", "choose_weights", "num_samples", "open_streams"]
 
 
 class Stream:
@@ -21,15 +21,15 @@ class Stream:
     Args:
         loader: gives token windows; None on ranks that need no tokens, which get an empty stream.
         vocab_size: entries of the model's vocabulary.
-        masked_out_token: predictions made from this input token do not count; None: all count.
+        ends: what documents' ends change; None: nothing.
     """
 
     def __init__(
-        self, loader: PrefetchLoader | None, *, vocab_size: int, masked_out_token: int | None = None
+        self, loader: PrefetchLoader | None, *, vocab_size: int, ends: DocumentEnds | None = None
     ) -> None:
         self._loader = loader
         self._vocab_size = vocab_size
-        self._masked_out_token = masked_out_token
+        self._ends = ends
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -50,7 +50,7 @@ class Stream:
                 f"the data holds token {highest:,}, and the model's vocabulary has {self._vocab_size:,} "
                 "entries; configure the tokenizer that the data was made with"
             )
-        return as_batch(windows, masked_out_token=self._masked_out_token)
+        return as_batch(windows, ends=self._ends)
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -68,10 +68,16 @@ def open_streams(
         datasets: by part.
         groups: this rank's place; stages between the first and the last need no tokens.
         vocab_size: entries of the model's vocabulary.
-        end_of_document: whose predictions `eod_mask_loss` leaves out.
+        end_of_document: the token that ends a document.
     """
     needs_tokens = groups.pipe.rank in (0, groups.pipe.size - 1)
-    masked_out = end_of_document if resolved.config.data.eod_mask_loss else None
+    data = resolved.config.data
+    ends = DocumentEnds(
+        token=end_of_document,
+        masks_loss=data.eod_mask_loss,
+        hides_earlier=data.reset_attention_mask,
+        restarts_positions=data.reset_position_ids,
+    )
 
     def open_stream(dataset: SampleDataset, iteration: int) -> Stream:
         if not needs_tokens:
@@ -85,6 +91,13 @@ def open_streams(
         )
         threads = resolved.config.data.num_workers
         loader = PrefetchLoader(dataset, sampler, start_iteration=iteration, num_threads=threads)
-        return Stream(loader, vocab_size=vocab_size, masked_out_token=masked_out)
+        return Stream(loader, vocab_size=vocab_size, ends=ends)
 
     return {part: partial(open_stream, dataset) for part, dataset in datasets.items()}
+
+
+def choose_weights(config: NeoXConfig, groups: Groups) -> Weigh:
+    """How much each token counts in the loss, by `loss_normalization`."""
+    if config.training.loss_normalization == "global":
+        return partial(weighted_globally, data=groups.data)
+    return as_they_are

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from neox_model.train.batch import Batch
+from neox_model.train.batch import Batch, Weigh, as_they_are
 from neox_model.train.engine import Engine
 from neox_model.train.step import StepReport
 
 __all__ = ["PipelineStep"]
 
-StageInput = tuple[Tensor, tuple[Tensor, Tensor]]
+StageInput = tuple[Tensor | tuple[Tensor, ...], tuple[Tensor, Tensor]]
 
 
 class PipelineStep:
@@ -21,16 +21,22 @@ class PipelineStep:
 
     Args:
         engine: a pipeline engine, whose module computes the loss.
+        accumulation: micro-batches per update.
         tokens: tokens of one update, over all data-parallel ranks.
+        weigh: how much each token of an update's micro-batches counts.
     """
 
-    def __init__(self, engine: Engine, *, tokens: int) -> None:
+    def __init__(
+        self, engine: Engine, *, accumulation: int = 1, tokens: int = 0, weigh: Weigh = as_they_are
+    ) -> None:
         self._engine = engine
+        self._accumulation = accumulation
         self._tokens = tokens
+        self._weigh = weigh
 
     def __call__(self, batches: Iterator[Batch]) -> StepReport:
         """Train on the next micro-batches."""
-        loss = self._engine.inner.train_batch(data_iter=_stage_inputs(batches))
+        loss = self._engine.inner.train_batch(data_iter=self._stage_inputs(batches, self._accumulation))
         return StepReport(
             loss=loss.detach(),
             grad_norm=self._engine.grad_norm,
@@ -40,11 +46,12 @@ class PipelineStep:
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
         """Mean loss of the next micro-batches, over data-parallel ranks too."""
-        loss = self._engine.inner.eval_batch(_stage_inputs(batches), num_micro_batches=num_micro_batches)
+        loss = self._engine.inner.eval_batch(
+            self._stage_inputs(batches, num_micro_batches), num_micro_batches=num_micro_batches
+        )
         return loss.detach()
 
-
-def _stage_inputs(batches: Iterator[Batch]) -> Iterator[StageInput]:
-    """Batches as the engine wants them: what the first stage gets, and what the last one compares with."""
-    for batch in batches:
-        yield batch.tokens_BS, (batch.labels_BS, batch.loss_mask_BS)
+    def _stage_inputs(self, batches: Iterator[Batch], count: int) -> Iterator[StageInput]:
+        """As the engine wants them: what the first stage gets, and what the last one compares with."""
+        taken = self._weigh(batches, count, self._engine.inner.device)
+        return ((batch.inputs, batch.targets) for batch in taken)

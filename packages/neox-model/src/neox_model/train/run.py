@@ -26,7 +26,7 @@ from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer
-from neox_model.train.data import build_datasets, open_streams
+from neox_model.train.data import build_datasets, choose_weights, open_streams
 from neox_model.train.datasets import check_tokenizers
 from neox_model.train.engine import Engine, build_engine, prepare_deepspeed
 from neox_model.train.evaluate import Evaluator
@@ -142,16 +142,14 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
 
 def _build_step(training: _Training) -> TrainStep:
     derived = training.resolved.derived
-    tokens = derived.train_batch_size * training.config.model.seq_length
+    options: dict[str, Any] = {
+        "accumulation": derived.accumulation,
+        "tokens": derived.train_batch_size * training.config.model.seq_length,
+        "weigh": choose_weights(training.config, training.groups),
+    }
     if derived.uses_pipeline:
-        return PipelineStep(training.engine, tokens=tokens)
-    return SequentialStep(
-        training.engine,
-        training.engine.inner.module.loss_fn,
-        accumulation=derived.accumulation,
-        tokens=tokens,
-        data=training.groups.data,
-    )
+        return PipelineStep(training.engine, **options)
+    return SequentialStep(training.engine, data=training.groups.data, **options)
 
 
 def _load(training: _Training) -> None:

@@ -6,48 +6,46 @@ import torch
 from torch import Tensor, distributed
 
 from neox_model.parallel.groups import Group
-from neox_model.train.batch import Batch
+from neox_model.train.batch import Batch, Weigh, as_they_are
 from neox_model.train.engine import Engine
 from neox_model.train.step import StepReport
 
-__all__ = ["SequentialStep", "forward_loss", "mean_loss"]
-
-Loss = Callable[[Tensor, tuple[Tensor, Tensor]], Tensor]
+__all__ = ["SequentialStep", "mean_loss"]
 
 
 class SequentialStep:
     """Forward and backward for each micro-batch, then the engine's update.
 
     Args:
-        engine: the engine around the model.
-        loss: of (the model's output, (labels, loss mask)).
+        engine: the engine around a model that takes (inputs, targets) to the loss.
         accumulation: micro-batches per update.
         tokens: tokens of one update, over all data-parallel ranks.
         data: over whose ranks losses are averaged.
+        weigh: how much each token of an update's micro-batches counts.
     """
 
     def __init__(
         self,
         engine: Engine,
-        loss: Loss,
         *,
         accumulation: int,
         tokens: int,
         data: Group,
+        weigh: Weigh = as_they_are,
     ) -> None:
         self._engine = engine
-        self._loss = loss
         self._accumulation = accumulation
         self._tokens = tokens
         self._data = data
+        self._weigh = weigh
 
     def __call__(self, batches: Iterator[Batch]) -> StepReport:
         """Train on the next micro-batches."""
         inner = self._engine.inner
         inner.train()
         total = torch.zeros((), device=inner.device)
-        for _ in range(self._accumulation):
-            loss = self._forward(next(batches))
+        for batch in self._weigh(batches, self._accumulation, inner.device):
+            loss = inner(batch.inputs, batch.targets)
             inner.backward(loss)
             inner.step()
             total += loss.detach()
@@ -60,25 +58,21 @@ class SequentialStep:
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
         """Mean loss of the next micro-batches, over data-parallel ranks too."""
-        self._engine.inner.eval()
-        return mean_loss(self._forward, batches, num_micro_batches, self._data)
-
-    def _forward(self, batch: Batch) -> Tensor:
         inner = self._engine.inner
-        return forward_loss(inner, self._loss, batch.to(inner.device))
+        inner.eval()
+        return mean_loss(inner, self._weigh(batches, num_micro_batches, inner.device), self._data)
 
 
-def forward_loss(model: Callable[[Tensor], Tensor], loss: Loss, batch: Batch) -> Tensor:
-    """The loss of a batch that lies on the model's device."""
-    return loss(model(batch.tokens_BS), (batch.labels_BS, batch.loss_mask_BS))
+def mean_loss(model: Callable[..., Tensor], batches: Iterator[Batch], data: Group) -> Tensor:
+    """Mean of the micro-batches' losses, without gradients. Collective over the data group.
 
-
-def mean_loss(
-    forward: Callable[[Batch], Tensor], batches: Iterator[Batch], num_micro_batches: int, data: Group
-) -> Tensor:
-    """Mean of the next micro-batches' losses, without gradients. Collective over the data group."""
+    Args:
+        model: takes (inputs, targets) to the loss.
+        batches: on the model's device.
+        data: over whose ranks the mean is taken.
+    """
     with torch.no_grad():
-        losses = [forward(next(batches)) for _ in range(num_micro_batches)]
+        losses = [model(batch.inputs, batch.targets) for batch in batches]
         return _mean_over(data, torch.stack(losses).mean())
 
 

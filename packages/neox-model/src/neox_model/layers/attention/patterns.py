@@ -1,8 +1,8 @@
 """Which earlier tokens a token may look at, as functions of places.
 
 A pattern is `pattern(head, query, key) -> whether the query sees the key`, on integer tensors of any shapes
-that broadcast: over whole ranges it makes a dense mask, and FlexAttention calls it for single places. Causality
-is not its matter.
+that broadcast: over whole ranges it makes a dense mask, and FlexAttention calls it for single places.
+Causality is not its matter.
 """
 
 from collections.abc import Callable, Sequence
