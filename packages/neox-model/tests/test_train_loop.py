@@ -106,6 +106,17 @@ def test_a_second_signal_meets_the_previous_handler():
         run(TwoSignals(), stop)
 
 
+def test_a_request_to_end_that_is_told_twice_is_one_request():
+    class Scheduler(Hook):
+        def on_step(self, state, report):
+            if state.iteration == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    state = run(Scheduler(), StopHook(SINGLE, exit_interval=None), last=50)
+    assert (state.iteration, state.stop_reason) == (3, "a signal asked for it")
+
+
 def test_exit_interval_counts_iterations_of_the_whole_training():
     state = run(StopHook(SINGLE, exit_interval=5), last=50, iteration=7)
     assert state.iteration == 10

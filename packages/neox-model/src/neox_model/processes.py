@@ -10,6 +10,8 @@ from torch import distributed
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_launcher.config import NeoXConfig, Resolved
 from neox_launcher.ranks import read_rank
+from neox_launcher.worker import answer_questions
+from neox_model.parallel.flight_recorder import last_collectives
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.topology import create_groups
 
@@ -36,6 +38,7 @@ def join_processes(resolved: Resolved) -> Groups:
         store = distributed.HashStore()  # type: ignore[attr-defined]
         distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     else:
+        answer_questions(me.rank, last_collectives)
         distributed.init_process_group(backend)
     derived = resolved.derived
     return create_groups(derived.model_parallel_size, derived.pipe_parallel_size)

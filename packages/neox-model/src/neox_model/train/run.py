@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from neox_launcher.config import NeoXConfig, Resolved, engine_json
+from neox_launcher.worker import Progress
 from neox_model.build.model import build_model, padded_vocab_size
 from neox_model.checkpoint.claim import claimed
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint
@@ -35,6 +36,7 @@ from neox_model.train.hooks.checkpoint import CheckpointHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.log import LogHook
+from neox_model.train.hooks.progress import ProgressHook
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.loop import train
 from neox_model.train.pipeline_step import PipelineStep
@@ -209,6 +211,7 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
         interval=config.logging.log_interval,
     )
     hooks = [
+        ProgressHook(Progress(training.groups.world.rank)),
         StopHook(training.groups.control, exit_interval=config.training.exit_interval),
         log,
         EvaluateHook(

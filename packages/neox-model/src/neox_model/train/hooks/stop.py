@@ -6,6 +6,7 @@ sum of one iteration is read in the next: nobody waits for it, and all ranks rea
 
 import logging
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -23,13 +24,15 @@ __all__ = ["StopHook"]
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# A scheduler that ends a job signals every process of it, and so does the launcher: one request, told twice.
+_SAME_REQUEST_SECONDS = 3.0
 
 
 class StopHook(Hook):
     """Asks the state to stop.
 
-    The first SIGTERM or SIGINT asks for a stop; handling is then back to what it was, so that a second one
-    ends the process at once.
+    The first SIGTERM or SIGINT asks for a stop. Handling is then back to what it was, so that a second one
+    ends the process at once; but a SIGTERM soon after the first signal tells of the same request.
 
     Args:
         control: a group of all ranks that communicates from host memory.
@@ -39,7 +42,7 @@ class StopHook(Hook):
     def __init__(self, control: Group, *, exit_interval: int | None) -> None:
         self._control = control
         self._exit_interval = exit_interval
-        self._signalled = False
+        self._signalled_at: float | None = None
         self._previous: dict[signal.Signals, Any] = {}
         self._answer: Callable[[], bool] | None = None
 
@@ -66,8 +69,12 @@ class StopHook(Hook):
         self._restore()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True
-        self._restore()
+        now = time.monotonic()
+        if self._signalled_at is None:
+            self._signalled_at = now
+        elif number != signal.SIGTERM or now - self._signalled_at > _SAME_REQUEST_SECONDS:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():
@@ -76,7 +83,7 @@ class StopHook(Hook):
 
     def _ask(self) -> Callable[[], bool]:
         """Start summing up the ranks that were signalled; the result waits for the sum."""
-        flag = torch.tensor([int(self._signalled)])
+        flag = torch.tensor([int(self._signalled_at is not None)])
         if self._control.size == 1:
             return lambda: bool(flag)
         work = distributed.all_reduce(flag, group=self._control.process_group, async_op=True)
