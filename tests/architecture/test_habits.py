@@ -10,7 +10,12 @@ from support.sources import PACKAGES, ROOT, sources
 # Imported inside a function because they are optional, or (pybind11) only needed when something is compiled.
 OPTIONAL = {"apex", "matplotlib", "pyarrow", "pybind11", "torch.utils.tensorboard", "wandb"}
 # Where an error of any kind is carried on: the edges of processes, and from one rank to all the others.
-MAY_CATCH_EVERYTHING = {"neox_launcher.node", "neox_model.worker", "neox_model.checkpoint.outcome"}
+MAY_CATCH_EVERYTHING = {
+    "neox_launcher.seat",
+    "neox_launcher.torch_agent",
+    "neox_model.worker",
+    "neox_model.checkpoint.outcome",
+}
 # Words that promise work; spelt apart so that this file passes its own test.
 OPEN_ENDS = re.compile("TO" + "DO|FIX" + "ME|XX" + "X|HA" + "CK")
 SWITCHED_OFF = re.compile(
