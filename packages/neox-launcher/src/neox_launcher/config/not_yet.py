@@ -43,11 +43,9 @@ def _other_than(value: Any, instead: str) -> NotYet:
 
 
 NOT_YET: Mapping[str, NotYet] = {
-    "lazy_mpu_init": _on(),
     "num_unique_layers": _on(),
     "onnx_safe": _on(),
     "amp.enabled": _on("use fp16 or bf16"),
-    "fp16_lm_cross_entropy": _on(),
     "optimizer.type": _choices(
         "cpu_adam",
         "cpu_torch_adam",
@@ -68,11 +66,8 @@ NOT_YET: Mapping[str, NotYet] = {
     "zero_optimization.zero_quantized_gradients": _on(
         "leave it out: DeepSpeed's quantizer is for CUDA alone"
     ),
-    "loss_normalization": _choices("global", instead="use micro_batch"),
     "adlr_autoresume": _on(),
     "checkpoint_validation_with_forward_pass": _on(),
-    "reset_position_ids": _on(),
-    "reset_attention_mask": _on(),
     "log_param_norm": _on(),
     "log_grad_norm": _on(),
     "log_optimizer_states": _on(),

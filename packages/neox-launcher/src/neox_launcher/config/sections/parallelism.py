@@ -46,6 +46,6 @@ class ParallelismSection(Section):
     lazy_mpu_init: bool = param(
         False,
         origin="Meg",
-        doc="Leave the initialization of the parallel groups to an external manager; implies "
+        doc="For programs that form the parallel groups themselves; here they are formed as ever, and it means "
         "use-cpu-initialization.",
     )
