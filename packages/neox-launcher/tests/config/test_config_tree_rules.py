@@ -59,6 +59,11 @@ EXAMPLES = {
         f"{LTD}.random_ltd_layer_id",
         "lists 3 layers, but random_ltd_layer_num is 2",
     ),
+    "token_dropping_fits_the_model": (
+        f"{LTD}.random_ltd_layer_id=[1, 2, 4]",
+        f"{LTD}.random_ltd_layer_id",
+        "must name different layers, from 0 to 3",
+    ),
     "curricula_grow_as_their_schedule_says": (
         f"{RARITY}.schedule_config.root_degree=null",
         f"{RARITY}.schedule_config.root_degree",
@@ -129,6 +134,10 @@ def test_a_broken_rule_says_where_and_why(load, rule):
 MORE = [
     (["elasticity.max_train_batch_size=5"], "elasticity.micro_batch_sizes", "holds 6, more than"),
     ([f"{LTD}.total_layer_num=2"], f"{LTD}.random_ltd_layer_num", "is more than total_layer_num: 2"),
+    ([f"{LTD}.total_layer_num=5"], f"{LTD}.total_layer_num", "is not num-layers: 4"),
+    (["pos-emb=alibi"], f"{LTD}.enabled", "does not work with pos-emb: alibi"),
+    (["sequence-parallel=true"], f"{LTD}.enabled", "does not work with sequence-parallel"),
+    (["attention-config=[[[local], all]]"], f"{LTD}.enabled", "other layers than global"),
     ([f"{LTD}.random_ltd_schedule.max_value=7"], f"{LTD}.random_ltd_schedule.max_value", "min_value: 8"),
     (["curriculum_learning.max_difficulty=7"], "curriculum_learning.max_difficulty", "min_difficulty: 8"),
     ([f"{RARITY}.max_difficulty=0"], f"{RARITY}.max_difficulty", "is less than min_difficulty: 1"),

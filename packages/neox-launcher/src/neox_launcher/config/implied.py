@@ -21,6 +21,9 @@ NO_EFFECT: Mapping[str, str] = {
     "checkpoint.tag_validation": "a checkpoint's name is its iteration, which all ranks count alike",
     "checkpoint.load_universal": "every checkpoint loads under every parallel layout",
     "checkpoint.parallel_write.pipeline_stage": "all ranks write their own part at the same time",
+    "data_efficiency.data_routing.random_ltd.model_mask_name": "documents travel with the tokens",
+    "data_efficiency.data_routing.random_ltd.model_type": "attention is always causal",
+    "data_efficiency.data_routing.random_ltd.hidden_state_order": "the model knows its own order",
     "elasticity.min_time": "nothing here changes the size of a job that runs",
     "zero_optimization.elastic_checkpoint": "every checkpoint can be loaded with any number of ranks",
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+from neox_launcher.config.attention_layers import expand_attention
 from neox_launcher.config.not_yet import REFUSED
 from neox_launcher.config.parameter import Section, is_needed
 from neox_launcher.config.problems import Problem
@@ -118,6 +119,39 @@ def token_dropping_names_its_layers(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem(f"{name}.random_ltd_layer_num", what, f"use at most {total}")
     schedule = ltd.random_ltd_schedule
     yield from _in_order(f"{name}.random_ltd_schedule", "value", schedule.min_value, schedule.max_value)
+
+
+def token_dropping_fits_the_model(c: NeoXConfig) -> Iterator[Problem]:
+    """Layers that see a part of the tokens exist, attend to any token, and hold whole sequences."""
+    efficiency = c.data_efficiency.data_efficiency
+    routing = efficiency.data_routing
+    if not (efficiency.enabled and routing.enabled and routing.random_ltd.enabled):
+        return
+    name = "data_efficiency.data_routing.random_ltd"
+    listed, layers = routing.random_ltd.random_ltd_layer_id or (), c.model.num_layers
+    if routing.random_ltd.total_layer_num not in (None, layers):
+        yield Problem(f"{name}.total_layer_num", f"is not num-layers: {layers}", f"use {layers}")
+    if len(set(listed)) < len(listed) or not all(0 <= index < layers for index in listed):
+        what = f"must name different layers, from 0 to {layers - 1}"
+        yield Problem(f"{name}.random_ltd_layer_id", what, "list each layer once")
+    hindrances = {
+        f"pos-emb: {c.attention.pos_emb}": c.attention.pos_emb in ("rpe", "alibi"),
+        "attention-config with other layers than global": _has_other_attention(c),
+        "sequence-parallel": c.parallelism.sequence_parallel,
+        "rope-fusion: true": c.attention.rope_fusion is True,
+        "num-unique-layers": c.model.num_unique_layers is not None,
+    }
+    for hindrance, is_there in hindrances.items():
+        if is_there:
+            yield Problem(f"{name}.enabled", f"does not work with {hindrance}", "leave one of them out")
+
+
+def _has_other_attention(c: NeoXConfig) -> bool:
+    try:
+        kinds = expand_attention(c.attention.attention_config, c.model.num_layers)
+    except ValueError:
+        return False
+    return any(kind != "global" for kind in kinds)
 
 
 def curricula_grow_as_their_schedule_says(c: NeoXConfig) -> Iterator[Problem]:
@@ -247,6 +281,7 @@ TREE_RULES = (
     one_run_of_wandb,
     profiling_needs_the_plain_model,
     token_dropping_names_its_layers,
+    token_dropping_fits_the_model,
     curricula_grow_as_their_schedule_says,
     compression_says_what_it_compresses,
     bits_do_not_grow,

@@ -12,12 +12,14 @@ from neox_launcher.config import NeoXConfig, Resolved
 from neox_model.build.attention import build_attention
 from neox_model.build.choices import pick
 from neox_model.build.operators import Operators
+from neox_model.build.token_dropping import layers_that_drop
 from neox_model.errors import LayoutError
 from neox_model.initialization import build_init_method
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS, is_gated
 from neox_model.layers.gmlp_layer import GMLPLayer, SpatialGate, SpatialMLP, TinyAttention
 from neox_model.layers.mlp import MLP, GatedMLP
 from neox_model.layers.norms import NORMS
+from neox_model.layers.token_dropping import TokenDroppingTransformerLayer
 from neox_model.layers.transformer_layer import TransformerLayer, add_dropped
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import InitMethod
@@ -106,7 +108,8 @@ def build_layer(
     kind = resolved.derived.attention_types[layer_index]
     if kind in GMLP_TYPES:
         return GMLPLayer, {**shared, "mlp": _spatial_mlp(config, kind, inits, operators)}
-    return TransformerLayer, {
+    cls = TokenDroppingTransformerLayer if layer_index in layers_that_drop(config) else TransformerLayer
+    return cls, {
         **shared,
         "attention": build_attention(resolved, layer_index, **inits, operators=operators),
         "mlp": _mlp(resolved, inits, operators),

@@ -24,7 +24,7 @@ class TransformerLayer(nn.Module):
     """x + attention(norm1(x)), then x + mlp(norm2(x)).
 
     Args:
-        attention: makes the attention, called with (hidden_SBD, documents_BS or None).
+        attention: makes the attention, called with (hidden_SBD, documents_BS or None, places_SB or None).
         mlp: makes the MLP, called with hidden_SBD; both give (output, bias still to be added or None).
         norm: makes a norm.
         dropout: probability, on each branch before it is added.
@@ -65,9 +65,11 @@ class TransformerLayer(nn.Module):
         result_SBD = self._block(hidden_SBD, documents_BS)
         return result_SBD if self.ends_documents else (result_SBD, documents_BS)
 
-    def _block(self, hidden_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
+    def _block(
+        self, hidden_SBD: Tensor, documents_BS: Tensor | None, places_SB: Tensor | None = None
+    ) -> Tensor:
         normed_SBD = self.norm1(hidden_SBD)
-        attended = self.attention(normed_SBD, documents_BS)
+        attended = self.attention(normed_SBD, documents_BS, places_SB)
         if self.parallel_residual:
             middle_SBD = self._add(hidden_SBD, attended)
             return self._add(middle_SBD, self.mlp(self.norm2(hidden_SBD)))

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from neox_launcher.config import NeoXConfig, Resolved, engine_json
 from neox_launcher.worker import Progress
 from neox_model.build.model import build_model, padded_vocab_size
+from neox_model.build.token_dropping import kept_tokens
 from neox_model.checkpoint.claim import claimed
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint
 from neox_model.checkpoint.outcome import gather
@@ -33,10 +35,12 @@ from neox_model.train.engine import Engine, build_engine, prepare_deepspeed
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.checkpoint import CheckpointHook
+from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.progress import ProgressHook
+from neox_model.train.hooks.norms import NormsHook, tensor_norms
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.loop import train
 from neox_model.train.pipeline_step import PipelineStep
@@ -222,6 +226,8 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
             before_evaluation=log.write_pending,
         ),
     ]
+    if config.logging.log_param_norm or config.logging.log_optimizer_states:
+        hooks.append(_norms(training, writers, log))
     if config.checkpoint.save is not None:
         directory = Path(config.checkpoint.save)
         hooks.append(
@@ -232,7 +238,27 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
                 before_save=log.write_pending,
             )
         )
+    kept = kept_tokens(config)
+    if kept is not None:
+        hooks.append(DropTokensHook(training.model, kept.at))
     return [*hooks, GarbageCollectionHook()]
+
+
+def _norms(training: _Training, writers: Sequence[MetricWriter], log: LogHook) -> NormsHook:
+    section = training.config.logging
+    return NormsHook(
+        partial(
+            tensor_norms,
+            training.model,
+            training.engine.inner,
+            training.groups,
+            parameters=section.log_param_norm,
+            states=section.log_optimizer_states,
+        ),
+        writers=writers,
+        interval=section.log_interval,
+        before_writing=log.write_pending,
+    )
 
 
 def _measure_model(training: _Training) -> Throughput:

@@ -25,7 +25,10 @@ class ActivationCheckpointingSection(Section):
         doc="Each tensor-parallel rank keeps its share of the inputs.",
     )
     contiguous_checkpointing: bool = param(
-        False, origin="Meg", used_when="partition_activations is true", doc="Keep the inputs in one buffer, allocated once."
+        False,
+        origin="Meg",
+        used_when="partition_activations is true",
+        doc="Keep the inputs in one buffer, allocated once.",
     )
     checkpoint_in_cpu: bool = param(
         False, origin="Meg", used_when=_WHEN_ON, doc="Keep the inputs in host memory."

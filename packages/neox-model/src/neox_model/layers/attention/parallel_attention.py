@@ -77,15 +77,21 @@ class ParallelAttention(nn.Module):
         )
         self.cache: Cache | None = None
 
-    def forward(self, hidden_SBD: Tensor, documents_BS: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """The output, whole on every rank, and the bias still to be added, if any."""
+    def forward(
+        self, hidden_SBD: Tensor, documents_BS: Tensor | None = None, places_SB: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output, whole on every rank, and the bias still to be added, if any.
+
+        `places_SB` says where in the window the tokens are, if not one after another.
+        """
         projected, _ = self.qkv(hidden_SBD)
         length, batch = projected.shape[:2]
         groups = projected.view(length, batch, self.local_groups, -1, self.head_width)
         query_SBNK = groups[:, :, :, :-2].flatten(2, 3)
         key, value = groups[:, :, :, -2], groups[:, :, :, -1]
         if self.position is not None:
-            query_SBNK, key = self.position(query_SBNK, key, 0 if self.cache is None else self.cache.length)
+            start = 0 if self.cache is None else self.cache.length
+            query_SBNK, key = self.position(query_SBNK, key, start, places_SB)
         if self.cache is not None:
             key, value = self.cache.extend(key, value)
         context_SBNK = self.core(query_SBNK, key, value, documents_BS)

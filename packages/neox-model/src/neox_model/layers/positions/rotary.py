@@ -52,10 +52,16 @@ class RotaryPosition(nn.Module):
                 "rotation works on pairs: choose a rotary-pct that gives an even one"
             )
 
-    def forward(self, query_SBNK: Tensor, key_SBNK: Tensor, start: int = 0) -> tuple[Tensor, Tensor]:
-        """Both, rotated by their place in the window; the first row is at place `start`."""
+    def forward(
+        self, query_SBNK: Tensor, key_SBNK: Tensor, start: int = 0, places_SB: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Both, rotated by their place in the window: `places_SB`, or one after another from `start` on."""
         if self.width == 0:
             return query_SBNK, key_SBNK
+        if places_SB is not None:
+            angle_SB1R = self._angle(places_SB.float()).unsqueeze(2)
+            cosine, sine = angle_SB1R.cos().to(query_SBNK.dtype), angle_SB1R.sin().to(query_SBNK.dtype)
+            return self._rotate(query_SBNK, cosine, sine), self._rotate(key_SBNK, cosine, sine)
         stop = start + query_SBNK.shape[0]
         dtype = query_SBNK.dtype if self.operator is None else torch.float32
         cos_SR, sin_SR = self._up_to(stop, query_SBNK.device, dtype)
@@ -69,11 +75,14 @@ class RotaryPosition(nn.Module):
         """Cosine and sine tables of at least `length` places, [length, width / 2]."""
         table = self._table
         if table is None or len(table[0]) < length or table[0].device != device or table[0].dtype != dtype:
-            even = torch.arange(0, self.width, 2, device=device, dtype=torch.float32)
-            places = torch.arange(length, device=device, dtype=torch.float32)
-            angle = torch.outer(places, self.base ** (-even / self.width))
+            angle = self._angle(torch.arange(length, device=device, dtype=torch.float32))
             table = self._table = (angle.cos().to(dtype), angle.sin().to(dtype))
         return table
+
+    def _angle(self, places: Tensor) -> Tensor:
+        """The angles of each pair of channels at float32 places of any shape, with the pairs last."""
+        even = torch.arange(0, self.width, 2, device=places.device, dtype=torch.float32)
+        return places.unsqueeze(-1) * self.base ** (-even / self.width)
 
     def _rotate(self, inputs_SBNK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         half = self.width // 2
