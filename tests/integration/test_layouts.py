@@ -1,0 +1,88 @@
+"""One model on every layout: the losses and the weights after 20 clipped updates are those of one rank.
+
+Real processes over gloo, float32. `make test` runs a part in which every layout and every architecture
+occurs; `make test-layouts` runs all of them, with and without recomputed activations.
+"""
+
+import logging
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from support.distributed import run_ranks
+from support.layouts import ARCHITECTURES, LAYOUTS
+
+# Sums of float32 in another order, over 20 updates; a wrong scale, sum or norm shows at 1e-3 and more.
+LOSS_TOLERANCE, WEIGHT_TOLERANCE = 2e-5, 2e-5
+
+Case = tuple[str, str, bool]
+
+
+def is_possible(case: Case) -> bool:
+    """Rules refuse the others before a launch."""
+    architecture, layout, _ = case
+    return "num_unique_layers" not in ARCHITECTURES[architecture] or "pipeline" not in layout
+
+
+ALL = [case for case in product(ARCHITECTURES, LAYOUTS, (False, True)) if is_possible(case)]
+
+
+def chosen() -> list[Case]:
+    """Each layout once, the architectures in turn, every second one with recomputed activations."""
+    names, found = list(ARCHITECTURES), []
+    for number, layout in enumerate(LAYOUTS):
+        turn = names[number % len(names) :] + names[: number % len(names)]
+        cases = [(architecture, layout, number % 2 == 0) for architecture in turn]
+        found.append(next(case for case in cases if is_possible(case)))
+    return found
+
+
+def run_cases(cases: list[Case], folder: str) -> dict[str, dict[str, float]]:
+    """Differences by case, of this rank; runs in four processes."""
+    import torch.distributed as dist
+
+    from support.layouts import differences, reference
+    from support.worlds import world_of
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    here, found = Path(folder), {}
+    wanted = sorted({(architecture, LAYOUTS[layout].is_wide) for architecture, layout, _ in cases})
+    with world_of(1, here, name="one") as number:
+        for architecture, is_wide in wanted[number::4]:
+            reference(architecture, is_wide=is_wide, folder=here)
+    for size in (2, 4):
+        dist.barrier()
+        sized = [case for case in cases if LAYOUTS[case[1]].ranks == size]
+        with world_of(size, here, name=f"of-{size}") as number:
+            for architecture, layout, recomputes in sized[number :: 4 // size]:
+                case = f"{architecture} / {layout} / {recomputes}"
+                found[case] = differences(architecture, LAYOUTS[layout], recomputes=recomputes, folder=here)
+    return found
+
+
+def check(cases: list[Case], folder: Path, *, timeout_seconds: float) -> None:
+    results = run_ranks(run_cases, size=4, cases=cases, folder=str(folder), timeout_seconds=timeout_seconds)
+    assert sum(len(result) for result in results) == sum(LAYOUTS[layout].ranks for _, layout, _ in cases)
+    wrong = {
+        f"{case}, rank {rank}": found
+        for rank, result in enumerate(results)
+        for case, found in result.items()
+        if not (found["loss"] <= LOSS_TOLERANCE and found["weight"] <= WEIGHT_TOLERANCE)
+    }
+    assert not wrong, "\n".join(f"{case}: {found}" for case, found in wrong.items())
+
+
+def test_the_chosen_part_has_every_layout_and_every_architecture():
+    assert {layout for _, layout, _ in chosen()} == set(LAYOUTS)
+    assert {architecture for architecture, _, _ in chosen()} == set(ARCHITECTURES)
+
+
+@pytest.mark.slow
+def test_layouts_and_architectures_chosen_in_turn_train_the_model_of_one_rank(tmp_path):
+    check(chosen(), tmp_path, timeout_seconds=300)
+
+
+@pytest.mark.sweep
+def test_every_layout_trains_the_model_of_one_rank_for_every_architecture(tmp_path):
+    check(ALL, tmp_path, timeout_seconds=3000)

@@ -1,0 +1,264 @@
+"""Architectures and layouts that must train one model, and the training that both sides run."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from torch import Tensor, nn
+
+from neox_launcher.config import Resolved, engine_json
+from neox_model.build.model import build_model
+from neox_model.optim.build import build_optimizer, build_schedule
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.topology import create_groups
+from neox_model.train.batch import Batch, as_batch
+from neox_model.train.engine import build_engine, prepare_deepspeed
+from neox_model.train.pipeline_step import PipelineStep
+from neox_model.train.sequential_step import SequentialStep
+from support.settings import resolved_from
+
+__all__ = ["ARCHITECTURES", "LAYOUTS", "Layout", "Run", "differences", "reference", "train"]
+
+# Eleven tokens need a padding row on two tensor-parallel ranks and on four; batches of eight samples.
+VOCAB, ITERATIONS, SAMPLES = 11, 20, 8
+# Plain momentum: unlike Adam, it lets a wrong scale of a gradient show.
+SETTINGS: dict[str, Any] = {
+    "num_layers": 5,
+    "train_iters": ITERATIONS,
+    "train_batch_size": SAMPLES,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": None,
+    "optimizer": {"type": "SGD", "params": {"lr": 0.2, "momentum": 0.9}},
+    "zero_allow_untested_optimizer": True,
+    "weight_decay": 0.1,
+    "gradient_clipping": 0.4,
+    "init_method_std": 0.1,
+}
+# Six heads of four in fifteen tokens; four ranks, or ranks that share the sequence, want sizes they divide.
+SMALL: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_attention_heads": 6,
+    "seq_length": 15,
+    "max_position_embeddings": 15,
+}
+WIDE: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_attention_heads": 12,
+    "seq_length": 12,
+    "max_position_embeddings": 12,
+}
+
+
+def _attention(*kinds: str, **sparsity: Any) -> dict[str, Any]:
+    return {"attention_config": [[list(kinds), 1], [["global"], 5 - len(kinds)]]} | (
+        {"sparsity_config": {"block": 3, **sparsity}} if sparsity else {}
+    )
+
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "learned positions, layernorm, tied": {},
+    "half rotary, parallel residual, untied": {
+        "pos_emb": "rotary",
+        "rotary_pct": 0.5,
+        "gpt_j_residual": True,
+        "no_weight_tying": True,
+    },
+    "grouped queries, rmsnorm, swiglu, no biases": {
+        "pos_emb": "rotary",
+        "norm": "rmsnorm",
+        "activation": "swiglu",
+        "num_kv_heads": "half",
+        "init_method": "small_init",
+        "output_layer_init_method": "wang_init",
+        "use_bias_in_attn_linear": False,
+        "use_bias_in_mlp": False,
+        "no_weight_tying": True,
+    },
+    "sinusoidal positions, scalenorm, geglu": {
+        "pos_emb": "sinusoidal",
+        "norm": "scalenorm",
+        "activation": "geglu",
+        "init_method": "orthogonal",
+        "output_layer_init_method": "orthogonal",
+    },
+    "alibi, residual after the norm, mish": {
+        "pos_emb": "alibi",
+        "apply_residual_connection_post_layernorm": True,
+        "activation": "mish",
+    },
+    "relative positions, local attention, relu": {
+        "pos_emb": "rpe",
+        "rpe_num_buckets": 8,
+        "rpe_max_distance": 10,
+        "activation": "relu",
+        **_attention("local", "global", "local", num_sliding_window_blocks=1),
+    },
+    "fixed and Longformer patterns, softsign": {
+        "pos_emb": "none",
+        "activation": "softsign",
+        **_attention("sparse_fixed", "bslongformer", num_local_blocks=2),
+    },
+    "BigBird and variable patterns, rotary": {
+        "pos_emb": "rotary",
+        **_attention("bigbird", "sparse_variable", num_random_blocks=1, different_layout_per_head=True),
+    },
+    "gMLP": {"pos_emb": "none", **_attention("gmlp", "gmlp", "gmlp")},
+    "aMLP": {"gmlp_attn_dim": 8, **_attention("amlp", "global", "amlp")},
+    "layer scaling with scores, swish": {
+        "apply_query_key_layer_scaling": True,
+        "attention_softmax_in_fp32": True,
+        "activation": "swish",
+        "init_method": "xavier_uniform",
+        "output_layer_init_method": "scaled_orthogonal",
+    },
+    "shared layers": {"num_layers": 4, "num_unique_layers": 2, "param_sharing_style": "grouped"},
+    "shared layers, spaced, gelu's tanh": {
+        "num_layers": 4,
+        "num_unique_layers": 2,
+        "param_sharing_style": "spaced",
+        "openai_gelu": True,
+        "no_weight_tying": True,
+        "pos_emb": "rotary",
+        "rotary_pct": 0.5,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Settings of a layout, how many ranks it takes, and whether it needs the sizes of WIDE."""
+
+    ranks: int
+    settings: dict[str, Any]
+    is_wide: bool = False
+
+
+def _zero(stage: int, **more: Any) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, **more}}
+
+
+_HOST = {"device": "cpu"}
+LAYOUTS: dict[str, Layout] = {
+    "tensor 2": Layout(2, {"model_parallel_size": 2}),
+    "tensor 4": Layout(4, {"model_parallel_size": 4}, is_wide=True),
+    "pipeline 2": Layout(2, {"pipe_parallel_size": 2, "pipe_partition_method": "parameters"}),
+    "pipeline 4": Layout(4, {"pipe_parallel_size": 4, "pipe_partition_method": "uniform"}),
+    "pipeline 2 x data 2, ZeRO 1": Layout(4, {"pipe_parallel_size": 2, **_zero(1)}),
+    "data 2": Layout(2, {}),
+    "tensor 2 x pipeline 2": Layout(4, {"model_parallel_size": 2, "pipe_parallel_size": 2}),
+    "tensor 2 x data 2": Layout(4, {"model_parallel_size": 2}),
+    "ZeRO 1": Layout(2, _zero(1)),
+    "ZeRO 2": Layout(2, _zero(2)),
+    "ZeRO 3": Layout(2, _zero(3)),
+    "ZeRO 3 x tensor 2": Layout(4, {"model_parallel_size": 2, **_zero(3)}),
+    "ZeRO 1, states on the host": Layout(2, _zero(1, offload_optimizer=_HOST)),
+    "ZeRO 2, states on the host": Layout(2, _zero(2, offload_optimizer=_HOST)),
+    "ZeRO 3, all on the host": Layout(2, _zero(3, offload_optimizer=_HOST, offload_param=_HOST)),
+    "sequence 2": Layout(2, {"model_parallel_size": 2, "sequence_parallel": True}, is_wide=True),
+    "sequence 4": Layout(4, {"model_parallel_size": 4, "sequence_parallel": True}, is_wide=True),
+    "sequence 2 x pipeline 2": Layout(
+        4, {"model_parallel_size": 2, "sequence_parallel": True, "pipe_parallel_size": 2}, is_wide=True
+    ),
+    "sequence 2 x ZeRO 3": Layout(
+        4, {"model_parallel_size": 2, "sequence_parallel": True, **_zero(3)}, is_wide=True
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training showed: the loss of every iteration, and weights by logical name."""
+
+    losses: list[float]
+    weights: dict[str, Tensor]
+
+
+def settings_of(architecture: str, layout: Layout, *, recomputes: bool) -> dict[str, Any]:
+    """The whole configuration of a case."""
+    sizes = WIDE if layout.is_wide else SMALL
+    settings = SETTINGS | sizes | ARCHITECTURES[architecture] | layout.settings
+    if settings.get("num_kv_heads") == "half":
+        settings["num_kv_heads"] = 4 if layout.is_wide else 2
+    if "pipe_parallel_size" in settings:
+        settings["train_micro_batch_size_per_gpu"] = 2
+    if recomputes:
+        settings |= {"checkpoint_activations": True, "checkpoint_num_layers": 2}
+        settings["partition_activations"] = layout.settings.get("model_parallel_size", 1) > 1
+    return settings
+
+
+def _batches(resolved: Resolved, groups: Groups) -> Iterator[Batch]:
+    """This replica's micro-batches: of each update's eight samples its own run."""
+    generator = torch.Generator().manual_seed(1)
+    mine = SAMPLES // groups.data.size
+    shape = (SAMPLES, resolved.config.model.seq_length + 1)
+    for _ in range(ITERATIONS):
+        # A walk that mostly goes on by one: something to learn.
+        steps = 1 + 4 * (torch.rand(shape, generator=generator) < 0.2).long()
+        windows = steps.cumsum(dim=1) % VOCAB
+        for part in windows.split(mine)[groups.data.rank].split(resolved.derived.micro_batch_size):
+            yield as_batch(part)
+
+
+def train(resolved: Resolved) -> tuple[Run, nn.Module]:
+    """Train through the engine in the present world; the run has this rank's parameters, whole in ZeRO 3."""
+    derived = resolved.derived
+    groups = create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
+    prepare_deepspeed()
+    model = build_model(resolved, groups, vocab_size=VOCAB)
+    optimizer = build_optimizer(resolved.config, model)
+    schedule = build_schedule(resolved.config, optimizer, decay_iterations=ITERATIONS)
+    engine = build_engine(
+        model,
+        optimizer,
+        schedule,
+        settings=engine_json(resolved),
+        groups=groups,
+        is_pipeline=derived.uses_pipeline,
+    )
+    step: Any = PipelineStep(engine, accumulation=derived.accumulation)
+    if not derived.uses_pipeline:
+        step = SequentialStep(engine, accumulation=derived.accumulation, tokens=0, data=groups.data)
+    batches = _batches(resolved, groups)
+    losses = [float(step(batches).loss) for _ in range(ITERATIONS)]
+    weights = {name: _whole(parameter) for name, parameter in named_logical_parameters(model)}
+    return Run(losses, weights), model
+
+
+def _whole(parameter: nn.Parameter) -> Tensor:
+    if not hasattr(parameter, "ds_id"):
+        return parameter.detach().clone()
+    with deepspeed.zero.GatheredParameters([parameter]):
+        return parameter.detach().clone()
+
+
+def reference(architecture: str, *, is_wide: bool, folder: Path) -> None:
+    """Train on one rank and leave the run in the folder."""
+    layout = Layout(1, {}, is_wide=is_wide)
+    run, _ = train(resolved_from(settings_of(architecture, layout, recomputes=False)))
+    assert run.losses[-1] < run.losses[0] - 0.02, f"{architecture} learns nothing: {run.losses[::6]}"
+    torch.save({"losses": run.losses, "weights": run.weights}, _path(architecture, is_wide, folder))
+
+
+def differences(architecture: str, layout: Layout, *, recomputes: bool, folder: Path) -> dict[str, float]:
+    """Train on this layout: largest difference of a loss and of a weight's element from one rank's."""
+    settings = settings_of(architecture, layout, recomputes=recomputes)
+    run, model = train(resolved_from(settings, devices=layout.ranks))
+    expected = torch.load(_path(architecture, layout.is_wide, folder), weights_only=True)
+    of_losses = [abs(one - other) for one, other in zip(run.losses, expected["losses"], strict=True)]
+    of_weights = [0.0]
+    for name, parameter in named_logical_parameters(model):
+        block = expected["weights"][name][tuple(slice(*limits) for limits in parameter.logical.slices)]
+        held = run.weights[name][tuple(slice(0, length) for length in block.shape)]
+        of_weights.append(float((held - block).abs().max()))
+        # Rows that pad the vocabulary stay zero.
+        of_weights.append(float(run.weights[name].abs().sum() - held.abs().sum()) if block.numel() else 0.0)
+    return {"loss": max(of_losses), "weight": max(of_weights)}
+
+
+def _path(architecture: str, is_wide: bool, folder: Path) -> Path:
+    return folder / f"{list(ARCHITECTURES).index(architecture)}-{is_wide}.pt"

@@ -1,0 +1,64 @@
+"""Smaller worlds inside the processes of one launch: four ranks become two pairs, or four of one.
+
+Starting processes and importing torch and DeepSpeed takes seconds, forming a world milliseconds: one launch
+runs many cases. Both libraries keep what they know of the world in module variables, put back here.
+"""
+
+import datetime
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch.distributed as dist
+
+__all__ = ["world_of"]
+
+
+@contextmanager
+def world_of(size: int, folder: Path, *, name: str) -> Iterator[int]:
+    """Within, this process belongs to a world of `size` neighbours; gives which of the worlds it is in.
+
+    Args:
+        size: processes of each world; divides those of the launch.
+        folder: for the meeting points, shared by all processes.
+        name: not used before in this folder.
+    """
+    rank, launched = dist.get_rank(), dist.get_world_size()
+    number = rank // size
+    _leave()
+    _join(folder / f"{name}-{number}", rank % size, size)
+    yield number
+    _leave()
+    _join(folder / f"{name}-all", rank, launched)
+
+
+def _join(path: Path, rank: int, size: int) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    timeout = datetime.timedelta(seconds=300)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(path), size), rank=rank, world_size=size, timeout=timeout
+    )
+
+
+def _leave() -> None:
+    dist.destroy_process_group()
+    if "deepspeed" in sys.modules:
+        _forget_deepspeeds_world()
+
+
+def _forget_deepspeeds_world() -> None:
+    from deepspeed.comm import comm
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+    from deepspeed.runtime.zero.partition_parameters import Init
+    from deepspeed.utils import groups
+
+    comm.cdb = None
+    for name, value in vars(groups).items():
+        if name.startswith("_") and name.endswith("_GROUP"):
+            setattr(groups, name, {} if isinstance(value, dict) else None)
+    # Ranks compare the numbers of parameters and modules, which count what a process has made so far.
+    Init.param_id = 0
+    DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
