@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 import neox_data.cli
 import neox_data.preprocess.cli
@@ -15,9 +16,12 @@ import neox_kernels.cli
 import neox_launcher.cli
 import neox_launcher.config_cli
 import neox_model.report
+from neox_launcher.backends import BACKENDS
 from neox_launcher.config import load_config, resolve
 from neox_launcher.config.reference import json_schema, reference
+from neox_launcher.config.sections.launch import LaunchSection
 from neox_launcher.config.shapes import fewest_devices
+from neox_launcher.environment import TRAVELLING_PREFIXES
 from support.sources import ROOT
 
 COMMANDS = {
@@ -110,3 +114,25 @@ def test_the_schema_for_editors_is_current():
 def test_a_document_points_to_files_that_exist(path):
     targets = re.findall(r"\]\(([^)#:]+)\)", path.read_text())
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_the_page_about_launching_names_every_launcher_option_and_parameter():
+    text = (ROOT / "docs/launching.md").read_text()
+    options = {min(option.opts, key=len) for option in neox_launcher.cli.main.params}
+    parameters = {parameter.name.replace("_", "-") for parameter in LaunchSection.parameters()}
+    parameters -= {"launcher"}
+    launchers = {f"launcher: {name}" for name in BACKENDS}
+    sought = options | parameters | launchers | set(TRAVELLING_PREFIXES)
+    assert {name for name in sought if f"`{name}" not in text} == set()
+
+
+def test_every_way_to_several_hosts_has_an_example_that_the_page_shows():
+    text = (ROOT / "docs/launching.md").read_text()
+    for name in set(BACKENDS) - {"local"}:
+        path = ROOT / "configs" / f"multinode-{name}.yml"
+        assert load_launcher(path) == name
+        assert f"--config configs/{path.name}" in text
+
+
+def load_launcher(path: Path) -> str:
+    return yaml.safe_load(path.read_text())["launcher"]
