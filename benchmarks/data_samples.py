@@ -1,7 +1,7 @@
-"""Sample indices, blends, random access: ours against megatron-core, where it is installed.
+"""Opening, sample indices, blends, random access: ours against megatron-core.
 
-    pip install megatron-core
-    python benchmarks/data_samples.py --items 100000000
+    pip install --no-deps megatron-core
+    python benchmarks/data_samples.py --items 100000000 --epochs 1 100
 
 Times are those of the processor, so that a busy machine disturbs them less; each is the best of three.
 """
@@ -13,10 +13,12 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
 from neox_data.blend import blend_order
+from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed import IndexedDatasetWriter, open_indexed
 from neox_data.lazy_dataset import LazyGPTDataset
 from neox_data.native import load_native
@@ -24,7 +26,8 @@ from neox_data.samples.build_index import build_sample_index, num_samples_in
 from neox_data.samples.native_index import best_builder
 
 warnings.filterwarnings("ignore")
-from megatron.core.datasets import helpers_cpp  # noqa: E402
+from megatron.core.datasets import gpt_dataset, helpers_cpp, indexed_dataset  # noqa: E402
+from megatron.core.datasets.utils import Split  # noqa: E402
 
 NUM_DOCUMENTS, SEQ_LENGTH = 85_172, 1024
 
@@ -51,6 +54,24 @@ def their_index(sizes: np.ndarray, epochs: int) -> None:
     helpers_cpp.build_sample_idx_int32(sizes, documents, SEQ_LENGTH, epochs, tokens, True, 1)
     shuffle = np.arange(num_samples_in(tokens * epochs, seq_length=SEQ_LENGTH), dtype=np.uint32)
     random.shuffle(shuffle)
+
+
+def their_dataset(prefix: Path, num_samples: int) -> gpt_dataset.GPTDataset:
+    config = gpt_dataset.GPTDatasetConfig(
+        random_seed=1,
+        sequence_length=SEQ_LENGTH,
+        blend=([str(prefix)], None),
+        split="1,0,0",
+        path_to_cache=str(prefix.parent / "cache"),
+        tokenizer=SimpleNamespace(vocab_size=60_000, eod=0, unique_identifiers={}),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    indexed = indexed_dataset.IndexedDataset(str(prefix))
+    documents = np.arange(len(indexed), dtype=np.int32)
+    return gpt_dataset.GPTDataset(indexed, str(prefix), documents, num_samples, Split.train, config)
 
 
 def their_blend(weights: np.ndarray, items: int) -> None:
@@ -89,12 +110,31 @@ def main() -> None:
             lambda weights=weights: their_blend(weights, options.items),
         )
     with tempfile.TemporaryDirectory() as folder:
-        lazy(Path(folder) / "data", sizes[:20_000])
+        prefix = Path(folder) / "data"
+        with IndexedDatasetWriter(prefix, dtype=np.uint16) as writer:
+            writer.append_all(np.zeros(int(sizes.sum()), np.uint16), sizes)
+        opening_and_access(prefix)
+        lazy(prefix)
 
 
-def lazy(prefix: Path, sizes: np.ndarray) -> None:
-    with IndexedDatasetWriter(prefix, dtype=np.uint16) as writer:
-        writer.append_all(np.zeros(int(sizes.sum()), np.uint16), sizes)
+def opening_and_access(prefix: Path) -> None:
+    compare("opening", lambda: open_indexed(prefix), lambda: indexed_dataset.IndexedDataset(str(prefix)))
+    indexed, count = open_indexed(prefix), 40_000
+    ours = GPTDataset(
+        indexed, name="train", documents=np.arange(len(indexed)), num_samples=count, seq_length=SEQ_LENGTH,
+        seed=1, prefix=prefix,
+    )  # fmt: skip
+    theirs = their_dataset(prefix, count)
+    places = np.random.default_rng(1).integers(0, count, 5_000).tolist()
+    read = theirs._query_document_sample_shuffle_indices  # A sample's tokens, before masks are made of them.
+    compare(
+        f"{len(places):,} random samples of {SEQ_LENGTH} tokens",
+        lambda: [ours[place] for place in places],
+        lambda: [read(place) for place in places],
+    )
+
+
+def lazy(prefix: Path) -> None:
     indexed = open_indexed(prefix)
 
     def start() -> LazyGPTDataset:

@@ -83,12 +83,7 @@ class GPTDataset:
 
     def __getitem__(self, item: int) -> np.ndarray:
         """The tokens of an item, int64 [seq_length + 1]: `[:-1]` is the input, `[1:]` the labels."""
-        tokens = np.empty(self.seq_length + 1, dtype=np.int64)
-        filled = 0
-        for sequence, offset, length in self.pieces(item):
-            tokens[filled : filled + length] = self.indexed.get(sequence, offset, length)
-            filled += length
-        return tokens
+        return self.indexed.get_across(*self._span(item))
 
     def pieces(self, item: int) -> Iterator[tuple[int, int, int]]:
         """The pieces of documents that an item is made of: sequence, first token, number of tokens.
@@ -96,18 +91,22 @@ class GPTDataset:
         Raises:
             IndexError: there is no such item.
         """
-        if not 0 <= item < len(self):
+        (*crossed, last), offset, end = self._span(item)
+        for sequence in crossed:
+            yield sequence, offset, self.indexed.sizes.item(sequence) - offset
+            offset = 0
+        yield last, offset, end + 1 - offset
+
+    def _span(self, item: int) -> tuple[list[int], int, int]:
+        """The sequences of an item, the first token in the first of them, and the last one in the last."""
+        index = self.index
+        if not 0 <= item < len(index.shuffle):
             raise IndexError(
                 f"item {item} of the part {self.name!r} of {self.indexed.prefix}, which has {len(self):,}"
             )
-        sample = self.index.shuffle.item(item)
-        (document, offset), (last, end) = self.index.starts[sample : sample + 2].tolist()
-        sequences = self.index.documents
-        while document < last:
-            sequence = sequences.item(document)
-            yield sequence, offset, self.indexed.sizes.item(sequence) - offset
-            document, offset = document + 1, 0
-        yield sequences.item(last), offset, end + 1 - offset
+        sample = index.shuffle.item(item)
+        (first, offset), (last, end) = index.starts[sample : sample + 2].tolist()
+        return index.documents[first : last + 1].tolist(), offset, end
 
     def items_with(self, sequence: int) -> np.ndarray:
         """The items that hold a token of a sequence, in rising order, int64; none for one of another part.

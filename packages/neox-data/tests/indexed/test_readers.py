@@ -62,3 +62,14 @@ def test_a_lazy_dataset_notices_a_file_that_shrinks(write_dataset) -> None:
     Path(f"{prefix}.bin").write_bytes(b"\1\0")
     with pytest.raises(IndexedDatasetError, match="became shorter"):
         dataset[0]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_tokens_across_sequences_are_one_array(write_dataset, implementation: str) -> None:
+    dataset = open_indexed(write_dataset([[1, 2, 3], [], [4, 5], [6, 7, 8]]), implementation)
+    assert dataset.get_across([0, 1, 2, 3], 1, 0).tolist() == [2, 3, 4, 5, 6]
+    assert dataset.get_across([3], 1, 2).tolist() == [7, 8]
+    assert dataset.get_across([3, 0], 2, 1).dtype == np.int64
+    for end in (2, -1):
+        with pytest.raises(IndexError, match=rf"tokens 0 to {end} of sequence 2 of .*, which has 2"):
+            dataset.get_across([2], 0, end)

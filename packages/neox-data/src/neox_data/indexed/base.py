@@ -1,6 +1,7 @@
 """The contract of an indexed dataset: sequences of tokens by number, and their lengths."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,9 @@ class IndexedDataset(ABC):
         self.dtype = index.dtype
         self.sizes = index.sizes
         self.document_starts = index.document_starts
+        # Looked up for each piece of each sample.
+        self._starts, self._start_bytes = index.starts, index.start_bytes
+        self._token_bytes, self._num_tokens = self.dtype.itemsize, index.num_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -66,14 +70,40 @@ class IndexedDataset(ABC):
         Raises:
             IndexedDatasetError: the index gives a place outside of the `.bin`.
         """
-        start_bytes: int = self.index.starts.item(sequence) * self.index.start_bytes
-        first, rest = divmod(start_bytes, self.dtype.itemsize)
-        if rest or first < 0 or first + self.sizes.item(sequence) > self.index.num_tokens:
+        return self._place(sequence)[0]
+
+    def _place(self, sequence: int) -> tuple[int, int]:
+        """First token and number of tokens of a sequence; within the `.bin`."""
+        size = self.sizes.item(sequence)
+        start_bytes = self._starts.item(sequence) * self._start_bytes
+        first, rest = divmod(start_bytes, self._token_bytes)
+        if rest or first < 0 or first + size > self._num_tokens:
             raise IndexedDatasetError(
                 f"{idx_path(self.prefix)} puts sequence {sequence:,} at byte {start_bytes:,}, outside of its "
                 ".bin; copy the file again or make it again with preprocess_data"
             )
-        return first
+        return first, size
+
+    def get_across(self, sequences: Sequence[int], offset: int, end: int) -> np.ndarray:
+        """The tokens from `offset` of the first of some sequences to `end`, included, of the last; int64.
+
+        Raises:
+            IndexError: the last sequence has no such token.
+            IndexedDatasetError: the index gives a place outside of the `.bin`.
+        """
+        *crossed, last = sequences
+        parts = []
+        for sequence in crossed:
+            first, size = self._place(sequence)
+            parts.append(self._read(first + offset, size - offset))
+            offset = 0
+        first, size = self._place(last)
+        if not 0 <= offset <= end < size:
+            raise IndexError(
+                f"tokens {offset} to {end} of sequence {last} of {self.prefix}, which has {size}"
+            )
+        parts.append(self._read(first + offset, end + 1 - offset))
+        return np.concatenate(parts, dtype=np.int64)
 
     def token_range(self, sequences: range) -> tuple[int, int]:
         """Where consecutive sequences begin, and how many tokens they have, counted in tokens of the `.bin`.
