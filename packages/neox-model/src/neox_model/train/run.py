@@ -39,8 +39,8 @@ from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.log import LogHook
-from neox_model.train.hooks.progress import ProgressHook
 from neox_model.train.hooks.norms import NormsHook, tensor_norms
+from neox_model.train.hooks.progress import ProgressHook
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.loop import train
 from neox_model.train.pipeline_step import PipelineStep
