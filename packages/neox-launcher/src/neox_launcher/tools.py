@@ -95,7 +95,7 @@ class Tools:
     def talk(self) -> None:
         """From now on what they print goes to stderr, with what they have printed before."""
         self._is_talking = True
-        for number in self._kept:
+        for number in list(self._kept):
             self._print(number)
 
     def read_all(self) -> None:
