@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from neox_launcher.config import NeoXConfig, Resolved, load_config, resolve
+from neox_launcher.config.elasticity import without_elasticity
 from neox_launcher.config.estimate import Estimate, estimate
-from neox_launcher.config.sections.elasticity import Elasticity
 from neox_launcher.config.shapes import (
     USUAL_VOCABULARY,
     fewest_devices,
@@ -211,9 +211,8 @@ def _on_one_device(config: NeoXConfig) -> NeoXConfig:
     """The same model, for which the layout in its file does not matter."""
     parallelism = config.parallelism.replaced(pipe_parallel_size=0, model_parallel_size=1)
     training = config.training.replaced(train_batch_size=None)
-    elasticity = config.elasticity.replaced(elasticity=Elasticity())
-    changed = {"parallelism": parallelism, "training": training, "elasticity": elasticity}
-    return config.model_copy(update=changed)
+    config = without_elasticity(config)
+    return config.model_copy(update={"parallelism": parallelism, "training": training})
 
 
 def _samples(config: NeoXConfig, devices: int) -> int:

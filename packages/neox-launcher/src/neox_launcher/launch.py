@@ -11,6 +11,7 @@ from typing import Literal
 
 from neox_launcher.backends import BACKENDS
 from neox_launcher.config import NeoXConfig, load_config, resolve
+from neox_launcher.config.elasticity import without_elasticity
 from neox_launcher.config.not_yet import not_built_yet
 from neox_launcher.config.problems import Problem, config_error, in_words, place_of
 from neox_launcher.config.sections.launch import MPI_LAUNCHERS
@@ -155,7 +156,7 @@ def _without_batch(config: NeoXConfig) -> NeoXConfig:
         train_batch_size=None,
         train_micro_batch_size_per_gpu=config.training.train_micro_batch_size_per_gpu or 1,
     )
-    return config.model_copy(update={"training": training})
+    return without_elasticity(config).model_copy(update={"training": training})
 
 
 def _devices_of_one_copy(config: NeoXConfig) -> int:

@@ -3,7 +3,13 @@
 import pytest
 
 from neox_launcher.config import resolve
-from neox_launcher.config.elasticity import HIGHLY_COMPOSITE, common_batch, elastic_batch, elastic_devices
+from neox_launcher.config.elasticity import (
+    HIGHLY_COMPOSITE,
+    common_batch,
+    elastic_batch,
+    elastic_devices,
+    without_elasticity,
+)
 from neox_launcher.config.sections.elasticity import Elasticity
 from neox_launcher.config.shapes import fewest_devices
 from neox_launcher.errors import ConfigError
@@ -115,3 +121,9 @@ def test_tensor_parallel_devices_share_a_copy(load):
     derived = resolve(config, devices=4).derived
     assert (derived.train_batch_size, derived.data_parallel_size) == (48, 2)
     assert derived.elastic_devices == (2, 4, 6, 8, 12, 16)
+
+
+def test_a_program_that_fills_no_batch_runs_on_any_number_of_devices(load):
+    config = without_elasticity(load(ELASTIC, "train-micro-batch-size-per-gpu=null"))
+    derived = resolve(config, devices=7).derived
+    assert (derived.train_batch_size, derived.elastic_devices) == (7, ())

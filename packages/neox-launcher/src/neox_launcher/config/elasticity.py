@@ -10,9 +10,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from neox_launcher.config.schema import NeoXConfig
 from neox_launcher.config.sections.elasticity import Elasticity
 
-__all__ = ["HIGHLY_COMPOSITE", "Crowd", "ElasticBatch", "common_batch", "elastic_batch", "elastic_devices"]
+__all__ = [
+    "HIGHLY_COMPOSITE",
+    "Crowd",
+    "ElasticBatch",
+    "common_batch",
+    "elastic_batch",
+    "elastic_devices",
+    "without_elasticity",
+]
 
 # Numbers with more divisors than any smaller one (OEIS A002182).
 HIGHLY_COMPOSITE = (
@@ -89,6 +98,12 @@ def elastic_devices(elasticity: Elasticity, *, devices_per_copy: int = 1) -> tup
     """
     crowd, unit = _crowd(elasticity, devices_per_copy)
     return tuple(count * unit for count in crowd.counts)
+
+
+def without_elasticity(config: NeoXConfig) -> NeoXConfig:
+    """The same configuration with batch sizes as they are given, for a program that fills no batch."""
+    section = config.elasticity.replaced(elasticity=Elasticity())
+    return config.model_copy(update={"elasticity": section})
 
 
 def common_batch(
