@@ -29,6 +29,7 @@ _DERIVED_BY = {
     "accumulation": "gradient_accumulation_steps, or batch / (micro-batch x data_parallel_size), or 1",
     "precision": "precision, or the block (fp16, bf16) that is enabled",
     "attention_types": "attention_config, spread over num_layers",
+    "weight_owners": "num_unique_layers, dealt by param_sharing_style; null: none are shared",
     "intermediate_size": "intermediate_size, or 4 x hidden_size; 8/3 x hidden_size when gated",
     "lr_decay_iters": "lr_decay_iters, or train_iters",
     "elastic_devices": "elasticity: numbers of devices that share this train_batch_size",
