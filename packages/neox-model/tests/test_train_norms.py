@@ -11,6 +11,8 @@ from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = {
     "seq_length": 12,
     "tokenizer_type": "CharLevelTokenizer",
