@@ -209,6 +209,17 @@ def test_a_dry_run_for_programs_is_json(minimal, hidden):
     assert "s3cret" not in result.output
 
 
+def test_a_secret_of_the_configuration_travels_as_a_variable_and_is_never_shown(minimal, plan, folder):
+    key = "comet={enabled: true, api_key: s3cret-3}"
+    orders = plan(key).orders()
+    assert orders.environment == {"COMET_API_KEY": "s3cret-3"}
+    assert decode_resolved(orders.resolved).config.monitors.comet.api_key is None
+    for form in ("text", "json"):
+        result = run("--config", minimal, "--set", key, f"--dry-run={form}")
+        assert "COMET_API_KEY" in result.stdout
+        assert "s3cret" not in result.output
+
+
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_a_bare_dry_run_takes_no_subcommand_for_its_value(minimal, place):
     words = ["--config", minimal, "--dry-run"]

@@ -4,9 +4,19 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import SecretStr
+
+from neox_launcher.config import NeoXConfig
 from neox_launcher.errors import LaunchError
 
-__all__ = ["TRAVELLING_PREFIXES", "is_secret", "read_environment_file", "shown_value", "travelling_variables"]
+__all__ = [
+    "TRAVELLING_PREFIXES",
+    "is_secret",
+    "read_environment_file",
+    "secret_variables",
+    "shown_value",
+    "travelling_variables",
+]
 
 # What decides how libraries compute and communicate, so that it is the same on all hosts.
 TRAVELLING_PREFIXES = ("NCCL_", "CUDA_", "UCX_", "PYTHON", "TORCH_", "GLOO_", "OMP_", "FI_")
@@ -17,6 +27,8 @@ _FILE_VARIABLE = "DS_ENV_FILE"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _HIDDEN = "(hidden)"
+# Parameter -> the variable in which the package that needs it looks for it.
+_SECRETS = {"comet.api_key": "COMET_API_KEY"}
 
 
 def travelling_variables(environment: Mapping[str, str], *, home: Path, folder: Path) -> dict[str, str]:
@@ -43,6 +55,16 @@ def travelling_variables(environment: Mapping[str, str], *, home: Path, folder: 
     for path in dict.fromkeys(files):
         if named or path.exists():
             found |= read_environment_file(path)
+    return found
+
+
+def secret_variables(config: NeoXConfig) -> dict[str, str]:
+    """The secrets of a configuration, which travel as variables: what else of it is sent holds none."""
+    found = {}
+    for name, variable in _SECRETS.items():
+        value = config.value_of(name)
+        if isinstance(value, SecretStr):
+            found[variable] = value.get_secret_value()
     return found
 
 

@@ -15,7 +15,7 @@ from neox_launcher.config.elasticity import without_elasticity
 from neox_launcher.config.not_yet import not_built_yet
 from neox_launcher.config.problems import Problem, config_error, in_words, place_of
 from neox_launcher.config.sections.launch import MPI_LAUNCHERS
-from neox_launcher.environment import travelling_variables
+from neox_launcher.environment import secret_variables, travelling_variables
 from neox_launcher.errors import HostfileError, LaunchError
 from neox_launcher.file_checks import check_files
 from neox_launcher.plan import LaunchPlan
@@ -92,7 +92,10 @@ def plan_launch(
         devices=_devices_in_words(world, env),
         master_addr=_address(config, env, is_local=is_local),
         master_port=_port(config, {} if is_local else env),
-        environment=travelling_variables(env, home=Path.home(), folder=Path.cwd()),
+        environment={
+            **travelling_variables(env, home=Path.home(), folder=Path.cwd()),
+            **secret_variables(config),
+        },
         resolved=resolve(config, devices=world.size, hosts=len(hosts)),
         python=sys.executable,
         working_directory=str(Path.cwd()),
