@@ -39,7 +39,6 @@ WAIT_FOR_ANOTHER = {
     "gradient_noise_scale_cpu_offload": "log_gradient_noise_scale",
     "gradient_noise_scale_n_batches": "log_gradient_noise_scale",
     "number_checkpoints": "contiguous_checkpointing",
-    "param_sharing_style": "num_unique_layers",
 }
 
 

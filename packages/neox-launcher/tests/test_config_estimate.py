@@ -12,7 +12,9 @@ from neox_launcher.config.estimate import (
     device_memory,
     estimate,
     flops_per_token,
+    local_parameters,
 )
+from neox_launcher.config.layer_sharing import weight_owners
 from neox_launcher.config.shapes import Layout, Shape, Sparsity, pad_vocabulary
 
 
@@ -70,7 +72,7 @@ BASE = {"embedding": 80, "positions": 32, "attention": 576, "mlp": 1104, "norms"
         # 2 x (8 x 21 + 21) + 21 x 8 + 8 per layer
         ({"activation": "geglu", "intermediate_size": 21}, {"mlp": 2 * 554}),
         ({"has_bias": False, "has_attention_bias": False}, {"attention": 2 * 256, "mlp": 2 * 512}),
-        ({"unique_layers": 1}, {"attention": 288, "mlp": 552, "norms": 48}),
+        ({"weight_owners": (0, 0)}, {"attention": 288, "mlp": 552, "norms": 48}),
         # up 8 x 64 + 64, mixing 4 x 4 + 4, down 32 x 8 + 8; norms of 8 and of 32 channels
         ({"attention_types": ("gmlp", "gmlp")}, {"attention": 0, "mlp": 2 * 860, "norms": 2 * 80 + 16}),
         # query-key-value of all 64 channels, 3 wide each, and 3 to 32
@@ -84,11 +86,34 @@ def test_parameters_of_each_part(changes, differences):
     assert count_parameters(make_shape(**changes)) == BASE | differences
 
 
-@pytest.mark.parametrize(("is_spaced", "owned"), [(False, ("global", "gmlp")), (True, ("global", "global"))])
-def test_shared_layers_own_the_types_of_the_first_to_use_them(is_spaced, owned):
+@pytest.mark.parametrize(
+    ("style", "owners", "owned", "of_second_stage"),
+    [
+        ("grouped", (0, 1, 0, 1), ("global", "gmlp"), ("global", "gmlp")),
+        ("spaced", (0, 0, 2, 2), ("global", "global"), ("global",)),
+    ],
+)
+def test_shared_layers_own_the_types_of_the_first_to_use_them(style, owners, owned, of_second_stage):
+    assert weight_owners(4, 2, style) == owners
     types = ("global", "gmlp", "global", "gmlp")
-    shape = make_shape(4, unique_layers=2, is_spaced=is_spaced, attention_types=types)
+    shape = make_shape(4, weight_owners=owners, attention_types=types)
     assert shape.owned_types == owned
+    assert shape.owned_within(range(2, 4)) == of_second_stage
+
+
+def test_as_many_sets_of_weights_as_layers_share_nothing():
+    assert weight_owners(4, 4, "grouped") is None
+    assert weight_owners(4, None, "spaced") is None
+
+
+def test_a_stage_holds_each_shared_set_once():
+    shape = make_shape(4, is_tied=False, weight_owners=(0, 1, 0, 1))
+    alone = make_shape(4, is_tied=False)
+    one_layer = total(make_shape(2)) - total(make_shape(1))
+    assert local_parameters(alone, Layout(), 0) - local_parameters(shape, Layout(), 0) == 2 * one_layer
+    stages = Layout(stages=2)
+    for stage in (0, 1):
+        assert local_parameters(shape, stages, stage) == local_parameters(alone, stages, stage)
 
 
 def test_activations_are_megatrons_formula():

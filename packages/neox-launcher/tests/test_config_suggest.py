@@ -97,9 +97,10 @@ def test_offloaded_optimizers_keep_zero_on():
     assert {layout.zero_stage for layout in found} == {3}
 
 
-def test_shared_layers_get_no_pipeline():
-    shared = replace(SHAPE, unique_layers=6)
-    assert {layout.stages for layout in layouts(shared, Cluster(devices=8, memory=80 * GIB))} == {1}
+def test_tensor_parallel_ranks_share_the_key_value_heads():
+    shared = replace(SHAPE, kv_heads=2)
+    found = layouts(shared, Cluster(devices=8, memory=80 * GIB))
+    assert {layout.model_parallel for layout in found} == {1, 2}
 
 
 def test_time_grows_with_the_bubble_the_recomputation_and_slower_devices():

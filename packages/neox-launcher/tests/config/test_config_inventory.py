@@ -59,7 +59,7 @@ STATUS = {
     "refused": """
         sparse_gradients compression_training.channel_pruning compression_training.channel_pruning.*""",
     "not yet": """
-        onnx_safe num_unique_layers param_sharing_style
+        onnx_safe
         amp amp.*
         scheduler scheduler.*
         optimizer.params.adam_w_mode optimizer.params.bias_correction
@@ -85,8 +85,8 @@ COUNTS = {
     "alias": 51,
     "no effect": 10,
     "refused": 12,
-    "not yet": 178,
-    "live": 245,
+    "not yet": 176,
+    "live": 247,
 }
 
 # Defaults that are others than the inventory's, and why.
@@ -173,11 +173,10 @@ WAITS = {
     "eval_results_prefix": "eval_tasks=[x]",
     "gradient_noise_scale_cpu_offload": "log_gradient_noise_scale=true",
     "gradient_noise_scale_n_batches": "log_gradient_noise_scale=true",
-    "param_sharing_style": "num_unique_layers=2",
     **{f"optimizer.params.{name}": "optimizer.type=OneBitLamb" for name in _ONE_BIT},
 }
 WAITED_FOR = {"adlr_autoresume", "eval_tasks", "log_gradient_noise_scale"}
-WAITED_FOR |= {"num_unique_layers", "optimizer.type"}
+WAITED_FOR |= {"optimizer.type"}
 # Where the value of the type does not do.
 _METRIC = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.<metric>"
 SAMPLES = {

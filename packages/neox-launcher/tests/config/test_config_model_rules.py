@@ -33,6 +33,12 @@ def of_type(kind, **sparsity):
 
 
 BROKEN = [
+    (
+        {"num_unique_layers": 2, "attention_config": ["gmlp", "global", "local", "global"]},
+        "num_unique_layers",
+        "gives layer 2 (local) the weights of layer 0 (gmlp)",
+        {"num_unique_layers": 2, "attention_config": ["gmlp", "global", "gmlp", "local"]},
+    ),
     ({"num_kv_heads": 3}, "num_kv_heads", "use one of 1, 2, 4, 8", {"num_kv_heads": 2}),
     (
         {"bias_gelu_fusion": True, "use_bias_in_mlp": False},

@@ -49,12 +49,6 @@ EXAMPLES = {
         "does not divide num-layers: 4",
         "num-unique-layers: 2",
     ),
-    "shared_layers_need_the_plain_model": (
-        "num-unique-layers: 2\npipe-parallel-size: 1",
-        "num_unique_layers",
-        "works only without pipeline stages",
-        "num-unique-layers: 4\npipe-parallel-size: 1",
-    ),
     "bias_gelu_needs_gelu": (
         "bias-gelu-fusion: true\nactivation: relu",
         "bias_gelu_fusion",

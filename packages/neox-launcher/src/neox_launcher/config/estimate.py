@@ -400,15 +400,20 @@ def _buffers(shape: Shape, layout: Layout, local: int, stage: int) -> int:
 
 
 def _stage_types(shape: Shape, layout: Layout, stage: int) -> tuple[str, ...]:
-    """Attention types of the layers of a stage; the first stages take one more where it does not come out."""
+    """Attention types of the layers of a stage."""
+    return tuple(shape.attention_types[layer] for layer in _stage_layers(shape, layout, stage))
+
+
+def _stage_layers(shape: Shape, layout: Layout, stage: int) -> range:
+    """The layers of a stage; the first stages take one more where it does not come out even."""
     each, rest = divmod(shape.num_layers, layout.stages)
     start = stage * each + min(stage, rest)
-    return shape.attention_types[start : start + each + (stage < rest)]
+    return range(start, start + each + (stage < rest))
 
 
 def local_parameters(shape: Shape, layout: Layout, stage: int) -> int:
     """Parameters of one device of a stage, before ZeRO shares any out."""
-    kinds = Counter(shape.owned_types if layout.stages == 1 else _stage_types(shape, layout, stage))
+    kinds = Counter(shape.owned_within(_stage_layers(shape, layout, stage)))
     ranks = layout.model_parallel
     total = sum(number * _local_count(_layer(shape, kind), ranks) for kind, number in kinds.items())
     if stage == 0:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from neox_launcher.config.attention_layers import expand_attention
+from neox_launcher.config.layer_sharing import weight_owners
 from neox_launcher.config.problems import Problem
 from neox_launcher.config.schema import NeoXConfig
 
@@ -112,7 +113,28 @@ def far_distances_share_buckets(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
+def shared_weights_fit(c: NeoXConfig) -> Iterator[Problem]:
+    """Layers with the same weights have the same parts: attention over heads, gmlp or amlp."""
+    model = c.model
+    unique = model.num_unique_layers
+    if unique is None or model.num_layers % unique or not _attention_types(c):
+        return
+    types = expand_attention(c.attention.attention_config, model.num_layers)
+    owners = weight_owners(model.num_layers, unique, model.param_sharing_style) or ()
+    for layer, owner in enumerate(owners):
+        kinds = {types[layer], types[owner]}
+        if len(kinds) > 1 and kinds & {"gmlp", "amlp"}:
+            yield Problem(
+                "num_unique_layers",
+                f"gives layer {layer} ({types[layer]}) the weights of layer {owner} ({types[owner]}), which has "
+                "other parts",
+                "use another attention-config or param-sharing-style",
+            )
+            return
+
+
 MODEL_RULES = (
+    shared_weights_fit,
     keys_are_shared_evenly,
     fused_gelu_adds_a_bias,
     blocks_divide_the_samples,

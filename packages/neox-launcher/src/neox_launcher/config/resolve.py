@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from neox_launcher.config.attention_layers import expand_attention
 from neox_launcher.config.elasticity import elastic_batch, elastic_devices
+from neox_launcher.config.layer_sharing import weight_owners
 from neox_launcher.config.problems import Place, Problem, config_error, in_words, place_of
 from neox_launcher.config.schema import NeoXConfig
 from neox_launcher.config.sections.model import GATED_ACTIVATIONS
@@ -40,6 +41,7 @@ class Derived(BaseModel):
         intermediate_size: inner width of the feed-forward part.
         lr_decay_iters: iterations until the learning rate stops falling.
         backend: library under torch.distributed; None lets the worker choose (nccl with GPUs, else gloo).
+        weight_owners: of each layer, the first one that has the same weights; None where none are shared.
         elastic_devices: numbers of devices that share this training's batch size; empty without elasticity.
     """
 
@@ -59,6 +61,7 @@ class Derived(BaseModel):
     intermediate_size: int
     lr_decay_iters: int
     backend: str | None
+    weight_owners: tuple[int, ...] | None = None
     elastic_devices: tuple[int, ...] = ()
 
 
@@ -111,6 +114,9 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
         intermediate_size=_intermediate_size(config),
         lr_decay_iters=config.lr_schedule.lr_decay_iters or iterations,
         backend=config.parallelism.distributed_backend,
+        weight_owners=weight_owners(
+            config.model.num_layers, config.model.num_unique_layers, config.model.param_sharing_style
+        ),
         elastic_devices=batch.shared_by,
     )
     return Resolved(config=config, derived=derived)

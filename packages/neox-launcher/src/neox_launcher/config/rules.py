@@ -140,14 +140,6 @@ def shared_layers_come_out_even(c: NeoXConfig) -> Iterator[Problem]:
 
 
 @rule
-def shared_layers_need_the_plain_model(c: NeoXConfig) -> Iterator[Problem]:
-    """Layers in different stages cannot share weights."""
-    unique = c.model.num_unique_layers
-    if unique is not None and unique < c.model.num_layers and c.parallelism.pipe_parallel_size >= 1:
-        yield Problem("num_unique_layers", "works only without pipeline stages", "set pipe-parallel-size: 0")
-
-
-@rule
 def bias_gelu_needs_gelu(c: NeoXConfig) -> Iterator[Problem]:
     """The fused kernel knows gelu only."""
     if c.model.bias_gelu_fusion is True and c.model.activation != "gelu":

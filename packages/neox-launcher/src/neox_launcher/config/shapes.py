@@ -66,7 +66,7 @@ class Shape:
             positions), not inside flash attention.
         kv_heads: heads of keys and values; None for as many as of queries.
         has_bias: of the feed-forward part.
-        unique_layers: sets of layer weights; None for one per layer.
+        weight_owners: of each layer, the first one that has the same weights; None where none are shared.
         gmlp_attention_width: of an amlp layer's attention; None for none.
     """
 
@@ -89,8 +89,7 @@ class Shape:
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     keeps_scores: bool = False
-    unique_layers: int | None = None
-    is_spaced: bool = False
+    weight_owners: tuple[int, ...] | None = None
     gmlp_attention_width: int | None = None
     sparsity: Sparsity = field(default_factory=Sparsity)
 
@@ -107,10 +106,12 @@ class Shape:
     @property
     def owned_types(self) -> tuple[str, ...]:
         """Attention types of the layers that bring weights of their own."""
-        if self.unique_layers is None:
-            return self.attention_types
-        step = self.num_layers // self.unique_layers if self.is_spaced else 1
-        return self.attention_types[: step * self.unique_layers : step]
+        return self.owned_within(range(self.num_layers))
+
+    def owned_within(self, layers: range) -> tuple[str, ...]:
+        """Attention types of the sets of weights that some of the layers use."""
+        owners = layers if self.weight_owners is None else sorted({self.weight_owners[i] for i in layers})
+        return tuple(self.attention_types[owner] for owner in owners)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,8 +220,7 @@ def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
         or attention.scaled_masked_softmax_fusion is True
         or attention.apply_query_key_layer_scaling
         or attention.pos_emb == "rpe",
-        unique_layers=None if resolved.derived.uses_pipeline else model.num_unique_layers,
-        is_spaced=model.param_sharing_style == "spaced",
+        weight_owners=resolved.derived.weight_owners,
         gmlp_attention_width=model.gmlp_attn_dim,
         sparsity=_sparsity_of(attention.sparsity_config),
     )

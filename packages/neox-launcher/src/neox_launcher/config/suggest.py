@@ -156,12 +156,12 @@ def _layouts(shape: Shape, cluster: Cluster, samples: int, like: Layout) -> Iter
 
 def _splits(shape: Shape, cluster: Cluster) -> Iterator[tuple[int, int]]:
     """Tensor-parallel sizes within a host, and numbers of stages that share the layers evenly."""
-    has_shared_layers = shape.unique_layers is not None and shape.unique_layers < shape.num_layers
     for ranks in _divisors(min(cluster.devices_per_host, cluster.devices)):
-        if cluster.devices % ranks or shape.heads % ranks or shape.intermediate_size % ranks:
+        shared_out = (cluster.devices, shape.kv_heads or shape.heads, shape.intermediate_size)
+        if any(number % ranks for number in shared_out):
             continue
         for stages in _divisors(shape.num_layers):
-            if cluster.devices % (ranks * stages) == 0 and not (has_shared_layers and stages > 1):
+            if cluster.devices % (ranks * stages) == 0:
                 yield ranks, stages
 
 

@@ -16,7 +16,7 @@ from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import Tensor, nn
 
 from neox_model.build.activation_checkpointing import Recomputation, run_layers
-from neox_model.build.plan import LayerPlan
+from neox_model.build.plan import LayerPlan, share_parameters
 from neox_model.errors import LayoutError
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import compute_logits
@@ -55,8 +55,29 @@ class PipelineModel(PipelineModule):
             partition_method=partition_method,
         )
         self.recomputation = recomputation
+        self._give_shared_layers_their_own_modules(plan)
         self.plan_names = _plan_names(plan, self._local_start, self._local_stop)
         _count_once_in_norms(self, groups)
+
+    def _give_shared_layers_their_own_modules(self, plan: Sequence[LayerPlan]) -> None:
+        """DeepSpeed uses one module for all layers of a stage that are tied; layers differ in other things.
+
+        It sums the gradients of tied weights that it knows the paths of; these are only known now.
+        """
+        seen: set[str] = set()
+        for place, layer in enumerate(plan[self._local_start : self._local_stop]):
+            if layer.shares is None:
+                continue
+            key = _key(layer.shares)
+            first = self.tied_modules[key]
+            if key in seen:
+                own = layer.cls(**layer.kwargs)
+                share_parameters(own, first)
+                self.add_module(f"shared_{self._local_start + place}", own)
+                self.forward_funcs[place] = own
+            elif key in self.tied_comms:
+                self.tied_comms[key]["weight_attr"] = [path for path, _ in first.named_parameters()]
+            seen.add(key)
 
     def forward(self, inputs: Any) -> Any:
         """What this stage makes of what the stage before sent (the first stage: of the tokens)."""
@@ -115,7 +136,14 @@ def as_pipeline(
     return model
 
 
+def _key(layer: str) -> str:
+    """DeepSpeed's name of what is tied to a layer: a module's name has no dots."""
+    return layer.replace(".", "_")
+
+
 def _spec(layer: LayerPlan) -> LayerSpec:
+    if layer.shares is not None:
+        return TiedLayerSpec(_key(layer.shares), layer.cls, tied_weight_attr=[], **layer.kwargs)
     if layer.tied is None:
         return LayerSpec(layer.cls, **layer.kwargs)
     return TiedLayerSpec(
@@ -142,7 +170,9 @@ def _plan_names(plan: Sequence[LayerPlan], start: int, stop: int) -> dict[str, s
     for index in range(start, stop):
         layer = plan[index]
         path = f"tied_modules.{layer.tied}"
-        if layer.tied is None:
+        if layer.shares is not None:
+            names[f"tied_modules.{_key(layer.shares)}"] = layer.shares
+        elif layer.tied is None:
             names[str(index)] = layer.name
         elif layer.tied == layer.name:
             names[path] = layer.name

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from neox_model.build.activation_checkpointing import Recomputation, run_layers
-from neox_model.build.plan import LayerPlan
+from neox_model.build.plan import LayerPlan, share_parameters
 
 __all__ = ["SequentialModel", "as_sequential"]
 
@@ -39,6 +39,8 @@ class SequentialModel(nn.Module):
             if layer.tied is not None and layer.tied != layer.name:
                 shared["weight"] = attrgetter(owned[layer.tied].tied_weight)(built[layer.tied])
             built[layer.name] = layer.cls(**layer.kwargs, **shared)
+            if layer.shares is not None and layer.shares != layer.name:
+                share_parameters(built[layer.name], built[layer.shares])
             self.stack.append(built[layer.name])
 
     def forward(

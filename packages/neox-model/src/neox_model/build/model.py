@@ -84,10 +84,11 @@ def build_plan(
         tied_weight="word_embeddings.weight",
     )
     log_attention_paths(resolved, operators)
-    layers = []
+    layers, owners = [], resolved.derived.weight_owners
     for index in range(config.model.num_layers):
         cls, kwargs = build_layer(resolved, index, group=group, operators=operators)
-        layers.append(LayerPlan(name=f"layers.{index}", cls=cls, kwargs=kwargs))
+        shares = None if owners is None else f"layers.{owners[index]}"
+        layers.append(LayerPlan(name=f"layers.{index}", cls=cls, kwargs=kwargs, shares=shares))
     norm = LayerPlan(name="final_norm", cls=norm_class, kwargs=norm_kwargs)
     head = LayerPlan(name="lm_head", cls=LMHead, kwargs=vocabulary, tied=owner, tied_weight="weight")
     return [embedding, *layers, norm, head]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["LayerPlan"]
+__all__ = ["LayerPlan", "share_parameters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class LayerPlan:
             nothing.
         tied: name of the layer with which it shares a weight; its own name for the one that owns it.
         tied_weight: path of that weight in this layer.
+        shares: name of the earlier layer whose parameters, all of them, this one uses; its own name for that
+            layer; None where every layer has its own.
     """
 
     name: str
@@ -27,3 +29,11 @@ class LayerPlan:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     tied: str | None = None
     tied_weight: str = ""
+    shares: str | None = None
+
+
+def share_parameters(module: nn.Module, owner: nn.Module) -> None:
+    """Put the parameters of `owner`, a module of the same parts, in the place of `module`'s own."""
+    for path, parameter in list(owner.named_parameters()):
+        holder, _, name = path.rpartition(".")
+        setattr(module.get_submodule(holder), name, parameter)

@@ -46,6 +46,6 @@ class ParallelismSection(Section):
     lazy_mpu_init: bool = param(
         False,
         origin="Meg",
-        doc="For programs that form the parallel groups themselves; here they are formed as ever, and it means "
-        "use-cpu-initialization.",
+        doc="For programs that form the parallel groups themselves; here they are formed as ever, and it "
+        "means use-cpu-initialization.",
     )
