@@ -76,12 +76,12 @@ def elastic_batch(elasticity: Elasticity, *, devices: int, devices_per_copy: int
             or devices % unit
             or not elasticity.min_gpus <= devices <= elasticity.max_gpus
         ):
-            raise ValueError(f"allows no batch for {devices:,} devices; {_nearest(devices, valid)}")
+            raise ValueError(f"allows no batch for {_devices(devices)}; {_nearest(devices, valid)}")
         shares = [size * (most // (size * copies)) for size in elasticity.micro_batch_sizes]
         share = max(shares) if elasticity.prefer_large_batch else min(filter(None, shares), default=0)
         if not share:
             raise ValueError(
-                f"allows no batch for {devices:,} devices: the smallest is "
+                f"allows no batch for {_devices(devices)}: the smallest is "
                 f"{min(elasticity.micro_batch_sizes) * copies:,}; raise max_train_batch_size"
             )
         batch = share * copies
@@ -182,6 +182,10 @@ def _divisors(number: int) -> Iterator[int]:
         if number % small == 0:
             yield small
             yield number // small
+
+
+def _devices(count: int) -> str:
+    return f"{count:,} device{'' if count == 1 else 's'}"
 
 
 def _nearest(devices: int, valid: Sequence[int]) -> str:

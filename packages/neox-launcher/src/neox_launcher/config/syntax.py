@@ -55,6 +55,10 @@ class _Scene:
         """A line of the file; empty behind its end."""
         return self.lines[line - 1] if 0 < line <= len(self.lines) else ""
 
+    def indent(self, line: int) -> int:
+        """Blanks that a line begins with."""
+        return len(self.text(line)) - len(self.text(line).lstrip())
+
     def before(self, line: int) -> int:
         """The last line above that is neither empty nor a comment; 0 when there is none."""
         above = range(line - 1, 0, -1)
@@ -93,12 +97,17 @@ def _tab(scene: _Scene) -> Slip:
 
 
 def _no_colon(scene: _Scene) -> Slip:
-    what = "a colon and a space are missing between name and value"
-    text, below = scene.text(scene.start).rstrip(), scene.text(scene.start + 1)
+    return _without_colon(scene, scene.start)
+
+
+def _without_colon(scene: _Scene, line: int) -> Slip:
+    """The slip of a line that is no `name: value`."""
+    text = scene.text(line).rstrip()
+    if len(text.split()) == 1 and ":" not in text and scene.indent(line + 1) > scene.indent(line):
+        return Slip(line, "a colon is missing behind the name of a block", f"write {text.strip()}:")
     found = _NAME_AND_VALUE.fullmatch(text)
-    if found is None and below.startswith(" "):
-        return Slip(scene.start, "a colon is missing behind the name of a block", f"write {text.strip()}:")
-    return Slip(scene.start, what, f"write {found[1]}: {found[2]}" if found else "write name: value")
+    remedy = f"write {found[1]}: {found[2]}" if found else "write name: value"
+    return Slip(line, "a colon and a space are missing between name and value", remedy)
 
 
 def _unexpected_colon(scene: _Scene) -> Slip:
@@ -107,13 +116,20 @@ def _unexpected_colon(scene: _Scene) -> Slip:
         name, _, value = text.strip().partition(": ")
         return Slip(scene.line, "its value holds a colon and a space", f"write {name}: '{value.strip()}'")
     if above and ":" not in scene.text(above):
-        name = scene.text(above).strip()
-        return Slip(above, "a colon is missing behind the name of a block", f"write {name}:")
+        return _without_colon(scene, above)
+    return _too_deep(scene, above)
+
+
+def _too_deep(scene: _Scene, above: int) -> Slip:
     what = f"it is indented deeper than line {above}, which has a value already"
-    return Slip(scene.line, what, f"let both begin in the same column, or take the value of line {above} out")
+    remedy = f"let both begin in the same column, or take the value of line {above} out"
+    return Slip(scene.line, what, remedy)
 
 
 def _odd_indentation(scene: _Scene) -> Slip:
+    above = scene.before(scene.line)
+    if above and scene.indent(above) < scene.indent(scene.line):
+        return _too_deep(scene, above)
     what = "it begins in a column in which no block above it begins"
     return Slip(scene.line, what, "indent it exactly as the lines that it belongs to")
 
