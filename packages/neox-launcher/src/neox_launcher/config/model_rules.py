@@ -1,4 +1,4 @@
-"""Rules about what is built: heads, blocks of sparse attention, positions; `rules.py` runs them with its own."""
+"""Rules about what is built: heads, blocks of sparse attention, positions; `rules.py` runs them, too."""
 
 from collections.abc import Iterator
 
@@ -50,7 +50,7 @@ def blocks_divide_the_samples(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def global_blocks_divide_the_window(c: NeoXConfig) -> Iterator[Problem]:
-    """A fixed window is a whole number of choices of global blocks, which heads of their own alternate between."""
+    """A fixed window is a whole number of choices of global blocks, between which heads alternate."""
     sparsity = c.attention.sparsity_config
     window, seen, patterns = (
         sparsity.num_local_blocks,
@@ -126,8 +126,8 @@ def shared_weights_fit(c: NeoXConfig) -> Iterator[Problem]:
         if len(kinds) > 1 and kinds & {"gmlp", "amlp"}:
             yield Problem(
                 "num_unique_layers",
-                f"gives layer {layer} ({types[layer]}) the weights of layer {owner} ({types[owner]}), which has "
-                "other parts",
+                f"gives layer {layer} ({types[layer]}) the weights of layer {owner} ({types[owner]}), "
+                "which has other parts",
                 "use another attention-config or param-sharing-style",
             )
             return
