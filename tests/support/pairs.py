@@ -40,6 +40,27 @@ def _attention(kind: str, **sparsity: int) -> dict[str, Any]:
     return {"attention_config": [[[kind], "all"]], **pattern}
 
 
+_TOKEN_DROPPING = {
+    "data_efficiency": {
+        "enabled": True,
+        "data_routing": {
+            "enabled": True,
+            "random_ltd": {
+                "enabled": True,
+                "total_layer_num": 2,
+                "random_ltd_layer_num": 1,
+                "random_ltd_layer_id": [1],
+                "random_ltd_schedule": {
+                    "min_value": 8,
+                    "max_value": 16,
+                    "schedule_type": "fixed_linear",
+                    "schedule_config": {"require_steps": 3, "seq_per_step": 4},
+                },
+            },
+        },
+    }
+}
+
 OPTIONS: dict[str, dict[str, Any]] = {
     # Layout
     "tensor parallel": {"model_parallel_size": 2},
@@ -48,7 +69,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ZeRO 1": {"zero_optimization": {"stage": 1}},
     "ZeRO 2": {"zero_optimization": {"stage": 2}},
     "ZeRO 3": {"zero_optimization": {"stage": 3}},
-    "optimizer on the CPU": {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
+    "optimizer on the CPU": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
     "parameters on the CPU": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
     # Memory and speed
     "bfloat16": {"precision": "bfloat16"},
@@ -68,6 +89,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "BigBird attention": _attention("bigbird", num_random_blocks=1, num_sliding_window_blocks=3),
     "gMLP": _attention("gmlp"),
     "aMLP": _attention("amlp"),
+    "grouped queries": {"num_kv_heads": 2},
     "softmax in fp32": {"attention_softmax_in_fp32": True},
     "query-key layer scaling": {"apply_query_key_layer_scaling": True},
     # Positions
@@ -75,6 +97,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "rotary positions": {"pos_emb": "rotary", "rotary_pct": 0.5},
     "sinusoidal positions": {"pos_emb": "sinusoidal"},
     "relative positions": {"pos_emb": "rpe"},
+    "ALiBi": {"pos_emb": "alibi"},
     "no positions": {"pos_emb": "none"},
     # Layers
     "rmsnorm": {"norm": "rmsnorm"},
@@ -83,6 +106,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "parallel residual": {"gpt_j_residual": True},
     "residual after the norm": {"apply_residual_connection_post_layernorm": True},
     "dropout": {"hidden_dropout": 0.1, "attention_dropout": 0.1},
+    "token dropping": _TOKEN_DROPPING,
     "untied head": {"no_weight_tying": True},
     "shared layers": {"num_unique_layers": 1},
     "initialization on the CPU": {"use_cpu_initialization": True},
@@ -93,7 +117,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no loss at document ends": {"eod_mask_loss": True},
     "loss over the global batch": {"loss_normalization": "global"},
     "computed sample order": {"sample_order": "lazy"},
-    "loss in 16 bits": {"fp16_lm_cross_entropy": True},
 }
 
 
