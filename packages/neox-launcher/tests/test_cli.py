@@ -103,7 +103,7 @@ WRONG = {
     "a tokenizer that is a folder": (["vocab-file=."], "is a folder"),
     "nothing to finetune": (["finetune=true", "load=."], "holds no checkpoint"),
     "a file in the way": (["save=data.idx/x", "save-interval=1"], "cannot be written to: data.idx is a file"),
-    "not built": (["lazy-mpu-init=true"], "is not built yet\n    leave it out"),
+    "not built": (["eigenvalue.enabled=true"], "is not built yet\n    leave it out"),
     "nccl": (["distributed-backend=nccl"], "needs GPUs, and this host has none"),
     "indivisible": (["model-parallel-size=3", "num-gpus=4"], "does not divide the 4 devices"),
 }

@@ -7,8 +7,17 @@ from neox_launcher.config.not_yet import NOT_YET
 from neox_launcher.config.reference import describe_parameter
 from neox_launcher.config.schema import all_parameters, parameter_named
 
-# Checked, and of no other effect: the only engine, and permission for what DeepSpeed has not tried.
-CHECKED_ALONE = {"deepspeed", "zero_allow_untested_optimizer", "elasticity.ignore_non_elastic_batch_info"}
+# Checked, and of no other effect: the only engine and the only schedule, permissions, and counts of what is
+# listed beside them.
+LTD = "data_efficiency.data_routing.random_ltd"
+CHECKED_ALONE = {
+    "deepspeed",
+    "zero_allow_untested_optimizer",
+    "elasticity.ignore_non_elastic_batch_info",
+    f"{LTD}.total_layer_num",
+    f"{LTD}.random_ltd_layer_num",
+    f"{LTD}.random_ltd_schedule.schedule_type",
+}
 
 
 @pytest.mark.parametrize(
