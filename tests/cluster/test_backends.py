@@ -14,9 +14,7 @@ TOOLS = {
     "mpich": "mpiexec.hydra",
 }
 SMOKE = ("pdsh", "openmpi")
-BACKENDS = [
-    pytest.param(name, marks=[] if name in SMOKE else [pytest.mark.sweep], id=name) for name in TOOLS
-]
+BACKENDS = [pytest.param(name, marks=[] if name in SMOKE else [pytest.mark.sweep], id=name) for name in TOOLS]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,130 @@
+"""What can go wrong on a cluster, done on purpose: the first error is shown, nothing is left, jobs resume."""
+
+import signal
+
+import pytest
+
+from neox_model.checkpoint.directory import complete_checkpoints
+from support.cluster_job import Job
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+TWO_HOSTS = ("worker-1 slots=1", "worker-2 slots=1")
+ENDLESS = {"train_iters": 1_000_000}
+
+
+def saving(folder, **settings):
+    """The settings of a job that saves every second iteration, and goes on from there."""
+    return {"save": str(folder / "saved"), "load": str(folder / "saved"), "save_interval": 2, **settings}
+
+
+def newest(folder):
+    names = [path.name for path in complete_checkpoints(folder / "saved")]
+    return max((int(name.removeprefix("global_step")) for name in names), default=0)
+
+
+def test_a_worker_that_is_killed_ends_all_others_and_is_named(cluster, tmp_path):
+    job = Job(cluster, tmp_path, *TWO_HOSTS, **ENDLESS)
+    launcher = job.start()
+    job.wait_for_iteration(2, launcher)
+    cluster.kill(job.workers_on("worker-2"))
+    job.expect_nothing_left()
+    result = job.finish(launcher)
+    assert result.code == 137
+    assert "\nworker 1 on worker-2 failed:\nit was killed by SIGKILL" in result.err
+
+
+@pytest.mark.sweep
+def test_a_killed_job_restarts_from_its_newest_checkpoint(cluster, tmp_path):
+    undisturbed = Job(cluster, tmp_path / "undisturbed", *TWO_HOSTS)
+    assert undisturbed.run().code == 0
+    job = Job(cluster, tmp_path, *TWO_HOSTS, **saving(tmp_path, load=None))
+    launcher = job.start("--max-restarts", "2")
+    job.wait_for_iteration(5, launcher)
+    cluster.kill(job.workers_on("worker-1"))
+    result = job.finish(launcher)
+    assert result.code == 0, result.err
+    assert f"restart 1 of at most 2, from the newest checkpoint in {tmp_path}/saved" in result.err
+    assert "worker 0 on worker-1 failed:\nit was killed by SIGKILL" in result.err
+    assert job.losses == undisturbed.losses
+
+
+@pytest.mark.sweep
+def test_nothing_outlives_a_launcher_that_is_killed_and_the_job_resumes(cluster, tmp_path):
+    job = Job(cluster, tmp_path, *TWO_HOSTS, **saving(tmp_path))
+    launcher = job.start()
+    job.wait_for_iteration(4, launcher)
+    launcher.kill()
+    job.finish(launcher)
+    assert newest(tmp_path) >= 2
+    result = job.run()
+    assert result.code == 0, result.err
+    assert len(job.losses) == 20
+
+
+@pytest.mark.sweep
+def test_the_workers_of_a_node_that_is_killed_end_and_the_host_is_named(cluster, tmp_path):
+    job = Job(cluster, tmp_path, *TWO_HOSTS, **ENDLESS)
+    launcher = job.start()
+    job.wait_for_iteration(1, launcher)
+    cluster.kill(cluster.hosts["worker-2"].processes("python -P -m neox_launcher.node"))
+    job.expect_nothing_left()
+    result = job.finish(launcher)
+    assert result.code == 1
+    assert "host worker-2: it is lost (it closed the connection), with worker 1;" in result.err
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("launcher", ["pdsh", "ssh", "openmpi", "mpich"])
+def test_a_host_that_cannot_be_reached_is_named(cluster, tmp_path, launcher):
+    job = Job(cluster, tmp_path, "worker-1 slots=1", "worker-gone slots=1", launcher=launcher)
+    result = job.run()
+    assert result.code == 1
+    assert (
+        "worker-gone" in result.err.strip().splitlines()[-1] + result.err.partition("could not be started")[0]
+    )
+    assert "No route to host" in result.err
+
+
+@pytest.mark.sweep
+def test_a_cable_that_is_pulled_is_a_hang_that_names_the_host(cluster, tmp_path):
+    job = Job(cluster, tmp_path, *TWO_HOSTS, hang_timeout=5.0, **ENDLESS)
+    launcher = job.start()
+    job.wait_for_iteration(2, launcher)
+    cluster.cut("worker-2")
+    try:
+        out, err = launcher.communicate(timeout=60)
+    finally:
+        cluster.mend("worker-2")
+    assert launcher.returncode == 1, out
+    assert "no progress for 5 s (hang-timeout)\nrank 1 on worker-2 does not answer" in err
+    [report] = job.logs.glob("hang-*.txt")
+    assert str(report) in err
+    text = report.read_text()
+    assert "gloo:all_reduce" in text
+    assert "--- rank 0\n" in text
+    # The host that nobody can tell ends its own worker, once its kernel has noticed.
+    job.expect_nothing_left(60)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_request_to_stop_saves_on_all_hosts(cluster, tmp_path, number, code):
+    job = Job(cluster, tmp_path, *TWO_HOSTS, **saving(tmp_path, save_interval=1_000_000, **ENDLESS))
+    launcher = job.start()
+    job.wait_for_iteration(2, launcher)
+    launcher.send_signal(number)
+    result = job.finish(launcher)
+    assert result.code == code, result.err
+    assert "stopping after this iteration; once more to stop at once" in result.err
+    assert newest(tmp_path) == len(job.losses) > 0
+
+
+@pytest.mark.sweep
+def test_a_request_to_stop_while_hosts_are_starting_ends_them(cluster, tmp_path):
+    job = Job(cluster, tmp_path, *TWO_HOSTS, **ENDLESS)
+    launcher = job.start()
+    while not cluster.hosts["worker-2"].processes("neox_launcher.node"):
+        assert launcher.poll() is None
+    launcher.send_signal(signal.SIGINT)
+    assert job.finish(launcher).code == 130

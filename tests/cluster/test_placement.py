@@ -1,0 +1,84 @@
+"""Every launcher starts the same ranks on the same hosts: those of the plan, whatever order the tool likes.
+
+Three hosts with one, one and two workers, a slot left out in the middle, in an order that is not the
+alphabet's, train what one host does alone.
+"""
+
+import re
+
+import pytest
+
+from support.cluster import why_not_here
+from support.cluster_job import Job
+from support.slurm import Slurm, why_no_slurm
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.sweep]
+
+HOSTS = ("worker-3 slots=1", "worker-1 slots=1", "worker-2 slots=3")
+EXCLUDED = "worker-2:1"
+PLACES = {("worker-3", 0), ("worker-1", 1), ("worker-2", 2), ("worker-2", 3)}
+# MVAPICH itself is in no distribution; newer ones come with the hydra that MPICH has.
+TOOLS = {
+    "pdsh": "pdsh",
+    "ssh": "ssh",
+    "openmpi": "mpirun.openmpi",
+    "mpich": "mpiexec.hydra",
+    "mvapich": "mpiexec.hydra",
+}
+# It travels, and makes every rank say something.
+TALKATIVE = ("env", "TORCH_CPP_LOG_LEVEL=INFO")
+
+
+@pytest.fixture(scope="module")
+def losses_of_one_host(cluster, tmp_path_factory):
+    job = Job(cluster, tmp_path_factory.mktemp("local"), num_gpus=4)
+    result = job.run()
+    assert result.code == 0, result.err
+    return job.losses
+
+
+@pytest.fixture(scope="module")
+def slurm(cluster, tmp_path_factory):
+    reason = why_no_slurm()
+    if reason is not None:
+        pytest.skip(reason)
+    return Slurm(cluster, tmp_path_factory.mktemp("slurm"))
+
+
+def check(job, result, losses):
+    assert result.code == 0, result.err
+    assert job.losses == losses
+    seen = re.findall(r"^(worker-\d) (\d): ", result.out + result.err, re.MULTILINE)
+    assert {(host, int(rank)) for host, rank in seen} == PLACES
+
+
+@pytest.mark.parametrize("launcher", TOOLS)
+def test_ranks_are_where_the_plan_has_them(cluster, tmp_path, losses_of_one_host, launcher):
+    reason = why_not_here(TOOLS[launcher])
+    if reason is not None:
+        pytest.skip(reason)
+    job = Job(cluster, tmp_path, *HOSTS, exclude=EXCLUDED, launcher=launcher)
+    check(job, job.run("--output", "all", before=TALKATIVE), losses_of_one_host)
+
+
+def test_ranks_are_where_the_plan_has_them_under_slurm(cluster, slurm, tmp_path, losses_of_one_host):
+    job = Job(cluster, tmp_path, *HOSTS, exclude=EXCLUDED, launcher="slurm")
+    result = job.run("--output", "all", before=(*slurm.allocation(3, 1), *TALKATIVE))
+    check(job, result, losses_of_one_host)
+
+
+def test_an_allocation_needs_no_hostfile(cluster, slurm, tmp_path, losses_of_one_host):
+    job = Job(cluster, tmp_path, launcher="slurm", exclude="worker-2")
+    result = job.run(before=slurm.allocation(3, 2))
+    assert result.code == 0, result.err
+    assert job.losses == losses_of_one_host
+
+
+def test_mpi_starts_the_workers_of_one_machine_when_it_is_asked_for(cluster, tmp_path, losses_of_one_host):
+    reason = why_not_here("mpirun.openmpi")
+    if reason is not None:
+        pytest.skip(reason)
+    job = Job(cluster, tmp_path, num_gpus=4, deepspeed_mpi=True)
+    result = job.run()
+    assert result.code == 0, result.err
+    assert job.losses == losses_of_one_host
