@@ -50,6 +50,9 @@ _TOKEN_DROPPING = {
                 "total_layer_num": 2,
                 "random_ltd_layer_num": 1,
                 "random_ltd_layer_id": [1],
+                "model_mask_name": "attention_mask",
+                "model_type": "decoder",
+                "hidden_state_order": "seq_batch_dim",
                 "random_ltd_schedule": {
                     "min_value": 8,
                     "max_value": 16,
