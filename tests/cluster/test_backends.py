@@ -2,19 +2,26 @@
 
 import pytest
 
-from support.cluster import why_not_here
+from support.cluster import wait_until, why_not_here
 from support.cluster_job import Job
+from support.cluster_slurm import start_slurm
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 TOOLS = {
-    "pdsh": "pdsh",
-    "ssh": "ssh",
-    "openmpi": "mpirun.openmpi",
-    "mpich": "mpiexec.hydra",
+    "pdsh": ("pdsh",),
+    "ssh": ("ssh",),
+    "openmpi": ("mpirun.openmpi",),
+    "mpich": ("mpiexec.hydra",),
+    "slurm": ("srun", "salloc", "slurmd", "slurmctld", "munged"),
 }
 SMOKE = ("pdsh", "openmpi")
 BACKENDS = [pytest.param(name, marks=[] if name in SMOKE else [pytest.mark.sweep], id=name) for name in TOOLS]
+# One worker on the first host, two on the second, one on the third.
+CHOICES = {
+    "include": "worker-1:0@worker-2@worker-3:1",
+    "exclude": "worker-1:1@worker-3:0",
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,18 +33,56 @@ def losses_of_one_host(cluster, tmp_path_factory):
     return job.losses
 
 
-def skip_without(launcher):
-    reason = why_not_here(TOOLS[launcher])
+@pytest.fixture
+def launcher(request, cluster):
+    """A backend whose tools are there; the words that stand before the command."""
+    reason = why_not_here(*TOOLS[request.param])
     if reason is not None:
         pytest.skip(reason)
+    if request.param != "slurm":
+        return request.param, ()
+    if "SLURM_CONF" not in cluster.environment:
+        start_slurm(cluster)
+    return request.param, ("salloc", "--quiet", "--nodes=3", "--exclusive")
 
 
-@pytest.mark.parametrize("launcher", BACKENDS)
+@pytest.mark.parametrize("launcher", BACKENDS, indirect=True)
 def test_two_hosts_train_as_one_does(cluster, tmp_path, losses_of_one_host, launcher):
-    skip_without(launcher)
-    job = Job(cluster, tmp_path, "worker-1 slots=2", "worker-2 slots=2", launcher=launcher)
-    result = job.run()
+    name, before = launcher
+    job = Job(cluster, tmp_path, "worker-1 slots=2", "worker-2 slots=2", launcher=name)
+    result = job.run(before=before)
     assert result.code == 0, result.err
     assert job.losses == losses_of_one_host
     ranks = sorted(path.name for path in (job.logs / "output").iterdir())
     assert ranks == ["rank-00001.log", "rank-00002.log", "rank-00003.log"]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("launcher", TOOLS, indirect=True)
+def test_chosen_slots_of_three_hosts_train_as_one_host_does(
+    cluster, tmp_path, losses_of_one_host, launcher, choice
+):
+    name, before = launcher
+    hosts = [f"worker-{number} slots=2" for number in (1, 2, 3)]
+    job = Job(cluster, tmp_path, *hosts, launcher=name, **{choice: CHOICES[choice]})
+    running = job.start("--output", "all", before=before)
+    wait_until(
+        lambda: [len(job.workers_on(host.name)) for host in cluster.workers] == [1, 2, 1],
+        "one worker, two and one",
+    )
+    result = job.finish(running)
+    assert result.code == 0, result.err
+    assert job.losses == losses_of_one_host
+    assert "worker-1 0: " in result.err
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
+def test_the_hosts_of_an_allocation_are_used_without_a_hostfile(
+    cluster, tmp_path, losses_of_one_host, launcher
+):
+    job = Job(cluster, tmp_path, launcher="slurm", num_nodes=2, num_gpus=2)
+    result = job.run(before=launcher[1])
+    assert result.code == 0, result.err
+    assert job.losses == losses_of_one_host

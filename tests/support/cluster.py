@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-__all__ = ["Cluster", "Host", "why_not_here"]
+__all__ = ["LOGIN", "Cluster", "Host", "wait_until", "why_not_here"]
 
 _HOST = Path(__file__).with_name("cluster_host.py")
 _SUBNET = "10.77.0"
@@ -112,6 +112,8 @@ class Cluster:
 
     def __init__(self, folder: Path, workers: int) -> None:
         self.folder = folder
+        self.environment: dict[str, str] = {}
+        """Variables of every command that `start` starts."""
         names = [LOGIN, *(f"worker-{number}" for number in range(1, workers + 1))]
         self._stack = ExitStack()
         self._write_files(names)
@@ -144,7 +146,7 @@ class Cluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **self.environment, **(environment or {})},
         )
 
     def cut(self, name: str) -> None:
