@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test check lint types format docs clean \
-	test-launcher test-data test-kernels test-model test-integration test-chaos test-layouts test-pairs
+	test-launcher test-data test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,8 +47,11 @@ test-integration: install  ## What crosses packages: architecture and whole jour
 	@tools/test.sh integration
 
 test-chaos: install  ## Long sweeps: training killed at random moments always resumes; no file breaks the reader
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep packages/neox-launcher packages/neox-model tests \
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "sweep and not cluster" packages/neox-launcher packages/neox-model tests \
 		--ignore tests/integration/test_layouts.py --ignore tests/integration/test_pairs.py
+
+test-cluster: install  ## Several hosts on this machine, with the real tools of clusters and faults on purpose; needs root
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m cluster tests/cluster
 
 test-layouts: install  ## Every architecture on every layout trains the model of one rank (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_layouts.py

@@ -1,5 +1,7 @@
 """Every backend trains over several hosts as one host does alone, through the cluster's real tools."""
 
+from functools import cache
+
 import pytest
 
 from support.cluster import wait_until, why_not_here
@@ -15,8 +17,9 @@ TOOLS = {
     "mpich": ("mpiexec.hydra",),
     "slurm": ("srun", "salloc", "slurmd", "slurmctld", "munged"),
 }
-SMOKE = ("pdsh", "openmpi")
-BACKENDS = [pytest.param(name, marks=[] if name in SMOKE else [pytest.mark.sweep], id=name) for name in TOOLS]
+# `make test` has the smallest that is a cluster; `make test-cluster` all.
+SMOKE = [pytest.param(name, 1, id=f"{name}-1") for name in ("pdsh", "openmpi")]
+ALL = [pytest.param(name, 2, marks=pytest.mark.sweep, id=f"{name}-2") for name in TOOLS]
 # One worker on the first host, two on the second, one on the third.
 CHOICES = {
     "include": "worker-1:0@worker-2@worker-3:1",
@@ -26,11 +29,17 @@ CHOICES = {
 
 @pytest.fixture(scope="module")
 def losses_of_one_host(cluster, tmp_path_factory):
-    job = Job(cluster, tmp_path_factory.mktemp("local"), num_gpus=4)
-    result = job.run()
-    assert result.code == 0, result.err
-    assert len(job.losses) == 20
-    return job.losses
+    """Number of workers -> the losses of a job of so many on one host."""
+
+    @cache
+    def train(workers):
+        job = Job(cluster, tmp_path_factory.mktemp("local"), num_gpus=workers)
+        result = job.run()
+        assert result.code == 0, result.err
+        assert len(job.losses) == 20
+        return job.losses
+
+    return train
 
 
 @pytest.fixture
@@ -46,15 +55,15 @@ def launcher(request, cluster):
     return request.param, ("salloc", "--quiet", "--nodes=3", "--exclusive")
 
 
-@pytest.mark.parametrize("launcher", BACKENDS, indirect=True)
-def test_two_hosts_train_as_one_does(cluster, tmp_path, losses_of_one_host, launcher):
+@pytest.mark.parametrize(("launcher", "slots"), SMOKE + ALL, indirect=["launcher"])
+def test_two_hosts_train_as_one_does(cluster, tmp_path, losses_of_one_host, launcher, slots):
     name, before = launcher
-    job = Job(cluster, tmp_path, "worker-1 slots=2", "worker-2 slots=2", launcher=name)
+    job = Job(cluster, tmp_path, f"worker-1 slots={slots}", f"worker-2 slots={slots}", launcher=name)
     result = job.run(before=before)
     assert result.code == 0, result.err
-    assert job.losses == losses_of_one_host
-    ranks = sorted(path.name for path in (job.logs / "output").iterdir())
-    assert ranks == ["rank-00001.log", "rank-00002.log", "rank-00003.log"]
+    assert job.losses == losses_of_one_host(2 * slots)
+    others = sorted(path.name for path in (job.logs / "output").iterdir())
+    assert others == [f"rank-{rank:05d}.log" for rank in range(1, 2 * slots)]
 
 
 @pytest.mark.sweep
@@ -73,7 +82,7 @@ def test_chosen_slots_of_three_hosts_train_as_one_host_does(
     )
     result = job.finish(running)
     assert result.code == 0, result.err
-    assert job.losses == losses_of_one_host
+    assert job.losses == losses_of_one_host(4)
     assert "worker-1 0: " in result.err
 
 
@@ -85,4 +94,4 @@ def test_the_hosts_of_an_allocation_are_used_without_a_hostfile(
     job = Job(cluster, tmp_path, launcher="slurm", num_nodes=2, num_gpus=2)
     result = job.run(before=launcher[1])
     assert result.code == 0, result.err
-    assert job.losses == losses_of_one_host
+    assert job.losses == losses_of_one_host(4)
