@@ -71,7 +71,7 @@ install() {
         DS_BUILD_OPS=0 pip_install --no-build-isolation deepspeed
         # All four in one command: pip then takes them from these folders and asks no index for their names.
         pip_install --no-build-isolation -e packages/neox-launcher -e 'packages/neox-data[torch]' \
-            -e packages/neox-kernels -e 'packages/neox-model[tensorboard,plot]' \
+            -e packages/neox-kernels -e 'packages/neox-model[tensorboard,plot,onnx]' \
             pytest hypothesis mypy ruff transformers types-PyYAML
         # Its data files and orders are what ours are compared with; nothing of it trains, so none of its dependencies.
         pip_install --no-deps megatron-core

@@ -95,6 +95,12 @@ BROKEN = [
         of_type("sparse_fixed", global_block_indices=[4], global_block_end_indices=[4]),
     ),
     (
+        {"onnx_safe": True, "bias_gelu_fusion": True},
+        "bias_gelu_fusion",
+        "does not work with onnx-safe",
+        {"onnx_safe": True, "bias_gelu_fusion": "auto"},
+    ),
+    (
         {"pos_emb": "rpe", "rpe_max_distance": 16},
         "rpe_max_distance",
         "use more than 16",

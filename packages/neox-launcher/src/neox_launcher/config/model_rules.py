@@ -113,6 +113,21 @@ def far_distances_share_buckets(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
+def exported_models_have_no_kernels(c: NeoXConfig) -> Iterator[Problem]:
+    """The exporter knows none of this project's operators."""
+    asked = {
+        "bias_gelu_fusion": c.model.bias_gelu_fusion,
+        "bias_dropout_fusion": c.model.bias_dropout_fusion,
+        "layernorm_fusion": c.model.layernorm_fusion,
+        "rope_fusion": c.attention.rope_fusion,
+        "scaled_upper_triang_masked_softmax_fusion": c.attention.scaled_upper_triang_masked_softmax_fusion,
+        "scaled_masked_softmax_fusion": c.attention.scaled_masked_softmax_fusion,
+    }
+    for name, value in asked.items():
+        if c.model.onnx_safe and value is True:
+            yield Problem(name, "does not work with onnx-safe: true", "set it to false, or to auto")
+
+
 def shared_weights_fit(c: NeoXConfig) -> Iterator[Problem]:
     """Layers with the same weights have the same parts: attention over heads, gmlp or amlp."""
     model = c.model
@@ -141,4 +156,5 @@ MODEL_RULES = (
     global_blocks_divide_the_window,
     listed_blocks_are_ranges,
     far_distances_share_buckets,
+    exported_models_have_no_kernels,
 )

@@ -219,6 +219,7 @@ def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
         keeps_scores=attention.scaled_upper_triang_masked_softmax_fusion is True
         or attention.scaled_masked_softmax_fusion is True
         or attention.apply_query_key_layer_scaling
+        or model.onnx_safe
         or attention.pos_emb == "rpe",
         weight_owners=resolved.derived.weight_owners,
         gmlp_attention_width=model.gmlp_attn_dim,

@@ -169,6 +169,7 @@ def _path(config: NeoXConfig, kind: str, operators: Operators) -> tuple[type[nn.
 
 def _why_scores_are_made(config: NeoXConfig) -> str:
     asked = {
+        "onnx-safe": config.model.onnx_safe,
         "apply-query-key-layer-scaling": config.attention.apply_query_key_layer_scaling,
         "scaled-upper-triang-masked-softmax-fusion": (
             config.attention.scaled_upper_triang_masked_softmax_fusion is True

@@ -77,6 +77,8 @@ def choose_operators(
         KernelUnavailable: a fused operator was asked for and cannot be used.
     """
     config = resolved.config
+    if config.model.onnx_safe:
+        return _EXPORTED
     model, attention = config.model, config.attention
     chooser = _Chooser(device=device, dtype=dtype, agree=_agreement(groups.control))
     tokens = (model.seq_length, resolved.derived.micro_batch_size)
@@ -203,3 +205,11 @@ def _masked_softmax(masked: Function, scores_BNST: Tensor, scale: float, masked_
         masked_out = hidden_keys(scores_BNST.shape[-2], scores_BNST.shape[-1], None, scores_BNST.device)
     weights_BNST: Tensor = masked(scores_BNST, masked_out, scale)
     return weights_BNST
+
+
+# What a model that is to be exported calls: plain twins, and scores with a softmax instead of PyTorch's fused
+# attention, which its exporter takes apart wrongly where keys are shared (seen with torch 2.13).
+_EXPORTED = Operators(
+    softmax=partial(_causal_softmax, scaled_causal_softmax.reference, scaled_masked_softmax.reference),
+    flex_unusable="the exporter does not know that",
+)

@@ -203,5 +203,8 @@ class ModelSection(Section):
         doc="Width of the single attention head inside an aMLP layer.",
     )
     onnx_safe: bool = param(
-        False, origin="Meg", doc="Avoid operations that torch's ONNX exporter could not handle."
+        False,
+        origin="Meg",
+        doc="Keep to operators that torch's ONNX exporter translates: attention is written out instead of "
+        "calling PyTorch's fused one, and no kernel of this project is used.",
     )
