@@ -75,4 +75,4 @@ def test_layouts_and_architectures_chosen_in_turn_train_the_model_of_one_rank(tm
 
 @pytest.mark.sweep
 def test_every_layout_trains_the_model_of_one_rank_for_every_architecture(tmp_path):
-    check(ALL, tmp_path, timeout_seconds=3000)
+    check(ALL, tmp_path, timeout_seconds=5400)

@@ -67,6 +67,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "gpt_j_residual": True,
         "no_weight_tying": True,
     },
+    "shared layers": {"num_layers": 4, "num_unique_layers": 2, "param_sharing_style": "grouped"},
     "grouped queries, rmsnorm, swiglu, no biases": {
         "pos_emb": "rotary",
         "norm": "rmsnorm",
@@ -77,6 +78,15 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "use_bias_in_attn_linear": False,
         "use_bias_in_mlp": False,
         "no_weight_tying": True,
+    },
+    "shared layers, spaced, gelu's tanh": {
+        "num_layers": 4,
+        "num_unique_layers": 2,
+        "param_sharing_style": "spaced",
+        "openai_gelu": True,
+        "no_weight_tying": True,
+        "pos_emb": "rotary",
+        "rotary_pct": 0.5,
     },
     "sinusoidal positions, scalenorm, geglu": {
         "pos_emb": "sinusoidal",
@@ -114,16 +124,6 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "activation": "swish",
         "init_method": "xavier_uniform",
         "output_layer_init_method": "scaled_orthogonal",
-    },
-    "shared layers": {"num_layers": 4, "num_unique_layers": 2, "param_sharing_style": "grouped"},
-    "shared layers, spaced, gelu's tanh": {
-        "num_layers": 4,
-        "num_unique_layers": 2,
-        "param_sharing_style": "spaced",
-        "openai_gelu": True,
-        "no_weight_tying": True,
-        "pos_emb": "rotary",
-        "rotary_pct": 0.5,
     },
 }
 
