@@ -64,7 +64,9 @@ class Nodes:
         self._ranks = [
             tuple(range(end - len(host.slots), end)) for host, end in zip(orders.hosts, ends, strict=True)
         ]
+        self._text = orders.to_json()
         self._nodes: list[Node] = []
+        self._present: set[int] = set()
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes)
@@ -84,8 +86,7 @@ class Nodes:
 
     def missing_hosts(self) -> list[int]:
         """Numbers of the hosts that have not reported, or not with all their ranks."""
-        present = {rank for node in self._nodes for rank in node.ranks}
-        return [number for number, ranks in enumerate(self._ranks) if not present.issuperset(ranks)]
+        return [number for number, ranks in enumerate(self._ranks) if not self._present.issuperset(ranks)]
 
     def first_address(self) -> str:
         """Where the node of rank 0 can be reached by others."""
@@ -102,9 +103,10 @@ class Nodes:
             return
         node = Node(channel, host, ranks, tuple(hello["addresses"]))
         self._nodes.append(node)
+        self._present.update(ranks)
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear(node))
         content = {
-            "orders": self._orders.to_json(),
+            "orders": self._text,
             "node": number,
             "ranks": ranks,
             "local_rank": ranks[0] - self._ranks[number][0],
@@ -157,7 +159,7 @@ class Nodes:
         if number is None:
             raise LaunchError(f"{shown}, which is not in the plan")
         ranks = (int(hello["rank"]),) if what == "rank" else self._ranks[number]
-        if any(set(ranks) & set(node.ranks) for node in self._nodes):
+        if not self._present.isdisjoint(ranks):
             raise LaunchError(f"{shown}, and so does another host")
         return number, ranks
 

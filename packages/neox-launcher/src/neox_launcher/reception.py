@@ -1,6 +1,7 @@
 """Where nodes report to the launcher: a listening socket that lets in who proves to know the token."""
 
 import hmac
+import resource
 import selectors
 import socket
 from collections.abc import Callable
@@ -12,7 +13,8 @@ __all__ = ["Reception"]
 
 _LOOPBACK = "127.0.0.1"
 # A stranger may knock as often as it likes, but holds no more than so many connections.
-_MOST_GUESTS = 4096
+_MOST_GUESTS = 16_384
+_MOST_FILES = 65_536
 
 Welcome = Callable[[Channel, Message], None]
 
@@ -32,6 +34,7 @@ class Reception:
     ) -> None:
         self.token, self._selector, self._welcome = token, selector, welcome
         self._guests: set[Channel] = set()
+        _allow_many_connections()
         self._socket = _listen(_LOOPBACK if is_local else None)
         self.port = int(self._socket.getsockname()[1])
         self.addresses = (_LOOPBACK,) if is_local else tuple(own_addresses(fallback=_LOOPBACK))
@@ -90,6 +93,14 @@ class Reception:
             self._guests.discard(channel)
             self._selector.unregister(channel)
             channel.close()
+
+
+def _allow_many_connections() -> None:
+    """One per node, under MPI one per rank: a usual limit of 1,024 open files is soon too small."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _listen(address: str | None) -> socket.socket:

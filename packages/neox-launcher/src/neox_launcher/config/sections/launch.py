@@ -92,5 +92,6 @@ class LaunchSection(Section):
         origin="ours",
         gt=0,
         none_means="a hang is never noticed",
-        doc="Seconds without progress after which every rank reports where it stands, and the job ends.",
+        doc="Seconds without a finished iteration after which every rank reports where it stands, and the "
+        "job ends; longer than the longest save or evaluation between iterations.",
     )
