@@ -77,9 +77,11 @@ class Tools:
         return all(process.poll() is not None for _, process in self._processes)
 
     def has_given_up_on(self, node: int) -> bool:
-        """Whether every command that could still start a node has ended."""
+        """Whether every command that could still start a node has ended, or says that it will not."""
         return all(
-            process.poll() is not None for command, process in self._processes if command.node in (None, node)
+            process.poll() is not None or command.has_given_up(node)
+            for command, process in self._processes
+            if command.node in (None, node)
         )
 
     def said(self, node: int | None = None) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from neox_launcher.backends import BACKENDS, Contact
 from neox_launcher.backends.mpi import Flavour, flavour_of
+from neox_launcher.backends.pdsh import _SSH
 from neox_launcher.config.schema import parameter_named
 from neox_launcher.config.sections.launch import MPI_LAUNCHERS
 from neox_launcher.launch import Request, plan_launch
@@ -97,7 +98,8 @@ def test_pdsh_starts_all_hosts_at_once(plan):
     command = only(plan("pdsh", "launcher-args=-t 5"))
     assert list(command.argv) == [
         *shlex.split("pdsh -R exec -S -N -f 3 -w zeta,alpha,middle -t 5"),
-        *("sh", "-c", 'exec ssh "$@" < "$0"', "/run/x y/token"),
+        *("sh", "-c", _SSH),
+        *("/run/x y/token", "/run/x y/given-up-%n"),
         *("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "%h"),
         shlex.join([*NODE, "--node"]) + " %n",
     ]
@@ -227,3 +229,12 @@ def test_an_ipv6_address_goes_only_where_its_colons_are_understood(plan, launche
     refusal = BACKENDS[launcher].refuses(plan(launcher, hosts="fd00::1 slots=1\nb slots=1"))
     assert (refusal is None) == (launcher == "ssh")
     assert BACKENDS[launcher].refuses(plan(launcher)) is None
+
+
+def test_pdsh_tells_of_one_host_before_all_have_ended(plan, tmp_path):
+    """It would wait for the others, which wait for the one that never came."""
+    contact = replace(CONTACT, folder=str(tmp_path))
+    (command,) = BACKENDS["pdsh"].commands(plan("pdsh"), contact)
+    assert not command.has_given_up(1)
+    (tmp_path / "given-up-1").touch()
+    assert [command.has_given_up(node) for node in range(3)] == [False, True, False]

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from neox_launcher.control import TOKEN_VARIABLE
@@ -49,6 +50,8 @@ class Command:
         stdin: what is written to its standard input, which is then closed.
         files: path to content: files to write, readable by the user alone, before it starts.
         node: the one node that it starts; None for all of them.
+        given_up: a path to which a node's number is put: that file appears when the command has failed to start
+            the node, while it goes on with others. None where it cannot tell one from the other.
     """
 
     argv: tuple[str, ...]
@@ -56,6 +59,11 @@ class Command:
     stdin: str = field(default="", repr=False)
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
     node: int | None = None
+    given_up: str | None = None
+
+    def has_given_up(self, node: int) -> bool:
+        """Whether the running command will not start a node any more, as far as it tells."""
+        return self.given_up is not None and Path(f"{self.given_up}{node}").exists()
 
 
 class Backend(Protocol):

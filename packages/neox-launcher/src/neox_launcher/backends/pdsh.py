@@ -16,9 +16,12 @@ from neox_launcher.plan import LaunchPlan
 __all__ = ["PdshBackend"]
 
 _TOKEN_FILE = "token"
-# pdsh hands nothing of its own standard input on, where nodes expect the token. So pdsh runs this on this
-# machine, once per host: ssh, with a file that the user alone can read ($0) as its input.
-_SSH = 'exec ssh "$@" < "$0"'
+_GIVEN_UP = "given-up-"
+# pdsh hands nothing of its own standard input on, where nodes expect the token, and does not tell that one
+# host has failed until all have ended. So it runs this on this machine, once per host: ssh, with a file that the
+# user alone can read ($0) as its input. Where that fails, a file ($1) says so, after pdsh has had a moment to
+# pass on what ssh said.
+_SSH = 'failed=$1; shift; ssh "$@" < "$0" || { code=$?; sleep 1; : > "$failed"; exit $code; }'
 
 
 class PdshBackend:
@@ -42,13 +45,15 @@ class PdshBackend:
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
         """`%h` and `%n` are a host and its number in the list; percent signs of our own are doubled."""
         hosts = [host.name for host in plan.world.hosts]
-        token = str(PurePath(contact.folder) / _TOKEN_FILE)
+        token, given_up = (str(PurePath(contact.folder) / name) for name in (_TOKEN_FILE, _GIVEN_UP))
         # -S: end with the largest exit code of all. -f: start all hosts at once; left alone, pdsh starts 32,
         # and the next when one of them has ended, which would be never. -N: no host before each line.
         argv = ["pdsh", "-R", "exec", "-S", "-N", "-f", str(len(hosts)), "-w", ",".join(hosts)]
         node = _escaped(for_a_shell(node_command(plan, contact, "--node"))) + " %n"
-        ssh = [*(_escaped(word) for word in ("sh", "-c", _SSH, token, *SSH_OPTIONS)), "%h", node]
-        return [Command(argv=(*argv, *plan.launcher_args, *ssh), files={token: f"{contact.token}\n"})]
+        shell = [_escaped(word) for word in ("sh", "-c", _SSH, token)]
+        ssh = [*shell, f"{_escaped(given_up)}%n", *SSH_OPTIONS, "%h", node]
+        files = {token: f"{contact.token}\n"}
+        return [Command(argv=(*argv, *plan.launcher_args, *ssh), files=files, given_up=given_up)]
 
 
 def _escaped(word: str) -> str:
