@@ -106,6 +106,13 @@ def test_a_hostfile_is_found_where_the_documents_say(plan, folder):
     assert plan("launcher=slurm", environment=SLURM).world.hosts[0].name == "default"
 
 
+def test_this_machine_asked_for_by_name_needs_no_hostfile(plan, folder):
+    (folder / "job").mkdir()
+    (folder / "job" / "hostfile").write_text("default slots=1\n")
+    planned = plan("launcher=local", "num-gpus=2", environment={"DLTS_HOSTFILE": "hosts"})
+    assert (planned.launcher, planned.world.hosts) == ("local", (Host("localhost", (0, 1)),))
+
+
 def test_slurm_says_which_hosts_there_are(plan):
     planned = plan("launcher=slurm", "exclude=n1:1", environment=SLURM)
     assert planned.world.hosts == (Host("n1", (0,)), Host("n2", (0, 1)))

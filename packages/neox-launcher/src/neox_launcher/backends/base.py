@@ -50,8 +50,8 @@ class Command:
         stdin: what is written to its standard input, which is then closed.
         files: path to content: files to write, readable by the user alone, before it starts.
         node: the one node that it starts; None for all of them.
-        given_up: a path to which a node's number is put: that file appears when the command has failed to start
-            the node, while it goes on with others. None where it cannot tell one from the other.
+        given_up: a path to which a node's number is put: that file appears when the command has failed to
+            start the node, while it goes on with others. None where it cannot tell one from the other.
     """
 
     argv: tuple[str, ...]

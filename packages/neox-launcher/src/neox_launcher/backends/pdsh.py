@@ -18,9 +18,9 @@ __all__ = ["PdshBackend"]
 _TOKEN_FILE = "token"
 _GIVEN_UP = "given-up-"
 # pdsh hands nothing of its own standard input on, where nodes expect the token, and does not tell that one
-# host has failed until all have ended. So it runs this on this machine, once per host: ssh, with a file that the
-# user alone can read ($0) as its input. Where that fails, a file ($1) says so, after pdsh has had a moment to
-# pass on what ssh said.
+# host has failed until all have ended. So it runs this on this machine, once per host: ssh, with a file that
+# the user alone can read ($0) as its input. Where that fails, a file ($1) says so, a moment later, when pdsh
+# has passed on what ssh said.
 _SSH = 'failed=$1; shift; ssh "$@" < "$0" || { code=$?; sleep 1; : > "$failed"; exit $code; }'
 
 

@@ -55,13 +55,9 @@ def find_pool(
         HostfileError: there is no usable list of hosts.
     """
     launch = config.launch
-    if launch.hostfile is not None:
-        return Pool(hosts=read_hostfile(launch.hostfile), origin=f"hostfile {launch.hostfile}")
-    named = environment.get(HOSTFILE_VARIABLE)
-    if named:
-        return Pool(hosts=read_hostfile(named), origin=f"hostfile {named} ({HOSTFILE_VARIABLE})")
-    if DEFAULT_HOSTFILE.exists():
-        return Pool(hosts=read_hostfile(DEFAULT_HOSTFILE), origin=f"hostfile {DEFAULT_HOSTFILE}")
+    path, origin = _hostfile(config, environment)
+    if path is not None:
+        return Pool(hosts=read_hostfile(path), origin=origin)
     asked = None if launch.num_gpus in (None, ALL) else launch.num_gpus
     if launch.launcher == "slurm":
         hosts = allocated_hosts(environment, slots=asked)
@@ -72,6 +68,20 @@ def find_pool(
     if is_inside_allocation(environment):
         origin += " (the hosts of this Slurm allocation are used with launcher: slurm)"
     return Pool(hosts=(Host(_LOCAL_NAME, tuple(range(slots))),), origin=origin)
+
+
+def _hostfile(config: NeoXConfig, environment: Mapping[str, str]) -> tuple[str | None, str]:
+    """The hostfile to read, and how it is called; none where there is none, or this machine is asked for."""
+    given, named = config.launch.hostfile, environment.get(HOSTFILE_VARIABLE)
+    if given is not None:
+        return given, f"hostfile {given}"
+    if config.launch.launcher == "local":
+        return None, ""
+    if named:
+        return named, f"hostfile {named} ({HOSTFILE_VARIABLE})"
+    if DEFAULT_HOSTFILE.exists():
+        return str(DEFAULT_HOSTFILE), f"hostfile {DEFAULT_HOSTFILE}"
+    return None, ""
 
 
 def select(config: NeoXConfig, pool: Pool) -> tuple[Host, ...]:
