@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from neox_data.blend import BlendedDataset, SampleDataset, blend_order
+from neox_data.curriculum.dataset import CurriculumDataset
 from neox_data.indexed.base import IndexedDataset
 from neox_data.lazy_blend import LazyBlendedDataset
 from neox_data.samples.build_index import num_epochs, num_samples_in
@@ -75,7 +76,12 @@ def report_blend(
 
 
 def report_datasets(dataset: SampleDataset, num_samples: int) -> list[SourceShare]:
-    """What the first `num_samples` items of a dataset, or of a blend of several, take of each source."""
+    """What the first `num_samples` items of a dataset, or of a blend of several, take of each source.
+
+    Of a curriculum, what the samples that it draws from take.
+    """
+    if isinstance(dataset, CurriculumDataset):
+        (dataset,) = dataset.datasets
     if isinstance(dataset, BlendedDataset | LazyBlendedDataset):
         sources, weights = dataset.datasets, dataset.weights.tolist()
         taken = dataset.taken(num_samples)

@@ -8,8 +8,10 @@ from typing import Any
 import click
 import numpy as np
 
+from neox_data.analyze_cli import analyze
 from neox_data.blend_report import SourceShare, report_blend, report_datasets, share_lines
 from neox_data.command import DataCommand
+from neox_data.curriculum.dataset import CurriculumDataset
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
 from neox_data.indexed.lengths import histogram_lines
@@ -174,7 +176,8 @@ def blend_report(
         )
     data = load_training_data(paths, overrides=overrides, devices=devices)
     for part, dataset in data.datasets.items():
-        click.echo(f"{part}: {data.num_samples[part]:,} samples of {data.seq_length:,} tokens")
+        chosen = ", before the curriculum chooses" if isinstance(dataset, CurriculumDataset) else ""
+        click.echo(f"{part}: {data.num_samples[part]:,} samples of {data.seq_length:,} tokens{chosen}")
         for line in share_lines(report_datasets(dataset, data.num_samples[part])):
             click.echo(line)
 
@@ -243,6 +246,7 @@ def stdlib_corpus(output: Path) -> None:
 
 
 main.add_command(trace)
+main.add_command(analyze)
 
 
 def _parse_weights(weights: str | None) -> list[float] | None:

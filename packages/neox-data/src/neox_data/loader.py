@@ -6,7 +6,7 @@ started its own threads is unsafe. This is the only file of the package that imp
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Self
@@ -35,14 +35,21 @@ class PrefetchLoader(Iterator[Tensor]):
         sampler: which items, in which order.
         start_iteration: the first iteration to deliver.
         num_threads: threads that work ahead; 0: each micro batch is made when it is asked for.
+        length_at: how many tokens of its samples an iteration predicts, the first ones; None: all.
     """
 
     def __init__(
-        self, dataset: SampleDataset, sampler: BatchSampler, *, start_iteration: int = 0, num_threads: int = 1
+        self,
+        dataset: SampleDataset,
+        sampler: BatchSampler,
+        *,
+        start_iteration: int = 0,
+        num_threads: int = 1,
+        length_at: Callable[[int], int] | None = None,
     ) -> None:
         self._dataset = dataset
         self._steps = (
-            sampler.items(iteration, micro_step)
+            (sampler.items(iteration, micro_step), None if length_at is None else length_at(iteration) + 1)
             for iteration in count(start_iteration)
             for micro_step in range(sampler.accumulation)
         )
@@ -56,7 +63,7 @@ class PrefetchLoader(Iterator[Tensor]):
         return self
 
     def __next__(self) -> Tensor:
-        """The next micro batch, int64 [micro_batch, seq_length + 1].
+        """The next micro batch, int64 [micro_batch, tokens predicted + 1].
 
         Raises:
             DataError: the loader is closed.
@@ -64,7 +71,7 @@ class PrefetchLoader(Iterator[Tensor]):
         if self._closed:
             raise DataError("this loader is closed; make a new one with the iteration to go on from")
         try:
-            return self._take() if self._executor else _assemble(self._dataset, next(self._steps))
+            return self._take() if self._executor else _assemble(self._dataset, *next(self._steps))
         except BaseException:
             self.close()
             raise
@@ -83,8 +90,8 @@ class PrefetchLoader(Iterator[Tensor]):
 
     def _submit(self) -> None:
         assert self._executor is not None
-        self._pending.append(self._executor.submit(_assemble, self._dataset, next(self._steps)))
+        self._pending.append(self._executor.submit(_assemble, self._dataset, *next(self._steps)))
 
 
-def _assemble(dataset: SampleDataset, items: range) -> Tensor:
-    return torch.from_numpy(np.stack([dataset[item] for item in items]))
+def _assemble(dataset: SampleDataset, items: range, length: int | None) -> Tensor:
+    return torch.from_numpy(np.stack([dataset[item][:length] for item in items]))

@@ -26,7 +26,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
         program: train, generate or evaluate.
     """
     checks: dict[str, tuple[Check, ...]] = {
-        "train": (_datasets, _tokenizer, _folders_to_write, _weights_to_finetune, _vocabulary),
+        "train": (_datasets, _curricula, _tokenizer, _folders_to_write, _weights_to_finetune, _vocabulary),
         "evaluate": (_datasets, _tokenizer, _checkpoint, _vocabulary),
         "generate": (_tokenizer, _prompts, _checkpoint, _vocabulary),
     }
@@ -78,6 +78,26 @@ def _entries_of_maker(manifest: Path) -> int | None:
         # Many datasets have none; a damaged one is told by the package that reads it.
         return None
     return entries if isinstance(entries, int) else None
+
+
+def _curricula(config: NeoXConfig) -> Iterator[Problem]:
+    """The analyses that a curriculum chooses samples by."""
+    efficiency = config.data_efficiency.data_efficiency
+    sampling = efficiency.data_sampling
+    if not (efficiency.enabled and sampling.enabled and sampling.curriculum_learning.enabled):
+        return
+    for key, metric in sampling.curriculum_learning.curriculum_metrics.items():
+        name = f"data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.{key}"
+        if metric.schedule_type == "custom":
+            what, remedy = (
+                "is a function, which no file holds",
+                "use fixed_linear, fixed_root or fixed_discrete",
+            )
+            yield Problem(f"{name}.schedule_type", what, remedy)
+        for path in ("index_to_sample_path", "index_to_metric_path"):
+            found = check_indexed_files(getattr(metric, path))
+            if found is not None and metric.clustering_type == "schedule_based":
+                yield Problem(f"{name}.{path}", found, "make the files with neox-data analyze")
 
 
 def _dataset_remedy(prefix: str, found: str) -> str:

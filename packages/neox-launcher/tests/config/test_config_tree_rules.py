@@ -69,6 +69,16 @@ EXAMPLES = {
         f"{RARITY}.schedule_config.root_degree",
         "is missing, and schedule_type is fixed_root",
     ),
+    "curricula_choose_samples_or_cut_them": (
+        f"{RARITY}.max_difficulty=101",
+        f"{RARITY}.max_difficulty",
+        "is no percentile",
+    ),
+    "curricula_cut_to_lengths_that_there_are": (
+        "curriculum_learning.max_difficulty=999999",
+        "curriculum_learning.max_difficulty",
+        "is longer than seq-length: ",
+    ),
     "compression_says_what_it_compresses": (
         f"{COMPRESSION}.row_pruning.different_groups=null",
         f"{COMPRESSION}.row_pruning.different_groups",
@@ -145,6 +155,12 @@ MORE = [
         [f"{RARITY}.schedule_config.max_step=[1]"],
         f"{RARITY}.schedule_config.max_step",
         "holds 1 numbers for 3 difficulties",
+    ),
+    ([f"{RARITY}.schedule_config.difficulty=[1, 3, 2]"], f"{RARITY}.schedule_config.difficulty", "not rise"),
+    (
+        [f"{RARITY}.difficulty_type=percentile", f"{RARITY}.max_difficulty=101"],
+        f"{RARITY}.max_difficulty",
+        "no percentile",
     ),
     (
         [f"{COMPRESSION}.channel_pruning.shared_parameters.enabled=true"],

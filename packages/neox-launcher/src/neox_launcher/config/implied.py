@@ -5,6 +5,7 @@ from typing import Any
 
 from neox_launcher.config.problems import Place, Problem, in_words, place_of
 from neox_launcher.config.schema import NeoXConfig
+from neox_launcher.config.sections.data_efficiency import TRUNCATES, Metric
 
 __all__ = ["NO_EFFECT", "fill_in", "follows_from", "implied_settings"]
 
@@ -113,6 +114,27 @@ def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem
         yield _note(
             name, "makes lengths that tensor cores are slow at", "use a multiple of 8", config, places
         )
+    yield from _curriculum_advice(config, places)
+
+
+def _curriculum_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
+    """What of a curriculum that chooses samples chooses none."""
+    sampling = config.data_efficiency.data_efficiency.data_sampling
+    if sampling.enabled and not sampling.curriculum_learning.enabled:
+        name = "data_efficiency.data_sampling.enabled"
+        yield _note(name, "changes nothing without curriculum_learning", "enable it too", config, places)
+    for key, metric in _measures(config).items():
+        if metric.clustering_type == "single_cluster" and key != TRUNCATES:
+            name = f"data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.{key}"
+            what, remedy = "holds back no sample", "use schedule_based, or leave the measure out"
+            place = place_of(places, name)
+            yield Problem(f"{name}.clustering_type", what, remedy, value="single_cluster", place=place)
+
+
+def _measures(config: NeoXConfig) -> Mapping[str, Metric]:
+    efficiency = config.data_efficiency.data_efficiency
+    is_on = efficiency.enabled and efficiency.data_sampling.enabled
+    return efficiency.data_sampling.curriculum_learning.curriculum_metrics if is_on else {}
 
 
 def _note(name: str, what: str, remedy: str, config: NeoXConfig, places: Mapping[str, Place]) -> Problem:

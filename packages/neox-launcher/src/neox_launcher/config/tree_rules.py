@@ -1,8 +1,13 @@
 """Rules inside DeepSpeed's own blocks of parameters; `rules.py` runs them with its own."""
 
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 from neox_launcher.config.attention_layers import expand_attention
+from neox_launcher.config.curriculum_rules import (
+    curricula_choose_samples_or_cut_them,
+    curricula_cut_to_lengths_that_there_are,
+)
 from neox_launcher.config.not_yet import REFUSED
 from neox_launcher.config.parameter import Section, is_needed
 from neox_launcher.config.problems import Problem
@@ -181,6 +186,10 @@ def _pace(name: str, schedule: str | None, pace: Pace) -> Iterator[Problem]:
         if getattr(pace, needed) is None:
             what = f"is missing, and schedule_type is {schedule}"
             yield Problem(f"{name}.schedule_config.{needed}", what, f"add {needed}: ...", value="")
+    for rising in ("difficulty", "max_step"):
+        values = getattr(pace, rising) or ()
+        if any(later <= earlier for earlier, later in pairwise(values)):
+            yield Problem(f"{name}.schedule_config.{rising}", "does not rise", "give rising numbers")
     if pace.difficulty is not None and pace.max_step is not None:
         if len(pace.max_step) != len(pace.difficulty) - 1:
             what = f"holds {len(pace.max_step)} numbers for {len(pace.difficulty)} difficulties"
@@ -283,6 +292,8 @@ TREE_RULES = (
     token_dropping_names_its_layers,
     token_dropping_fits_the_model,
     curricula_grow_as_their_schedule_says,
+    curricula_choose_samples_or_cut_them,
+    curricula_cut_to_lengths_that_there_are,
     compression_says_what_it_compresses,
     bits_do_not_grow,
     fp32_weights_are_quantized_forward,

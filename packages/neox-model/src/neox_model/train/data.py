@@ -10,6 +10,7 @@ from neox_data.sampler import BatchSampler
 from neox_launcher.config import NeoXConfig, Resolved
 from neox_model.parallel.groups import Groups
 from neox_model.train.batch import Batch, DocumentEnds, Weigh, as_batch, as_they_are, weighted_globally
+from neox_model.train.curriculum import length_pace, prefetch_threads
 from neox_model.train.datasets import Datasets, build_datasets, num_samples
 
 __all__ = ["Stream", "build_datasets", "choose_weights", "num_samples", "open_streams"]
@@ -79,7 +80,7 @@ def open_streams(
         restarts_positions=data.reset_position_ids,
     )
 
-    def open_stream(dataset: SampleDataset, iteration: int) -> Stream:
+    def open_stream(part: str, dataset: SampleDataset, iteration: int) -> Stream:
         if not needs_tokens:
             return Stream(None, vocab_size=vocab_size)
         sampler = BatchSampler(
@@ -89,11 +90,16 @@ def open_streams(
             data_parallel_size=groups.data.size,
             accumulation=resolved.derived.accumulation,
         )
-        threads = resolved.config.data.num_workers
-        loader = PrefetchLoader(dataset, sampler, start_iteration=iteration, num_threads=threads)
+        loader = PrefetchLoader(
+            dataset,
+            sampler,
+            start_iteration=iteration,
+            num_threads=prefetch_threads(resolved.config) if part == "train" else data.num_workers,
+            length_at=length_pace(resolved.config) if part == "train" else None,
+        )
         return Stream(loader, vocab_size=vocab_size, ends=ends)
 
-    return {part: partial(open_stream, dataset) for part, dataset in datasets.items()}
+    return {part: partial(open_stream, part, dataset) for part, dataset in datasets.items()}
 
 
 def choose_weights(config: NeoXConfig, groups: Groups) -> Weigh:

@@ -15,8 +15,16 @@ from neox_data.splits import split_documents
 from neox_data.tokenizers import Tokenizer
 from neox_data.weights import normalise_weights, weights_by_num_documents
 from neox_launcher.config import Resolved
+from neox_model.train.curriculum import drawn_by_difficulty
 
-__all__ = ["ORDERS", "Datasets", "build_datasets", "check_tokenizers", "data_weights", "num_samples"]
+__all__ = [
+    "ORDERS",
+    "Datasets",
+    "build_datasets",
+    "check_tokenizers",
+    "data_weights",
+    "num_samples",
+]
 
 Datasets = dict[str, SampleDataset]
 
@@ -41,6 +49,13 @@ def build_datasets(resolved: Resolved) -> Datasets:
     Raises:
         DataError: files are missing or damaged, or do not hold what is asked for.
     """
+    datasets = _before_curriculum(resolved)
+    if "train" in datasets:
+        datasets["train"] = drawn_by_difficulty(resolved, datasets["train"])
+    return datasets
+
+
+def _before_curriculum(resolved: Resolved) -> Datasets:
     wanted = {part: count for part, count in num_samples(resolved).items() if count}
     if resolved.config.data.data_path is not None:
         return _split_one(resolved, resolved.config.data.data_path, wanted)

@@ -29,6 +29,7 @@ from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer
+from neox_model.train.curriculum import length_pace
 from neox_model.train.data import build_datasets, choose_weights, open_streams
 from neox_model.train.datasets import check_tokenizers
 from neox_model.train.engine import Engine, build_engine, prepare_deepspeed
@@ -47,6 +48,7 @@ from neox_model.train.pipeline_step import PipelineStep
 from neox_model.train.sequential_step import SequentialStep
 from neox_model.train.state import TrainState
 from neox_model.train.step import TrainStep
+from neox_model.train.varying_lengths import VaryingLengths
 from neox_model.train.writers import open_writers
 
 __all__ = ["train_from", "train_in"]
@@ -154,8 +156,23 @@ def _build_step(training: _Training) -> TrainStep:
         "weigh": choose_weights(training.config, training.groups),
     }
     if derived.uses_pipeline:
-        return PipelineStep(training.engine, **options)
-    return SequentialStep(training.engine, data=training.groups.data, **options)
+        step: TrainStep = PipelineStep(training.engine, **options)
+    else:
+        step = SequentialStep(training.engine, data=training.groups.data, **options)
+    return _with_lengths(training, step)
+
+
+def _with_lengths(training: _Training, step: TrainStep) -> TrainStep:
+    """The step, prepared for the lengths of a curriculum where there is one."""
+    pace, derived = length_pace(training.config), training.resolved.derived
+    if pace is None:
+        return step
+    forget = training.engine.inner.reset_activation_shape if derived.uses_pipeline else lambda: None
+    return VaryingLengths(
+        step,
+        tokens=lambda: derived.train_batch_size * pace(training.state.iteration),
+        forget_shapes=forget,
+    )
 
 
 def _load(training: _Training) -> None:

@@ -1,6 +1,6 @@
 """What a configuration makes a training read, for commands of neox-data: `neox_data.training_data`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from neox_data.training_data import TrainingData
 from neox_launcher.config import Resolved, load_config, resolve
 from neox_launcher.config.shapes import fewest_devices
 from neox_launcher.errors import NeoXError
+from neox_model.train.curriculum import length_pace
 from neox_model.train.datasets import build_datasets, num_samples
 
 __all__ = ["describe_training_data", "training_data_of"]
@@ -54,8 +55,13 @@ def training_data_of(resolved: Resolved) -> TrainingData:
             vocab_file=tokenizer.vocab_file,
             merge_file=tokenizer.merge_file,
         ),
-        length_at=lambda iteration: config.model.seq_length,
+        length_at=_length_at(resolved),
     )
+
+
+def _length_at(resolved: Resolved) -> Callable[[int], int]:
+    whole, pace = resolved.config.model.seq_length, length_pace(resolved.config)
+    return lambda iteration: whole if pace is None else min(whole, pace(iteration))
 
 
 def _data_parallel_ranks(resolved: Resolved) -> list[int]:

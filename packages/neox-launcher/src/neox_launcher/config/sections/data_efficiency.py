@@ -5,6 +5,7 @@ from typing import Literal
 from neox_launcher.config.parameter import Section, block, named_blocks, param
 
 __all__ = [
+    "TRUNCATES",
     "Curriculum",
     "CurriculumLearning",
     "DataEfficiency",
@@ -17,6 +18,9 @@ __all__ = [
     "RandomLtdPace",
     "RandomLtdSchedule",
 ]
+
+# A measure of this name cuts samples to the length that its difficulty says, instead of choosing among them.
+TRUNCATES = "seqlen_truncate"
 
 _GROWS = "schedule_type is fixed_linear or fixed_root"
 _STEPS = "schedule_type is fixed_discrete"
@@ -82,7 +86,8 @@ class Metric(Section):
         origin="DSC", doc="Whether difficulties are values of the measure or percentiles of it."
     )
     clustering_type: Literal["schedule_based", "single_cluster"] = param(
-        origin="DSC", doc="Group the samples as the schedule reaches them, or keep all in one group."
+        origin="DSC",
+        doc="Group the samples as the schedule reaches them, or keep all in one group, for seqlen_truncate.",
     )
     min_difficulty: int = param(origin="DSC", ge=0, doc="Largest difficulty of the first iteration.")
     max_difficulty: int = param(origin="DSC", ge=0, doc="Largest difficulty at the end.")
@@ -100,7 +105,10 @@ class Curriculum(Section):
         None, origin="DSC", needed=True, min_length=1, doc="Folder for the groups of samples by difficulty."
     )
     curriculum_metrics: dict[str, Metric] = named_blocks(
-        "metric", origin="DSC", needed=True, doc="The measures of difficulty, by name."
+        "metric",
+        origin="DSC",
+        needed=True,
+        doc="The measures of difficulty, by name; seqlen_truncate cuts samples to a length.",
     )
 
 

@@ -1,0 +1,1 @@
+"""Curricula: easy samples first, by any measure; or short ones first."""

@@ -1,0 +1,49 @@
+"""Measures of how difficult samples are, for a curriculum."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from neox_data.blend import SampleDataset
+from neox_data.trace import passages
+
+__all__ = ["METRICS", "num_documents", "vocabulary_rarity"]
+
+# Rarities are stored as whole numbers, in thousandths.
+_SCALE = 1000
+
+
+def vocabulary_rarity(dataset: SampleDataset, num_samples: int) -> np.ndarray:
+    """Minus the mean logarithm (base 2) of how frequent the tokens of a sample are, in thousandths; int64.
+
+    Frequencies are those of the tokens of all samples together.
+
+    Source: arXiv:2212.03597 (vocabulary rarity), as a mean so that it does not depend on the length.
+    """
+    counts = np.zeros(1, np.int64)
+    for tokens in _inputs(dataset, num_samples):
+        found = np.bincount(tokens)
+        if len(found) > len(counts):
+            counts = np.pad(counts, (0, len(found) - len(counts)))
+        counts[: len(found)] += found
+    with np.errstate(divide="ignore"):
+        rarity = -np.log2(counts / counts.sum())
+    means = (rarity[tokens].mean() for tokens in _inputs(dataset, num_samples))
+    return np.fromiter((round(mean * _SCALE) for mean in means), np.int64, num_samples)
+
+
+def num_documents(dataset: SampleDataset, num_samples: int) -> np.ndarray:
+    """How many documents a sample is made of, int64: fewer are longer stretches of text."""
+    counts = (sum(1 for _ in passages(dataset, item)) for item in range(num_samples))
+    return np.fromiter(counts, np.int64, num_samples)
+
+
+def _inputs(dataset: SampleDataset, num_samples: int) -> Iterator[np.ndarray]:
+    return (dataset[item][:-1] for item in range(num_samples))
+
+
+# From a dataset and the number of its first items to measure, their difficulties.
+METRICS: dict[str, Callable[[SampleDataset, int], np.ndarray]] = {
+    "vocabularyrarity": vocabulary_rarity,
+    "documents": num_documents,
+}
