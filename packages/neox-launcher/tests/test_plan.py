@@ -23,7 +23,7 @@ def folder(tmp_path, monkeypatch):
     """The working folder, with a hostfile; no hostfile where the cluster would have one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hosts_module, "DEFAULT_HOSTFILE", tmp_path / "job" / "hostfile")
-    monkeypatch.setattr(launch.Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "hosts").write_text("worker-0 slots=1\nworker-1 slots=2\nworker-2 slots=1\n")
     return tmp_path
 
@@ -270,6 +270,17 @@ def test_options_before_and_after_a_subcommand_count(minimal):
     assert (content["bind_cores"], content["max_restarts"]) == (True, 2)
     content = json.loads(run("--config", minimal, "evaluate", *options, "--dry-run=json").stdout)
     assert (content["bind_cores"], content["max_restarts"]) == (True, 2)
+
+
+def test_a_folder_that_is_gone_is_told(minimal, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    result = run("--config", minimal, "--dry-run")
+    assert (result.exit_code, result.stderr.split(";")[0]) == (
+        2,
+        "the folder that this was started in is gone",
+    )
 
 
 def test_a_name_that_leads_nowhere_is_told_before_the_start(minimal, monkeypatch):

@@ -82,7 +82,7 @@ def plan_launch(
     else:
         pool = find_pool(config, env, count_gpus=count)
         hosts = select(config, pool)
-    is_local = _are_this_machine(hosts)
+    is_local, folder = _are_this_machine(hosts), _working_folder()
     world = World(hosts=hosts, gpus=count() if is_local else None)
     return LaunchPlan(
         program=request.program,
@@ -93,12 +93,12 @@ def plan_launch(
         master_addr=_address(config, env, is_local=is_local),
         master_port=_port(config, {} if is_local else env),
         environment={
-            **travelling_variables(env, home=Path.home(), folder=Path.cwd()),
+            **travelling_variables(env, home=Path(os.path.expanduser("~")), folder=folder),
             **secret_variables(config),
         },
         resolved=resolve(config, devices=world.size, hosts=len(hosts)),
         python=sys.executable,
-        working_directory=str(Path.cwd()),
+        working_directory=str(folder),
         launcher_args=tuple(shlex.split(config.launch.launcher_args or "")),
         bind_cores=request.bind_cores,
         max_restarts=request.max_restarts,
@@ -165,6 +165,18 @@ def _without_batch(config: NeoXConfig) -> NeoXConfig:
 def _devices_of_one_copy(config: NeoXConfig) -> int:
     parallel = config.parallelism
     return max(1, parallel.model_parallel_size) * max(1, parallel.pipe_parallel_size)
+
+
+def _working_folder() -> Path:
+    """The folder that the launcher was started in.
+
+    Raises:
+        LaunchError: it is gone.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise LaunchError("the folder that this was started in is gone; go to one that exists") from error
 
 
 def _are_this_machine(hosts: tuple[Host, ...]) -> bool:
