@@ -87,8 +87,6 @@ ASKED = {
     "loss_normalization": "global",
     "zero_optimization.grad_hooks": "false",
     "zero_optimization.offload_optimizer.ratio": "0.5",
-    "optimizer.params.adam_w_mode": "false",
-    "optimizer.params.bias_correction": "false",
     "hostfile": "x",
     "include": "x",
     "exclude": "x",

@@ -65,7 +65,6 @@ NOT_YET: Mapping[str, NotYet] = {
     "log_gradient_noise_scale": _on(),
     "eval_tasks": _on(),
     "char_level_ppl": _on(),
-    "comet.api_key": _on("set COMET_API_KEY on every host"),
     "comms_logger.enabled": _on(),
     "eigenvalue.enabled": _on(),
     "checkpoint.use_node_local_storage": _on("save to a folder that all hosts share"),

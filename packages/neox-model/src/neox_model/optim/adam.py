@@ -1,22 +1,91 @@
-"""Adam with decoupled weight decay (AdamW), as torch's one-kernel implementation.
+"""Adam, with weight decay decoupled (AdamW) or not, as torch's one-kernel implementation.
 
-DeepSpeed's own Adam kernels are compiled when a training first starts; torch's need no compiler.
+DeepSpeed's own Adam kernels are compiled when a training first starts; torch's need no compiler. What torch
+has not, means that are not corrected for their start at zero, is here in plain operations.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
-__all__ = ["adam"]
+__all__ = ["UncorrectedAdam", "adam"]
 
 
-def adam(parameters: list[dict[str, Any]], **settings: Any) -> torch.optim.AdamW:
-    """AdamW over these groups, with torch's fused update.
+def adam(
+    parameters: list[dict[str, Any]],
+    *,
+    adam_w_mode: bool = True,
+    bias_correction: bool = True,
+    **settings: Any,
+) -> Optimizer:
+    """Adam over these groups.
 
     Args:
         parameters: parameter groups.
-        settings: `lr`, `betas`, `eps` and whatever else `torch.optim.AdamW` takes.
+        adam_w_mode: decay weights apart from the gradient.
+        bias_correction: correct the running means for their start at zero.
+        settings: `lr`, `betas` and `eps`.
 
-    Source: arXiv:1711.05101.
+    Source: arXiv:1412.6980; arXiv:1711.05101 (decoupled decay).
     """
-    return torch.optim.AdamW(parameters, fused=True, **settings)
+    if not bias_correction:
+        return UncorrectedAdam(parameters, is_decoupled=adam_w_mode, **settings)
+    kind = torch.optim.AdamW if adam_w_mode else torch.optim.Adam
+    return kind(parameters, fused=True, **settings)
+
+
+class UncorrectedAdam(Optimizer):
+    """Adam whose running means are used as they are: small at the start, so that first updates are too.
+
+    Args:
+        parameters: parameter groups, each with `weight_decay`.
+        lr: learning rate.
+        betas: decay of the means of gradients and of squared gradients.
+        eps: added to the denominator.
+        is_decoupled: decay weights apart from the gradient.
+    """
+
+    def __init__(
+        self,
+        parameters: list[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        is_decoupled: bool = True,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0}
+        super().__init__(parameters, defaults)
+        self._is_decoupled = is_decoupled
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return loss
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        gradient, state = parameter.grad, self.state[parameter]
+        assert gradient is not None
+        for name in ("exp_avg", "exp_avg_sq"):
+            if name not in state:
+                state[name] = torch.zeros_like(parameter)
+        decay, (beta1, beta2) = group["weight_decay"], group["betas"]
+        if decay and self._is_decoupled:
+            parameter.mul_(1 - group["lr"] * decay)
+        elif decay:
+            gradient = gradient + decay * parameter
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean.lerp_(gradient, 1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        parameter.addcdiv_(mean, square.sqrt().add_(group["eps"]), value=-group["lr"])

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from neox_launcher.config import NeoXConfig
 from neox_launcher.errors import ConfigError
-from neox_model.optim import OPTIMIZERS
+from neox_model.optim import ARGUMENTS, OPTIMIZERS
 from neox_model.optim.lr_schedule import LearningRateSchedule, WarmupThenDecay
 from neox_model.optim.param_groups import split_by_weight_decay
 
@@ -31,13 +31,26 @@ def build_optimizer(config: NeoXConfig, model: nn.Module) -> Optimizer:
     groups = split_by_weight_decay(model.parameters(), section.params.weight_decay)
     own = OPTIMIZERS.get(section.kind)
     if own is not None:
-        params = section.params
-        return own(groups, lr=params.lr, betas=params.betas, eps=params.eps)
+        _check_device(config, groups)
+        values = section.params.model_dump()
+        return own(groups, **{name: values[name] for name in ARGUMENTS[section.kind] if name in values})
     if section.kind not in _TORCH_CLASSES:
         known = ", ".join(sorted({*OPTIMIZERS, *_TORCH_CLASSES}))
         raise ConfigError(f"optimizer.type: {section.type!r} is no optimizer here; use one of {known}")
     arguments = {name: value for name, value in section.params.given().items() if name != "weight_decay"}
     return _build_torch_class(_TORCH_CLASSES[section.kind], groups, arguments)
+
+
+def _check_device(config: NeoXConfig, groups: list[dict[str, Any]]) -> None:
+    """What is named for the CPU updates there: where the weights are, or where ZeRO moves them."""
+    section = config.optimizer.optimizer
+    is_offloaded = config.zero.zero_optimization.offload_optimizer.device != "none"
+    device = groups[0]["params"][0].device
+    if section.kind.startswith("cpu_") and device.type != "cpu" and not is_offloaded:
+        raise ConfigError(
+            f"optimizer.type: {section.type} keeps its states in host memory, and the weights are on "
+            f"{device}; add zero_optimization: {{stage: 1, offload_optimizer: {{device: cpu}}}}"
+        )
 
 
 def build_schedule(

@@ -66,7 +66,7 @@ class OptimizerParams(Section):
     adam_w_mode: bool = param(
         True,
         origin="DSC",
-        used_when="type is Adam",
+        used_when="type is Adam or CPU_Adam",
         doc="Decay weights apart from the gradient, as AdamW does.",
     )
     bias_correction: bool = param(

@@ -1,0 +1,63 @@
+"""MADGRAD: dual averaging with an adaptive scale and momentum, here with decoupled weight decay."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = ["MadgradWD"]
+
+
+class MadgradWD(Optimizer):
+    """x moves by (1 - momentum) towards x_0 - s / (cube root of v + eps).
+
+    s and v sum gradients and squared gradients, those of update k (from 0) weighing lr * sqrt(k + 1).
+
+    Args:
+        parameters: parameter groups, each with `weight_decay`: after the update a weight loses
+            lr * weight_decay of what it was before.
+        lr: learning rate.
+        momentum: 0 is plain dual averaging.
+        eps: added to the denominator.
+
+    Source: arXiv:2101.11075, algorithm 1.
+    """
+
+    def __init__(
+        self, parameters: list[dict[str, Any]], *, lr: float, momentum: float = 0.9, eps: float = 1e-6
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "eps": eps, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state["start"] = parameter.clone()
+            state["grad_sum"] = torch.zeros_like(parameter)
+            state["grad_sum_sq"] = torch.zeros_like(parameter)
+        weight = group["lr"] * math.sqrt(float(state["step"]) + 1)
+        state["step"] += 1
+        state["grad_sum"].add_(gradient, alpha=weight)
+        state["grad_sum_sq"].addcmul_(gradient, gradient, value=weight)
+        scale = state["grad_sum_sq"].pow(1 / 3).add_(group["eps"])
+        target = state["start"].addcdiv(state["grad_sum"], scale, value=-1)
+        before = parameter.clone() if group["weight_decay"] else None
+        parameter.lerp_(target, 1 - group["momentum"])
+        if before is not None:
+            parameter.sub_(before, alpha=group["lr"] * group["weight_decay"])
