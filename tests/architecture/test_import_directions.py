@@ -19,6 +19,7 @@ PARTS = {
     "report": {"metrics", "optional", "errors"},
     # -- assembly
     "worker": {"errors"},
+    "doctor": {"worker", "errors"},
     "processes": {"parallel", "errors"},
     "build": {"layers", "parallel", "initialization", "errors"},
     "checkpoint": {"build", "parallel", "errors"},
@@ -38,6 +39,7 @@ PARTS = {
 }
 READS_CONFIGURATION = (
     "worker",
+    "doctor",
     "processes",
     "build",
     "checkpoint",

@@ -128,3 +128,22 @@ def test_a_request_to_stop_while_hosts_are_starting_ends_them(cluster, tmp_path)
         assert launcher.poll() is None
     launcher.send_signal(signal.SIGINT)
     assert job.finish(launcher).code == 130
+
+
+@pytest.mark.sweep
+def test_the_doctor_finds_hosts_that_fit_and_a_folder_that_they_do_not_share(cluster, tmp_path):
+    job = Job(cluster, tmp_path, *TWO_HOSTS, **saving(tmp_path))
+    good = job.run("doctor")
+    assert good.code == 0, good.out + good.err
+    assert good.out.endswith("verdict: these hosts can run the job\n")
+    assert "reach and join" in good.out
+    assert "2 hosts started, 2 workers joined" in good.out
+    assert "GB/s per link" in good.out
+    (tmp_path / "saved").mkdir(exist_ok=True)
+    cluster.hosts["worker-2"].run("mount", "-t", "tmpfs", "tmpfs", tmp_path / "saved")
+    bad = job.run("doctor")
+    assert bad.code == 1
+    assert f"on worker-2, {tmp_path}/saved is not the folder that rank 0 has under this name" in bad.out
+    assert (
+        "verdict: 1 problem to mend first\n  save: choose a folder on a disk that all hosts share" in bad.out
+    )

@@ -1,28 +1,24 @@
 """`neox-launch`: options -> checked plan -> running workers, or the plan in print."""
 
-import json
-import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, NoReturn
 
 import click
 
-from neox_launcher.backends import BACKENDS, Command, Contact
 from neox_launcher.config.problems import list_problems
-from neox_launcher.config_estimate_cli import estimate_resolved, render_estimate
-from neox_launcher.environment import shown_value
+from neox_launcher.doctor import examine_hosts
+from neox_launcher.dry_run import Form, show_plan
 from neox_launcher.errors import NeoXError
-from neox_launcher.launch import Request, find_hindrances, plan_launch, refuse_what_cannot_run, run_plan
+from neox_launcher.launch import Request, plan_launch, refuse_what_cannot_run, run_plan
 from neox_launcher.plan import LaunchPlan
 from neox_launcher.supervision import Outcome
 
 __all__ = ["main"]
 
 _DRY_RUN = "--dry-run"
-_SHOWN_COMMANDS = 32
-DryRun = Literal["text", "json"] | None
+DryRun = Form | None
 
 
 class _Launch(click.Group):
@@ -101,6 +97,17 @@ def evaluate(common: tuple[Request, DryRun], /, **options: Any) -> None:
     _launch(*_merged(common, "evaluate", **options))
 
 
+@main.command()
+@request_options
+@click.pass_obj
+def doctor(common: tuple[Request, DryRun], /, **options: Any) -> None:
+    """Look at all hosts of a job, and at what is between them, before it starts.
+
+    Exit codes: 0 the hosts can run the job; 1 something is to be mended first.
+    """
+    _launch(*_merged(common, "doctor", **options))
+
+
 def _merged(
     common: tuple[Request, DryRun], program: str, *, dry_run: DryRun, **options: Any
 ) -> tuple[Request, DryRun]:
@@ -126,9 +133,11 @@ def _launch(request: Request, dry_run: DryRun) -> None:
         plan = plan_launch(request)
         _tell_notices(plan)
         if dry_run is not None:
-            _SHOW[dry_run](plan)
+            show_plan(plan, dry_run)
             return
         refuse_what_cannot_run(plan)
+        if plan.program == "doctor":
+            _show_diagnosis(plan)
         outcome = run_plan(plan)
     except NeoXError as error:
         click.echo(str(error), err=True)
@@ -143,66 +152,10 @@ def _tell_notices(plan: LaunchPlan) -> None:
         click.echo(list_problems(config.notices, config.files, called="note") + "\n", err=True)
 
 
-def _show_as_text(plan: LaunchPlan) -> None:
-    click.echo(plan.describe())
-    if plan.program == "train":
-        costs, origin = estimate_resolved(plan.resolved)
-        click.echo("\n" + render_estimate(costs, device_memory=None, vocabulary_origin=origin))
-    commands = _planned_commands(plan)
-    for command in commands[:_SHOWN_COMMANDS]:
-        click.echo("\n" + _in_a_shell(command))
-    if len(commands) > _SHOWN_COMMANDS:
-        more = len(commands) - _SHOWN_COMMANDS
-        click.echo(f"\n... and {more:,} more of the same; all of them: --dry-run=json")
-    hindrances = _hindrances(plan)
-    if hindrances:
-        click.echo("\nthis would not start yet:\n" + "\n".join(hindrances), err=True)
-
-
-def _show_as_json(plan: LaunchPlan) -> None:
-    commands = [
-        {"argv": list(command.argv), "environment": _shown_environment(command), "node": command.node}
-        for command in _planned_commands(plan)
-    ]
-    click.echo(
-        json.dumps({**plan.as_json(), "commands": commands, "hindrances": _hindrances(plan)}, indent=2)
-    )
-
-
-_SHOW: dict[str, Callable[[LaunchPlan], None]] = {"text": _show_as_text, "json": _show_as_json}
-
-
-def _planned_commands(plan: LaunchPlan) -> list[Command]:
-    """The commands, with words in angle brackets for what only the start will tell."""
-    address = "127.0.0.1" if plan.launcher == "local" else "<addresses of this machine>"
-    contact = Contact(addresses=(address,), port="<a free port>", token="", folder="<a private folder>")
-    return BACKENDS[plan.launcher].commands(plan, contact)
-
-
-def _in_a_shell(command: Command) -> str:
-    """A command as one would type it."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in _shown_environment(command).items()]
-    files = [
-        f"# {path}:\n" + "".join(f"#   {line}\n" for line in _shown_file(path, text))
-        for path, text in command.files.items()
-    ]
-    return "".join(files) + " ".join([*variables, shlex.join(command.argv)])
-
-
-def _shown_file(path: str, text: str) -> list[str]:
-    return [shown_value(path, line) for line in text.splitlines()[:_SHOWN_COMMANDS]]
-
-
-def _shown_environment(command: Command) -> dict[str, str]:
-    return {name: shown_value(name, value) for name, value in command.environment.items()}
-
-
-def _hindrances(plan: LaunchPlan) -> list[str]:
-    """Why this would not start, each in a paragraph."""
-    config, backend = plan.resolved.config, BACKENDS[plan.launcher]
-    problems = find_hindrances(plan)
-    listed = [list_problems(problems, config.files)] if problems else []
-    return [*listed, *(reason for reason in (backend.missing(), backend.refuses(plan)) if reason)]
+def _show_diagnosis(plan: LaunchPlan) -> NoReturn:
+    diagnosis = examine_hosts(plan)
+    click.echo(str(diagnosis))
+    sys.exit(0 if diagnosis.is_good else 1)
 
 
 def _tell_failure(outcome: Outcome) -> None:

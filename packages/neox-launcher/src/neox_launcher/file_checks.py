@@ -23,12 +23,14 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
 
     Args:
         config: names the files.
-        program: train, generate or evaluate.
+        program: train, generate, evaluate or doctor.
     """
     checks: dict[str, tuple[Check, ...]] = {
         "train": (_datasets, _curricula, _tokenizer, _folders_to_write, _weights_to_finetune, _vocabulary),
         "evaluate": (_datasets, _tokenizer, _checkpoint, _vocabulary),
         "generate": (_tokenizer, _prompts, _checkpoint, _vocabulary),
+        # It looks at the files itself, from every host.
+        "doctor": (),
     }
     problems = [problem for check in checks[program] for problem in check(config)]
     return [
@@ -116,6 +118,8 @@ def _tokenizer(config: NeoXConfig) -> Iterator[Problem]:
     needed = {
         "GPT2BPETokenizer": {"vocab_file": "vocab.json", "merge_file": "merges.txt"},
         "HFTokenizer": {"vocab_file": "tokenizer.json"},
+        "SentencePieceTokenizer": {"vocab_file": "tokenizer.model"},
+        "TiktokenTokenizer": {"vocab_file": "cl100k_base.tiktoken"},
     }
     for name, example in needed.get(section.tokenizer_type, {}).items():
         path = getattr(section, name)

@@ -144,7 +144,7 @@ class Node:
         for number in STOP_SIGNALS:
             signal.signal(number, self._remember)
         addresses = own_addresses(fallback=self._channel.address)
-        self._channel.send("hello", **who, host=self._host, addresses=addresses, pid=os.getpid())
+        self._channel.send("hello", **who, host=self._host, addresses=addresses, time=time.time())
         while not self._has_leave:
             for key, _ in self._selector.select(timeout=_POLL_SECONDS):
                 if key.fileobj is self._channel:
@@ -287,7 +287,7 @@ class Node:
         self._pipes.drain()
         for failure in failures:
             failure["output"] = self._pipes.unseen(failure["rank"])
-        self._channel.send("ended", failures=failures, overran=workers.overran)
+        self._channel.send("ended", failures=failures, overran=workers.overran, facts=workers.facts())
 
     def _stop(self, message: Message) -> None:
         assert self._orders is not None

@@ -2,6 +2,7 @@
 
 import itertools
 import selectors
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ class Node:
         host: its name for itself.
         ranks: of its workers.
         addresses: its own, as it lists them.
+        clock: seconds that its host's clock is ahead of this one's.
         is_ready: it has its orders, and nothing stands in its way.
         has_ended: its workers have ended, or it is lost.
         dump: rank to what that rank was doing, when it was asked.
@@ -31,6 +33,7 @@ class Node:
     host: str
     ranks: tuple[int, ...]
     addresses: tuple[str, ...]
+    clock: float
     is_ready: bool = False
     has_ended: bool = False
     dump: Message | None = field(default=None, repr=False)
@@ -101,7 +104,8 @@ class Nodes:
             self._tell_refusal(host, str(error))
             channel.close()
             return
-        node = Node(channel, host, ranks, tuple(hello["addresses"]))
+        clock = float(hello["time"]) - time.time()
+        node = Node(channel, host, ranks, tuple(hello["addresses"]), clock)
         self._nodes.append(node)
         self._present.update(ranks)
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear(node))

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from signal import SIGTERM
 from typing import Any, Self
 
@@ -73,12 +73,15 @@ class Outcome:
         first_failure: the one that the others followed from; None when nothing failed.
         num_failures: workers that failed by themselves.
         was_stopped: a signal asked for the end.
+        facts: rank to what its worker has told with `report_facts`, its host, and that host's clock: seconds
+            that it is ahead of the launcher's.
     """
 
     exit_code: int
     first_failure: Failure | None = None
     num_failures: int = 0
     was_stopped: bool = False
+    facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def judge(failures: Iterable[Failure], signals: list[int]) -> Outcome:

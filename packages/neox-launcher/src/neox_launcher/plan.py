@@ -17,6 +17,7 @@ PROGRAMS: Mapping[str, str] = {
     "train": "neox_model.train",
     "generate": "neox_model.generate",
     "evaluate": "neox_model.evaluate",
+    "doctor": "neox_model.doctor",
 }
 _SHOWN_HOSTS = 32
 
@@ -147,6 +148,8 @@ class LaunchPlan:
             f"{model.num_layers} layers, width {model.hidden_size:,}, {model.num_attention_heads} heads, "
             f"{model.seq_length:,} tokens, {config.attention.pos_emb} positions",
         )
+        kinds = Counter(derived.attention_types)
+        yield "attention", ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         yield "precision", derived.precision
         yield "checkpoints to", config.checkpoint.save or "" if trains else ""
         yield "checkpoints from", config.checkpoint.load or ""

@@ -12,9 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Any, TextIO
 
 from neox_launcher.backends.base import Command, Contact
 from neox_launcher.control import Message, new_token
@@ -78,6 +79,7 @@ class _Launch:
         )
         self._reception = Reception(new_token(), selector, self._nodes.welcome, is_local=is_local)
         self._failures: list[Failure] = []
+        self._facts: dict[int, Mapping[str, Any]] = {}
         self._signals: list[int] = []
         self._told = 0
         self._port: int | None = None
@@ -141,7 +143,7 @@ class _Launch:
         finally:
             self._reception.close()
             self._nodes.close()
-        return judge(self._failures, self._signals)
+        return replace(judge(self._failures, self._signals), facts=self._facts)
 
     def _turn(self, tools: Tools) -> None:
         for key, _ in self._selector.select(timeout=_POLL_SECONDS):
@@ -226,6 +228,8 @@ class _Launch:
         if message["failures"]:
             self._failures += [Failure.from_message(failure) for failure in message["failures"]]
             self._note_trouble(node, message)
+        for rank, facts in message["facts"].items():
+            self._facts[int(rank)] = {**facts, "host": node.host, "clock": node.clock}
         if message["overran"]:
             _tell(
                 f"{name_workers(message['overran'])} on {node.host} had not saved within "

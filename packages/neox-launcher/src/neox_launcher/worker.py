@@ -19,8 +19,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from neox_launcher.errors import NeoXError
 
@@ -35,6 +36,7 @@ __all__ = [
     "answer_questions",
     "die_with_parent",
     "register_worker",
+    "report_facts",
     "report_failure",
     "worker_file",
     "write_aside",
@@ -133,6 +135,18 @@ def report_failure(rank: int, error: BaseException) -> int:
     }
     write_aside(worker_file(folder, rank, "error.json"), json.dumps(report))
     return exit_code
+
+
+def report_facts(rank: int, facts: Mapping[str, Any]) -> None:
+    """Leave something for whoever started this launch; the last report of a rank counts.
+
+    Args:
+        rank: this worker's.
+        facts: values JSON can carry.
+    """
+    folder = _run_dir()
+    if folder is not None:
+        write_aside(worker_file(folder, rank, "facts"), json.dumps(facts))
 
 
 def die_with_parent(parent: int | None = None) -> None:

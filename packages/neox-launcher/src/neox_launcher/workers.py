@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from neox_launcher.outcome import HEAD_START_SECONDS, Failure
 from neox_launcher.processes import Process, as_exit_code, children_of
@@ -120,6 +121,15 @@ class Workers:
             with suppress(OSError, ValueError):
                 told[rank] = (int(path.read_text()), path.stat().st_mtime)
         return told
+
+    def facts(self) -> dict[int, Any]:
+        """Rank to what its worker has reported."""
+        paths = {rank: worker_file(self._folder, rank, "facts") for rank in self._ranks}
+        return {
+            rank: json.loads(path.read_text(encoding="utf-8"))
+            for rank, path in paths.items()
+            if path.exists()
+        }
 
     def ask(self) -> None:
         """Have every worker write down what it is doing."""

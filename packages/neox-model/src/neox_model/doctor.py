@@ -1,0 +1,191 @@
+"""`python -m neox_model.doctor`: one worker that looks at its host, then at what it shares with others.
+
+It judges nothing: what it finds goes to the launcher, which compares all hosts. Facts are told before the
+workers join, and again after, so that a network that joins nobody still leaves the rest to look at.
+"""
+
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch import distributed
+
+from neox_launcher.config import NeoXConfig, Resolved
+from neox_launcher.ranks import read_rank
+from neox_launcher.worker import report_facts
+from neox_model.worker import exit_worker, request_options, run_worker
+
+__all__ = ["examine", "main"]
+
+_JOIN_SECONDS = 15
+_PACKAGES = ("torch", "deepspeed", "neox-model", "numpy")
+_ROUNDS = 5
+_BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
+
+
+def examine(resolved: Resolved) -> None:
+    """Find everything out, as one rank of a job. Collective over all ranks.
+
+    Args:
+        resolved: names the paths and the backend.
+    """
+    me = read_rank()
+    rank, local_rank = (me.rank, me.local_rank) if me else (0, 0)
+    device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
+    facts = {**_software(), **_devices(device), "files": _files(resolved.config)}
+    report_facts(rank, facts)
+    backend = resolved.derived.backend or ("nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    distributed.init_process_group(backend, timeout=timedelta(seconds=_JOIN_SECONDS))
+    facts["folders"] = _folders(resolved.config, device)
+    facts["all_reduce"] = _measure_all_reduce(device)
+    report_facts(rank, facts)
+    distributed.destroy_process_group()
+
+
+def _software() -> dict[str, Any]:
+    found: dict[str, Any] = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _devices(device: torch.device) -> dict[str, Any]:
+    if device.type == "cpu":
+        return {"driver": "none", "gpus": [], "gpu_error": None}
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {"driver": _ask_driver("driver_version"), "gpus": names, "gpu_error": _try_device(device)}
+
+
+def _try_device(device: torch.device) -> str | None:
+    """What is wrong with a device: it computes something else than the processor, or counts memory errors."""
+    try:
+        numbers = torch.arange(512 * 512, dtype=torch.float64).reshape(512, 512) % 7
+        if not torch.equal((numbers.to(device) @ numbers.to(device)).cpu(), numbers @ numbers):
+            return "it computes wrong results"
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    errors = _ask_driver("ecc.errors.uncorrected.volatile.total", device.index)
+    return (
+        f"{errors} uncorrected memory errors since the driver started"
+        if errors.strip("0").isdigit()
+        else None
+    )
+
+
+def _ask_driver(what: str, number: int = 0) -> str:
+    """One value of `nvidia-smi`; devices that CUDA_VISIBLE_DEVICES names by identity are asked for by it."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return "unknown"
+    visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    device = visible[number] if number < len(visible) else str(number)
+    asked = [command, f"--query-gpu={what}", "--format=csv,noheader", f"--id={device}"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def _files(config: NeoXConfig) -> dict[str, str]:
+    """Data file -> size and time of change, which are the same on all hosts that see the same file."""
+    data = config.data
+    prefixes = [data.data_path, *(data.train_data_paths or ()), *(data.valid_data_paths or ())]
+    prefixes += list(data.test_data_paths or ())
+    found = {}
+    for prefix in dict.fromkeys(prefix for prefix in prefixes if prefix):
+        for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx")):
+            try:
+                status = path.stat()
+                found[str(path)] = f"{status.st_size:,} bytes of {time.ctime(status.st_mtime)}"
+            except OSError as error:
+                found[str(path)] = error.strerror or str(error)
+    return found
+
+
+def _written_folders(config: NeoXConfig) -> Iterator[tuple[str, Path]]:
+    folders = {"save": config.checkpoint.save, "log-dir": config.logging.log_dir}
+    for name, folder in folders.items():
+        if folder is not None:
+            yield name, Path(folder)
+
+
+def _folders(config: NeoXConfig, device: torch.device) -> dict[str, str]:
+    """Parameter -> what is wrong with its folder here, empty where nothing is. Collective.
+
+    Rank 0 leaves a file there; who does not see it has another folder under the same name.
+    """
+    number = torch.tensor([secrets.randbelow(2**31)], device=device)
+    distributed.broadcast(number, src=0)
+    mark = f".neox-doctor-{int(number)}"
+    is_first = distributed.get_rank() == 0
+    found = {}
+    for name, folder in _written_folders(config):
+        found[name] = _leave(folder, mark) if is_first else ""
+        distributed.barrier()
+        if not is_first:
+            found[name] = _look_for(folder, mark)
+        distributed.barrier()
+        if is_first:
+            with suppress(OSError):
+                (folder / mark).unlink()
+    return found
+
+
+def _leave(folder: Path, mark: str) -> str:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / mark).touch()
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return ""
+
+
+def _look_for(folder: Path, mark: str) -> str:
+    if not (folder / mark).exists():
+        return f"{folder} is not the folder that rank 0 has under this name"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
+
+
+def _measure_all_reduce(device: torch.device) -> dict[str, float]:
+    """Seconds of one all-reduce, and the bytes per second that each link carries in it ("bus bandwidth")."""
+    numbers = torch.ones(_BYTES[device.type] // 4, device=device)
+    size = distributed.get_world_size()
+    distributed.all_reduce(numbers)
+    _synchronize(device)
+    begun = time.perf_counter()
+    for _ in range(_ROUNDS):
+        distributed.all_reduce(numbers)
+    _synchronize(device)
+    seconds = (time.perf_counter() - begun) / _ROUNDS
+    carried = 2 * (size - 1) / size * numbers.nbytes
+    return {"bytes": float(numbers.nbytes), "seconds": seconds, "bytes_per_second": carried / seconds}
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@click.command()
+@request_options
+def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
+    """Look at this host, as one worker of a job."""
+    exit_worker(run_worker("neox_model.doctor:examine", resolved=resolved, paths=paths, overrides=overrides))
+
+
+if __name__ == "__main__":
+    main()
