@@ -1,6 +1,7 @@
 """What will run where, decided before anything runs: pure, printable, comparable."""
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,7 +18,6 @@ PROGRAMS: Mapping[str, str] = {
     "train": "neox_model.train",
     "generate": "neox_model.generate",
     "evaluate": "neox_model.evaluate",
-    "doctor": "neox_model.doctor",
 }
 _SHOWN_HOSTS = 32
 
