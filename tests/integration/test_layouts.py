@@ -42,12 +42,16 @@ def run_cases(cases: list[Case], folder: str) -> dict[str, dict[str, float]]:
         for architecture, is_wide in wanted[number::4]:
             reference(architecture, is_wide=is_wide, folder=here)
     for size in (2, 4):
-        dist.barrier()
         sized = [case for case in cases if LAYOUTS[case[1]].ranks == size]
-        with world_of(size, here, name=f"of-{size}") as number:
-            for architecture, layout, recomputes in sized[number :: 4 // size]:
-                case = f"{architecture} / {layout} / {recomputes}"
-                found[case] = differences(architecture, LAYOUTS[layout], recomputes=recomputes, folder=here)
+        # A world of its own for each case: the groups that it forms, and gloo's threads in them, end with it.
+        for turn in range(0, len(sized), 4 // size):
+            dist.barrier()
+            with world_of(size, here, name=f"of-{size}-{turn}") as number:
+                for architecture, layout, recomputes in sized[turn : turn + 4 // size][number : number + 1]:
+                    case = f"{architecture} / {layout} / {recomputes}"
+                    found[case] = differences(
+                        architecture, LAYOUTS[layout], recomputes=recomputes, folder=here
+                    )
     return found
 
 
