@@ -17,6 +17,7 @@ from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusReader, sample_t
 from neox_data.sources import OffsetsWriter
 from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.fast import fast_encoder
+from neox_data.tokenizers.ranked_files import RankedFileTokenizer
 
 __all__ = ["Options", "Summary", "output_prefix_of", "preprocess"]
 
@@ -209,6 +210,8 @@ def _choose_encoder(
 ) -> tuple[Encoder, str, int]:
     """Gigatoken where it gives the tokenizer's ids; with its name, and the batches to encode at once."""
     name = type(tokenizer).__name__
+    if isinstance(tokenizer, RankedFileTokenizer):
+        return tokenizer.encode_flat, f"{name}, which gigatoken runs", 1
     if options.exact:
         return tokenizer.encode_flat, f"{name}, as --exact asks", options.workers
     try:

@@ -9,6 +9,7 @@ from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.char_level import CharLevelTokenizer
 from neox_data.tokenizers.gpt2_bpe import GPT2BPETokenizer
 from neox_data.tokenizers.huggingface import HFGPT2Tokenizer, HFTokenizer
+from neox_data.tokenizers.ranked_files import SentencePieceTokenizer, TiktokenTokenizer
 
 __all__ = ["TOKENIZERS", "Tokenizer", "build_tokenizer"]
 
@@ -17,6 +18,8 @@ TOKENIZERS: dict[str, Callable[[Path | None, Path | None], Tokenizer]] = {
     "HFTokenizer": HFTokenizer,
     "HFGPT2Tokenizer": HFGPT2Tokenizer,
     "CharLevelTokenizer": CharLevelTokenizer,
+    "SentencePieceTokenizer": SentencePieceTokenizer,
+    "TiktokenTokenizer": TiktokenTokenizer,
 }
 
 

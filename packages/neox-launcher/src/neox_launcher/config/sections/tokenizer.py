@@ -10,14 +10,19 @@ __all__ = ["TokenizerSection"]
 class TokenizerSection(Section):
     """How text becomes tokens."""
 
-    tokenizer_type: Literal["GPT2BPETokenizer", "HFTokenizer", "HFGPT2Tokenizer", "CharLevelTokenizer"] = (
-        param(
-            "GPT2BPETokenizer",
-            origin="Meg",
-            doc="GPT2BPETokenizer reads vocab.json and merges.txt, HFTokenizer a tokenizer.json, "
-            "HFGPT2Tokenizer a "
-            "tokenizer of Hugging Face; CharLevelTokenizer counts bytes and needs no file.",
-        )
+    tokenizer_type: Literal[
+        "GPT2BPETokenizer",
+        "HFTokenizer",
+        "HFGPT2Tokenizer",
+        "CharLevelTokenizer",
+        "SentencePieceTokenizer",
+        "TiktokenTokenizer",
+    ] = param(
+        "GPT2BPETokenizer",
+        origin="Meg",
+        doc="GPT2BPETokenizer reads vocab.json and merges.txt, HFTokenizer a tokenizer.json, "
+        "HFGPT2Tokenizer a tokenizer of Hugging Face, SentencePieceTokenizer a .model, TiktokenTokenizer "
+        "a .tiktoken; CharLevelTokenizer counts bytes and needs no file.",
     )
     vocab_file: str | None = param(
         None, origin="Meg", none_means="none; most tokenizers need one", doc="Vocabulary or tokenizer file."
