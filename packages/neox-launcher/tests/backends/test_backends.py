@@ -1,6 +1,8 @@
 """The exact command of every backend, and when one says that it cannot work."""
 
+import os
 import shlex
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -85,7 +87,7 @@ def test_local_starts_the_node_and_hands_it_the_token(plan):
 
 def test_ssh_starts_one_command_for_each_host(plan):
     found = commands(plan("ssh", "launcher-args=-p 2222 -i 'my key'"))
-    options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-p", "2222", "-i", "my key"]
+    options = ["-p", "2222", "-i", "my key", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
     assert [list(command.argv) for command in found] == [
         ["ssh", *options, name, shlex.join([*NODE, "--node", str(node)])]
         for node, name in enumerate(["zeta", "alpha", "middle"])
@@ -229,6 +231,17 @@ def test_an_ipv6_address_goes_only_where_its_colons_are_understood(plan, launche
     refusal = BACKENDS[launcher].refuses(plan(launcher, hosts="fd00::1 slots=1\nb slots=1"))
     assert (refusal is None) == (launcher == "ssh")
     assert BACKENDS[launcher].refuses(plan(launcher)) is None
+
+
+def test_the_ssh_of_pdsh_takes_the_variable_of_pdsh_and_tells_of_a_failure(tmp_path):
+    (tmp_path / "ssh").write_text('#!/bin/sh\nprintf "<%s>" "$@"; cat; exit 7\n')
+    (tmp_path / "ssh").chmod(0o755)
+    (tmp_path / "token").write_text("s3cret")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PDSH_SSH_ARGS_APPEND": "-p 2222 -o A=*"}
+    words = ["sh", "-c", _SSH, tmp_path / "token", tmp_path / "failed", "host", "a b"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.stdout, done.returncode) == ("<-p><2222><-o><A=*><host><a b>s3cret", 7)
+    assert (tmp_path / "failed").exists()
 
 
 def test_pdsh_tells_of_one_host_before_all_have_ended(plan, tmp_path):

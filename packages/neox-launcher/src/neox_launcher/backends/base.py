@@ -1,7 +1,6 @@
 """The contract of a way to start the nodes of a launch, and what several of them need."""
 
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +13,6 @@ __all__ = [
     "Backend",
     "Command",
     "Contact",
-    "for_a_shell",
     "node_command",
     "refuse_ipv6",
 ]
@@ -95,11 +93,6 @@ def node_command(plan: LaunchPlan, contact: Contact, *who: str) -> list[str]:
     """
     # -P: a folder that happens to be called neox_launcher, where ssh begins, is not taken for it.
     return [plan.python, "-P", "-m", "neox_launcher.node", "--launcher", str(contact), *who]
-
-
-def for_a_shell(argv: Sequence[str]) -> str:
-    """The words as one text that a shell reads as exactly these words."""
-    return shlex.join(argv)
 
 
 def refuse_ipv6(plan: LaunchPlan) -> str | None:

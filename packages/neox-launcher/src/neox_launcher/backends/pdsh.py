@@ -1,12 +1,12 @@
 """pdsh: one command that starts all nodes over ssh."""
 
+import shlex
 import shutil
 from pathlib import PurePath
 
 from neox_launcher.backends.base import (
     Command,
     Contact,
-    for_a_shell,
     node_command,
     refuse_ipv6,
 )
@@ -20,8 +20,11 @@ _GIVEN_UP = "given-up-"
 # pdsh hands nothing of its own standard input on, where nodes expect the token, and does not tell that one
 # host has failed until all have ended. So it runs this on this machine, once per host: ssh, with a file that
 # the user alone can read ($0) as its input. Where that fails, a file ($1) says so, a moment later, when pdsh
-# has passed on what ssh said.
-_SSH = 'failed=$1; shift; ssh "$@" < "$0" || { code=$?; sleep 1; : > "$failed"; exit $code; }'
+# has passed on what ssh said. PDSH_SSH_ARGS_APPEND counts as it does for pdsh's own ssh.
+_SSH = (
+    "set -f; failed=$1; shift; "
+    'ssh $PDSH_SSH_ARGS_APPEND "$@" < "$0" || { code=$?; sleep 1; : > "$failed"; exit $code; }'
+)
 
 
 class PdshBackend:
@@ -49,7 +52,7 @@ class PdshBackend:
         # -S: end with the largest exit code of all. -f: start all hosts at once; left alone, pdsh starts 32,
         # and the next when one of them has ended, which would be never. -N: no host before each line.
         argv = ["pdsh", "-R", "exec", "-S", "-N", "-f", str(len(hosts)), "-w", ",".join(hosts)]
-        node = _escaped(for_a_shell(node_command(plan, contact, "--node"))) + " %n"
+        node = _escaped(shlex.join(node_command(plan, contact, "--node"))) + " %n"
         shell = [_escaped(word) for word in ("sh", "-c", _SSH, token)]
         ssh = [*shell, f"{_escaped(given_up)}%n", *SSH_OPTIONS, "%h", node]
         files = {token: f"{contact.token}\n"}

@@ -1,8 +1,9 @@
 """One ssh per host; needs nothing but ssh on this machine."""
 
+import shlex
 import shutil
 
-from neox_launcher.backends.base import Command, Contact, for_a_shell, node_command
+from neox_launcher.backends.base import Command, Contact, node_command
 from neox_launcher.plan import LaunchPlan
 
 __all__ = ["SSH_OPTIONS", "SshBackend", "missing_ssh"]
@@ -31,10 +32,10 @@ class SshBackend:
             Command(
                 argv=(
                     "ssh",
-                    *SSH_OPTIONS,
                     *plan.launcher_args,
+                    *SSH_OPTIONS,
                     host.name,
-                    for_a_shell(node_command(plan, contact, "--node", str(node))),
+                    shlex.join(node_command(plan, contact, "--node", str(node))),
                 ),
                 stdin=f"{contact.token}\n",
                 node=node,
