@@ -56,6 +56,7 @@ suite() {
         kernels) run_alone "$1" "$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" ;;
         # What the leaves' own environments skip for want of torch and DeepSpeed runs here.
         model) run_suite neox-model .venv packages/neox-model packages/neox-data/tests/test_loader.py \
+            packages/neox-data/tests/indexed/test_chart.py \
             packages/neox-launcher/tests/config/test_config_engine_json.py \
             packages/neox-launcher/tests/test_supervision.py ;;
         integration) run_suite integration .venv tests ;;

@@ -59,7 +59,7 @@ FENCES = {
         "neox_model.train.engine",
     ),
     "apex": ("neox_kernels",),
-    "matplotlib": ("neox_model.report",),
+    "matplotlib": ("neox_model.report", "neox_data.indexed.chart"),
     "rich": ("neox_model.metrics.writers.console", "neox_data"),
     "safetensors": ("neox_model.checkpoint",),
     "tensorboard": ("neox_model.metrics.writers.tensorboard",),

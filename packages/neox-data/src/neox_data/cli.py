@@ -13,6 +13,7 @@ from neox_data.blend_report import SourceShare, report_blend, report_datasets, s
 from neox_data.command import DataCommand
 from neox_data.curriculum.dataset import CurriculumDataset
 from neox_data.indexed import IndexedDataset, open_indexed
+from neox_data.indexed.chart import draw_lengths
 from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
 from neox_data.indexed.lengths import histogram_lines
 from neox_data.indexed.verify import verify_indexed
@@ -38,12 +39,18 @@ def main() -> None:
 
 @main.command(cls=DataCommand)
 @click.argument("prefix")
+@click.option("--png", type=click.Path(path_type=Path), help="Draw the lengths of the documents here.")
 @click.option("--show", type=click.IntRange(0), default=0, help="Number of first documents to decode.")
 @click.option("--tokenizer-type", type=click.Choice(list(TOKENIZERS)), help="What decodes them.")
 @click.option("--vocab-file", type=click.Path(path_type=Path), help="Its vocabulary, or its only file.")
 @click.option("--merge-file", type=click.Path(path_type=Path), help="The merges of GPT2BPETokenizer.")
 def inspect(
-    prefix: str, show: int, tokenizer_type: str | None, vocab_file: Path | None, merge_file: Path | None
+    prefix: str,
+    png: Path | None,
+    show: int,
+    tokenizer_type: str | None,
+    vocab_file: Path | None,
+    merge_file: Path | None,
 ) -> None:
     """Show what the dataset PREFIX.bin and PREFIX.idx holds: counts, lengths, and first documents."""
     if show and tokenizer_type is None:
@@ -55,6 +62,9 @@ def inspect(
         click.echo(f"\n{'tokens':>29} {'documents':>15}")
     for line in histogram_lines(dataset.sizes):
         click.echo(line)
+    if png is not None:
+        draw_lengths(dataset.sizes, str(prefix), png)
+        click.echo(f"\nwrote {png}")
     if tokenizer_type is not None:
         tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)
         check_tokenizer(prefix, tokenizer)

@@ -1,4 +1,4 @@
-"""Tokenizers of files that gigatoken reads and the tokenizers library does not: SentencePiece and tiktoken."""
+"""Tokenizers of files that gigatoken reads and the tokenizers library does not: SentencePiece, tiktoken."""
 
 import hashlib
 from abc import abstractmethod
