@@ -18,7 +18,6 @@ from neox_launcher.config.estimate import (
 from neox_launcher.config.shapes import Layout, Shape, layout_of, shape_of
 from neox_model.build.as_sequential import SequentialModel
 from neox_model.build.model import build_model
-from neox_model.metrics.throughput import flops_per_token as logged_flops_per_token
 from neox_model.parallel.groups import SINGLE, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from support.settings import TINY, resolved_from
@@ -91,11 +90,23 @@ def test_parameters_with_other_settings(settings):
 
 @pytest.mark.parametrize("is_untied", [False, True])
 @pytest.mark.parametrize("activation", ["gelu", "geglu"])
-def test_operations_are_those_that_training_logs(activation, is_untied):
+def test_operations_are_six_per_number_of_a_matrix_and_the_attention(activation, is_untied):
+    """Source: arXiv:2204.02311, appendix B. Embeddings are looked up; a tied one is the output matrix."""
     model, shape = build(activation=activation, no_weight_tying=is_untied)
-    shapes = [(name, parameter.logical.shape) for name, parameter in named_logical_parameters(model)]
-    sizes = {"num_layers": 3, "hidden_size": 24, "seq_length": 12}
-    assert flops_per_token(shape) == logged_flops_per_token(shapes, **sizes)
+    looked_up = {"embedding.position_embeddings.weight"}
+    looked_up |= {"embedding.word_embeddings.weight"} if is_untied else set()
+    multiplied = sum(
+        prod(parameter.logical.shape)
+        for name, parameter in named_logical_parameters(model)
+        if parameter.dim() == 2 and name not in looked_up
+    )
+    assert flops_per_token(shape) == 6 * multiplied + 12 * 3 * 24 * 12
+
+
+def test_shared_layers_work_as_often_as_they_are_used():
+    _, shared = build(num_layers=4, num_unique_layers=2)
+    _, apart = build(num_layers=4)
+    assert flops_per_token(shared) == flops_per_token(apart)
 
 
 def bytes_kept(model: SequentialModel, layer_index: int) -> int:

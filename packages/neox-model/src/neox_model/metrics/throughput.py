@@ -1,35 +1,8 @@
 """How fast a training goes, in tokens and in floating-point operations per second."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 
-__all__ = ["Throughput", "flops_per_token", "format_duration"]
-
-
-def flops_per_token(
-    shapes: Iterable[tuple[str, tuple[int, ...]]], *, num_layers: int, hidden_size: int, seq_length: int
-) -> float:
-    """Floating-point operations that training needs for one token, without recomputed activations.
-
-    6 per element of every matrix that multiplies (2 forward, 4 backward), and 12 * layers * hidden *
-    sequence for attention scores and values, without the halving that a causal kernel may gain. Looking up
-    an embedding is free; a tied embedding counts once, as the output projection.
-
-    Args:
-        shapes: logical name and whole shape of every parameter.
-        num_layers: attention layers.
-        hidden_size: width between layers.
-        seq_length: tokens per sample.
-
-    Source: arXiv:2204.02311, appendix B.
-    """
-    matrices = {name: prod(shape) for name, shape in shapes if len(shape) >= 2}
-    lookups = {"embedding.position_embeddings.weight"}
-    if "lm_head.weight" in matrices:
-        lookups.add("embedding.word_embeddings.weight")
-    multiplied = sum(count for name, count in matrices.items() if name not in lookups)
-    return 6.0 * multiplied + 12.0 * num_layers * hidden_size * seq_length
+__all__ = ["Throughput", "format_duration"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +10,7 @@ class Throughput:
     """Rates from a number of tokens and the time they took.
 
     Args:
-        flops_per_token: see the function of that name.
+        flops_per_token: floating-point operations that training needs for one token, without recomputation.
         num_devices: the work is shared by so many.
     """
 

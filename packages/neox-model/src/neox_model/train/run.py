@@ -12,6 +12,8 @@ from typing import Any
 from torch import nn
 
 from neox_launcher.config import NeoXConfig, Resolved, engine_json
+from neox_launcher.config.estimate import flops_per_token
+from neox_launcher.config.shapes import shape_of
 from neox_launcher.worker import Progress
 from neox_model.build.model import build_model, padded_vocab_size
 from neox_model.build.token_dropping import kept_tokens
@@ -20,7 +22,7 @@ from neox_model.checkpoint.load import ScheduleSource, load_checkpoint
 from neox_model.checkpoint.outcome import gather
 from neox_model.checkpoint.sample_order import SAMPLES_PER_ITERATION
 from neox_model.checkpoint.save import save_checkpoint
-from neox_model.metrics.throughput import Throughput, flops_per_token
+from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
 from neox_model.metrics.writers import MetricWriter
 from neox_model.optim.build import build_optimizer, build_schedule
@@ -286,13 +288,8 @@ def _measure_model(training: _Training) -> Throughput:
     }
     stages = gather(training.groups.control, held) if training.groups.pipe.size > 1 else [held]
     shapes = {name: shape for stage in stages for name, shape in stage.items()}
-    model = training.config.model
     count = sum(prod(shape) for shape in shapes.values())
-    logger.info("the model has %s parameters in %d layers", f"{count:,}", model.num_layers)
-    flops = flops_per_token(
-        shapes.items(),
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        seq_length=model.seq_length,
-    )
+    logger.info("the model has %s parameters in %d layers", f"{count:,}", training.config.model.num_layers)
+    vocab_size = shapes["embedding.word_embeddings.weight"][0]
+    flops = flops_per_token(shape_of(training.resolved, vocab_size=vocab_size))
     return Throughput(flops_per_token=flops, num_devices=training.groups.world.size)
