@@ -76,7 +76,9 @@ def mpi_commands(contact):
 @pytest.fixture
 def run(tmp_path):
     def run_lines(worker, **changes):
-        return supervise(mpi_commands, orders_for(tmp_path, worker, **changes), is_local=True)
+        return supervise(
+            mpi_commands, orders_for(tmp_path, worker, **changes), is_local=True, start_timeout=60
+        )
 
     return run_lines
 
@@ -219,7 +221,7 @@ def test_a_host_that_does_not_come_is_named_with_what_was_said(tmp_path):
         return [there, Command(argv=("sh", "-c", "echo no route to host >&2; exit 255"), node=1)]
 
     orders = orders_for(tmp_path, hosts=(Host("one", (0,)), Host("two", (0,))))
-    outcome = supervise(commands, orders, is_local=False)
+    outcome = supervise(commands, orders, is_local=False, start_timeout=60)
     assert outcome.exit_code == 1
     assert str(outcome.first_failure) == "two: could not be started; what was said:\nno route to host"
 
@@ -238,7 +240,9 @@ def test_who_does_not_know_the_token_is_not_let_in(tmp_path):
             Command(argv=(*NODE, str(contact), "--node", "0"), environment={"NEOX_TOKEN": "guessed"}, node=0)
         ]
 
-    outcome = supervise(commands, orders_for(tmp_path, hosts=(Host("one", (0,)),)), is_local=False)
+    outcome = supervise(
+        commands, orders_for(tmp_path, hosts=(Host("one", (0,)),)), is_local=False, start_timeout=60
+    )
     assert "one: could not be started" in str(outcome.first_failure)
     assert "it closed the connection" in str(outcome.first_failure)
 
@@ -278,7 +282,7 @@ import pathlib, sys
 from neox_launcher.supervision import supervise
 from test_supervision import mpi_commands, orders_for
 orders = orders_for(pathlib.Path(sys.argv[1]), sys.argv[2], stop_timeout=float(sys.argv[3]))
-outcome = supervise(mpi_commands, orders, is_local=True)
+outcome = supervise(mpi_commands, orders, is_local=True, start_timeout=60)
 print("outcome", outcome.exit_code, outcome.first_failure, flush=True)
 sys.exit(outcome.exit_code)
 """
@@ -360,7 +364,7 @@ def test_workers_die_with_a_launcher_that_is_killed_and_leave_no_folder(tmp_path
     wait_for(lambda: not any(is_running(pid) for pid in pids))
     # The nodes' own; that of the launcher goes when the next launch looks around.
     wait_for(lambda: len(list(tmp_path.glob("neox-*"))) == 1)
-    supervise(mpi_commands, orders_for(tmp_path, "pass"), is_local=True)
+    supervise(mpi_commands, orders_for(tmp_path, "pass"), is_local=True, start_timeout=60)
 
 
 def is_running(pid):
@@ -382,6 +386,6 @@ def test_torch_runs_the_workers(tmp_path):
     if rank == 1: fail(ValueError(f"{me.local_rank} of {me.world_size}"))
     time.sleep(600)
     """
-    outcome = supervise(commands, orders_for(tmp_path, worker), is_local=True)
+    outcome = supervise(commands, orders_for(tmp_path, worker), is_local=True, start_timeout=60)
     assert outcome.exit_code == 1
     assert outcome.first_failure.message == "ValueError: 1 of 2"

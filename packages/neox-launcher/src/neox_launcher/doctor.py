@@ -81,7 +81,7 @@ def examine_hosts(plan: LaunchPlan) -> Diagnosis:
         lambda contact: BACKENDS[plan.launcher].commands(plan, contact),
         orders,
         is_local=plan.launcher == "local",
-        start_timeout=_START_SECONDS,
+        start_timeout=min(_START_SECONDS, plan.resolved.config.launch.start_timeout),
     )
     return diagnose(outcome, hosts=len(plan.world.hosts))
 

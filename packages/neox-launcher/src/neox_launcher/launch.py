@@ -149,7 +149,10 @@ def run_plan(plan: LaunchPlan) -> Outcome:
 def _run_once(plan: LaunchPlan) -> Outcome:
     backend = BACKENDS[plan.launcher]
     return supervise(
-        lambda contact: backend.commands(plan, contact), plan.orders(), is_local=plan.launcher == "local"
+        lambda contact: backend.commands(plan, contact),
+        plan.orders(),
+        is_local=plan.launcher == "local",
+        start_timeout=plan.resolved.config.launch.start_timeout,
     )
 
 

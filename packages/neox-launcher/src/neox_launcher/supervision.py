@@ -29,9 +29,6 @@ from neox_launcher.tools import Tools
 
 __all__ = ["Failure", "Outcome", "supervise"]
 
-START_SECONDS = 300.0
-"""How long hosts get to report: Python may come from a slow shared disk."""
-
 _POLL_SECONDS = 0.1
 _MOST_NAMED = 8
 _GRACE_SECONDS = 2.0
@@ -46,7 +43,7 @@ def supervise(
     orders: Orders,
     *,
     is_local: bool,
-    start_timeout: float = START_SECONDS,
+    start_timeout: float,
 ) -> Outcome:
     """Start the nodes, give them their orders, and watch until all workers have ended.
 

@@ -80,6 +80,12 @@ class LaunchSection(Section):
         doc="Start the workers by MPI, on this host alone too, and learn each one's rank from it: by the one "
         "that `launcher` names, else Open MPI.",
     )
+    start_timeout: float = param(
+        300.0,
+        origin="ours",
+        gt=0,
+        doc="Seconds within which every host must have reported to the launcher.",
+    )
     stop_timeout: float = param(
         600.0,
         origin="ours",
