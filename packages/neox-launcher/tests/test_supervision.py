@@ -42,6 +42,11 @@ def _short_grace(monkeypatch):
     monkeypatch.setattr(supervision, "_GRACE_SECONDS", 0.3)
 
 
+@pytest.fixture
+def _long_grace(monkeypatch):
+    monkeypatch.setattr(supervision, "_GRACE_SECONDS", 3)
+
+
 def orders_for(folder, worker="", **changes):
     """For two workers that run the given lines."""
     (folder / "worker_program.py").write_text(WORKER + textwrap.dedent(worker))
@@ -154,19 +159,25 @@ def test_a_traceback_is_shown_for_what_nobody_foresaw(run):
         ("os._exit(7)", 7, "ended with exit code 7 without saying why"),
     ],
 )
+@pytest.mark.usefixtures("_long_grace")
 def test_a_worker_that_vanishes_is_the_first_failure_and_ends_the_others(run, death, code, words):
     outcome = run(
         f"""
+        dying = pathlib.Path("dying")
         if rank == 1:
             print("last words", flush=True)
+            dying.touch()
             {death}
-        time.sleep(0.2)
+        while not dying.exists():
+            time.sleep(0.01)
+        time.sleep(1)
         report_failure(rank, NeoXError("the other one does not answer"))
         time.sleep(600)
         """
     )
     assert outcome.exit_code == code
     assert outcome.first_failure.rank == 1
+    assert outcome.num_failures == 2
     assert words in outcome.first_failure.message
     assert "what it printed last:\nlast words" in str(outcome.first_failure)
 
