@@ -21,10 +21,7 @@ TOOLS = {
 SMOKE = [pytest.param(name, 1, id=f"{name}-1") for name in ("pdsh", "openmpi")]
 ALL = [pytest.param(name, 2, marks=pytest.mark.sweep, id=f"{name}-2") for name in TOOLS]
 # One worker on the first host, two on the second, one on the third.
-CHOICES = {
-    "include": "worker-1:0@worker-2@worker-3:1",
-    "exclude": "worker-1:1@worker-3:0",
-}
+INCLUDED = "worker-1:0@worker-2@worker-3:1"
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +64,11 @@ def test_two_hosts_train_as_one_does(cluster, tmp_path, losses_of_one_host, laun
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("launcher", TOOLS, indirect=True)
-def test_chosen_slots_of_three_hosts_train_as_one_host_does(
-    cluster, tmp_path, losses_of_one_host, launcher, choice
-):
+def test_chosen_slots_of_three_hosts_train_as_one_host_does(cluster, tmp_path, losses_of_one_host, launcher):
     name, before = launcher
     hosts = [f"worker-{number} slots=2" for number in (1, 2, 3)]
-    job = Job(cluster, tmp_path, *hosts, launcher=name, **{choice: CHOICES[choice]})
+    job = Job(cluster, tmp_path, *hosts, launcher=name, include=INCLUDED)
     running = job.start("--output", "all", before=before)
     wait_until(
         lambda: [len(job.workers_on(host.name)) for host in cluster.workers] == [1, 2, 1],
