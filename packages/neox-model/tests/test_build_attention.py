@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from neox_model.build.attention import build_attention, log_attention_paths
-from neox_model.build.operators import Operators
+from neox_model.build.operators import Operators, _why_not_flex
 from neox_model.layers.attention import DenseCore, FlexCore, SoftmaxCore
 from neox_model.parallel.groups import SINGLE
 from support.settings import resolved_from
@@ -83,8 +83,6 @@ def test_each_kind_is_logged_once(caplog):
 
 
 def test_dropout_and_narrow_heads_keep_flex_attention_away():
-    from neox_model.build.operators import _why_not_flex
-
     cuda = torch.device("cuda")
     config = resolved_from({}).config
     assert _why_not_flex(config, cuda, head_width=16) is None

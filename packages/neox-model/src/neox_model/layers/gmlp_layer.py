@@ -9,12 +9,12 @@ Source: arXiv:2105.08050, sections 2.1 and 4.3 (amlp: the gate with a tiny atten
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from neox_model.layers.attention.dense import DenseCore
+from neox_model.layers.cache import Cache
 from neox_model.layers.transformer_layer import BiasDropoutAdd, Hidden, add_dropped
 from neox_model.parallel.collectives import copy_to_group, gather_from_group, scatter_to_group
 from neox_model.parallel.groups import SINGLE, Group
@@ -22,15 +22,6 @@ from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear, 
 from neox_model.parallel.logical import InitMethod, logical_parameter
 
 __all__ = ["GMLPLayer", "SpatialGate", "SpatialMLP", "TinyAttention"]
-
-
-class Cache(Protocol):
-    """What generation hangs into a gate (see attention.kv_cache)."""
-
-    length: int
-
-    def extend(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """Append to each kind of row, and give all rows so far."""
 
 
 def _one_init(tensor: Tensor, generator: torch.Generator) -> None:

@@ -7,25 +7,16 @@ then that key and its value.
 """
 
 from collections.abc import Callable
-from typing import Protocol
 
 from torch import Tensor, nn
 
 from neox_model.errors import LayoutError
+from neox_model.layers.cache import Cache
 from neox_model.parallel.groups import SINGLE, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import InitMethod
 
 __all__ = ["ParallelAttention"]
-
-
-class Cache(Protocol):
-    """What generation hangs into an attention layer (see kv_cache)."""
-
-    length: int
-
-    def extend(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """Append to each kind of row, and give all rows so far."""
 
 
 class ParallelAttention(nn.Module):
