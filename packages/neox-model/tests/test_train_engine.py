@@ -1,5 +1,6 @@
 import os
 import signal
+import sys
 
 import pytest
 import torch
@@ -41,6 +42,8 @@ def start_and_train() -> dict:
     except NeoXError as error:
         refused = str(error)
 
+    compiled = [name for name in sys.modules if name.startswith("torch._inductor.compile_fx")]
+
     def train(kind: dict, factor: float) -> dict:
         torch.manual_seed(0)
         model = Toy(factor)
@@ -62,6 +65,8 @@ def start_and_train() -> dict:
     return {
         "compilable": deepspeed.ops.__compatible_ops__,
         "refused": refused,
+        "muon": "deepspeed.runtime.zero.muon.original_muon" in sys.modules,
+        "compiled": compiled,
         "plain": train({}, 1.0),
         "zero": train({"zero_optimization": {"stage": 1}}, 1.0),
         "bf16": train({"bf16": {"enabled": True}}, 1.0),
@@ -78,6 +83,11 @@ def test_no_operator_is_compiled(started):
     assert started["compilable"] == {}
     assert "operator cpu_adam is not installed" in started["refused"]
     assert "DS_BUILD_CPU_ADAM=1" in started["refused"]
+
+
+def test_muon_is_imported_beforehand_without_the_compiler(started):
+    assert started["muon"]
+    assert started["compiled"] == []
 
 
 def test_every_engine_tells_the_norm_before_clipping(started):

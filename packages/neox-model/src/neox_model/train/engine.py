@@ -6,6 +6,7 @@ by name.
 """
 
 import contextlib
+import importlib
 import io
 import logging
 import warnings
@@ -16,6 +17,7 @@ from typing import Any
 import deepspeed
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder.builder import OpBuilder
+from deepspeed.runtime import compiler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -66,7 +68,21 @@ def prepare_deepspeed() -> None:
     # that have gradients, which it then sends back itself.
     warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
     warnings.filterwarnings("ignore", message="c10d::broadcast_", category=UserWarning)
+    _import_muon_uncompiled()
     deepspeed.init_distributed(verbose=False)
+
+
+def _import_muon_uncompiled() -> None:
+    """ZeRO imports DeepSpeed's Muon optimizer during the first update, to ask whether it is the one in use.
+
+    It never is, and wrapping its functions for torch.compile as they are imported takes seconds.
+    """
+    wrap = compiler.compile
+    compiler.compile = lambda: lambda function: function
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        compiler.compile = wrap
 
 
 def build_engine(
