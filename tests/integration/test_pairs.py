@@ -13,7 +13,6 @@ from support.distributed import run_ranks
 from support.pairs import OPTIONS, Pair, document, pairs
 from support.sources import ROOT
 
-
 # Pairs of one launch: engines of DeepSpeed are never freed, and gloo's threads in their groups do not rest.
 AT_ONCE = 24
 
