@@ -54,7 +54,6 @@ READS_DATA = ("worker", "processes", "train", "generate", "evaluate")
 FENCES = {
     "deepspeed": (
         "neox_model.build.as_pipeline",
-        "neox_model.build.activation_checkpointing",
         "neox_model.build.zero_sharding",
         "neox_model.train.engine",
     ),
