@@ -7,8 +7,13 @@ import torch
 from torch import Tensor
 
 from neox_model.build.model import build_model
-from neox_model.build.token_dropping import KeptTokens, kept_tokens, layers_that_drop
-from neox_model.layers.token_dropping import TokenDroppingTransformerLayer, choose_tokens
+from neox_model.build.token_dropping import (
+    KeptTokens,
+    kept_tokens,
+    layers_that_drop,
+    token_dropping_layers,
+)
+from neox_model.layers.token_dropping import choose_tokens
 from neox_model.parallel.groups import SINGLE, Groups
 from neox_model.parallel.random import seed_streams
 from neox_model.parallel.topology import create_groups
@@ -46,13 +51,9 @@ def dropping(**settings: Any) -> dict[str, Any]:
 def model_of(groups: Groups = ALONE, kept: int | None = KEPT, **settings: Any):
     resolved = resolved_from(dropping(**settings), devices=groups.world.size)
     model = build_model(resolved, groups, vocab_size=11)
-    for layer in dropping_layers(model):
+    for layer in token_dropping_layers(model):
         layer.kept_tokens = kept
     return model
-
-
-def dropping_layers(model) -> list[TokenDroppingTransformerLayer]:
-    return [module for module in model.modules() if isinstance(module, TokenDroppingTransformerLayer)]
 
 
 def test_chosen_tokens_are_in_order_without_repetition_and_differ_between_samples():
@@ -90,7 +91,7 @@ def test_the_configuration_says_which_layers_drop_and_how_many_they_keep():
     off = dropping()
     off["data_efficiency"]["data_routing"]["enabled"] = False
     assert layers_that_drop(resolved_from(off).config) == frozenset()
-    assert len(dropping_layers(build_model(resolved_from(off), ALONE, vocab_size=11))) == 0
+    assert len(token_dropping_layers(build_model(resolved_from(off), ALONE, vocab_size=11))) == 0
 
 
 @pytest.mark.parametrize("position", ["rotary", "learned", "none"])
@@ -100,7 +101,7 @@ def test_kept_tokens_are_computed_as_if_the_others_were_hidden_and_the_others_pa
 ):
     """Hidden by documents of their own: so the tokens stay at their places."""
     model = model_of(pos_emb=position)
-    layer = dropping_layers(model)[0]
+    layer = token_dropping_layers(model)[0]
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(LENGTH, BATCH, WIDTH, generator=generator)
     places = choose_tokens(LENGTH, BATCH, KEPT, torch.device("cpu"))
@@ -158,14 +159,14 @@ def test_the_hook_sets_the_number_for_the_coming_iteration_also_after_a_restart(
     state = TrainState(last_iteration=9)
     report = StepReport(loss=torch.tensor(0.0), grad_norm=None, skipped=False, tokens=1)
     hook.on_start(state)
-    seen = [[layer.kept_tokens for layer in dropping_layers(model)]]
+    seen = [[layer.kept_tokens for layer in token_dropping_layers(model)]]
     for _ in range(5):
         state.advance(report)
         hook.on_step(state, report)
-        seen.append([layer.kept_tokens for layer in dropping_layers(model)])
+        seen.append([layer.kept_tokens for layer in token_dropping_layers(model)])
     assert seen == [[4, 4], [6, 6], [8, 8], [10, 10], [12, 12], [12, 12]]
     restarted = model_of(kept=None)
     DropTokensHook(restarted, KeptTokens(first=4, last=12, iterations=4, step=1).at).on_start(
         TrainState(last_iteration=9, iteration=2)
     )
-    assert [layer.kept_tokens for layer in dropping_layers(restarted)] == [8, 8]
+    assert [layer.kept_tokens for layer in token_dropping_layers(restarted)] == [8, 8]

@@ -3,9 +3,12 @@
 import math
 from dataclasses import dataclass
 
-from neox_launcher.config import NeoXConfig
+from torch import nn
 
-__all__ = ["KeptTokens", "kept_tokens", "layers_that_drop"]
+from neox_launcher.config import NeoXConfig
+from neox_model.layers.token_dropping import TokenDroppingTransformerLayer
+
+__all__ = ["KeptTokens", "kept_tokens", "layers_that_drop", "token_dropping_layers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +59,8 @@ def layers_that_drop(config: NeoXConfig) -> frozenset[int]:
     if kept_tokens(config) is None:
         return frozenset()
     return frozenset(config.data_efficiency.data_efficiency.data_routing.random_ltd.random_ltd_layer_id or ())
+
+
+def token_dropping_layers(model: nn.Module) -> list[TokenDroppingTransformerLayer]:
+    """This rank's layers that see a part of the tokens."""
+    return [module for module in model.modules() if isinstance(module, TokenDroppingTransformerLayer)]

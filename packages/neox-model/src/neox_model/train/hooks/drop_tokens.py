@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from neox_model.layers.token_dropping import TokenDroppingTransformerLayer
+from neox_model.build.token_dropping import token_dropping_layers
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
@@ -18,14 +18,12 @@ class DropTokensHook(Hook):
     The number follows from the iteration alone, so that a resumed training goes on where it was.
 
     Args:
-        model: its TokenDroppingTransformerLayers.
+        model: whose layers that drop tokens are told.
         kept: tokens kept in an iteration, counted from 0.
     """
 
     def __init__(self, model: nn.Module, kept: Callable[[int], int]) -> None:
-        self._layers = [
-            module for module in model.modules() if isinstance(module, TokenDroppingTransformerLayer)
-        ]
+        self._layers = token_dropping_layers(model)
         self._kept = kept
 
     def on_start(self, state: TrainState) -> None:
