@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import torch
 
 from neox_data.errors import DataError
 from neox_data.indexed import IndexedDatasetWriter
@@ -148,6 +149,21 @@ def test_a_documents_end_can_be_left_out_of_the_loss(tmp_path):
     batches = [next(stream) for _ in range(4)]
     assert all(((batch.tokens_BS == END) == (batch.loss_mask_BS == 0)).all() for batch in batches)
     assert any((batch.loss_mask_BS == 0).any() for batch in batches)
+
+
+@pytest.mark.parametrize(
+    ("position", "restarts"), [("learned", True), ("rotary", False), ("sinusoidal", False)]
+)
+def test_learned_positions_alone_restart_after_a_documents_end(tmp_path, position, restarts):
+    data = write(tmp_path, "text", documents=20, token=5)
+    resolved = settings(data_path=data, reset_position_ids=True, reset_attention_mask=True, pos_emb=position)
+    parts = open_streams(resolved, build_datasets(resolved), groups(), vocab_size=512, end_of_document=END)
+    batches = [next(parts["train"](0)) for _ in range(2)]
+    for batch in batches:
+        ends = (batch.tokens_BS == END).cumsum(1) - (batch.tokens_BS == END).long()
+        assert torch.equal(batch.documents_BS, ends)
+        place = torch.arange(batch.tokens_BS.shape[1]).expand(batch.tokens_BS.shape)
+        assert torch.equal(batch.positions_BS, place) != restarts
 
 
 def test_a_token_that_the_model_does_not_know_is_told(tmp_path):

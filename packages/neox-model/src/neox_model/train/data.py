@@ -77,7 +77,8 @@ def open_streams(
         token=end_of_document,
         masks_loss=data.eod_mask_loss,
         hides_earlier=data.reset_attention_mask,
-        restarts_positions=data.reset_position_ids,
+        # Sinusoidal and rotary positions are places in the window whatever it holds.
+        restarts_positions=data.reset_position_ids and resolved.config.attention.pos_emb == "learned",
     )
 
     def open_stream(part: str, dataset: SampleDataset, iteration: int) -> Stream:

@@ -85,7 +85,10 @@ class DataSection(Section):
         0.1, origin="Meg", ge=0, le=1, doc="Not used: it belongs to BERT's samples."
     )
     reset_position_ids: bool = param(
-        False, origin="Meg", doc="Positions start anew after each document's end."
+        False,
+        origin="Meg",
+        used_when="pos_emb is learned",
+        doc="Positions start anew after each document's end.",
     )
     reset_attention_mask: bool = param(False, origin="Meg", doc="Tokens see nothing of earlier documents.")
     eod_mask_loss: bool = param(False, origin="Meg", doc="No loss where the input is a document's end.")

@@ -84,7 +84,7 @@ class ModelSection(Section):
             "gelu",
             origin="NeoX",
             doc="Activation of the feed-forward part; the three that end in glu are gated and have "
-            "two input matrices.",
+            "two input matrices; gmlp and amlp layers apply the gate's function.",
         )
     )
     openai_gelu: bool = param(
