@@ -42,6 +42,20 @@ def test_any_text_gives_the_ids_of_the_tokenizers_library(tokenizer, encoder, te
     encoder.check([text, f"word {text}<|endoftext|>{text}"])
 
 
+# The first and last of several scripts and ideographs that Unicode 17 added.
+@pytest.mark.parametrize(
+    "letter", ["\u088f", "\u0cdc", "\U00010940", "\U0001e6c0", "\U000323b0", "\U00033479"]
+)
+def test_letters_that_the_two_know_differently_are_encoded_by_the_library(
+    tokenizer, encoder, letter: str
+) -> None:
+    texts = ["plain", f"{letter}'s {letter}1", "caf\u00e9", f"a{letter}!"]
+    ids, sizes = encoder(texts)
+    expected = [tokenizer.encode(text) for text in texts]
+    assert ids.tolist() == list(chain(*expected))
+    assert sizes.tolist() == [len(row) for row in expected]
+
+
 def test_the_files_of_gpt2_give_the_same_ids(tmp_path: Path, tokenizer) -> None:
     folder = tmp_path / "bpe"
     folder.mkdir()

@@ -86,6 +86,14 @@ def test_random_strings_give_the_same_ids(tokenizers, kind: str) -> None:
 
 
 @pytest.mark.sweep
+def test_every_character_between_others_gives_the_same_ids(tokenizers) -> None:
+    encoder = fast_encoder(tokenizers["HFTokenizer"], [])
+    characters = [chr(number) for number in range(0x110000) if not 0xD800 <= number <= 0xDFFF]
+    for first in range(0, len(characters), 5000):
+        encoder.check([f"a {one}'s{one}1{one}!" for one in characters[first : first + 5000]])
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_real_text_gives_the_same_ids(tokenizers, kind: str) -> None:
     encoder, num_bytes, batch = fast_encoder(tokenizers[kind], []), 0, []
