@@ -26,12 +26,13 @@ from neox_launcher.control import (
     own_addresses,
 )
 from neox_launcher.errors import LaunchError
-from neox_launcher.orders import Orders
+from neox_launcher.orders import Orders, Place
 from neox_launcher.output import OutputPipes
 from neox_launcher.ranks import read_mpi_rank
 from neox_launcher.run_folder import run_folder
 from neox_launcher.seat import CORES_FILE
 from neox_launcher.worker import AGENT_FILE, NODE_FILE, STOP_SIGNALS, write_aside
+from neox_launcher.worker_command import agent_command, mpi_variables, seat_command
 from neox_launcher.worker_environment import worker_environment
 from neox_launcher.workers import Workers
 
@@ -93,6 +94,8 @@ def _read_token(path: str | None) -> str:
 class Node:
     """One host's part in a launch.
 
+    The launcher's first message brings the orders; it asks for nothing before.
+
     Args:
         channel: to the launcher; closed at the end.
         folder: private, for what workers leave here.
@@ -104,10 +107,10 @@ class Node:
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ)
         self._signals: list[int] = []
-        self._orders: Orders | None = None
-        self._place: Message = {}
+        self._orders: Orders
+        self._place: Place
         self._workers: Workers | None = None
-        self._pipes: OutputPipes | None = None
+        self._pipes = OutputPipes(folder, [], shown=[], by_lines=False, files=None, show=self._show)
         self._environment: dict[str, str] = {}
         self._told: set[str] = set()
         self._progress: dict[int, tuple[int, float]] = {}
@@ -128,8 +131,7 @@ class Node:
     def __exit__(self, *_: object) -> None:
         if self._workers is not None:
             self._workers.kill_everything()
-        if self._pipes is not None:
-            self._pipes.close()
+        self._pipes.close()
         self._channel.close()
 
     def serve(self, who: Message) -> None:
@@ -150,7 +152,7 @@ class Node:
                 if key.fileobj is self._channel:
                     for message in self._channel.receive():
                         self._answers[message["kind"]](message)
-                elif self._pipes is not None:
+                else:
                     self._pipes.read(key.fd)
             self._tell_signals()
             if self._workers is not None:
@@ -165,24 +167,22 @@ class Node:
 
     def _prepare(self, message: Message) -> None:
         """Everything that can go wrong before a worker starts goes wrong here."""
-        orders = Orders.from_json(message["orders"])
-        self._orders, self._place = orders, message
+        self._orders = orders = Orders.from_json(message["orders"])
+        self._place = place = Place.from_fields(message["place"])
         try:
             self._write_files(orders)
-            self._open_pipes(orders)
-            port = _probe_port(orders.master_port) if 0 in message["ranks"] else None
+            self._pipes = self._open_pipes(orders, place)
+            port = _probe_port(orders.master_port) if 0 in place.ranks else None
             self._environment = worker_environment(
-                orders, self._slots, own=os.environ, cores=len(os.sched_getaffinity(0))
+                orders,
+                orders.hosts[place.node].slots,
+                own=os.environ,
+                cores=len(os.sched_getaffinity(0)),
             )
         except (OSError, LaunchError) as error:
             self._channel.send("refused", message=str(error))
             return
         self._channel.send("ready", port=port)
-
-    @property
-    def _slots(self) -> tuple[int, ...]:
-        assert self._orders is not None
-        return self._orders.hosts[self._place["node"]].slots
 
     def _write_files(self, orders: Orders) -> None:
         if not Path(orders.working_directory).is_dir():
@@ -196,66 +196,42 @@ class Node:
         if orders.bind_cores:
             write_aside(self._folder / CORES_FILE, "")
 
-    def _open_pipes(self, orders: Orders) -> None:
-        ranks, shows_all = self._place["ranks"], orders.output == "all"
-        keeps_terminal = self._place["shares_terminal"] and not shows_all
+    def _open_pipes(self, orders: Orders, place: Place) -> OutputPipes:
+        shows_all = orders.output == "all"
+        keeps_terminal = place.shares_terminal and not shows_all
         files = Path(orders.working_directory, orders.log_dir, "output") if orders.log_dir else None
-        self._pipes = OutputPipes(
+        pipes = OutputPipes(
             self._folder,
-            [rank for rank in ranks if not (keeps_terminal and rank == 0)],
-            shown=ranks if shows_all else [0],
+            [rank for rank in place.ranks if not (keeps_terminal and rank == 0)],
+            shown=place.ranks if shows_all else [0],
             by_lines=shows_all,
             files=files,
             show=self._show,
         )
-        for descriptor in self._pipes.descriptors:
+        for descriptor in pipes.descriptors:
             self._selector.register(descriptor, selectors.EVENT_READ)
+        return pipes
 
     def _show(self, rank: int, stream: str, data: bytes) -> None:
         text = data.decode("utf-8", errors="surrogateescape")
         self._channel.send("output", rank=rank, stream=stream, text=text)
 
     def _start(self, message: Message) -> None:
-        assert self._orders is not None
+        orders, place = self._orders, self._place
         address, port = message["master_addr"], message["master_port"]
-        program = list(self._orders.worker)
-        if self._orders.resolved:
+        program = list(orders.worker)
+        if orders.resolved:
             program += ["--resolved", str(self._folder / _RESOLVED)]
-        workers = Workers(self._folder, self._place["ranks"], self._host)
         environment = {**self._environment}
-        if self._place["is_mpi"]:
-            environment |= self._mpi_variables(address, port)
+        if place.is_mpi:
+            # The worker's parent is this process.
             write_aside(self._folder / AGENT_FILE, str(os.getpid()))
-            command = [sys.executable, "-u", "-m", "neox_launcher.seat", *program]
+            environment |= mpi_variables(orders, place, address, port)
+            command = seat_command(program)
         else:
-            command = self._agent_command(address, port, program)
-        workers.start(command, environment, self._orders.working_directory)
-        self._workers = workers
-
-    def _agent_command(self, address: str, port: int, program: Sequence[str]) -> list[str]:
-        assert self._orders is not None
-        return [
-            *(sys.executable, "-m", "neox_launcher.torch_agent"),
-            f"--nnodes={len(self._orders.hosts)}",
-            f"--node-rank={self._place['node']}",
-            f"--nproc-per-node={len(self._slots)}",
-            f"--master-addr={address}",
-            f"--master-port={port}",
-            "--max-restarts=0",
-            *("-m", "neox_launcher.seat", *program),
-        ]
-
-    def _mpi_variables(self, address: str, port: int) -> dict[str, str]:
-        assert self._orders is not None
-        rank = self._place["ranks"][0]
-        return {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(self._place["local_rank"]),
-            "WORLD_SIZE": str(self._orders.num_workers),
-            "LOCAL_WORLD_SIZE": str(len(self._slots)),
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(port),
-        }
+            command = agent_command(orders, place, address, port, program)
+        self._workers = Workers(self._folder, place.ranks, self._host)
+        self._workers.start(command, environment, orders.working_directory)
 
     def _watch(self, workers: Workers) -> None:
         workers.watch()
@@ -281,7 +257,6 @@ class Node:
             self._channel.send("progress", ranks=news)
 
     def _tell_end(self, workers: Workers) -> None:
-        assert self._pipes is not None
         failures = [failure.as_message() for failure in workers.failures()]
         workers.kill_everything()
         self._pipes.drain()
@@ -290,7 +265,6 @@ class Node:
         self._channel.send("ended", failures=failures, overran=workers.overran, facts=workers.facts())
 
     def _stop(self, message: Message) -> None:
-        assert self._orders is not None
         if self._workers is not None:
             self._workers.stop(within=self._orders.stop_timeout)
 

@@ -5,11 +5,11 @@ import selectors
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from neox_launcher.control import Channel, ConnectionLostError, Message
 from neox_launcher.errors import LaunchError
-from neox_launcher.orders import Orders
+from neox_launcher.orders import Orders, Place
 
 __all__ = ["Node", "Nodes", "name_workers"]
 
@@ -109,15 +109,14 @@ class Nodes:
         self._nodes.append(node)
         self._present.update(ranks)
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear(node))
-        content = {
-            "orders": self._text,
-            "node": number,
-            "ranks": ranks,
-            "local_rank": ranks[0] - self._ranks[number][0],
-            "is_mpi": "rank" in hello,
-            "shares_terminal": self._shares_terminal,
-        }
-        self.send(node, "orders", content)
+        place = Place(
+            node=number,
+            ranks=ranks,
+            local_rank=ranks[0] - self._ranks[number][0],
+            is_mpi="rank" in hello,
+            shares_terminal=self._shares_terminal,
+        )
+        self.send(node, "orders", {"orders": self._text, "place": asdict(place)})
 
     def send(self, node: Node, kind: str, content: Message | None = None) -> None:
         """Say something to one node; one that is lost is told of."""

@@ -7,11 +7,11 @@ on no command line and in no log.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self
 
 from neox_launcher.resources.host import Host
 
-__all__ = ["Orders"]
+__all__ = ["Orders", "Place"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,3 +66,27 @@ class Orders:
         fields = json.loads(text)
         hosts = tuple(Host(host["name"], tuple(host["slots"])) for host in fields["hosts"])
         return cls(**{**fields, "hosts": hosts, "worker": tuple(fields["worker"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What one node stands for in the launch.
+
+    Args:
+        node: number of its host.
+        ranks: of the workers that it starts; under MPI one.
+        local_rank: of the first of them.
+        is_mpi: MPI has started it, and it starts its worker itself.
+        shares_terminal: it uses the launcher's own terminal.
+    """
+
+    node: int
+    ranks: tuple[int, ...]
+    local_rank: int
+    is_mpi: bool
+    shares_terminal: bool
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """What `dataclasses.asdict` and JSON have made of one."""
+        return cls(**{**fields, "ranks": tuple(fields["ranks"])})

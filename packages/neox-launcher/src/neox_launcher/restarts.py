@@ -1,6 +1,5 @@
 """Beginning again after a failure, from the newest checkpoint that the launch has saved."""
 
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -9,6 +8,7 @@ from pathlib import Path
 from neox_launcher.config import Resolved
 from neox_launcher.outcome import Outcome
 from neox_launcher.plan import LaunchPlan
+from neox_launcher.terminal import tell
 
 __all__ = ["run_with_restarts"]
 
@@ -31,7 +31,7 @@ def run_with_restarts(plan: LaunchPlan, attempt: Callable[[LaunchPlan], Outcome]
             return outcome
         if _checkpoints(plan) - found_before:
             plan = _resuming(plan)
-        _tell(plan, outcome, number)
+        _tell_restart(plan, outcome, number)
     return attempt(plan)
 
 
@@ -58,11 +58,7 @@ def _checkpoints(plan: LaunchPlan) -> set[tuple[str, float]]:
     return found
 
 
-def _tell(plan: LaunchPlan, outcome: Outcome, number: int) -> None:
+def _tell_restart(plan: LaunchPlan, outcome: Outcome, number: int) -> None:
     load = plan.resolved.config.checkpoint.load
     source = f"the newest checkpoint in {load}" if load and plan.program == "train" else "the beginning"
-    with suppress(OSError):  # The terminal may be what went away.
-        sys.stderr.write(
-            f"\n{outcome.first_failure}\n\nrestart {number} of at most {plan.max_restarts}, from {source}\n"
-        )
-        sys.stderr.flush()
+    tell(f"\n{outcome.first_failure}\n\nrestart {number} of at most {plan.max_restarts}, from {source}\n")

@@ -5,17 +5,16 @@ connection and does what is said there. torch's own agents do not tell each othe
 is killed on one host leaves the others waiting for half an hour. Here all end within seconds.
 """
 
-import os
 import selectors
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 from neox_launcher.backends.base import Command, Contact
 from neox_launcher.control import Message, new_token
@@ -25,6 +24,7 @@ from neox_launcher.orders import Orders
 from neox_launcher.outcome import HEAD_START_SECONDS, Failure, Outcome, judge
 from neox_launcher.reception import Reception
 from neox_launcher.run_folder import run_folder
+from neox_launcher.terminal import pass_on, tell
 from neox_launcher.tools import Tools
 
 __all__ = ["Failure", "Outcome", "supervise"]
@@ -228,7 +228,7 @@ class _Launch:
         for rank, facts in message["facts"].items():
             self._facts[int(rank)] = {**facts, "host": node.host, "clock": node.clock}
         if message["overran"]:
-            _tell(
+            tell(
                 f"{name_workers(message['overran'])} on {node.host} had not saved within "
                 f"{self._orders.stop_timeout:g} s (stop-timeout) and had to be ended\n"
             )
@@ -238,7 +238,7 @@ class _Launch:
         if self._orders.output == "all":
             prefix = f"{node.host} {message['rank']}: ".encode()
             data = b"".join(prefix + line + b"\n" for line in data.rstrip(b"\n").split(b"\n"))
-        _write(sys.stdout if message["stream"] == "stdout" else sys.stderr, data)
+        pass_on(sys.stdout if message["stream"] == "stdout" else sys.stderr, data)
 
     # Ending
 
@@ -268,7 +268,7 @@ class _Launch:
         if self._told > 1 or not self._is_started:
             self._kill()
             return
-        _tell("\nstopping after this iteration; once more to stop at once\n")
+        tell("\nstopping after this iteration; once more to stop at once\n")
         self._nodes.send_all("stop")
 
     def _look_for_hang(self) -> None:
@@ -283,22 +283,3 @@ class _Launch:
         elif time.monotonic() > self._dump_by or all(node.dump is not None for node in running):
             self._fail("", report_hang(self._orders, self._nodes, self._hang))
             self._kill()
-
-
-def _tell(text: str) -> None:
-    with suppress(OSError):  # The terminal may be what went away.
-        sys.stderr.write(text)
-        sys.stderr.flush()
-
-
-def _write(stream: TextIO | None, data: bytes) -> None:
-    """Print on; when the reader has gone (`| head`), the work goes on unseen."""
-    if stream is None:
-        return
-    try:
-        stream.flush()
-        stream.buffer.write(data)
-        stream.buffer.flush()
-    except BrokenPipeError:
-        # What is still buffered must go somewhere: Python flushes once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from neox_launcher.backends.base import Command
 from neox_launcher.errors import LaunchError
+from neox_launcher.terminal import tell
 
 __all__ = ["Tools"]
 
@@ -144,9 +144,7 @@ class Tools:
             self._print(number)
 
     def _print(self, number: int) -> None:
-        with suppress(OSError):  # The terminal may be what went away.
-            sys.stderr.write(self._kept.pop(number, b"").decode(errors="replace"))
-            sys.stderr.flush()
+        tell(self._kept.pop(number, b"").decode(errors="replace"))
 
 
 def _read_now(descriptor: int) -> bytes | None:
