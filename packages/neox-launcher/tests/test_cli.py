@@ -55,7 +55,9 @@ def run(*arguments):
 
 
 def test_a_dry_run_prints_the_plan_and_the_command(minimal, folder):
-    result = run("--config", minimal, *FILES, "--set", "num-gpus=2", "--set", "zero-stage=1", "--dry-run")
+    kinds = 'attention-config=[[["local", "global"], 2]]'
+    settings = [word for text in ("num-gpus=2", "zero-stage=1", kinds) for word in ("--set", text)]
+    result = run("--config", minimal, *FILES, *settings, "--dry-run")
     assert result.exit_code == 0
     assert result.stderr == ""
     rows = dict(line.strip().split("  ", 1) for line in result.stdout.splitlines() if "  " in line.strip())
@@ -64,6 +66,7 @@ def test_a_dry_run_prints_the_plan_and_the_command(minimal, folder):
     assert table["localhost"] == "ranks 0 to 1, slots 0, 1"
     assert table["parallel sizes"] == "data 2 x pipe 1 x model 1, ZeRO stage 1"
     assert table["batch"] == "4 samples = micro-batch 2 x accumulation 1 x data 2; 128 tokens"
+    assert table["attention types"] == "2 local, 2 global"
     assert table["rendezvous"] == "127.0.0.1:<a free port of localhost>"
     command = shlex.split(result.stdout.splitlines()[-1])
     assert command == [

@@ -149,7 +149,7 @@ class LaunchPlan:
             f"{model.seq_length:,} tokens, {config.attention.pos_emb} positions",
         )
         kinds = Counter(derived.attention_types)
-        yield "attention", ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        yield "attention types", ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         yield "precision", derived.precision
         yield "checkpoints to", config.checkpoint.save or "" if trains else ""
         yield "checkpoints from", config.checkpoint.load or ""
