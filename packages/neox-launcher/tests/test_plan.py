@@ -201,6 +201,7 @@ def test_a_dry_run_shows_hosts_commands_and_no_secret(minimal, hidden):
     commands = [line for line in lines if line.startswith("ssh ")]
     assert len(commands) == 3
     assert all("neox_launcher.node" in command for command in commands)
+    assert lines.count("# gets the launch's secret on its standard input:") == 3
 
 
 def test_a_dry_run_for_programs_is_json(minimal, hidden):
@@ -212,6 +213,7 @@ def test_a_dry_run_for_programs_is_json(minimal, hidden):
     assert content["environment"]["WANDB_API_KEY"] == "(hidden)"
     (command,) = content["commands"]
     assert command["argv"][:8] == ["pdsh", "-R", "exec", "-S", "-N", "-f", "3", "-w"]
+    assert command["files"] == {"<a private folder>/token": "(hidden)"}
     assert any("data-path" in hindrance for hindrance in content["hindrances"])
     assert "s3cret" not in result.output
 

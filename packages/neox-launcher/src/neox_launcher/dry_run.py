@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import PurePath
 from typing import Literal
 
 import click
@@ -17,6 +18,7 @@ __all__ = ["Form", "show_plan"]
 
 Form = Literal["text", "json"]
 _SHOWN_COMMANDS = 32
+_SHOWN_LINES = 32
 
 
 def show_plan(plan: LaunchPlan, form: Form) -> None:
@@ -47,7 +49,12 @@ def _show_as_text(plan: LaunchPlan) -> None:
 
 def _show_as_json(plan: LaunchPlan) -> None:
     commands = [
-        {"argv": list(command.argv), "environment": _shown_environment(command), "node": command.node}
+        {
+            "argv": list(command.argv),
+            "environment": _shown_environment(command),
+            "files": {path: _shown_file(path, text) for path, text in command.files.items()},
+            "node": command.node,
+        }
         for command in _planned_commands(plan)
     ]
     click.echo(
@@ -65,15 +72,18 @@ def _planned_commands(plan: LaunchPlan) -> list[Command]:
 def _in_a_shell(command: Command) -> str:
     """A command as one would type it."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in _shown_environment(command).items()]
-    files = [
-        f"# {path}:\n" + "".join(f"#   {line}\n" for line in _shown_file(path, text))
-        for path, text in command.files.items()
-    ]
-    return "".join(files) + " ".join([*variables, shlex.join(command.argv)])
+    comments = []
+    for path, text in command.files.items():
+        lines = _shown_file(path, text).splitlines()
+        more = ["..."] if len(lines) > _SHOWN_LINES else []
+        comments += [f"# {path}:", *(f"#   {line}" for line in [*lines[:_SHOWN_LINES], *more])]
+    if command.stdin:
+        comments.append("# gets the launch's secret on its standard input:")
+    return "\n".join([*comments, " ".join([*variables, shlex.join(command.argv)])])
 
 
-def _shown_file(path: str, text: str) -> list[str]:
-    return [shown_value(path, line) for line in text.splitlines()[:_SHOWN_COMMANDS]]
+def _shown_file(path: str, text: str) -> str:
+    return shown_value(PurePath(path).name, text)
 
 
 def _shown_environment(command: Command) -> dict[str, str]:
