@@ -1,3 +1,5 @@
+import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +64,34 @@ def test_a_lazy_dataset_notices_a_file_that_shrinks(write_dataset) -> None:
     Path(f"{prefix}.bin").write_bytes(b"\1\0")
     with pytest.raises(IndexedDatasetError, match="became shorter"):
         dataset[0]
+
+
+@pytest.mark.parametrize("implementation", ["mmap", "lazy"])
+def test_a_file_that_is_cut_while_it_is_open_is_told_in_a_sentence(
+    write_dataset, implementation: str
+) -> None:
+    prefix = write_dataset([[1] * 5000, [2] * 5000])
+    dataset = open_indexed(prefix, implementation)
+    os.truncate(f"{prefix}.bin", 100)
+    reads = (
+        lambda: dataset[1],
+        lambda: dataset.get_across([0, 1], 0, 9),
+        lambda: dataset.get_tokens(9000, 9),
+    )
+    for read in reads:
+        with pytest.raises(IndexedDatasetError, match=r"corpus\.bin became shorter while it was read"):
+            read()
+
+
+def test_more_datasets_are_open_than_the_limit_of_open_files_at_first_allows(write_dataset) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    prefix = write_dataset([[1, 2]])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        datasets = [open_indexed(prefix) for _ in range(120)]
+        assert sum(len(dataset) for dataset in datasets) == 120
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -62,6 +62,7 @@ class IndexedDataset(ABC):
             raise IndexError(
                 f"{length} tokens from {offset} of sequence {sequence} of {self.prefix}, which has {size}"
             )
+        self._check_whole()
         return self._read(self.first_token(sequence) + offset, length)
 
     def first_token(self, sequence: int) -> int:
@@ -91,6 +92,7 @@ class IndexedDataset(ABC):
             IndexError: the last sequence has no such token.
             IndexedDatasetError: the index gives a place outside of the `.bin`.
         """
+        self._check_whole()
         *crossed, last = sequences
         parts = []
         for sequence in crossed:
@@ -140,7 +142,16 @@ class IndexedDataset(ABC):
             raise IndexError(
                 f"{length:,} tokens from {first:,} of {self.prefix}, which has {self.num_tokens:,}"
             )
+        self._check_whole()
         return self._read(first, length)
+
+    @abstractmethod
+    def _check_whole(self) -> None:
+        """Make sure, as far as `_read` does not, that the `.bin` is still as long as it was.
+
+        Raises:
+            IndexedDatasetError: it is shorter.
+        """
 
     @abstractmethod
     def _read(self, first: int, length: int) -> np.ndarray:

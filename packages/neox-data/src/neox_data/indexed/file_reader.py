@@ -22,6 +22,9 @@ class LazyIndexedDataset(IndexedDataset):
         self._descriptor = os.open(bin_path(prefix), os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._descriptor)
 
+    def _check_whole(self) -> None:
+        """Reading finds out."""
+
     def _read(self, first: int, length: int) -> np.ndarray:
         tokens = np.empty(length, self.dtype)
         # preadv carries its own position, so threads do not disturb each other; it may return less than
@@ -44,6 +47,9 @@ class CachedIndexedDataset(IndexedDataset):
         super().__init__(prefix, index)
         self._tokens = np.fromfile(bin_path(prefix), self.dtype)
         self._tokens.flags.writeable = False
+
+    def _check_whole(self) -> None:
+        """The file is not read any more."""
 
     def _read(self, first: int, length: int) -> np.ndarray:
         return self._tokens[first : first + length]

@@ -5,7 +5,9 @@ are held against the file's length before anything is sized by them. What would 
 is left to `verify`; a single bad offset is caught when its sequence is read.
 """
 
+import errno
 import mmap
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +56,22 @@ class DatasetIndex:
 
 
 def map_file(path: Path) -> memoryview:
-    """The file's bytes, mapped read-only; empty for an empty file, which cannot be mapped."""
+    """The file's bytes, mapped read-only; empty for an empty file, which cannot be mapped.
+
+    A mapping keeps its file open. Where so many are open that no more may be, the limit of the process is
+    raised as far as it may be.
+    """
+    try:
+        return _map(path)
+    except OSError as error:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno != errno.EMFILE or soft == hard:
+            raise
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return _map(path)
+
+
+def _map(path: Path) -> memoryview:
     with path.open("rb") as file:
         size = file.seek(0, 2)
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")

@@ -1,9 +1,11 @@
 """The default reader: tokens straight from the mapped `.bin`, which all processes share in the page cache."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from neox_data.errors import IndexedDatasetError
 from neox_data.indexed.base import IndexedDataset
 from neox_data.indexed.index import DatasetIndex, map_file
 from neox_data.indexed.layout import bin_path
@@ -28,7 +30,17 @@ class MMapIndexedDataset(IndexedDataset):
         if warmup:
             _fill_page_cache(path)
         # A plain array over the mapping: slicing np.memmap costs several times as much.
-        self._tokens = np.frombuffer(map_file(path), self.dtype)
+        mapped = map_file(path)
+        self._tokens = np.frombuffer(mapped, self.dtype)
+        self._size = mapped.nbytes
+        self._mapping: Any = mapped.obj
+
+    def _check_whole(self) -> None:
+        # A read behind the end of a mapped file would kill the process, without a word.
+        if self._size and self._mapping.size() < self._size:
+            raise IndexedDatasetError(
+                f"{bin_path(self.prefix)} became shorter while it was read; copy it again and start again"
+            )
 
     def _read(self, first: int, length: int) -> np.ndarray:
         return self._tokens[first : first + length]
