@@ -3,6 +3,7 @@
 import selectors
 import socket
 import threading
+import time
 
 import pytest
 
@@ -55,8 +56,10 @@ def read_to_end(connection):
 def test_who_knows_the_token_is_let_in_and_both_can_talk(reception):
     channel = connect(reception.addresses, reception.port, TOKEN)
     channel.send("hello", text="a\nb \udcff é")
+    deadline = time.monotonic() + 60
     while not reception.welcomed:
-        pass
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     other, hello = reception.welcomed[0]
     assert hello == {"kind": "hello", "text": "a\nb \udcff é"}
     other.send("orders", size="x" * 1_000_000)
