@@ -5,7 +5,8 @@ challenge with an HMAC, so that the token itself never travels. What follows is 
 as torch's own traffic, it belongs on a trusted network.
 
 A peer that is gone without a word (a dead host, a cut link) is noticed by the kernel within
-`SILENCE_SECONDS`. The kernel answers for a process that is merely stopped, so Ctrl-Z ends no job.
+`SILENCE_SECONDS`. The kernel answers for a process that is merely stopped (Ctrl-Z), until what it does not
+read fills the connection.
 """
 
 import hmac
