@@ -118,7 +118,7 @@ def test_inputs_are_files_patterns_and_lists(tmp_path: Path) -> None:
     [
         ("missing.jsonl", "missing.jsonl does not exist; correct the path"),
         ("*.jsonl", r"no file matches .*; correct the pattern"),
-        ("", r"holds no file that ends in .jsonl, .json, .txt, .parquet, .tar; name another folder"),
+        ("", r"holds no file that ends in .jsonl, .json, .txt, .dat, .parquet, .tar; name another folder"),
         ("a.csv", r"a.csv has an ending that is not read; give files that end in .jsonl, .json, .txt"),
     ],
 )
@@ -230,3 +230,58 @@ def test_a_sample_comes_from_files_all_over_the_corpus(tmp_path: Path) -> None:
     assert sample_texts(paths, ("text",)) == [f"{i} {j}" for i in (0, 3, 6) for j in range(3)]
     long = write(tmp_path / "long.txt", "x" * 100_000)
     assert [len(text) for text in sample_texts([long], ("text",))] == [4_000]
+
+
+@pytest.mark.parametrize("name", ["data_0.dat", "data_0.dat.zst", "data_0.dat.gz"])
+def test_records_of_lm_dataformat_are_documents(tmp_path: Path, name: str) -> None:
+    records = b"".join(
+        b"%016d" % len(text.encode()) + text.encode() for text in ("one", "", "zw\u00f6lf\n\n3")
+    )
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(name).suffix, bytes)
+    (tmp_path / name).write_bytes(pack(records))
+    documents = list(CorpusReader([tmp_path / name], ("text",)))
+    assert [document.texts for document in documents] == [("one",), ("",), ("zw\u00f6lf\n\n3",)]
+    assert [document.offset for document in documents] == [16, 35, 51]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"), [(b"%016d" % 9 + b"short", "cut off in record 1"), (b"12", "no length")]
+)
+def test_a_damaged_record_is_named(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "a.dat").write_bytes(data)
+    with pytest.raises(CorpusError, match=message):
+        texts(tmp_path / "a.dat")
+
+
+LONG = "first line\nsecond line\nthe third line has \u4f60\u597d words\n" + "x" * 45
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.dat"])
+def test_long_documents_are_cut_on_request(tmp_path: Path, name: str) -> None:
+    data = {
+        "a.txt": LONG.encode(),
+        "a.jsonl": json.dumps({"text": LONG}).encode() + b'\n{"text": "next"}\n',
+        "a.dat": b"%016d" % len(LONG.encode()) + LONG.encode(),
+    }[name]
+    (tmp_path / name).write_bytes(data)
+    reader = CorpusReader([tmp_path / name], ("text",), max_document_bytes=24, split_long=True)
+    parts = [document.texts[0] for document in reader]
+    if name == "a.jsonl":
+        assert parts.pop() == "next"
+    assert "".join(parts) == LONG
+    assert all(len(part.encode()) <= 24 for part in parts)
+    assert parts[:2] == ["first line\nsecond line\n", "the third line has "]
+    assert reader.num_too_long == 1
+
+
+def test_the_longer_text_of_two_decides_how_many_parts_there_are(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"a": "one two three four", "b": "short"}) + "\n")
+    reader = CorpusReader([tmp_path / "a.jsonl"], ("a", "b"), max_document_bytes=10, split_long=True)
+    assert [document.texts for document in reader] == [("one two ", "short"), ("three four", "")]
+
+
+@pytest.mark.parametrize("most_bytes", [1, 2, 3, 4, 8])
+def test_characters_are_never_cut(tmp_path: Path, most_bytes: int) -> None:
+    (tmp_path / "a.txt").write_text("\u4f60\u597d\U0001f680" * 20)
+    reader = CorpusReader([tmp_path / "a.txt"], ("text",), max_document_bytes=most_bytes, split_long=True)
+    assert "".join(document.texts[0] for document in reader) == "\u4f60\u597d\U0001f680" * 20

@@ -75,6 +75,11 @@ __all__ = ["main"]
     default=MAX_DOCUMENT_BYTES,
     help="Larger documents are counted and left out.",
 )
+@click.option(
+    "--split-long-documents",
+    is_flag=True,
+    help="Cut them, at the end of a line where there is one, into documents that are small enough.",
+)
 @click.option("--ftfy", is_flag=True, help="Repair wrongly decoded characters with ftfy.")
 @click.option(
     "--resume",
@@ -97,6 +102,7 @@ def main(
     skip_bad_lines: bool,
     exact: bool,
     max_document_bytes: int,
+    split_long_documents: bool,
     ftfy: bool,
     resume: bool,
     shard: str | None,
@@ -117,6 +123,7 @@ def main(
         skip_bad_lines=skip_bad_lines,
         exact=exact,
         max_document_bytes=max_document_bytes,
+        split_long=split_long_documents,
         mend_text=ftfy,
     )
     tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)

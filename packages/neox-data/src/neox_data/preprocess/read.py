@@ -1,8 +1,9 @@
 """Corpus files as a stream of documents; never more than one of them in memory.
 
 A line of a `.jsonl` file is an object with the wanted keys, or a bare string; a value may be a list of
-paragraphs. A `.txt` file is one document. Either may be compressed with gzip or zstandard, and such files may
-lie in a `.tar`, as archives of lm_dataformat do. A row of a `.parquet` file is a document, a column a key.
+paragraphs. A `.txt` file is one document. A `.dat` file of lm_dataformat holds texts, each after its length.
+Any of these may be compressed with gzip or zstandard, and such files may lie in a `.tar`, as archives of
+lm_dataformat do. A row of a `.parquet` file is a document, a column a key.
 """
 
 import gzip
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -30,10 +32,14 @@ MAX_DOCUMENT_BYTES = 256 << 20
 
 _LINES = (".jsonl", ".json")
 _WHOLE = (".txt",)
+_RECORDS = (".dat",)
 _TABLES = (".parquet",)
 _PACKED = (".gz", ".zst")
 _ARCHIVE = ".tar"
-_READABLE = (*_LINES, *_WHOLE, *_TABLES, _ARCHIVE)
+_TEXTS = (*_LINES, *_WHOLE, *_RECORDS)
+_READABLE = (*_TEXTS, *_TABLES, _ARCHIVE)
+# A record begins with its length in bytes, as so many decimal digits.
+_LENGTH_DIGITS = 16
 _BUFFER_BYTES = 1 << 20
 _ROWS_AT_ONCE = 1024
 # Of a sample: texts of up to so many files, and characters of each file and each text.
@@ -136,6 +142,8 @@ class CorpusReader:
             them.
         skip_bad_lines: count documents that cannot be read and go on, instead of raising.
         max_document_bytes: larger documents are counted and left out, and never wholly in memory.
+        split_long: cut larger documents into such as are small enough instead; a line or row is then read
+            whole.
         mend_text: repair wrongly decoded characters with ftfy.
 
     Attributes:
@@ -143,7 +151,7 @@ class CorpusReader:
         bytes_done: how much of that has been read.
         num_skipped: documents left out.
         first_skipped: why the first of them was.
-        num_too_long: documents left out for their size.
+        num_too_long: documents left out, or cut, for their size.
     """
 
     def __init__(
@@ -153,12 +161,14 @@ class CorpusReader:
         *,
         skip_bad_lines: bool = False,
         max_document_bytes: int = MAX_DOCUMENT_BYTES,
+        split_long: bool = False,
         mend_text: bool = False,
     ) -> None:
         self._paths = paths
         self._keys = tuple(keys)
         self._skip_bad_lines = skip_bad_lines
         self._max_document_bytes = max_document_bytes
+        self._split_long = split_long
         self._mend_text = mend_text
         self.num_too_long = 0
         self.total_bytes = sum(path.stat().st_size for path in paths)
@@ -186,7 +196,12 @@ class CorpusReader:
             yield from self._read_rows(path)
             return
         for name, kind, stream in _members(path, raw):
-            yield from (self._read_lines if kind in _LINES else self._read_whole)(name, stream)
+            if kind in _LINES:
+                yield from self._read_lines(name, stream)
+            elif kind in _RECORDS:
+                yield from self._read_records(name, stream)
+            else:
+                yield from self._read_whole(name, stream)
 
     def _read_lines(self, name: str, stream: BinaryIO) -> Iterator[Document]:
         number = 0
@@ -196,10 +211,12 @@ class CorpusReader:
             self._offset += len(line)
             if len(line) > self._max_document_bytes:
                 self.num_too_long += 1
-                while line and not line.endswith(b"\n"):
-                    line = stream.readline(_BUFFER_BYTES)
-                    self._offset += len(line)
-                continue
+                if not self._split_long:
+                    self._skip_line(line, stream)
+                    continue
+                rest = stream.readline()
+                self._offset += len(rest)
+                line += rest
             if line.isspace():
                 continue
             try:
@@ -207,20 +224,59 @@ class CorpusReader:
             except ValueError as error:
                 self._skip(CorpusError(f"{name}, line {number}: {error}; {_SKIP_HINT}"))
             else:
-                yield Document(texts, len(line), self._file, offset)
+                yield from self._small_enough(Document(texts, len(line), self._file, offset))
+
+    def _skip_line(self, line: bytes, stream: BinaryIO) -> None:
+        while line and not line.endswith(b"\n"):
+            line = stream.readline(_BUFFER_BYTES)
+            self._offset += len(line)
 
     def _read_whole(self, name: str, stream: BinaryIO) -> Iterator[Document]:
         data = stream.read(self._max_document_bytes + 1)
         if len(data) > self._max_document_bytes:
             self.num_too_long += 1
-            return
+            if not self._split_long:
+                return
+            data += stream.read()
+        yield from self._text(name, data, self._offset)
+        self._offset += len(data)
+
+    def _read_records(self, name: str, stream: BinaryIO) -> Iterator[Document]:
+        number = 0
+        while digits := stream.read(_LENGTH_DIGITS):
+            number += 1
+            begin = self._offset + _LENGTH_DIGITS
+            if len(digits) < _LENGTH_DIGITS or not digits.isdigit():
+                raise CorpusError(f"{name}, record {number} has no length before it; copy the file again")
+            left = int(digits)
+            self._offset = begin + left
+            if left > self._max_document_bytes:
+                self.num_too_long += 1
+                if not self._split_long:
+                    _skip_bytes(stream, left)
+                    continue
+            data = stream.read(left)
+            if len(data) < left:
+                raise CorpusError(f"{name} is damaged or cut off in record {number}; copy it again")
+            yield from self._text(f"{name}, record {number}", data, begin)
+
+    def _text(self, name: str, data: bytes, offset: int) -> Iterator[Document]:
         try:
             text = _decode(data)
         except ValueError as error:
             self._skip(CorpusError(f"{name}: {error}; {_SKIP_HINT}"))
         else:
-            yield Document((text,) * len(self._keys), len(data), self._file, self._offset)
-        self._offset += len(data)
+            texts = (text,) * len(self._keys)
+            yield from self._small_enough(Document(texts, len(data), self._file, offset))
+
+    def _small_enough(self, document: Document) -> Iterator[Document]:
+        """The document, or what it is cut into."""
+        if document.num_bytes <= self._max_document_bytes:
+            yield document
+            return
+        parts = (_cut(text, self._max_document_bytes) for text in document.texts)
+        for texts in zip_longest(*parts, fillvalue=""):
+            yield replace(document, texts=texts, num_bytes=sum(len(text.encode()) for text in texts))
 
     def _read_rows(self, path: Path) -> Iterator[Document]:
         # Only where there is such a file: it takes longer to import than all else together.
@@ -248,10 +304,10 @@ class CorpusReader:
             self._skip(CorpusError(f"{name}: {error}; {_SKIP_HINT}"))
             return
         num_bytes = sum(len(text.encode()) for text in texts)
-        if num_bytes > self._max_document_bytes:
-            self.num_too_long += 1
-        else:
-            yield Document(texts, num_bytes, self._file, self._offset)
+        is_long = num_bytes > self._max_document_bytes
+        self.num_too_long += is_long
+        if not is_long or self._split_long:
+            yield from self._small_enough(Document(texts, num_bytes, self._file, self._offset))
 
     def _mended(self, document: Document) -> Document:
         return replace(document, texts=tuple(ftfy.fix_text(text) for text in document.texts))
@@ -279,7 +335,7 @@ def _members(path: Path, raw: BinaryIO) -> Iterator[tuple[str, str, BinaryIO]]:
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             file, name = archive.extractfile(member), Path(member.name)
-            if file is not None and _ending(name) in (*_LINES, *_WHOLE):
+            if file is not None and _ending(name) in _TEXTS:
                 yield f"{path}, {name}", _ending(name), _unpacked(name, cast(BinaryIO, file))
 
 
@@ -316,6 +372,36 @@ def _texts_of_line(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
             found = ", ".join(map(repr, list(value)[:8])) or "nothing"
             raise ValueError(f"no key {key!r}, only {found}")
     return tuple(_text_of(value[key], f"the value of {key!r}") for key in keys)
+
+
+def _cut(text: str, most_bytes: int) -> list[str]:
+    """Consecutive parts of at most so many bytes, up to a line's end, else a space, else within a word."""
+    data, parts, begin = text.encode(), [], 0
+    while len(data) - begin > most_bytes:
+        end = _place_to_cut(data, begin, begin + most_bytes)
+        parts.append(data[begin:end].decode())
+        begin = end
+    return [*parts, data[begin:].decode()]
+
+
+def _place_to_cut(data: bytes, begin: int, end: int) -> int:
+    for mark in (b"\n", b" "):
+        if (place := data.rfind(mark, begin, end)) >= 0:
+            return place + 1
+    # Never inside of a character; one that is larger than a part stays whole.
+    place = end
+    while place > begin and data[place] & 0xC0 == 0x80:
+        place -= 1
+    if place > begin:
+        return place
+    while end < len(data) and data[end] & 0xC0 == 0x80:
+        end += 1
+    return end
+
+
+def _skip_bytes(stream: BinaryIO, count: int) -> None:
+    while count and (block := stream.read(min(count, _BUFFER_BYTES))):
+        count -= len(block)
 
 
 def _parse(line: bytes) -> Any:

@@ -34,7 +34,8 @@ class Summary:
         empty: texts that gave no token and were left out.
         skipped: documents that could not be read.
         first_skipped: why the first of them could not.
-        too_long: documents left out for their size.
+        too_long: documents above the size allowed.
+        long_ones: what was done with them.
         encoder: what made the tokens, and why where that is the slower way.
         seconds: how long it took, in this run.
         resumed_shards: shards that an earlier run had finished.
@@ -48,6 +49,7 @@ class Summary:
     skipped: int
     first_skipped: str | None
     too_long: int
+    long_ones: str
     encoder: str
     seconds: float
     resumed_shards: int = 0
@@ -68,7 +70,7 @@ class Summary:
             first = f"; the first: {self.first_skipped}" if self.first_skipped else ""
             yield f"{self.skipped:,} unreadable documents were skipped{first}"
         if self.too_long:
-            yield f"{self.too_long:,} documents above --max-document-bytes were left out"
+            yield f"{self.too_long:,} documents above --max-document-bytes were {self.long_ones}"
         for prefix in self.prefixes:
             yield f"wrote {prefix}.bin and {prefix}.idx, and what they are made of in {prefix}.manifest.json"
 
@@ -90,6 +92,7 @@ class Options:
         skip_bad_lines: count documents that cannot be read and go on.
         exact: encode with the tokenizers library even where gigatoken gives the same.
         max_document_bytes: larger documents are counted and left out.
+        split_long: cut them into such as are small enough instead.
         mend_text: repair wrongly decoded characters with ftfy.
         may_be_empty: a corpus without any text is no error.
     """
@@ -101,8 +104,14 @@ class Options:
     skip_bad_lines: bool = False
     exact: bool = False
     max_document_bytes: int = MAX_DOCUMENT_BYTES
+    split_long: bool = False
     mend_text: bool = False
     may_be_empty: bool = False
+
+    @property
+    def long_ones(self) -> str:
+        """What happens to documents above the size allowed."""
+        return "cut" if self.split_long else "left out"
 
     def described(self, key: str) -> dict[str, Any]:
         """What a manifest says of them: all that decides what a dataset holds."""
@@ -110,6 +119,7 @@ class Options:
             "key": key,
             "append_eod": self.append_end,
             "max_document_bytes": self.max_document_bytes,
+            "split_long_documents": self.split_long,
             "ftfy": self.mend_text,
             "skip_bad_lines": self.skip_bad_lines,
         }
@@ -143,6 +153,7 @@ def preprocess(
         options.keys,
         skip_bad_lines=options.skip_bad_lines,
         max_document_bytes=options.max_document_bytes,
+        split_long=options.split_long,
         mend_text=options.mend_text,
     )
     encoder, encoder_name, workers = _choose_encoder(tokenizer, paths, options)
@@ -200,6 +211,7 @@ def preprocess(
         skipped=reader.num_skipped,
         first_skipped=str(reader.first_skipped) if reader.first_skipped else None,
         too_long=reader.num_too_long,
+        long_ones=options.long_ones,
         encoder=encoder_name,
         seconds=time.monotonic() - started,
     )

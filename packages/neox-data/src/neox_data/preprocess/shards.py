@@ -105,6 +105,7 @@ def preprocess_resumably(
         skipped=counts[0]["skipped"],
         first_skipped=first_skipped,
         too_long=counts[0]["too_long"],
+        long_ones=options.long_ones,
         encoder=counts[0]["encoder"],
         seconds=max(seconds, 1e-9),
         resumed_shards=resumed,
