@@ -16,7 +16,7 @@ def tell(text: str) -> None:
 
 
 def pass_on(stream: TextIO | None, data: bytes) -> None:
-    """Print what a worker has printed; when the reader has gone (`| head`), the work goes on unseen.
+    """Print what a worker has printed; when the reader (`| head`, a terminal) has gone, work goes on unseen.
 
     Args:
         stream: sys.stdout or sys.stderr.
@@ -28,6 +28,6 @@ def pass_on(stream: TextIO | None, data: bytes) -> None:
         stream.flush()
         stream.buffer.write(data)
         stream.buffer.flush()
-    except BrokenPipeError:
+    except OSError:
         # What is still buffered must go somewhere: Python flushes once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
