@@ -18,6 +18,7 @@ PROGRAMS: Mapping[str, str] = {
     "train": "neox_model.train",
     "generate": "neox_model.generate",
     "evaluate": "neox_model.evaluate",
+    "doctor": "neox_model.doctor",
 }
 _SHOWN_HOSTS = 32
 
