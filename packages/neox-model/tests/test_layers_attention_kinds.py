@@ -1,13 +1,21 @@
 """What each attention type and relative position computes, against formulas written out in full."""
 
 import math
+from functools import cache
 
 import pytest
 import torch
 from torch import nn
 
 from neox_model.build.model import build_model
-from neox_model.layers.attention import BlockPattern, DenseCore, FlexCore, LocalPattern, SoftmaxCore
+from neox_model.layers.attention import (
+    BlockPattern,
+    DenseCore,
+    FlexCore,
+    LocalPattern,
+    SoftmaxCore,
+    flex,
+)
 from neox_model.layers.attention.kv_cache import caching
 from neox_model.layers.positions import AlibiPosition, BucketPosition
 from neox_model.layers.positions.relative import alibi_slopes, distance_buckets
@@ -268,6 +276,28 @@ def test_flex_attention_is_its_dense_twin(case, shared, has_documents):
     given = documents() if has_documents else None
     with torch.no_grad():
         torch.testing.assert_close(flex(*inputs, given), dense(*inputs, given))
+
+
+def test_layers_of_a_kind_share_what_flex_attention_compiles(monkeypatch):
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = cache(lambda function: torch.compile(function, dynamic=False, backend=count))
+    monkeypatch.setattr(flex, "_compiled", compiled)
+    options = {
+        "position": lambda: AlibiPosition(heads=HEADS),
+        "pattern": lambda: BlockPattern(num_blocks=6, block=2, layout=random_layout, heads=HEADS),
+    }
+    inputs = [heads(seed=seed).detach() for seed in range(3)]
+    for _ in range(3):
+        with torch.no_grad():
+            result = FlexCore(**options)(*inputs, documents())
+        torch.testing.assert_close(result, DenseCore(**options)(*inputs, documents()))
+    # One makes block masks, one attends.
+    assert len(graphs) == 2
 
 
 def test_flex_attention_continues_cached_keys_as_its_dense_twin():
