@@ -60,7 +60,7 @@ class LaunchSection(Section):
         "pdsh",
         origin="DSL",
         used_when="the job has another host than this one, or deepspeed_mpi is true",
-        doc="What starts the workers on the hosts; docs/launching.md has a page on each.",
+        doc="What starts the workers on the hosts; docs/launching.md has a section on each.",
     )
     launcher_args: str | None = param(
         None,
