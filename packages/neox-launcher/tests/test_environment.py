@@ -40,12 +40,12 @@ def test_what_decides_how_libraries_work_travels_and_nothing_else(folders):
 def test_files_add_variables_and_the_nearest_wins(folders):
     home, folder = folders
     (home / ".deepspeed_env").write_text("NCCL_DEBUG=WARN\nHTTPS_PROXY=http://proxy:3128\nA=home\n")
-    (folder / ".deepspeed_env").write_text("# for this project\n\nA=work = 'here' \nB=\n")
+    (folder / ".deepspeed_env").write_text("# for this project\n\nA=work = 'here\x0b' \nB=\n")
     travelling = travelling_variables({"NCCL_DEBUG": "INFO"}, home=home, folder=folder)
     assert travelling == {
         "NCCL_DEBUG": "WARN",
         "HTTPS_PROXY": "http://proxy:3128",
-        "A": "work = 'here' ",
+        "A": "work = 'here\x0b' ",
         "B": "",
     }
 

@@ -82,7 +82,7 @@ def read_environment_file(path: Path) -> dict[str, str]:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise LaunchError(f"{path} cannot be read: {reason}") from error
     found = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         name, equals, value = line.partition("=")
