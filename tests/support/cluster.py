@@ -20,7 +20,7 @@ __all__ = ["LOGIN", "Cluster", "Host", "wait_until", "why_not_here"]
 
 _HOST = Path(__file__).with_name("cluster_host.py")
 _SUBNET = "10.77.0"
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 240.0
 LOGIN = "login"
 
 

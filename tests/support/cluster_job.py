@@ -17,7 +17,7 @@ from support.corpus import write_corpus
 __all__ = ["LAUNCH", "Job", "Result"]
 
 LAUNCH = Path(sys.executable).with_name("neox-launch")
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 300.0
 TRAIN: dict[str, Any] = {
     "split": "100,0,0",
     "tokenizer-type": "CharLevelTokenizer",
