@@ -26,8 +26,6 @@ def chosen() -> list[Case]:
 
 def run_cases(cases: list[Case], folder: str) -> dict[str, dict[str, float]]:
     """Differences by case, of this rank; runs in four processes."""
-    import torch.distributed as dist
-
     from support.layouts import differences, reference
     from support.worlds import world_of
 
@@ -41,7 +39,6 @@ def run_cases(cases: list[Case], folder: str) -> dict[str, dict[str, float]]:
         sized = [case for case in cases if LAYOUTS[case[1]].ranks == size]
         # A world of its own for each case: the groups that it forms, and gloo's threads in them, end with it.
         for turn in range(0, len(sized), 4 // size):
-            dist.barrier()
             with world_of(size, here, name=f"of-{size}-{turn}") as number:
                 for architecture, layout, recomputes in sized[turn : turn + 4 // size][number : number + 1]:
                     case = f"{architecture} / {layout} / {recomputes}"

@@ -7,6 +7,7 @@ runs many cases. Both libraries keep what they know of the world in module varia
 import datetime
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,10 +38,13 @@ def world_of(size: int, folder: Path, *, name: str) -> Iterator[int]:
 def _join(path: Path, rank: int, size: int) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    store = dist.FileStore(str(path), size)
     timeout = datetime.timedelta(seconds=300)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(str(path), size), rank=rank, world_size=size, timeout=timeout
-    )
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    # Who leaves again while another still connects takes the connection away.
+    store.add("joined", 1)
+    while store.add("joined", 0) < size:
+        time.sleep(0.01)
 
 
 def _leave() -> None:
