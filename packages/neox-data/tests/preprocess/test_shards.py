@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from neox_data.errors import CorpusError
 from neox_data.indexed import open_indexed
 from neox_data.preprocess.cli import main
+from neox_data.preprocess.progress import Counts
 from neox_data.preprocess.run import Options, preprocess
 from neox_data.preprocess.shards import preprocess_resumably, take_shard
 from neox_data.tokenizers import build_tokenizer
@@ -59,6 +60,42 @@ def test_shards_together_are_what_one_run_writes(corpus, tmp_path: Path, undistu
     assert (summary.documents, summary.resumed_shards, summary.empty) == (45, 0, 0)
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
+
+
+@pytest.mark.parametrize("part_bytes", [1, 40, 100])
+def test_a_large_file_is_several_shards(corpus, tmp_path: Path, undisturbed, part_bytes: int) -> None:
+    summary = preprocess_resumably(
+        corpus, output_prefix=tmp_path / "out", tokenizer=TOKENIZER, options=Options(append_end=True),
+        shard_bytes=1, part_bytes=part_bytes,
+    )  # fmt: skip
+    assert files(tmp_path / "out") == undisturbed
+    assert summary.documents == 45
+
+
+def test_a_run_killed_within_a_file_goes_on_within_it(corpus, tmp_path: Path, undisturbed) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(counts: Counts) -> None:
+        if len(list((tmp_path / "out.shards").glob("*.manifest.json"))) == 9:
+            raise Stopped
+
+    sizes = {"shard_bytes": 1, "part_bytes": 40}
+    options = {"tokenizer": TOKENIZER, "options": Options(append_end=True), **sizes}
+    with pytest.raises(Stopped):
+        preprocess_resumably(corpus, output_prefix=tmp_path / "out", report=stop, **options)
+    summary = preprocess_resumably(corpus, output_prefix=tmp_path / "out", **options)
+    assert summary.resumed_shards == 9
+    assert files(tmp_path / "out") == undisturbed
+
+
+def test_a_bad_line_within_a_large_file_is_named_by_its_place(corpus, tmp_path: Path) -> None:
+    corpus[2].write_text(corpus[2].read_text() + "{\n")
+    with pytest.raises(CorpusError, match=r"2\.jsonl \(from byte [\d,]+ on\), line 1: not JSON"):
+        preprocess_resumably(
+            corpus, output_prefix=tmp_path / "out", tokenizer=TOKENIZER, options=Options(),
+            shard_bytes=1, part_bytes=1,
+        )  # fmt: skip
 
 
 def kill_after(shards: int, corpus: list[Path], output: Path) -> None:

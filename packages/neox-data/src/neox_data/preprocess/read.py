@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import ftfy
 import orjson
@@ -26,7 +26,15 @@ import zstandard
 
 from neox_data.errors import CorpusError
 
-__all__ = ["MAX_DOCUMENT_BYTES", "CorpusReader", "Document", "find_inputs", "sample_texts"]
+__all__ = [
+    "MAX_DOCUMENT_BYTES",
+    "CorpusPart",
+    "CorpusReader",
+    "Document",
+    "cut_file",
+    "find_inputs",
+    "sample_texts",
+]
 
 MAX_DOCUMENT_BYTES = 256 << 20
 
@@ -62,6 +70,47 @@ class Document:
     num_bytes: int
     file: int = 0
     offset: int = 0
+
+
+class CorpusPart(NamedTuple):
+    """A stretch of a corpus file that begins and ends between two lines; the whole file unless told.
+
+    Attributes:
+        path: the file.
+        first: byte at which the stretch begins.
+        stop: byte at which it ends; None: the end of the file.
+    """
+
+    path: Path
+    first: int = 0
+    stop: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size as it lies on the disk."""
+        return (self.path.stat().st_size if self.stop is None else self.stop) - self.first
+
+    def __str__(self) -> str:
+        return f"{self.path} (from byte {self.first:,} on)" if self.first else str(self.path)
+
+
+def cut_file(path: Path, part_bytes: int) -> Iterator[CorpusPart]:
+    """A file in stretches of about so many bytes, where it consists of lines that lie there unpacked."""
+    size = path.stat().st_size
+    if path.suffix not in _LINES or size <= part_bytes:
+        yield CorpusPart(path)
+        return
+    first = 0
+    with path.open("rb") as file:
+        while size - first > part_bytes:
+            file.seek(first + part_bytes)
+            while (line := file.readline(_BUFFER_BYTES)) and not line.endswith(b"\n"):
+                pass
+            if file.tell() >= size:
+                break
+            yield CorpusPart(path, first, file.tell())
+            first = file.tell()
+    yield CorpusPart(path, first)
 
 
 def find_inputs(names: Iterable[str]) -> list[Path]:
@@ -137,7 +186,7 @@ class CorpusReader:
     """The documents of some files, in order.
 
     Args:
-        paths: the files; see `find_inputs`.
+        paths: the files, or parts of them; see `find_inputs`.
         keys: the keys of a JSON line whose values are wanted. A document without keys is the text of each of
             them.
         skip_bad_lines: count documents that cannot be read and go on, instead of raising.
@@ -156,7 +205,7 @@ class CorpusReader:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        paths: Sequence[Path | CorpusPart],
         keys: Sequence[str],
         *,
         skip_bad_lines: bool = False,
@@ -164,14 +213,14 @@ class CorpusReader:
         split_long: bool = False,
         mend_text: bool = False,
     ) -> None:
-        self._paths = paths
+        self._parts = [one if isinstance(one, CorpusPart) else CorpusPart(one) for one in paths]
         self._keys = tuple(keys)
         self._skip_bad_lines = skip_bad_lines
         self._max_document_bytes = max_document_bytes
         self._split_long = split_long
         self._mend_text = mend_text
         self.num_too_long = 0
-        self.total_bytes = sum(path.stat().st_size for path in paths)
+        self.total_bytes = sum(part.num_bytes for part in self._parts)
         self.bytes_done = 0
         self._file = self._offset = 0
         self.num_skipped = 0
@@ -183,29 +232,32 @@ class CorpusReader:
         Raises:
             CorpusError: a document cannot be read and is not to be skipped, or a compressed file is damaged.
         """
-        for number, path in enumerate(self._paths):
-            self._file, self._offset, done_before = number, 0, self.bytes_done
-            with path.open("rb", buffering=_BUFFER_BYTES) as raw, _damage_named(path):
-                for document in self._documents(path, raw):
-                    self.bytes_done = done_before + raw.tell()
+        for number, part in enumerate(self._parts):
+            self._file, self._offset, done_before = number, part.first, self.bytes_done
+            with part.path.open("rb", buffering=_BUFFER_BYTES) as raw, _damage_named(part.path):
+                raw.seek(part.first)
+                for document in self._documents(part, raw):
+                    self.bytes_done = done_before + raw.tell() - part.first
                     yield self._mended(document) if self._mend_text else document
-            self.bytes_done = done_before + path.stat().st_size
+            self.bytes_done = done_before + part.num_bytes
 
-    def _documents(self, path: Path, raw: BinaryIO) -> Iterator[Document]:
-        if _ending(path) in _TABLES:
-            yield from self._read_rows(path)
+    def _documents(self, part: CorpusPart, raw: BinaryIO) -> Iterator[Document]:
+        if _ending(part.path) in _TABLES:
+            yield from self._read_rows(part.path)
             return
-        for name, kind, stream in _members(path, raw):
+        for name, kind, stream in _members(part, raw):
             if kind in _LINES:
-                yield from self._read_lines(name, stream)
+                yield from self._read_lines(name, stream, part.stop)
             elif kind in _RECORDS:
                 yield from self._read_records(name, stream)
             else:
                 yield from self._read_whole(name, stream)
 
-    def _read_lines(self, name: str, stream: BinaryIO) -> Iterator[Document]:
+    def _read_lines(self, name: str, stream: BinaryIO, stop: int | None) -> Iterator[Document]:
         number = 0
-        while line := stream.readline(self._max_document_bytes + 1):
+        while (stop is None or self._offset < stop) and (
+            line := stream.readline(self._max_document_bytes + 1)
+        ):
             number += 1
             offset = self._offset
             self._offset += len(line)
@@ -326,11 +378,12 @@ def _check_columns(path: Path, columns: Sequence[str], keys: Sequence[str]) -> N
             raise CorpusError(f"{path} has no column {key!r}, only {found}; name one with --jsonl-keys")
 
 
-def _members(path: Path, raw: BinaryIO) -> Iterator[tuple[str, str, BinaryIO]]:
+def _members(part: CorpusPart, raw: BinaryIO) -> Iterator[tuple[str, str, BinaryIO]]:
     """The text files that a file holds, itself or those of an archive: name for messages, ending, content."""
+    path = part.path
     stream, kind = _unpacked(path, raw), _ending(path)
     if kind != _ARCHIVE:
-        yield str(path), kind, stream
+        yield str(part), kind, stream
         return
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:

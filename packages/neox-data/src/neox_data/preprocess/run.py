@@ -1,8 +1,8 @@
 """The work of `preprocess_data`: one indexed dataset per key, all of them complete or none there."""
 
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from neox_data.indexed.writer import IndexedDatasetWriter
 from neox_data.manifest import describe_tokenizer, hashed_ahead, write_manifest
 from neox_data.preprocess.encode import EncodedBatch, Encoder, encode_all
 from neox_data.preprocess.progress import Counts, Reporter
-from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusReader, sample_texts
+from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusPart, CorpusReader, sample_texts
 from neox_data.sources import OffsetsWriter
 from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.fast import fast_encoder
@@ -126,7 +126,7 @@ class Options:
 
 
 def preprocess(
-    paths: Sequence[Path],
+    paths: Sequence[Path | CorpusPart],
     *,
     output_prefix: Path | str,
     tokenizer: Tokenizer,
@@ -136,7 +136,7 @@ def preprocess(
     """Turn text files into one indexed dataset per key, documents in the order of the input.
 
     Args:
-        paths: the corpus; see `read.find_inputs`.
+        paths: the corpus; see `read.find_inputs`. The manifest has hashes of files, but not of parts.
         output_prefix: each dataset is called `OUTPUT_PREFIX_KEY_document`.
         tokenizer: makes the tokens, and by its vocabulary decides their dtype.
         options: everything else.
@@ -160,7 +160,7 @@ def preprocess(
     prefixes = tuple(output_prefix_of(output_prefix, key) for key in options.keys)
     dtype = token_dtype(tokenizer.vocab_size)
     counts = Counts()
-    with ExitStack() as files, hashed_ahead(paths) as inputs:
+    with ExitStack() as files, _described(paths) as inputs:
         Path(output_prefix).parent.mkdir(parents=True, exist_ok=True)
         # Entered first, so that they appear after the datasets that they belong to.
         offsets = [files.enter_context(OffsetsWriter.open(prefix, len(paths))) for prefix in prefixes]
@@ -217,8 +217,20 @@ def preprocess(
     )
 
 
+@contextmanager
+def _described(paths: Sequence[Path | CorpusPart]) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """What a manifest says of the sources; files are hashed while the block runs."""
+    parts = [
+        {"path": str(part.path), "bytes": part.num_bytes, "first": part.first}
+        for part in paths
+        if isinstance(part, CorpusPart)
+    ]
+    with hashed_ahead([path for path in paths if not isinstance(path, CorpusPart)]) as hashed:
+        yield lambda: [*parts, *hashed()]
+
+
 def _choose_encoder(
-    tokenizer: Tokenizer, paths: Sequence[Path], options: Options
+    tokenizer: Tokenizer, paths: Sequence[Path | CorpusPart], options: Options
 ) -> tuple[Encoder, str, int]:
     """Gigatoken where it gives the tokenizer's ids; with its name, and the batches to encode at once."""
     name = type(tokenizer).__name__
@@ -228,7 +240,8 @@ def _choose_encoder(
         return tokenizer.encode_flat, f"{name}, as --exact asks", options.workers
     try:
         # One batch at a time: gigatoken itself divides it among the cores.
-        return fast_encoder(tokenizer, sample_texts(paths, options.keys)), "gigatoken", 1
+        files = [part.path if isinstance(part, CorpusPart) else part for part in paths]
+        return fast_encoder(tokenizer, sample_texts(files, options.keys)), "gigatoken", 1
     except TokenizerError as reason:
         return tokenizer.encode_flat, f"{name}, not gigatoken ({reason})", options.workers
 

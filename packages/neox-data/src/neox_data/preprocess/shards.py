@@ -1,8 +1,9 @@
 """A corpus in shards: a run that can be taken up again where it was killed, and a run divided among machines.
 
-A shard is some consecutive files of the corpus, so shards put together in their order are the corpus. Each
-becomes a dataset of its own with a manifest, which is written last: a shard that has one is finished. At the
-end the datasets are put together by the kernel, without a look at their tokens.
+A shard is some consecutive files of the corpus, or a stretch of a large one between two lines, so shards put
+together in their order are the corpus. Each becomes a dataset of its own with a manifest, which is written
+last: a shard that has one is finished. At the end the datasets are put together by the kernel, without a look
+at their tokens.
 """
 
 import re
@@ -15,8 +16,15 @@ from typing import Any
 from neox_data.errors import CorpusError
 from neox_data.indexed.edit import merge_indexed
 from neox_data.indexed.layout import manifest_path
-from neox_data.manifest import describe_tokenizer, merge_manifests, read_manifest, write_manifest
+from neox_data.manifest import (
+    describe_tokenizer,
+    hashed_ahead,
+    merge_manifests,
+    read_manifest,
+    write_manifest,
+)
 from neox_data.preprocess.progress import Counts, Reporter
+from neox_data.preprocess.read import CorpusPart, cut_file
 from neox_data.preprocess.run import Options, Summary, output_prefix_of, preprocess
 from neox_data.sources import merge_offsets
 from neox_data.tokenizers.base import Tokenizer
@@ -62,6 +70,7 @@ def preprocess_resumably(
     options: Options,
     report: Reporter | None = None,
     shard_bytes: int = SHARD_BYTES,
+    part_bytes: int = SHARD_BYTES,
 ) -> Summary:
     """What `preprocess` does, in shards; those that an earlier, killed run finished are not made again.
 
@@ -73,26 +82,28 @@ def preprocess_resumably(
         OSError: the output cannot be written.
     """
     folder = Path(f"{output_prefix}.shards")
-    groups = list(_groups(paths, shard_bytes))
+    groups = list(_groups([part for path in paths for part in cut_file(path, part_bytes)], shard_bytes))
     shards = [folder / f"{number:06}" for number in range(len(groups))]
     total, done, resumed = sum(path.stat().st_size for path in paths), 0, 0
     seconds, first_skipped = 0.0, None
-    for group, shard in zip(groups, shards, strict=True):
-        share = sum(path.stat().st_size for path in group)
-        if _is_finished(shard, group, tokenizer, options):
-            resumed += 1
-        else:
-            summary = preprocess(
-                group,
-                output_prefix=shard,
-                tokenizer=tokenizer,
-                options=replace(options, may_be_empty=True, num_documents=None),
-                report=report and _part_of(report, done=done, share=share, total=total),
-            )
-            seconds += summary.seconds
-            first_skipped = first_skipped or summary.first_skipped
-        done += share
-    counts = [_merge(shards, output_prefix, key, paths) for key in options.keys]
+    with hashed_ahead(paths) as hashed:
+        for group, shard in zip(groups, shards, strict=True):
+            share = sum(part.num_bytes for part in group)
+            if _is_finished(shard, group, tokenizer, options):
+                resumed += 1
+            else:
+                summary = preprocess(
+                    group,
+                    output_prefix=shard,
+                    tokenizer=tokenizer,
+                    options=replace(options, may_be_empty=True, num_documents=None),
+                    report=report and _part_of(report, done=done, share=share, total=total),
+                )
+                seconds += summary.seconds
+                first_skipped = first_skipped or summary.first_skipped
+            done += share
+        inputs = hashed()
+    counts = [_merge(shards, output_prefix, key, inputs) for key in options.keys]
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
@@ -112,29 +123,30 @@ def preprocess_resumably(
     )
 
 
-def _groups(paths: Sequence[Path], shard_bytes: int) -> Iterator[list[Path]]:
-    group: list[Path] = []
-    for path in paths:
-        group.append(path)
-        if sum(member.stat().st_size for member in group) >= shard_bytes:
+def _groups(parts: Sequence[CorpusPart], shard_bytes: int) -> Iterator[list[CorpusPart]]:
+    group: list[CorpusPart] = []
+    for part in parts:
+        group.append(part)
+        if sum(member.num_bytes for member in group) >= shard_bytes:
             yield group
             group = []
     if group:
         yield group
 
 
-def _is_finished(shard: Path, group: Sequence[Path], tokenizer: Tokenizer, options: Options) -> bool:
+def _is_finished(shard: Path, group: Sequence[CorpusPart], tokenizer: Tokenizer, options: Options) -> bool:
     """Was the shard made from these files, as they are now, and with this tokenizer and these options?"""
+    wanted = [(str(part.path), part.num_bytes, part.first) for part in group]
     for key in options.keys:
         prefix = output_prefix_of(shard, key)
         manifest = read_manifest(prefix)
         if manifest is None:
             return False
-        sources = [(source["path"], source["bytes"]) for source in manifest["inputs"]]
+        sources = [(source["path"], source["bytes"], source.get("first")) for source in manifest["inputs"]]
         made = manifest_path(prefix).stat().st_mtime
         if (
-            sources != [(str(path), path.stat().st_size) for path in group]
-            or any(path.stat().st_mtime > made for path in group)
+            sources != wanted
+            or any(part.path.stat().st_mtime > made for part in group)
             or manifest["tokenizer"] != describe_tokenizer(tokenizer)
             or options.described(key).items() - manifest["options"].items()
         ):
@@ -143,22 +155,31 @@ def _is_finished(shard: Path, group: Sequence[Path], tokenizer: Tokenizer, optio
 
 
 def _merge(
-    shards: Sequence[Path], output_prefix: Path | str, key: str, paths: Sequence[Path]
+    shards: Sequence[Path], output_prefix: Path | str, key: str, inputs: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Put the shards of a key together; what was counted, and the encoder."""
     prefixes = [output_prefix_of(shard, key) for shard in shards]
     contents = merge_manifests(prefixes)
     assert contents is not None, "every shard was finished, and so has a manifest"
     if not contents["counts"]["documents"]:
-        raise CorpusError(
-            f"no document of {', '.join(map(str, paths))} has text under {key!r}; nothing to write"
-        )
+        names = ", ".join(source["path"] for source in inputs)
+        raise CorpusError(f"no document of {names} has text under {key!r}; nothing to write")
     output = output_prefix_of(output_prefix, key)
     merge_indexed(prefixes, output)
     merge_offsets(prefixes, output)
-    write_manifest(output, **contents)
+    write_manifest(output, **contents | {"inputs": _whole_files(contents["inputs"], inputs)})
     encoder = contents["options"].get("encoder", "different encoders; see the manifest")
     return {**contents["counts"], "encoder": encoder}
+
+
+def _whole_files(parts: Sequence[dict[str, Any]], files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The files, each with the documents of all its parts."""
+    documents: list[int] = []
+    for part in parts:
+        if part["first"] == 0:
+            documents.append(0)
+        documents[-1] += part["documents"]
+    return [{**file, "documents": count} for file, count in zip(files, documents, strict=True)]
 
 
 def _part_of(report: Reporter, *, done: int, share: int, total: int) -> Reporter:
