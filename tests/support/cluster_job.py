@@ -103,7 +103,7 @@ class Job:
         self.expect_nothing_left()
         return Result(launcher.returncode, out, err)
 
-    def expect_nothing_left(self, seconds: float = 10.0) -> None:
+    def expect_nothing_left(self, seconds: float = 30.0) -> None:
         """No process of a launch lives on, on any host."""
         left = self.cluster.leftovers
         wait_until(lambda: not left("neox_"), f"the end of {left('neox_')}", seconds)

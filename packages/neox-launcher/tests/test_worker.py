@@ -2,11 +2,12 @@
 
 import json
 import logging
+import time
 
 from neox_launcher.errors import ConfigError, NeoXError
 from neox_launcher.log import configure_logging
 from neox_launcher.ranks import RankInfo, read_rank
-from neox_launcher.worker import report_failure
+from neox_launcher.worker import Progress, answer_questions, report_facts, report_failure, worker_file
 
 
 def test_a_report_is_written_for_the_launcher(tmp_path, monkeypatch):
@@ -65,3 +66,33 @@ def test_only_rank_0_talks_and_all_warn(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("  ")[-1] for line in lines] == ["hello 0", "careful 0", "careful 3"]
     assert " r0003 neox_model.example  " in lines[2]
+
+
+def test_a_thread_answers_whenever_it_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    words = iter(["first", "second"])
+    answer_questions(4, lambda: next(words))
+    answer = worker_file(tmp_path, 4, "answer")
+    for expected in ("first", "second"):
+        with worker_file(tmp_path, 4, "question").open("wb", buffering=0) as question:
+            question.write(b"?")
+        deadline = time.monotonic() + 60
+        while not answer.exists() or answer.read_text() != expected:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_the_last_report_of_facts_counts(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    report_facts(2, {"a": 1})
+    report_facts(2, {"a": 2})
+    assert json.loads(worker_file(tmp_path, 2, "facts").read_text()) == {"a": 2}
+
+
+def test_by_hand_nobody_is_told(tmp_path, monkeypatch):
+    monkeypatch.delenv("NEOX_RUN_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    report_facts(0, {})
+    answer_questions(0, str)
+    Progress(0).tell(1)
+    assert list(tmp_path.iterdir()) == []
