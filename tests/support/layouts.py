@@ -154,6 +154,9 @@ LAYOUTS: dict[str, Layout] = {
     "ZeRO 1": Layout(2, _zero(1)),
     "ZeRO 2": Layout(2, _zero(2)),
     "ZeRO 3": Layout(2, _zero(3)),
+    "ZeRO 3, second partition": Layout(
+        4, {"train_micro_batch_size_per_gpu": 2, **_zero(3, zero_hpz_partition_size=2)}
+    ),
     "ZeRO 3 x tensor 2": Layout(4, {"model_parallel_size": 2, **_zero(3)}),
     "ZeRO 1, states on the host": Layout(2, _zero(1, offload_optimizer=_HOST)),
     "ZeRO 2, states on the host": Layout(2, _zero(2, offload_optimizer=_HOST)),

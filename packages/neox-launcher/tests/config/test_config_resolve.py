@@ -17,6 +17,10 @@ BATCHES = [
 ]
 
 
+SHORT_FIRST = """{enabled: true, curriculum_type: seqlen, min_difficulty: 6, max_difficulty: 32,
+  schedule_type: fixed_linear, schedule_config: {total_curriculum_step: 10, difficulty_step: 4}}"""
+
+
 @pytest.mark.parametrize(("train", "micro", "accumulation", "devices", "expected"), BATCHES)
 def test_any_of_the_batch_sizes_gives_the_others(load, train, micro, accumulation, devices, expected):
     sizes = {"train_batch_size": train, "gas": accumulation}
@@ -50,6 +54,20 @@ def test_any_of_the_batch_sizes_gives_the_others(load, train, micro, accumulatio
         ),
         ("model-parallel-size: 4\nactivation: geglu", [], 4, "170 channels"),
         ("model-parallel-size: 4\nactivation: geglu", [], 4, "set intermediate-size: 172"),
+        ("model-parallel-size: 4\nsequence-parallel: true", ["seq-length=30"], 4, "use 28, or sequence"),
+        (
+            f"model-parallel-size: 4\nsequence-parallel: true\ncurriculum_learning: {SHORT_FIRST}",
+            [],
+            4,
+            "curriculum_learning.min_difficulty: 6",
+        ),
+        ("zero_optimization: {stage: 3, zero_hpz_partition_size: 3}", [], 4, "the data-parallel size 4"),
+        (
+            "zero_optimization: {stage: 3, zero_hpz_partition_size: 2}\nmodel-parallel-size: 2",
+            [],
+            4,
+            "works only without tensor parallelism",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_told_with_a_remedy(load, text, overrides, devices, sentence):

@@ -95,6 +95,7 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
     batch = (_elastic_sizes if elastic else _batch_sizes)(config, split, problems)
     problems += _indivisible_widths(config, split.model)
     problems += _unequal_neighbours(config, split)
+    problems += _unequal_shares_of_short_sequences(config, split)
     if problems:
         located = [_located(problem, config) for problem in problems]
         raise config_error(located, config.files)
@@ -272,6 +273,27 @@ def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterato
             f"set intermediate-size: {multiple}, or another model-parallel-size",
             value=f"{width}",
         )
+
+
+def _unequal_shares_of_short_sequences(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
+    """Ranks that share the sequence share it evenly at every length of a curriculum."""
+    curriculum = config.data_efficiency.curriculum_learning
+    if not (config.parallelism.sequence_parallel and curriculum.enabled):
+        return
+    pace = curriculum.schedule_config
+    lengths = {
+        "min_difficulty": (curriculum.min_difficulty,),
+        "max_difficulty": (curriculum.max_difficulty,),
+        "schedule_config.difficulty_step": (pace.difficulty_step,),
+        "schedule_config.difficulty": pace.difficulty or (),
+    }
+    for name, values in lengths.items():
+        if any(value is not None and value % split.model for value in values):
+            yield Problem(
+                f"curriculum_learning.{name}",
+                f"cannot be shared by {split.model} model-parallel devices, as sequence-parallel asks",
+                f"use a multiple of {split.model}, or sequence-parallel: false",
+            )
 
 
 def _unequal_neighbours(config: NeoXConfig, split: _Split) -> Iterator[Problem]:

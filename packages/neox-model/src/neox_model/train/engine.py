@@ -144,7 +144,12 @@ class _LogLines(io.TextIOBase):
 
 def build_pipeline_forward(model: nn.Module, *, micro_batch_size: int) -> Engine:
     """A pipeline engine that evaluates and cannot train; the model keeps its dtype."""
-    settings = {"train_micro_batch_size_per_gpu": micro_batch_size, "gradient_accumulation_steps": 1}
+    settings = {
+        "train_micro_batch_size_per_gpu": micro_batch_size,
+        "gradient_accumulation_steps": 1,
+        # Whether tensor-parallel ranks hold copies of what is sent or shares of it: each sends what it has.
+        "pipeline": {"pipe_partitioned": False, "grad_partitioned": False},
+    }
     with _quiet():
         inner, *_ = deepspeed.initialize(model=model, config=settings, dist_init_required=False)
     return Engine(inner, None)
