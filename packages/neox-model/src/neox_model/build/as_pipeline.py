@@ -8,20 +8,22 @@ segments (see activation_checkpointing), so DeepSpeed's interval stays 0.
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
-from torch import Tensor, nn
+from torch import Tensor
 
 from neox_model.build.activation_checkpointing import Recomputation, run_layers
 from neox_model.build.plan import LayerPlan, share_parameters
 from neox_model.errors import LayoutError
 from neox_model.layers.embedding import Embedding
-from neox_model.layers.lm_head import compute_logits
+from neox_model.layers.lm_head import LMHead, LMLoss
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.sequence import enter_split
 
 __all__ = ["PipelineModel", "as_pipeline"]
 
@@ -33,7 +35,8 @@ class PipelineModel(PipelineModule):
 
     Attributes:
         plan_names: which logical name each path in this module has.
-        loss_fn: function of (logits_BSV, (labels_BS, loss_mask_BS)), used on the last stage.
+        loss_fn: function of (hidden_SBD, (labels_BS, loss_mask_BS)), used on the last stage: it has the
+            output matrix and makes no more logits at a time than it needs.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class PipelineModel(PipelineModule):
         plan: Sequence[LayerPlan],
         groups: Groups,
         *,
-        loss_fn: Callable[..., Tensor],
+        loss: LMLoss,
         partition_method: str,
         recomputation: Recomputation | None,
     ) -> None:
@@ -51,9 +54,11 @@ class PipelineModel(PipelineModule):
         super().__init__(
             layers=[_spec(layer) for layer in plan],
             topology=topology,
-            loss_fn=loss_fn,
+            loss_fn=loss,
             partition_method=partition_method,
         )
+        if self._local_stop == len(plan):
+            self.loss_fn = partial(_loss_of_hidden, loss, self.forward_funcs.pop())
         self.recomputation = recomputation
         self._give_shared_layers_their_own_modules(plan)
         self.plan_names = _plan_names(plan, self._local_start, self._local_stop)
@@ -90,7 +95,7 @@ def as_pipeline(
     plan: Sequence[LayerPlan],
     groups: Groups,
     *,
-    loss_fn: Callable[..., Tensor],
+    loss: LMLoss,
     partition_method: str,
     recomputation: Recomputation | None = None,
 ) -> PipelineModel:
@@ -99,7 +104,7 @@ def as_pipeline(
     Args:
         plan: the model.
         groups: this job's.
-        loss_fn: of (logits_BSV, (labels_BS, loss_mask_BS)).
+        loss: what the last stage compares with.
         partition_method: "parameters", "uniform" or "type:REGEX" over the layers' class names.
         recomputation: how segments of layers are recomputed; None keeps all activations.
 
@@ -117,7 +122,7 @@ def as_pipeline(
         model = PipelineModel(
             plan,
             groups,
-            loss_fn=loss_fn,
+            loss=loss,
             partition_method=partition_method,
             recomputation=recomputation,
         )
@@ -149,18 +154,17 @@ def _spec(layer: LayerPlan) -> LayerSpec:
     return TiedLayerSpec(
         layer.tied,
         layer.cls,
-        forward_fn=None if layer.tied == layer.name else _tied_logits,
         tied_weight_attr=layer.tied_weight,
         **layer.kwargs,
     )
 
 
-def _tied_logits(module: nn.Module, hidden_SBD: Tensor) -> Tensor:
-    """A tied head's logits, whether this stage holds the embedding itself or a copy of its weight."""
-    if isinstance(module, Embedding):
-        words = module.word_embeddings
-        return compute_logits(hidden_SBD, words.weight, words.group)
-    return module(hidden_SBD)
+def _loss_of_hidden(
+    loss: LMLoss, head: Embedding | LMHead, hidden_SBD: Tensor, targets: tuple[Tensor, Tensor]
+) -> Tensor:
+    """The loss, whether this stage holds the head, a copy of its weight, or the embedding it is tied to."""
+    holder = head.word_embeddings if isinstance(head, Embedding) else head
+    return loss.of_hidden(enter_split(hidden_SBD, holder.group), holder.weight, targets)
 
 
 def _plan_names(plan: Sequence[LayerPlan], start: int, stop: int) -> dict[str, str]:

@@ -147,7 +147,7 @@ def _assemble(
         return as_pipeline(
             plan,
             groups,
-            loss_fn=loss_fn,
+            loss=loss_fn,
             partition_method=config.parallelism.pipe_partition_method,
             recomputation=recomputation,
         )
