@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import click
 
+from neox_launcher.autotuning import is_tuned, tune
 from neox_launcher.config.problems import list_problems
 from neox_launcher.doctor import examine_hosts
 from neox_launcher.dry_run import Form, show_plan
@@ -132,6 +133,8 @@ def _launch(request: Request, dry_run: DryRun) -> None:
     try:
         plan = plan_launch(request)
         _tell_notices(plan)
+        if is_tuned(plan):
+            sys.exit(tune(request, plan, dry_run=dry_run))
         if dry_run is not None:
             show_plan(plan, dry_run)
             return

@@ -68,7 +68,6 @@ NOT_YET: Mapping[str, NotYet] = {
     "comms_logger.enabled": _on(),
     "eigenvalue.enabled": _on(),
     "checkpoint.use_node_local_storage": _on("save to a folder that all hosts share"),
-    "autotuning.enabled": _on("use neox-config suggest"),
     "compression_training.layer_reduction.enabled": _on(),
     "compression_training.weight_quantization.shared_parameters.enabled": _on(),
     "compression_training.activation_quantization.shared_parameters.enabled": _on(),

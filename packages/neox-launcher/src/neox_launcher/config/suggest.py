@@ -22,7 +22,16 @@ from neox_launcher.config.estimate import (
 )
 from neox_launcher.config.shapes import Layout, Shape
 
-__all__ = ["ATTAINED_TFLOPS", "Cluster", "Suggestion", "seconds_per_iteration", "suggest"]
+__all__ = [
+    "ATTAINED_TFLOPS",
+    "USABLE_MEMORY",
+    "Cluster",
+    "Suggestion",
+    "largest_memory",
+    "seconds_per_iteration",
+    "suggest",
+    "zero_stages",
+]
 
 # Half of an A100's data sheet, which is usual for large matrix products.
 ATTAINED_TFLOPS = 150.0
@@ -81,7 +90,7 @@ def suggest(shape: Shape, cluster: Cluster, *, samples: int, like: Layout) -> li
     """
     best: dict[tuple[int, int], Suggestion] = {}
     for layout in _layouts(shape, cluster, samples, like):
-        memory = _largest_memory(shape, layout)
+        memory = largest_memory(shape, layout)
         if memory.total > cluster.memory * USABLE_MEMORY:
             continue
         found = Suggestion(
@@ -126,7 +135,7 @@ def _update_seconds(shape: Shape, layout: Layout, cluster: Cluster) -> float:
     return kept / per_parameter * UPDATE_BYTES / cluster.device_bandwidth
 
 
-def _largest_memory(shape: Shape, layout: Layout) -> Memory:
+def largest_memory(shape: Shape, layout: Layout) -> Memory:
     """Of the first and the last stage, which hold the embedding, most activations, and the head."""
     memories = [device_memory(shape, layout, stage) for stage in {0, layout.stages - 1}]
     return max(memories, key=lambda memory: memory.total)
@@ -139,7 +148,7 @@ def _layouts(shape: Shape, cluster: Cluster, samples: int, like: Layout) -> Iter
         if samples % copies:
             continue
         for micro_batch, accumulation in _micro_batches(samples // copies):
-            for zero_stage in _zero_stages(stages, copies, like):
+            for zero_stage in zero_stages(like, copies=copies, has_pipeline=stages > 1):
                 for segment_layers in (None, like.segment_layers or 1):
                     yield replace(
                         like,
@@ -172,15 +181,21 @@ def _micro_batches(samples: int) -> Iterator[tuple[int, int]]:
         micro_batch *= 2
 
 
-def _zero_stages(stages: int, copies: int, like: Layout) -> tuple[int, ...]:
-    """Stages 2 and 3 need the plain model, sharing needs copies, offloading needs what is offloaded."""
+def zero_stages(like: Layout, *, copies: int, has_pipeline: bool) -> tuple[int, ...]:
+    """Stages 2 and 3 need the plain model, sharing needs copies, offloading needs what is offloaded.
+
+    Args:
+        like: says what is offloaded.
+        copies: of the model, among which ZeRO shares.
+        has_pipeline: the pipeline engine runs the model.
+    """
     if like.parameters_on_host:
-        return (3,) if stages == 1 else ()
+        return () if has_pipeline else (3,)
     if like.optimizer_on_host:
-        return (1, 2, 3) if stages == 1 else (1,)
+        return (1,) if has_pipeline else (1, 2, 3)
     if copies == 1:
         return (0,)
-    return (0, 1, 2, 3) if stages == 1 else (0, 1)
+    return (0, 1) if has_pipeline else (0, 1, 2, 3)
 
 
 def _divisors(number: int) -> Iterator[int]:

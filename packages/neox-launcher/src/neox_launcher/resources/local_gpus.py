@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["count_gpus"]
+__all__ = ["count_gpus", "smallest_gpu_memory"]
 
 _DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")
 _PATIENCE_SECONDS = 10
@@ -32,6 +32,20 @@ def count_gpus(environment: Mapping[str, str] | None = None) -> int:
             break
         chosen.append(name.strip())
     return len(dict.fromkeys(chosen))
+
+
+def smallest_gpu_memory() -> int | None:
+    """Bytes of the GPU of this machine with the least memory; None where `nvidia-smi` does not tell."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    query = [command, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        asked = subprocess.run(query, capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    sizes = [int(line) for line in asked.stdout.splitlines() if line.strip().isdecimal()]
+    return min(sizes) * 2**20 if asked.returncode == 0 and sizes else None
 
 
 def _count_present() -> int:

@@ -1,0 +1,88 @@
+"""Which candidates are tried, in which order, and when a stage has had enough trials."""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from neox_launcher.autotuning.results import Result
+from neox_launcher.autotuning.space import Candidate, Experiment
+from neox_launcher.config.sections.autotuning import Autotuning
+
+__all__ = ["in_order", "search"]
+
+_Order = Callable[[list[Candidate], str, int], list[Candidate]]
+
+
+def _as_listed(candidates: list[Candidate], metric: str, seed: int) -> list[Candidate]:
+    return candidates
+
+
+def _shuffled(candidates: list[Candidate], metric: str, seed: int) -> list[Candidate]:
+    return random.Random(seed).sample(candidates, len(candidates))
+
+
+def _best_estimate_first(candidates: list[Candidate], metric: str, seed: int) -> list[Candidate]:
+    return sorted(candidates, key=lambda candidate: candidate.merit(metric), reverse=True)
+
+
+_ORDERS: dict[str, _Order] = {
+    "gridsearch": _as_listed,
+    "random": _shuffled,
+    "model_based": _best_estimate_first,
+}
+
+
+def in_order(candidates: Sequence[Candidate], tuning: Autotuning, *, seed: int) -> list[list[Candidate]]:
+    """Candidates by ZeRO stage: the stage with the best estimate first, each in the tuner's own order.
+
+    Args:
+        candidates: micro-batches rising within a stage.
+        tuning: what is asked for.
+        seed: of the random tuner; the same one tries the same.
+    """
+    by_stage: dict[int, list[Candidate]] = {}
+    for candidate in candidates:
+        by_stage.setdefault(candidate.experiment.zero_stage, []).append(candidate)
+    stages = sorted(
+        by_stage.values(), key=lambda stage: max(one.merit(tuning.metric) for one in stage), reverse=True
+    )
+    return [_ORDERS[tuning.tuner_type](stage, tuning.metric, seed) for stage in stages]
+
+
+def search(
+    stages: Iterable[Sequence[Candidate]], tuning: Autotuning, attempt: Callable[[Experiment], Result]
+) -> Iterator[Result]:
+    """Try the candidates stage by stage; gives each result as soon as it is there.
+
+    Args:
+        stages: as `in_order` puts them.
+        tuning: how many trials a stage gets, and how many without a better one.
+        attempt: carries out one trial.
+    """
+    for stage in stages:
+        yield from _search_stage(stage, tuning, attempt)
+
+
+def _search_stage(
+    stage: Sequence[Candidate], tuning: Autotuning, attempt: Callable[[Experiment], Result]
+) -> Iterator[Result]:
+    """What does not fit, or is no valid configuration, says nothing about what comes after it."""
+    trials = without_better = 0
+    best = float("-inf")
+    too_large: dict[Experiment, int] = {}
+    for experiment in (candidate.experiment for candidate in stage):
+        if trials == tuning.tuner_num_trials or without_better == tuning.tuner_early_stopping:
+            return
+        limit = too_large.get(experiment.kind)
+        if limit is not None and experiment.micro_batch >= limit:
+            reason = f"micro-batch {limit} was out of memory"
+            yield Result(experiment=experiment, status="left out", reason=reason)
+            continue
+        result = attempt(experiment)
+        yield result
+        if result.status == "refused":
+            continue
+        if result.status == "out of memory":
+            too_large[experiment.kind] = experiment.micro_batch
+        merit, trials = result.merit(tuning.metric), trials + 1
+        without_better = 0 if merit > best else without_better + 1
+        best = max(best, merit)
