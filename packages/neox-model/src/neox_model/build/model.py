@@ -97,9 +97,9 @@ def build_plan(
 def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> SequentialModel | PipelineModel:
     """This rank's part of the model, its parameters filled; collective over all ranks.
 
-    The result takes `tokens_BS` (or `(tokens_BS, documents_BS, positions_BS)`) to `logits_BSV` of this
-    rank's part of the vocabulary, and has `loss_fn(logits_BSV, (labels_BS, loss_mask_BS))`; the plain model,
-    given those targets too, gives that loss without making all logits.
+    The plain model takes `tokens_BS` (or a tuple, see Embedding) to `logits_BSV` of this rank's part of the
+    vocabulary; with `(labels_BS, loss_mask_BS)` too, to the loss, without making all logits. A pipeline's last
+    stage gives hidden states, and its `loss_fn` takes these to the loss.
 
     Args:
         resolved: the configuration.
