@@ -98,8 +98,8 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
     """This rank's part of the model, its parameters filled; collective over all ranks.
 
     The plain model takes `tokens_BS` (or a tuple, see Embedding) to `logits_BSV` of this rank's part of the
-    vocabulary; with `(labels_BS, loss_mask_BS)` too, to the loss, without making all logits. A pipeline's last
-    stage gives hidden states, and its `loss_fn` takes these to the loss.
+    vocabulary; with `(labels_BS, loss_mask_BS)` too, to the loss, without making all logits. A pipeline's
+    last stage gives hidden states, and its `loss_fn` takes these to the loss.
 
     Args:
         resolved: the configuration.

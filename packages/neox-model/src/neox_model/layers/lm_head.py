@@ -1,8 +1,9 @@
 """Hidden states to logits or straight to the loss, and logits joined over a split vocabulary.
 
 Logits are [batch, sequence, vocabulary of this rank] (`logits_BSV`): the hidden states are turned batch-first
-here, which moves far less than turning logits. Training and evaluation make the loss without them. This rank's columns are ceil(vocabulary / ranks) entries; those
-beyond the vocabulary count as minus infinity in the loss and are dropped by `gather_vocabulary`.
+here, which moves far less than turning logits. Training and evaluation make the loss without them. This
+rank's columns are ceil(vocabulary / ranks) entries; those beyond the vocabulary count as minus infinity in
+the loss and are dropped by `gather_vocabulary`.
 """
 
 import torch
