@@ -70,11 +70,15 @@ def test_a_leaf_needs_no_other_package_of_ours(name):
     assert {requirement.name for requirement in requirements(name)} & set(NAMES) == set()
 
 
+# Clients of services that no test talks to: `make install` leaves them out.
+SERVICES = {"wandb", "comet_ml"}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_direct_dependency_is_pinned_to_a_version_it_allows(name):
     known = pins()
     for requirement in requirements(name):
-        if requirement.name not in NAMES and requirement.name != "wandb":
+        if requirement.name not in {*NAMES, *SERVICES}:
             assert Version(known[canonicalize_name(requirement.name)]) in requirement.specifier
 
 

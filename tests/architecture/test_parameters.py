@@ -38,7 +38,6 @@ WAIT_FOR_ANOTHER = {
     "eval_results_prefix": "eval_tasks",
     "gradient_noise_scale_cpu_offload": "log_gradient_noise_scale",
     "gradient_noise_scale_n_batches": "log_gradient_noise_scale",
-    "number_checkpoints": "contiguous_checkpointing",
 }
 
 
