@@ -128,3 +128,27 @@ def stop_when_one_rank_is_told() -> list:
 
 def test_a_signal_to_one_rank_ends_all_after_the_same_iteration():
     assert run_ranks(stop_when_one_rank_is_told, size=2) == [[4, "a signal asked for it"]] * 2
+
+
+def evaluated_loss(settings: dict, devices: int) -> float:
+    """Of two micro-batches under the initial weights; runs in every rank."""
+    from neox_model.build.model import build_model
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train.batch import as_batch
+    from neox_model.train.engine import build_pipeline_forward, prepare_deepspeed
+    from neox_model.train.pipeline_step import PipelineStep
+    from support.settings import resolved_from
+
+    prepare_deepspeed()
+    resolved = resolved_from(settings, devices=devices)
+    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    engine = build_pipeline_forward(build_model(resolved, groups, vocab_size=11), micro_batch_size=2)
+    batch = as_batch(torch.arange(26).view(2, 13) % 11)
+    return float(PipelineStep(engine).evaluate(iter([batch, batch]), 2))
+
+
+def test_a_pipeline_that_evaluates_sends_each_rank_s_part_of_the_sequence():
+    split = {"pipe_parallel_size": 2, "model_parallel_size": 2, "sequence_parallel": True}
+    losses = run_ranks(evaluated_loss, size=4, settings=split, devices=4)
+    (alone,) = run_ranks(evaluated_loss, size=1, settings={"pipe_parallel_size": 1}, devices=1)
+    assert losses == pytest.approx([alone] * 4, abs=1e-5)
