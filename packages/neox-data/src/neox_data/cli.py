@@ -18,7 +18,8 @@ from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
 from neox_data.indexed.lengths import histogram_lines
 from neox_data.indexed.verify import verify_indexed
 from neox_data.manifest import check_tokenizer, merge_manifests, verify_manifest, write_manifest
-from neox_data.preprocess.read import CorpusReader, find_inputs
+from neox_data.preprocess.inputs import find_inputs
+from neox_data.preprocess.read import CorpusReader
 from neox_data.preprocess.stdlib_corpus import write_stdlib_corpus
 from neox_data.sources import merge_offsets
 from neox_data.tokenizers import TOKENIZERS, build_tokenizer

@@ -10,7 +10,8 @@ import zstandard
 from pyarrow import parquet
 
 from neox_data.errors import CorpusError
-from neox_data.preprocess.read import CorpusReader, find_inputs, sample_texts
+from neox_data.preprocess.inputs import find_inputs
+from neox_data.preprocess.read import CorpusReader, sample_texts
 
 
 def write(path: Path, *lines: bytes | str) -> Path:

@@ -6,8 +6,9 @@ from pathlib import Path
 import click
 
 from neox_data.command import DataCommand
+from neox_data.preprocess.inputs import find_inputs
 from neox_data.preprocess.progress import report_progress
-from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, find_inputs
+from neox_data.preprocess.read import MAX_DOCUMENT_BYTES
 from neox_data.preprocess.run import Options, preprocess
 from neox_data.preprocess.shards import preprocess_resumably, take_shard
 from neox_data.tokenizers import TOKENIZERS, build_tokenizer

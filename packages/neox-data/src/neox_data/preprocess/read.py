@@ -8,44 +8,26 @@ lm_dataformat do. A row of a `.parquet` file is a document, a column a key.
 
 import gzip
 import io
-import json
-import os
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from glob import glob, has_magic
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, cast
 
 import ftfy
-import orjson
 import zstandard
 
 from neox_data.errors import CorpusError
+from neox_data.preprocess.inputs import ARCHIVE, LINES, RECORDS, TABLES, TEXTS, CorpusPart, ending_of
+from neox_data.preprocess.texts import cut_text, decode, text_of, texts_of_line
 
-__all__ = [
-    "MAX_DOCUMENT_BYTES",
-    "CorpusPart",
-    "CorpusReader",
-    "Document",
-    "cut_file",
-    "find_inputs",
-    "sample_texts",
-]
+__all__ = ["MAX_DOCUMENT_BYTES", "CorpusReader", "Document", "sample_texts"]
 
 MAX_DOCUMENT_BYTES = 256 << 20
 
-_LINES = (".jsonl", ".json")
-_WHOLE = (".txt",)
-_RECORDS = (".dat",)
-_TABLES = (".parquet",)
-_PACKED = (".gz", ".zst")
-_ARCHIVE = ".tar"
-_TEXTS = (*_LINES, *_WHOLE, *_RECORDS)
-_READABLE = (*_TEXTS, *_TABLES, _ARCHIVE)
 # A record begins with its length in bytes, as so many decimal digits.
 _LENGTH_DIGITS = 16
 _BUFFER_BYTES = 1 << 20
@@ -70,99 +52,6 @@ class Document:
     num_bytes: int
     file: int = 0
     offset: int = 0
-
-
-class CorpusPart(NamedTuple):
-    """A stretch of a corpus file that begins and ends between two lines; the whole file unless told.
-
-    Attributes:
-        path: the file.
-        first: byte at which the stretch begins.
-        stop: byte at which it ends; None: the end of the file.
-    """
-
-    path: Path
-    first: int = 0
-    stop: int | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Its size as it lies on the disk."""
-        return (self.path.stat().st_size if self.stop is None else self.stop) - self.first
-
-    def __str__(self) -> str:
-        return f"{self.path} (from byte {self.first:,} on)" if self.first else str(self.path)
-
-
-def cut_file(path: Path, part_bytes: int) -> Iterator[CorpusPart]:
-    """A file in stretches of about so many bytes, where it consists of lines that lie there unpacked."""
-    size = path.stat().st_size
-    if path.suffix not in _LINES or size <= part_bytes:
-        yield CorpusPart(path)
-        return
-    first = 0
-    with path.open("rb") as file:
-        while size - first > part_bytes:
-            file.seek(first + part_bytes)
-            while (line := file.readline(_BUFFER_BYTES)) and not line.endswith(b"\n"):
-                pass
-            if file.tell() >= size:
-                break
-            yield CorpusPart(path, first, file.tell())
-            first = file.tell()
-    yield CorpusPart(path, first)
-
-
-def find_inputs(names: Iterable[str]) -> list[Path]:
-    """The files that names mean: paths, folders, patterns (`data/*.jsonl`), or several between commas.
-
-    Of a folder, all files below it that can be read, sorted by name; links to other folders are not followed.
-
-    Raises:
-        CorpusError: a name means no file, or one of a kind that is not read.
-    """
-    paths = [path for name in names for path in _paths_of(name)]
-    for path in paths:
-        _check_readable(path)
-    return paths
-
-
-def _paths_of(name: str) -> Iterator[Path]:
-    if Path(name).is_file():
-        yield Path(name)
-    elif Path(name).is_dir():
-        yield from _files_below(Path(name))
-    elif "," in name:
-        for part in filter(None, (part.strip() for part in name.split(","))):
-            yield from _paths_of(part)
-    elif has_magic(name):
-        matches = sorted(match for match in glob(name, recursive=True) if Path(match).is_file())
-        if not matches:
-            raise CorpusError(f"no file matches {name!r}; correct the pattern")
-        yield from map(Path, matches)
-    else:
-        raise CorpusError(f"{name} does not exist; correct the path")
-
-
-def _files_below(folder: Path) -> Iterator[Path]:
-    names = (Path(place, name) for place, _, files in os.walk(folder) for name in files)
-    paths = sorted(path for path in names if _ending(path) in _READABLE)
-    if not paths:
-        raise CorpusError(f"{folder} holds no file that ends in {', '.join(_READABLE)}; name another folder")
-    yield from paths
-
-
-def _ending(path: Path) -> str:
-    """The ending that says how to read a file, without one that says how it is compressed."""
-    return path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
-
-
-def _check_readable(path: Path) -> None:
-    if _ending(path) not in _READABLE:
-        raise CorpusError(
-            f"{path} has an ending that is not read; give files that end in {', '.join(_READABLE)}, "
-            f"or these and {' or '.join(_PACKED)}"
-        )
 
 
 def sample_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
@@ -242,13 +131,13 @@ class CorpusReader:
             self.bytes_done = done_before + part.num_bytes
 
     def _documents(self, part: CorpusPart, raw: BinaryIO) -> Iterator[Document]:
-        if _ending(part.path) in _TABLES:
+        if ending_of(part.path) in TABLES:
             yield from self._read_rows(part.path)
             return
         for name, kind, stream in _members(part, raw):
-            if kind in _LINES:
+            if kind in LINES:
                 yield from self._read_lines(name, stream, part.stop)
-            elif kind in _RECORDS:
+            elif kind in RECORDS:
                 yield from self._read_records(name, stream)
             else:
                 yield from self._read_whole(name, stream)
@@ -272,7 +161,7 @@ class CorpusReader:
             if line.isspace():
                 continue
             try:
-                texts = _texts_of_line(line, self._keys)
+                texts = texts_of_line(line, self._keys)
             except ValueError as error:
                 self._skip(CorpusError(f"{name}, line {number}: {error}; {_SKIP_HINT}"))
             else:
@@ -314,7 +203,7 @@ class CorpusReader:
 
     def _text(self, name: str, data: bytes, offset: int) -> Iterator[Document]:
         try:
-            text = _decode(data)
+            text = decode(data)
         except ValueError as error:
             self._skip(CorpusError(f"{name}: {error}; {_SKIP_HINT}"))
         else:
@@ -326,7 +215,7 @@ class CorpusReader:
         if document.num_bytes <= self._max_document_bytes:
             yield document
             return
-        parts = (_cut(text, self._max_document_bytes) for text in document.texts)
+        parts = (cut_text(text, self._max_document_bytes) for text in document.texts)
         for texts in zip_longest(*parts, fillvalue=""):
             yield replace(document, texts=texts, num_bytes=sum(len(text.encode()) for text in texts))
 
@@ -349,8 +238,7 @@ class CorpusReader:
     def _row(self, name: str, values: tuple[Any, ...]) -> Iterator[Document]:
         try:
             texts = tuple(
-                _text_of(value, f"the value of {key!r}")
-                for key, value in zip(self._keys, values, strict=True)
+                text_of(value, f"the value of {key!r}") for key, value in zip(self._keys, values, strict=True)
             )
         except ValueError as error:
             self._skip(CorpusError(f"{name}: {error}; {_SKIP_HINT}"))
@@ -381,15 +269,15 @@ def _check_columns(path: Path, columns: Sequence[str], keys: Sequence[str]) -> N
 def _members(part: CorpusPart, raw: BinaryIO) -> Iterator[tuple[str, str, BinaryIO]]:
     """The text files that a file holds, itself or those of an archive: name for messages, ending, content."""
     path = part.path
-    stream, kind = _unpacked(path, raw), _ending(path)
-    if kind != _ARCHIVE:
+    stream, kind = _unpacked(path, raw), ending_of(path)
+    if kind != ARCHIVE:
         yield str(part), kind, stream
         return
     with tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             file, name = archive.extractfile(member), Path(member.name)
-            if file is not None and _ending(name) in _TEXTS:
-                yield f"{path}, {name}", _ending(name), _unpacked(name, cast(BinaryIO, file))
+            if file is not None and ending_of(name) in TEXTS:
+                yield f"{path}, {name}", ending_of(name), _unpacked(name, cast(BinaryIO, file))
 
 
 def _unpacked(path: Path, raw: BinaryIO) -> BinaryIO:
@@ -410,75 +298,6 @@ def _damage_named(path: Path) -> Iterator[None]:
         raise CorpusError(f"{path} is damaged or cut off ({error}); copy it again") from error
 
 
-def _texts_of_line(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """The wanted texts of one JSON line; ValueError with a reason when there are none."""
-    try:
-        value = _parse(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
-    except RecursionError:
-        raise ValueError("JSON that is nested too deeply to be a document") from None
-    if not isinstance(value, dict):
-        return (_text_of(value, "the line"),) * len(keys)
-    for key in keys:
-        if key not in value:
-            found = ", ".join(map(repr, list(value)[:8])) or "nothing"
-            raise ValueError(f"no key {key!r}, only {found}")
-    return tuple(_text_of(value[key], f"the value of {key!r}") for key in keys)
-
-
-def _cut(text: str, most_bytes: int) -> list[str]:
-    """Consecutive parts of at most so many bytes, up to a line's end, else a space, else within a word."""
-    data, parts, begin = text.encode(), [], 0
-    while len(data) - begin > most_bytes:
-        end = _place_to_cut(data, begin, begin + most_bytes)
-        parts.append(data[begin:end].decode())
-        begin = end
-    return [*parts, data[begin:].decode()]
-
-
-def _place_to_cut(data: bytes, begin: int, end: int) -> int:
-    for mark in (b"\n", b" "):
-        if (place := data.rfind(mark, begin, end)) >= 0:
-            return place + 1
-    # Never inside of a character; one that is larger than a part stays whole.
-    place = end
-    while place > begin and data[place] & 0xC0 == 0x80:
-        place -= 1
-    if place > begin:
-        return place
-    while end < len(data) and data[end] & 0xC0 == 0x80:
-        end += 1
-    return end
-
-
 def _skip_bytes(stream: BinaryIO, count: int) -> None:
     while count and (block := stream.read(min(count, _BUFFER_BYTES))):
         count -= len(block)
-
-
-def _parse(line: bytes) -> Any:
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        # Python's own parser reads a little more (NaN, huge numbers), and says better what is wrong.
-        return json.loads(_decode(line.rstrip(b"\r\n")))
-
-
-def _text_of(value: Any, name: str) -> str:
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        value = "\n\n".join(value)
-    if not isinstance(value, str):
-        raise ValueError(f"{name} is {type(value).__name__}, not text")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{name} holds half of a surrogate pair at character {error.start}") from None
-    return value
-
-
-def _decode(data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 (byte 0x{data[error.start]:02x} at place {error.start + 1})") from None

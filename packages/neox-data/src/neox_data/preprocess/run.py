@@ -12,8 +12,9 @@ from neox_data.indexed.layout import token_dtype
 from neox_data.indexed.writer import IndexedDatasetWriter
 from neox_data.manifest import describe_tokenizer, hashed_ahead, write_manifest
 from neox_data.preprocess.encode import EncodedBatch, Encoder, encode_all
+from neox_data.preprocess.inputs import CorpusPart
 from neox_data.preprocess.progress import Counts, Reporter
-from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusPart, CorpusReader, sample_texts
+from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusReader, sample_texts
 from neox_data.sources import OffsetsWriter
 from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.fast import fast_encoder
@@ -136,7 +137,7 @@ def preprocess(
     """Turn text files into one indexed dataset per key, documents in the order of the input.
 
     Args:
-        paths: the corpus; see `read.find_inputs`. The manifest has hashes of files, but not of parts.
+        paths: the corpus; see `inputs.find_inputs`. The manifest has hashes of files, but not of parts.
         output_prefix: each dataset is called `OUTPUT_PREFIX_KEY_document`.
         tokenizer: makes the tokens, and by its vocabulary decides their dtype.
         options: everything else.

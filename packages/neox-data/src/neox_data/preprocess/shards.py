@@ -23,8 +23,8 @@ from neox_data.manifest import (
     read_manifest,
     write_manifest,
 )
+from neox_data.preprocess.inputs import CorpusPart, cut_file
 from neox_data.preprocess.progress import Counts, Reporter
-from neox_data.preprocess.read import CorpusPart, cut_file
 from neox_data.preprocess.run import Options, Summary, output_prefix_of, preprocess
 from neox_data.sources import merge_offsets
 from neox_data.tokenizers.base import Tokenizer
