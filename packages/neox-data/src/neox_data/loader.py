@@ -1,8 +1,7 @@
 """Micro batches as torch tensors, put together ahead of time by threads.
 
 Threads, not processes: a sample costs microseconds, numpy's copies release the interpreter, and a fork after
-    torch has
-started its own threads is unsafe. This is the only file of the package that imports torch.
+torch has started its own threads is unsafe. This is the only file of the package that imports torch.
 """
 
 from collections import deque
