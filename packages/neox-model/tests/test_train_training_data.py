@@ -32,10 +32,24 @@ def settings(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("sample_order", ["gpt_neox", "lazy"])
+SHORT_FIRST = {
+    "enabled": True,
+    "curriculum_type": "seqlen",
+    "min_difficulty": 3,
+    "max_difficulty": 12,
+    "schedule_type": "fixed_discrete",
+    "schedule_config": {"difficulty": [3, 8, 12], "max_step": [2, 5]},
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sample_order": "gpt_neox"}, {"sample_order": "lazy"}, {"curriculum_learning": SHORT_FIRST}],
+    ids=["gpt_neox", "lazy", "short first"],
+)
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_trace_is_what_training_reads_from_the_start_and_resumed(settings, sample_order, devices):
-    resolved = resolved_from(settings | {"sample_order": sample_order}, devices=devices)
+def test_a_trace_is_what_training_reads_from_the_start_and_resumed(settings, changes, devices):
+    resolved = resolved_from(settings | changes, devices=devices)
     datasets, data = build_datasets(resolved), training_data_of(resolved)
     for rank in range(devices):
         here = Group(rank, devices, None, tuple(range(devices)))
@@ -51,6 +65,7 @@ def test_a_trace_is_what_training_reads_from_the_start_and_resumed(settings, sam
                     tokens = [np.concatenate([one.tokens for one in row.passages]) for row in rows]
                     assert [row[:-1].tolist() for row in tokens] == batch.tokens_BS.tolist()
                     assert [row[1:].tolist() for row in tokens] == batch.labels_BS.tolist()
+                    assert batch.tokens_BS.shape[1] == data.length_at(iteration)
             stream.close()
 
 
