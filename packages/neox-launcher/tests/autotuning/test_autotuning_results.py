@@ -83,6 +83,7 @@ def test_the_best_is_that_of_the_metric(metric, best):
 def test_nothing_measured_has_no_best():
     assert best_of([FAILED, TOO_LARGE], "throughput") is None
     assert "no trial could be measured" in render_results([FAILED], "throughput")
+    assert render_results([], "throughput") == "no trial has ended yet"
 
 
 def test_the_report_ends_with_the_best_as_settings():

@@ -29,6 +29,8 @@ def render_experiments(stages: Sequence[Sequence[Candidate]]) -> str:
 
 def render_results(results: Sequence[Result], metric: str) -> str:
     """A table of all trials, the best first, and the settings of the best."""
+    if not results:
+        return "no trial has ended yet"
     ranked = sorted(results, key=lambda result: result.merit(metric), reverse=True)
     lines: list[tuple[str, ...]] = [(*_NAMES, "time", "samples/s", "TFLOP/s", "")]
     lines += [(*_cells(result.experiment), *_figures(result), _remark(result)) for result in ranked]

@@ -57,15 +57,11 @@ class Experiment:
     def name(self) -> str:
         """For files, as in `zero1-micro4-accumulate2`."""
         parts = [f"zero{self.zero_stage}", f"micro{self.micro_batch}", f"accumulate{self.accumulation}"]
-        parts += [] if self.checkpoint_activations is None else [_switch("recompute", self.recomputes)]
+        recompute = self.checkpoint_activations
+        parts += [] if recompute is None else [_switch("recompute", recompute)]
         parts += [] if self.overlap_comm is None else [_switch("overlap", self.overlap_comm)]
         parts += [] if self.model_parallel_size is None else [f"model{self.model_parallel_size}"]
         return "-".join(parts)
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether the trial itself asks for recomputation."""
-        return self.checkpoint_activations is True
 
     @property
     def kind(self) -> "Experiment":
