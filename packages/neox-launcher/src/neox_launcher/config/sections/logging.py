@@ -31,11 +31,17 @@ class LoggingSection(Section):
     wandb_host: str = param(
         "https://api.wandb.ai", origin="NeoX", doc="Address of the Weights & Biases server."
     )
-    log_param_norm: bool = param(False, origin="NeoX", doc="Report the length (2-norm) of each parameter, as param_norms/NAME.")
+    log_param_norm: bool = param(
+        False, origin="NeoX", doc="Report the length (2-norm) of each parameter, as param_norms/NAME."
+    )
     log_grad_norm: bool = param(
         False, origin="NeoX", used_when="pipe_parallel_size is 0", doc="Report the length of each gradient."
     )
-    log_optimizer_states: bool = param(False, origin="NeoX", doc="Report the length of each optimizer state, as optimizer_state_norms/NAME/STATE.")
+    log_optimizer_states: bool = param(
+        False,
+        origin="NeoX",
+        doc="Report the length of each optimizer state, as optimizer_state_norms/NAME/STATE.",
+    )
     log_gradient_noise_scale: bool = param(
         False, origin="NeoX", source="arXiv:1812.06162", doc="Report the gradient noise scale."
     )
