@@ -85,7 +85,7 @@ install() {
 }
 
 # What an environment is made of; the C++ sources of neox-data are compiled when it is installed.
-digest=$(find packages \( -name pyproject.toml -o -name setup.py -o -path '*/neox_data/csrc/*' \) -type f |
+digest=$(find packages \( -name pyproject.toml -o -name setup.py -o -path '*/src/neox_data/csrc/*' \) -type f -not -path '*/build/*' |
     sort | xargs cat constraints.txt tools/environment.sh | sha256sum)
 ! is_current || exit 0
 

@@ -45,3 +45,13 @@ def test_the_folder_of_a_monitor_can_be_made(load, files, block):
     assert (problem.name, problem.place.line) == (f"{block}.output_path", 4)
     assert problem.what == "cannot be written to: data.bin is a file"
     assert check_files(load(text.replace("true", "false")), program="train") == []
+
+
+def test_packages_of_monitors_are_looked_for_where_neox_model_is_installed(load, files, monkeypatch):
+    config = load(SETTINGS + "tensorboard-dir: events\nuse-wandb: true\n")
+    installed = {"neox_model", "tensorboard"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in installed else None)
+    (problem,) = check_files(config, program="train")
+    assert (problem.name, problem.remedy) == ("use_wandb", "pip install wandb")
+    installed.clear()
+    assert check_files(config, program="train") == []

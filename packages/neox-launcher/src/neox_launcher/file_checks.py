@@ -1,5 +1,6 @@
 """Whether the files that a configuration names are there and fit, before any worker starts."""
 
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -26,7 +27,15 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
         program: train, generate, evaluate or doctor.
     """
     checks: dict[str, tuple[Check, ...]] = {
-        "train": (_datasets, _curricula, _tokenizer, _folders_to_write, _weights_to_finetune, _vocabulary),
+        "train": (
+            _datasets,
+            _curricula,
+            _tokenizer,
+            _folders_to_write,
+            _weights_to_finetune,
+            _vocabulary,
+            _packages,
+        ),
         "evaluate": (_datasets, _tokenizer, _checkpoint, _vocabulary),
         "generate": (_tokenizer, _prompts, _checkpoint, _vocabulary),
         # It looks at the files itself, from every host.
@@ -156,6 +165,24 @@ def _folders_to_write(config: NeoXConfig) -> Iterator[Problem]:
         if reason is not None:
             yield Problem(
                 name, f"cannot be written to: {reason}", "choose another folder, or change its permissions"
+            )
+
+
+def _packages(config: NeoXConfig) -> Iterator[Problem]:
+    """Packages of monitors, where this machine is one that trains: without neox-model it only launches."""
+    if importlib.util.find_spec("neox_model") is None:
+        return
+    logging, monitors = config.logging, config.monitors
+    for name, is_on, package in (
+        ("tensorboard_dir", logging.tensorboard_dir is not None, "tensorboard"),
+        ("tensorboard.enabled", monitors.tensorboard.enabled, "tensorboard"),
+        ("use_wandb", logging.use_wandb, "wandb"),
+        ("wandb.enabled", monitors.wandb.enabled, "wandb"),
+        ("comet.enabled", monitors.comet.enabled, "comet_ml"),
+    ):
+        if is_on and importlib.util.find_spec(package) is None:
+            yield Problem(
+                name, f"needs the package {package}, which is not installed here", f"pip install {package}"
             )
 
 

@@ -30,5 +30,5 @@ def require(package: str, *, because: str, install: str) -> ModuleType:
             raise
         raise MissingPackageError(
             f"{because} needs the package {package}, which is not installed; "
-            f'install it with: pip install "{install}"'
+            f"install it with: pip install {install}"
         ) from error

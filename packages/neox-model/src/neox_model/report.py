@@ -47,7 +47,7 @@ def draw_loss_curve(run_dir: Path, picture: Path) -> Path:
     curves = _read_curves(record)
     if not curves:
         raise ValueError(f"{record} holds no loss yet; report on a training that has written some iterations")
-    require("matplotlib", because="neox-report", install="neox-model[plot]")
+    require("matplotlib", because="neox-report", install="matplotlib")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

@@ -19,8 +19,14 @@ _THROUGH = {
     f"{_CONFIG}implied": "the parameters that it implies",
     f"{_CONFIG}learning_rate": "the learning rate (neox-config schedule)",
 }
-# Blocks that the engine gets whole, so that nobody reads each of their parameters.
-_HANDED_ON = ("zero_optimization.", "fp16.", "aio.", "flops_profiler.")
+# Blocks that a module gets whole, so that nobody reads each of their parameters.
+_HANDED_ON = {
+    "zero_optimization.": f"{_CONFIG}engine_json",
+    "fp16.": f"{_CONFIG}engine_json",
+    "aio.": f"{_CONFIG}engine_json",
+    "flops_profiler.": f"{_CONFIG}engine_json",
+    "optimizer.params.": "neox_model.optim.build",
+}
 # What brings a block into play: without it the rest of the block does nothing.
 _SWITCHES = (".shared_parameters.enabled", ".enabled", ".device")
 
@@ -45,8 +51,7 @@ def carried_out_by(parameter: Parameter) -> str:
 def _who(name: str) -> list[str]:
     """Modules that read the parameter, and what it is handed on to."""
     readers = set(_readers().get(name, ()))
-    if name.startswith(_HANDED_ON):
-        readers.add(f"{_CONFIG}engine_json")
+    readers |= {module for block, module in _HANDED_ON.items() if name.startswith(block)}
     modules = sorted(module for module in readers if not module.startswith(_CONFIG))
     return [*modules, *(who for module, who in _THROUGH.items() if module in readers)]
 

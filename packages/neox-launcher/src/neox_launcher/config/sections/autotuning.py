@@ -14,10 +14,16 @@ class Autotuning(Section):
         False, origin="DSC", doc="Instead of training, try settings and print the best (see launching.md)."
     )
     results_dir: str = param(
-        "autotuning_results", origin="DSC", min_length=1, doc="Folder for what the trials found, in results.json."
+        "autotuning_results",
+        origin="DSC",
+        min_length=1,
+        doc="Folder for what the trials found, in results.json.",
     )
     exps_dir: str = param(
-        "autotuning_exps", origin="DSC", min_length=1, doc="Folder for the configuration and the record of each trial."
+        "autotuning_exps",
+        origin="DSC",
+        min_length=1,
+        doc="Folder for the configuration and the record of each trial.",
     )
     overwrite: bool = param(False, origin="DSC", doc="Repeat trials whose results are already there.")
     metric: Literal["latency", "throughput", "flops"] = param(
@@ -29,9 +35,15 @@ class Autotuning(Section):
     start_profile_step: int = param(
         3, origin="DSC", ge=0, doc="Iteration of a trial from which it is timed; earlier ones warm up."
     )
-    end_profile_step: int = param(5, origin="DSC", ge=0, doc="Last iteration of a trial, which is timed, too.")
-    fast: bool = param(True, origin="DSC", doc="Vary the ZeRO stage and the micro-batch, and nothing else; otherwise "
-        "checkpoint-activations and zero_optimization.overlap_comm, too.")
+    end_profile_step: int = param(
+        5, origin="DSC", ge=0, doc="Last iteration of a trial, which is timed, too."
+    )
+    fast: bool = param(
+        True,
+        origin="DSC",
+        doc="Vary the ZeRO stage and the micro-batch, and nothing else; otherwise "
+        "checkpoint-activations and zero_optimization.overlap_comm, too.",
+    )
     max_train_batch_size: int | None = param(
         None, origin="DSC", none_means="no limit", gt=0, doc="Largest train-batch-size to try."
     )

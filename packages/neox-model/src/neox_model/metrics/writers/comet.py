@@ -20,7 +20,7 @@ class CometWriter:
     """
 
     def __init__(self, *, name: str | None, **settings: Any) -> None:
-        comet = require("comet_ml", because="comet.enabled: true", install="neox-model[comet]")
+        comet = require("comet_ml", because="comet.enabled: true", install="comet_ml")
         self._experiment = comet.start(**{key: value for key, value in settings.items() if value is not None})
         if name is not None:
             self._experiment.set_name(name)

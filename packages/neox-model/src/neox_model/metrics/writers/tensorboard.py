@@ -20,7 +20,7 @@ class TensorBoardWriter:
     """
 
     def __init__(self, folder: Path, *, iteration: int) -> None:
-        require("tensorboard", because="writing TensorBoard events", install="neox-model[tensorboard]")
+        require("tensorboard", because="writing TensorBoard events", install="tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder), purge_step=iteration + 1 if iteration else None)

@@ -19,7 +19,7 @@ class WandbWriter:
     """
 
     def __init__(self, **settings: Any) -> None:
-        wandb = require("wandb", because="sending metrics to Weights & Biases", install="neox-model[wandb]")
+        wandb = require("wandb", because="sending metrics to Weights & Biases", install="wandb")
         self._run = wandb.init(**settings)
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
