@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from neox_launcher.backends.local import LocalBackend
 from neox_launcher.config import NeoXConfig, load_config
 
 MINIMAL = """\
@@ -39,3 +40,9 @@ def load(minimal: Path) -> Loader:
         return load_config([minimal, more], overrides=overrides)
 
     return loader
+
+
+@pytest.fixture
+def can_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with torch and neox-model, which the launcher alone does without."""
+    monkeypatch.setattr(LocalBackend, "missing", lambda backend: None)

@@ -54,6 +54,7 @@ def run(*arguments):
     return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
+@pytest.mark.usefixtures("can_train")
 def test_a_dry_run_prints_the_plan_and_the_command(minimal, folder):
     kinds = 'attention-config=[[["local", "global"], 2]]'
     settings = [word for text in ("num-gpus=2", "zero-stage=1", kinds) for word in ("--set", text)]

@@ -32,7 +32,7 @@ save-interval: 5
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_with_data(tmp_path, monkeypatch, minimal):
+def _in_a_folder_with_data(tmp_path, monkeypatch, minimal, can_train):
     monkeypatch.setattr(launch, "count_gpus", lambda environment: 0)
     monkeypatch.chdir(tmp_path)
     header = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + b"\x08" + (1).to_bytes(8, "little") * 2
