@@ -12,10 +12,10 @@ from support.distributed import run_ranks
 
 DATA = Path(__file__).parents[2] / "packages/neox-launcher/tests/data"
 MINIMAL = """\
-num-layers: 2
+num-layers: 4
 hidden-size: 16
 num-attention-heads: 2
-max-position-embeddings: 8
+max-position-embeddings: 32
 train-iters: 2
 train-micro-batch-size-per-gpu: 2
 optimizer: {type: Adam, params: {lr: 0.001}}
