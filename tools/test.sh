@@ -14,7 +14,7 @@ export OMP_NUM_THREADS=1
 
 results=$(mktemp -d)
 # Interrupted, the suites in the background end too.
-trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$results"' EXIT
+trap 'jobs -p | xargs -r kill 2>/dev/null || true; rm -rf "$results"' EXIT
 
 # Print how many tests the suites' closing lines count under words that begin so.
 count() {
