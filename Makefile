@@ -47,7 +47,7 @@ test-integration: install  ## What crosses packages: architecture and whole jour
 	@tools/test.sh integration
 
 test-chaos: install  ## Long sweeps: training killed at random moments always resumes; no file breaks the reader
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "sweep and not cluster" packages/neox-launcher packages/neox-data packages/neox-model tests \
+	@OMP_NUM_THREADS=1 $(BIN)/pytest --hypothesis-profile=random -m "sweep and not cluster" packages/neox-launcher packages/neox-data packages/neox-model tests \
 		--ignore tests/integration/test_layouts.py --ignore tests/integration/test_pairs.py
 
 test-cluster: install  ## Several hosts on this machine, with the real tools of clusters and faults on purpose; needs root
