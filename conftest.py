@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import settings
 
-# A busy machine is slow, and that fails no test. What was right yesterday is right today: the same examples on
-# every run, but for those who search for new ones with `--hypothesis-profile=random`, as `make test-chaos` does.
+# A busy machine is slow, and that fails no test. What was right yesterday is right today: every run tries the
+# same examples; with `--hypothesis-profile=random`, as `make test-chaos` has it, a run searches for new ones.
 settings.register_profile("same", settings.default, deadline=None, derandomize=True)
 settings.register_profile("random", settings.default, deadline=None)
 settings.load_profile("same")
