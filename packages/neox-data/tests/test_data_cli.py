@@ -183,3 +183,11 @@ def test_stdlib_corpus_is_readable(tmp_path: Path) -> None:
         paths = [json.loads(line)["path"] for line in lines]
     assert paths == sorted(paths, key=lambda path: hashlib.sha256(path.encode()).digest())
     assert "json/decoder.py" in paths
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in main.commands)])
+def test_every_command_knows_h_as_help(command: tuple[str, ...]) -> None:
+    short, long = run(*command, "-h"), run(*command, "--help")
+    assert short.exit_code == 0
+    assert short.stdout == long.stdout
+    assert "-h, --help" in short.stdout

@@ -10,7 +10,7 @@ import numpy as np
 
 from neox_data.analyze_cli import analyze
 from neox_data.blend_report import SourceShare, report_blend, report_datasets, share_lines
-from neox_data.command import DataCommand
+from neox_data.command import CONTEXT_SETTINGS, DataCommand
 from neox_data.curriculum.dataset import CurriculumDataset
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.indexed.chart import draw_lengths
@@ -33,7 +33,7 @@ __all__ = ["main"]
 _SHOWN_TOKENS = 200
 
 
-@click.group(context_settings={"show_default": True, "max_content_width": 110})
+@click.group(context_settings=CONTEXT_SETTINGS)
 def main() -> None:
     """Token files and what they are made of."""
 

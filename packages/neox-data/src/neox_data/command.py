@@ -6,8 +6,18 @@ from typing import Any
 import click
 
 from neox_data.errors import DataError
+from neox_data.whole_files import NO_ROOM
 
-__all__ = ["DataCommand", "one_option_per_word"]
+__all__ = ["CONTEXT_SETTINGS", "DataCommand", "one_option_per_word"]
+
+# Of every command; those of a group take them over from the group.
+CONTEXT_SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "show_default": True,
+    "max_content_width": 110,
+}
+
+_MAKE_ROOM = "; nothing half-written was left: make room there, or choose another place, and start again"
 
 
 class DataCommand(click.Command):
@@ -35,7 +45,8 @@ class DataCommand(click.Command):
             raise _BadRequest(str(error)) from error
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
-            raise click.ClickException(f"{place}{error.strerror or error}") from error
+            remedy = _MAKE_ROOM if error.errno in NO_ROOM else ""
+            raise click.ClickException(f"{place}{error.strerror or error}{remedy}") from error
 
 
 def one_option_per_word(args: Iterable[str], several: frozenset[str]) -> Iterator[str]:

@@ -23,8 +23,7 @@ def split_documents(split: str, num_documents: int) -> dict[str, range]:
         DataError: a share is no number of at least 0, or all are 0.
 
     Source: Megatron-LM's split, rounding included: the boundaries are rounded one by one, and what the last
-        one
-    exceeds `num_documents` by is taken from all but the first.
+        one exceeds `num_documents` by is taken from all but the first.
     """
     shares = _parse_shares(split)
     total = sum(shares)

@@ -10,16 +10,18 @@ import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from neox_data.errors import DataError
 
-__all__ = ["exclusive_lock", "written_aside"]
+__all__ = ["NO_ROOM", "exclusive_lock", "written_aside"]
 
 logger = logging.getLogger(__name__)
 
+# The disk is full, or the user's share of it, or a file may not become longer.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
@@ -29,22 +31,27 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
 
     Raises:
         DataError: another process is writing the same file.
-        OSError: the folder is missing or cannot be written, or the disk is full.
+        OSError: the folder is missing or cannot be written, or the disk is full; it names the file.
     """
     part = path.with_name(f".{path.name}.part")
     file = _open_locked(part, wait=False)
     if file is None:
         raise DataError(f"{path} is being written by another process; wait for it, or choose another name")
-    with file:
-        try:
-            file.truncate(0)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+    try:
+        file.truncate(0)
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException as error:
+        part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in NO_ROOM and not error.filename:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    finally:
+        # After a failure closing tries once more to write what is buffered. Only the first error is of use.
+        with suppress(OSError):
+            file.close()
 
 
 @contextmanager

@@ -1,4 +1,7 @@
 import json
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,3 +171,29 @@ def test_an_output_that_cannot_be_written_is_named(corpus: Path, tmp_path: Path)
     )
     assert result.exit_code == 1
     assert f"Error: {tmp_path}/file: " in result.stderr
+
+
+def test_h_is_help(tmp_path: Path) -> None:
+    assert run("-h", output=tmp_path).stdout == run("--help", output=tmp_path).stdout
+
+
+@pytest.mark.parametrize("flags", [(), ("--resume",)])
+def test_an_output_that_finds_no_room_is_named_and_leaves_nothing_half_written(
+    corpus: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    corpus.write_text("".join(json.dumps({"text": "some words " * 30}) + "\n" for _ in range(1000)))
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "neox_data.preprocess", "--input", corpus,
+            "--tokenizer-type", "CharLevelTokenizer", "--output-prefix", tmp_path / "o" / "set", *flags,
+        ],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"Error: {tmp_path}/o/set" in done.stderr
+    assert done.stderr.endswith(
+        "_text_document.bin: File too large; nothing half-written was left: "
+        "make room there, or choose another place, and start again\n"
+    )
+    assert [path for path in (tmp_path / "o").rglob("*") if path.is_file()] == []

@@ -1,8 +1,7 @@
 """Writes an indexed dataset in the mmap layout; both files appear together, complete, or not at all.
 
 Memory does not grow with the corpus: lengths go to an anonymous spool file beside the output, and the index
-    is made from
-it at the end.
+is made from it at the end.
 """
 
 import os

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from neox_data.command import DataCommand
+from neox_data.command import CONTEXT_SETTINGS, DataCommand
 from neox_data.preprocess.inputs import find_inputs
 from neox_data.preprocess.progress import report_progress
 from neox_data.preprocess.read import MAX_DOCUMENT_BYTES
@@ -20,7 +20,7 @@ __all__ = ["main"]
     "preprocess_data",
     cls=DataCommand,
     several=("--input", "--jsonl-keys"),
-    context_settings={"show_default": True, "max_content_width": 110},
+    context_settings=CONTEXT_SETTINGS,
 )
 @click.option(
     "--input",

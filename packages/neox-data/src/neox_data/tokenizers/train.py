@@ -22,7 +22,7 @@ def train_byte_level_bpe(texts: Iterable[str], *, vocab_size: int, output: Path)
     """Write a `tokenizer.json` for HFTokenizer, and return its number of entries.
 
     Any text can be encoded and comes back unchanged: all 256 bytes are in the vocabulary, and nothing is
-        normalised.
+    normalised.
 
     Args:
         texts: the corpus.
