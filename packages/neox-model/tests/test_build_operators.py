@@ -19,7 +19,7 @@ from neox_model.build.operators import choose_operators
 from neox_model.initialization import initialize_parameters
 from neox_model.layers.attention import DenseCore, SoftmaxCore
 from neox_model.layers.lm_head import LMLoss
-from neox_model.layers.transformer_layer import add_dropped
+from neox_model.layers.residual_layer import add_dropped
 from neox_model.parallel.groups import SINGLE, Group, Groups
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks

@@ -19,7 +19,8 @@ from neox_model.layers.lm_head import LMHead, LMLoss, gather_vocabulary
 from neox_model.layers.mlp import MLP, GatedMLP
 from neox_model.layers.norms import NORMS
 from neox_model.layers.positions import LearnedPosition, RotaryPosition, SinusoidalPosition
-from neox_model.layers.transformer_layer import TransformerLayer, add_dropped
+from neox_model.layers.residual_layer import add_dropped
+from neox_model.layers.transformer_layer import TransformerLayer
 from neox_model.parallel.groups import SINGLE
 
 WIDTH, HEADS, LENGTH, BATCH = 24, 6, 7, 3

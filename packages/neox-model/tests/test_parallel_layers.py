@@ -17,7 +17,8 @@ from neox_model.layers.lm_head import LMHead, LMLoss, gather_vocabulary
 from neox_model.layers.mlp import MLP, GatedMLP
 from neox_model.layers.norms import LayerNorm, RMSNorm, ScaleNorm
 from neox_model.layers.positions import LearnedPosition, RotaryPosition
-from neox_model.layers.transformer_layer import TransformerLayer, add_dropped
+from neox_model.layers.residual_layer import add_dropped
+from neox_model.layers.transformer_layer import TransformerLayer
 from neox_model.parallel.collectives import (
     copy_to_group,
     gather_from_group,

@@ -18,8 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from neox_launcher.config import Resolved
 from neox_model.build.kept_inputs import InputKeeper
-from neox_model.layers.gmlp_layer import GMLPLayer
-from neox_model.layers.transformer_layer import TransformerLayer
+from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import SINGLE, Groups
 
 __all__ = ["Recomputation", "build_recomputation", "run_layers"]
@@ -27,8 +26,6 @@ __all__ = ["Recomputation", "build_recomputation", "run_layers"]
 logger = logging.getLogger(__name__)
 
 Layer = Callable[[Any], Any]
-
-_RECOMPUTED = (TransformerLayer, GMLPLayer)
 
 
 class Recomputation:
@@ -75,7 +72,7 @@ class Recomputation:
     def _split(self, layers: Sequence[Layer]) -> list[tuple[bool, list[Layer]]]:
         """(whether it is recomputed, its layers) of each part."""
         parts = []
-        for is_recomputed, group in groupby(layers, key=lambda layer: isinstance(layer, _RECOMPUTED)):
+        for is_recomputed, group in groupby(layers, key=lambda layer: isinstance(layer, ResidualLayer)):
             run = list(group)
             step = self._segment_layers if is_recomputed else len(run)
             parts += [(is_recomputed, run[first : first + step]) for first in range(0, len(run), step)]

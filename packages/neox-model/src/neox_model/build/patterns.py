@@ -6,6 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from neox_launcher.config import Resolved
+from neox_launcher.config.sections.attention import SparsityConfig
 from neox_model.layers.attention import (
     BlockPattern,
     LocalPattern,
@@ -16,13 +17,14 @@ from neox_model.layers.attention import (
     random_blocks,
     variable_layout,
 )
+from neox_model.layers.attention.block_layouts import Draw
 from neox_model.parallel.groups import Group
 
 __all__ = ["PATTERNS"]
 
 Factory = Callable[[], Pattern]
-# (number of blocks, the head's place among all heads) -> layout
-Layout = Callable[[int, int], Tensor]
+# (settings, number of blocks, the head's place among all heads, its random blocks) -> layout
+Layout = Callable[[SparsityConfig, int, int, Draw], Tensor]
 
 
 def _global(resolved: Resolved, layer_index: int, group: Group) -> None:
@@ -34,74 +36,66 @@ def _local(resolved: Resolved, layer_index: int, group: Group) -> Factory:
     return partial(LocalPattern, block=sparsity.block, blocks_before=sparsity.local_attention_blocks // 2)
 
 
-def _fixed(resolved: Resolved, layer_index: int, group: Group) -> Factory:
-    sparsity = resolved.config.attention.sparsity_config
-    num_patterns = sparsity.num_different_global_patterns
-
-    def layout(num_blocks: int, head: int) -> Tensor:
-        return fixed_layout(
-            num_blocks,
-            local_blocks=sparsity.num_local_blocks,
-            global_blocks=sparsity.num_global_blocks,
-            pattern=head % num_patterns,
-        )
-
-    return _block_pattern(resolved, group, layout, differs=num_patterns > 1)
+def _fixed(sparsity: SparsityConfig, num_blocks: int, head: int, draw: Draw) -> Tensor:
+    return fixed_layout(
+        num_blocks,
+        local_blocks=sparsity.num_local_blocks,
+        global_blocks=sparsity.num_global_blocks,
+        pattern=head % sparsity.num_different_global_patterns,
+    )
 
 
-def _variable(resolved: Resolved, layer_index: int, group: Group) -> Factory:
-    sparsity = resolved.config.attention.sparsity_config
-    seed = resolved.config.training.seed
-
-    def layout(num_blocks: int, head: int) -> Tensor:
-        return variable_layout(
-            num_blocks,
-            windows=sparsity.local_window_blocks,
-            global_ranges=sparsity.global_ranges,
-            draw=random_blocks(sparsity.num_random_blocks, seed=seed, layer=layer_index, head=head),
-        )
-
-    return _block_pattern(resolved, group, layout, differs=sparsity.num_random_blocks > 0)
+def _variable(sparsity: SparsityConfig, num_blocks: int, head: int, draw: Draw) -> Tensor:
+    return variable_layout(
+        num_blocks,
+        windows=sparsity.local_window_blocks,
+        global_ranges=sparsity.global_ranges,
+        draw=draw,
+    )
 
 
-def _bigbird(resolved: Resolved, layer_index: int, group: Group) -> Factory:
-    sparsity = resolved.config.attention.sparsity_config
-    seed = resolved.config.training.seed
-
-    def layout(num_blocks: int, head: int) -> Tensor:
-        return bigbird_layout(
-            num_blocks,
-            sliding_blocks=sparsity.num_sliding_window_blocks,
-            global_blocks=sparsity.num_global_blocks,
-            draw=random_blocks(sparsity.num_random_blocks, seed=seed, layer=layer_index, head=head),
-        )
-
-    return _block_pattern(resolved, group, layout, differs=sparsity.num_random_blocks > 0)
+def _bslongformer(sparsity: SparsityConfig, num_blocks: int, head: int, draw: Draw) -> Tensor:
+    return bslongformer_layout(
+        num_blocks,
+        sliding_blocks=sparsity.num_sliding_window_blocks,
+        global_ranges=sparsity.global_ranges,
+    )
 
 
-def _bslongformer(resolved: Resolved, layer_index: int, group: Group) -> Factory:
-    sparsity = resolved.config.attention.sparsity_config
-
-    def layout(num_blocks: int, head: int) -> Tensor:
-        return bslongformer_layout(
-            num_blocks,
-            sliding_blocks=sparsity.num_sliding_window_blocks,
-            global_ranges=sparsity.global_ranges,
-        )
-
-    return _block_pattern(resolved, group, layout, differs=False)
+def _bigbird(sparsity: SparsityConfig, num_blocks: int, head: int, draw: Draw) -> Tensor:
+    return bigbird_layout(
+        num_blocks,
+        sliding_blocks=sparsity.num_sliding_window_blocks,
+        global_blocks=sparsity.num_global_blocks,
+        draw=draw,
+    )
 
 
-def _block_pattern(resolved: Resolved, group: Group, layout: Layout, *, differs: bool) -> Factory:
+# Whether heads would have layouts of their own.
+_DIFFERS: dict[Layout, Callable[[SparsityConfig], bool]] = {
+    _fixed: lambda sparsity: sparsity.num_different_global_patterns > 1,
+    _variable: lambda sparsity: sparsity.num_random_blocks > 0,
+    _bslongformer: lambda sparsity: False,
+    _bigbird: lambda sparsity: sparsity.num_random_blocks > 0,
+}
+
+
+def _blocks(layout: Layout, resolved: Resolved, layer_index: int, group: Group) -> Factory:
     """The pattern of a layout; of one for all heads where none would differ."""
     model, sparsity = resolved.config.model, resolved.config.attention.sparsity_config
+    seed = resolved.config.training.seed
+
+    def layout_of(num_blocks: int, head: int) -> Tensor:
+        draw = random_blocks(sparsity.num_random_blocks, seed=seed, layer=layer_index, head=head)
+        return layout(sparsity, num_blocks, head, draw)
+
     return partial(
         BlockPattern,
         num_blocks=-(-model.seq_length // sparsity.block),
         block=sparsity.block,
-        layout=layout,
+        layout=layout_of,
         heads=model.num_attention_heads,
-        is_per_head=differs and sparsity.different_layout_per_head,
+        is_per_head=sparsity.different_layout_per_head and _DIFFERS[layout](sparsity),
         group=group,
     )
 
@@ -111,8 +105,8 @@ def _block_pattern(resolved: Resolved, group: Group, layout: Layout, *, differs:
 PATTERNS: dict[str, Callable[[Resolved, int, Group], Factory | None]] = {
     "global": _global,
     "local": _local,
-    "sparse_fixed": _fixed,
-    "sparse_variable": _variable,
-    "bslongformer": _bslongformer,
-    "bigbird": _bigbird,
+    "sparse_fixed": partial(_blocks, _fixed),
+    "sparse_variable": partial(_blocks, _variable),
+    "bslongformer": partial(_blocks, _bslongformer),
+    "bigbird": partial(_blocks, _bigbird),
 }

@@ -19,8 +19,9 @@ from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS, is_gat
 from neox_model.layers.gmlp_layer import GMLPLayer, SpatialGate, SpatialMLP, TinyAttention
 from neox_model.layers.mlp import MLP, GatedMLP
 from neox_model.layers.norms import NORMS
+from neox_model.layers.residual_layer import add_dropped
 from neox_model.layers.token_dropping import TokenDroppingTransformerLayer
-from neox_model.layers.transformer_layer import TransformerLayer, add_dropped
+from neox_model.layers.transformer_layer import TransformerLayer
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import InitMethod
 from neox_model.parallel.sequence import with_own_dropout

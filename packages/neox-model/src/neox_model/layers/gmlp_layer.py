@@ -9,13 +9,14 @@ Source: arXiv:2105.08050, sections 2.1 and 4.3 (amlp: the gate with a tiny atten
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neox_model.layers.attention.dense import DenseCore
 from neox_model.layers.cache import Cache
-from neox_model.layers.transformer_layer import BiasDropoutAdd, Hidden, add_dropped
+from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.collectives import copy_to_group, gather_from_group, scatter_to_group
 from neox_model.parallel.groups import SINGLE, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear, zero_init
@@ -173,46 +174,20 @@ class SpatialMLP(nn.Module):
         return self.down(self.gate(u_SBF, v_SBF, documents_BS))
 
 
-class GMLPLayer(nn.Module):
+class GMLPLayer(ResidualLayer):
     """x + dropout(mlp(norm(x))).
 
     Args:
         mlp: makes the MLP, called with (hidden_SBD, documents_BS or None).
-        norm: makes the norm.
-        dropout: probability, on what is added.
-        residual_after_norm: the residual is taken after the norm.
-        bias_dropout_add: how it is added.
-        ends_documents: give hidden_SBD alone, whatever came in: the last layer does, for what follows it.
+        options: what a ResidualLayer takes.
     """
 
-    def __init__(
-        self,
-        *,
-        mlp: Callable[[], SpatialMLP],
-        norm: Callable[[], nn.Module],
-        dropout: float = 0.0,
-        residual_after_norm: bool = False,
-        bias_dropout_add: BiasDropoutAdd = add_dropped,
-        ends_documents: bool = False,
-    ) -> None:
-        super().__init__()
-        self.norm1 = norm()
+    def __init__(self, *, mlp: Callable[[], SpatialMLP], **options: Any) -> None:
+        super().__init__(**options)
         self.mlp = mlp()
-        self.dropout = dropout
-        self.residual_after_norm = residual_after_norm
-        self.bias_dropout_add = bias_dropout_add
-        self.ends_documents = ends_documents
 
-    def forward(self, inputs: Hidden) -> Hidden:
-        """The layer's output, in the form of its input: `hidden_SBD` or `(hidden_SBD, documents_BS)`."""
-        if isinstance(inputs, Tensor):
-            return self._block(inputs, None)
-        hidden_SBD, documents_BS = inputs
-        result_SBD = self._block(hidden_SBD, documents_BS)
-        return result_SBD if self.ends_documents else (result_SBD, documents_BS)
-
-    def _block(self, hidden_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
+    def block(self, hidden_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
+        """The one branch added."""
         normed_SBD = self.norm1(hidden_SBD)
-        output, bias = self.mlp(normed_SBD, documents_BS)
         residual_SBD = normed_SBD if self.residual_after_norm else hidden_SBD
-        return self.bias_dropout_add(output, bias, residual_SBD, self.dropout, self.training)
+        return self._add(residual_SBD, self.mlp(normed_SBD, documents_BS))

@@ -38,14 +38,15 @@ class TokenDroppingTransformerLayer(TransformerLayer):
         super().__init__(**options)
         self.kept_tokens: int | None = None
 
-    def _block(
+    def block(
         self, hidden_SBD: Tensor, documents_BS: Tensor | None, places_SB: Tensor | None = None
     ) -> Tensor:
+        """As a TransformerLayer's, of the kept tokens; the others pass by."""
         length, batch, width = hidden_SBD.shape
         if not self.training or self.kept_tokens is None or self.kept_tokens >= length:
-            return super()._block(hidden_SBD, documents_BS, places_SB)
+            return super().block(hidden_SBD, documents_BS, places_SB)
         kept_KB = choose_tokens(length, batch, self.kept_tokens, hidden_SBD.device)
         index_KBD = kept_KB.unsqueeze(-1).expand(-1, -1, width)
         documents_BK = None if documents_BS is None else documents_BS.gather(1, kept_KB.t())
-        result_KBD = super()._block(hidden_SBD.gather(0, index_KBD), documents_BK, kept_KB)
+        result_KBD = super().block(hidden_SBD.gather(0, index_KBD), documents_BK, kept_KB)
         return hidden_SBD.scatter(0, index_KBD, result_KBD)

@@ -25,7 +25,7 @@ from neox_model.parallel.collectives import (
 from neox_model.parallel.groups import Group
 from neox_model.parallel.random import split_stream
 
-__all__ = ["enter_split", "leave_split", "own_rows", "sequence_stream", "with_own_dropout"]
+__all__ = ["BiasDropoutAdd", "enter_split", "leave_split", "own_rows", "sequence_stream", "with_own_dropout"]
 
 # (x, bias or None, residual, probability, training) -> residual + dropout(x + bias)
 BiasDropoutAdd = Callable[[Tensor, Tensor | None, Tensor, float, bool], Tensor]

@@ -18,7 +18,7 @@ from neox_model.layers.attention.patterns import Pattern
 from neox_model.parallel.groups import SINGLE, Group
 from neox_model.parallel.random import split_stream
 
-__all__ = ["DenseCore", "SoftmaxCore", "bias_of_scores", "hidden_keys"]
+__all__ = ["Core", "DenseCore", "SoftmaxCore", "bias_of_scores", "hidden_keys"]
 
 
 def hidden_keys(
@@ -52,8 +52,8 @@ def bias_of_scores(position: nn.Module, num_queries: int, num_keys: int, device:
     return bias_NT[:, distance_ST]
 
 
-class DenseCore(nn.Module):
-    """softmax(query key^T / sqrt(head width) + bias) value, through torch's own attention.
+class Core(nn.Module):
+    """What every core has.
 
     Args:
         pattern: makes what narrows the keys that a query sees; None: it sees all before it.
@@ -75,6 +75,10 @@ class DenseCore(nn.Module):
         self.position = position() if position is not None else None
         self.dropout = dropout
         self.group = group
+
+
+class DenseCore(Core):
+    """softmax(query key^T / sqrt(head width) + bias) value, through torch's own attention."""
 
     def forward(
         self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, documents_BS: Tensor | None = None
@@ -110,7 +114,7 @@ class DenseCore(nn.Module):
         return bias_NST.to(query_SBNK.dtype).masked_fill(masked_out, float("-inf"))
 
 
-class SoftmaxCore(nn.Module):
+class SoftmaxCore(Core):
     """The same, from scores of its own and a softmax operator.
 
     Args:
@@ -119,10 +123,7 @@ class SoftmaxCore(nn.Module):
         head_width: channels of a head.
         coefficient: scores are divided by it as they are made and multiplied inside the softmax (layer
             scaling). A bias comes in between, as in GPT-NeoX, so that it counts `coefficient` times.
-        pattern: makes what narrows the keys that a query sees; None: it sees all before it.
-        position: makes a relative position; None for none.
-        dropout: probability of dropping an attention weight.
-        group: the ranks the heads are split over.
+        options: of a Core.
     """
 
     def __init__(
@@ -131,19 +132,12 @@ class SoftmaxCore(nn.Module):
         softmax: Callable[[Tensor, float, Tensor | None], Tensor],
         head_width: int,
         coefficient: float = 1.0,
-        pattern: Callable[[], Pattern] | None = None,
-        position: Callable[[], nn.Module] | None = None,
-        dropout: float = 0.0,
-        group: Group = SINGLE,
+        **options: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(**options)
         self.softmax = softmax
         self.scale = head_width**-0.5 / coefficient
         self.coefficient = coefficient
-        self.pattern = pattern() if pattern is not None else None
-        self.position = position() if position is not None else None
-        self.dropout = dropout
-        self.group = group
 
     def forward(
         self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, documents_BS: Tensor | None = None

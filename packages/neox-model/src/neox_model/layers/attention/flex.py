@@ -29,10 +29,8 @@ class FlexCore(DenseCore):
     goes the way of DenseCore.
 
     Args:
-        pattern: makes what narrows the keys that a query sees; None: it sees all before it.
-        position: makes a relative position; None for none.
         is_compiled: False runs FlexAttention's own reference, which makes all scores (for tests).
-        options: of DenseCore; dropout must be 0.
+        options: of a Core; dropout must be 0.
     """
 
     def __init__(self, *, is_compiled: bool = True, **options: Any) -> None:

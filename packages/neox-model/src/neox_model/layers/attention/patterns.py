@@ -5,6 +5,7 @@ that broadcast: over whole ranges it makes a dense mask, and FlexAttention calls
 Causality is not its matter.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,7 +16,7 @@ from neox_model.parallel.groups import SINGLE, Group
 __all__ = ["BlockPattern", "LocalPattern", "Pattern"]
 
 
-class Pattern(nn.Module):
+class Pattern(nn.Module, ABC):
     """Base of the patterns.
 
     Attributes:
@@ -24,9 +25,9 @@ class Pattern(nn.Module):
 
     num_masks = 1
 
+    @abstractmethod
     def forward(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether head number `head` of this rank lets place `query` see place `key`."""
-        raise NotImplementedError
 
 
 class LocalPattern(Pattern):
@@ -48,7 +49,7 @@ class LocalPattern(Pattern):
 
 
 class BlockPattern(Pattern):
-    """A token sees the blocks that a layout gives its own block.
+    """A token sees the blocks that a layout gives its own block; a shorter window is its first part.
 
     Args:
         num_blocks: blocks of the longest window.
