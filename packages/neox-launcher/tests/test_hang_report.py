@@ -78,9 +78,20 @@ def test_the_clock_starts_with_the_first_iteration_of_any_rank(clock):
     clock[0] += 9
     watch.hear(0, 2)
     assert not watch.has_stalled(2)
-    clock[0] += 2
+    clock[0] += 11
     assert watch.has_stalled(2)
-    assert not watch.has_stalled(1)
+
+
+def test_who_is_silent_while_another_is_at_work_waits_for_it(clock):
+    watch = HangWatch(10)
+    for rank in (0, 1):
+        watch.hear(rank, 4)
+    for _ in range(30):
+        clock[0] += 1
+        watch.hear(1, 4)
+    assert not watch.has_stalled(2)
+    clock[0] += 11
+    assert watch.has_stalled(2)
 
 
 def test_ranks_that_are_done_are_not_waited_for(clock):

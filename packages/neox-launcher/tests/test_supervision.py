@@ -235,6 +235,7 @@ def test_a_host_that_does_not_come_is_named_with_what_was_said(tmp_path):
     outcome = supervise(commands, orders, is_local=False, start_timeout=60)
     assert outcome.exit_code == 1
     assert str(outcome.first_failure) == "two: could not be started; what was said:\nno route to host"
+    assert (outcome.has_started, outcome.lost_hosts) == (False, ("two",))
 
 
 def test_a_host_that_takes_too_long_is_named(tmp_path):
@@ -243,6 +244,39 @@ def test_a_host_that_takes_too_long_is_named(tmp_path):
 
     outcome = supervise(commands, orders_for(tmp_path), is_local=False, start_timeout=0.2)
     assert str(outcome.first_failure) == "localhost: did not report within 0.2 s; nothing was said"
+    assert outcome.lost_hosts == ()
+
+
+def test_a_host_whose_node_is_gone_is_lost_and_the_others_are_ended(run):
+    """As an MPI does, the other node gets a SIGTERM that nobody has asked for."""
+    outcome = run(
+        """
+        def has_files_open(pid):
+            try:
+                return bool(os.listdir(f"/proc/{pid}/fd"))
+            except OSError:
+                return False
+
+        if rank == 1:
+            pathlib.Path(".node").write_text(str(os.getppid()))
+            pathlib.Path(".node").rename("node")
+            while not pathlib.Path("ready").exists():
+                time.sleep(0.01)
+            os.kill(os.getppid(), signal.SIGKILL)
+        while not pathlib.Path("node").exists():
+            time.sleep(0.01)
+        pathlib.Path("ready").touch()
+        while has_files_open(pathlib.Path("node").read_text()):
+            time.sleep(0.01)
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(600)
+        """,
+        hosts=(Host("one", (0,)), Host("two", (0,))),
+    )
+    assert (outcome.has_started, outcome.lost_hosts, outcome.was_stopped) == (True, ("two",), False)
+    said = str(outcome.first_failure)
+    assert said.startswith(f"host {HOST}: it is lost (it closed the connection), with worker 1; what it")
+    assert "exclude: two " in said
 
 
 def test_who_does_not_know_the_token_is_not_let_in(tmp_path):

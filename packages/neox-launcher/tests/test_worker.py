@@ -2,12 +2,20 @@
 
 import json
 import logging
+import threading
 import time
 
 from neox_launcher.errors import ConfigError, NeoXError
 from neox_launcher.log import configure_logging
 from neox_launcher.ranks import RankInfo, read_rank
-from neox_launcher.worker import Progress, answer_questions, report_facts, report_failure, worker_file
+from neox_launcher.worker import (
+    Progress,
+    answer_questions,
+    is_restart,
+    report_facts,
+    report_failure,
+    worker_file,
+)
 
 
 def test_a_report_is_written_for_the_launcher(tmp_path, monkeypatch):
@@ -87,6 +95,30 @@ def test_the_last_report_of_facts_counts(tmp_path, monkeypatch):
     report_facts(2, {"a": 1})
     report_facts(2, {"a": 2})
     assert json.loads(worker_file(tmp_path, 2, "facts").read_text()) == {"a": 2}
+
+
+def test_what_takes_long_is_progress_while_it_lasts(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr("neox_launcher.worker._BEAT_SECONDS", 0.001)
+    path, progress = worker_file(tmp_path, 0, "progress"), Progress(0)
+    threads = threading.active_count()
+    progress.tell(4)
+    with progress.kept_up(4):
+        for _ in range(3):
+            seen = path.stat().st_mtime_ns
+            deadline = time.monotonic() + 60
+            while path.stat().st_mtime_ns == seen:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            assert int(path.read_text()) == 4
+    assert threading.active_count() == threads
+
+
+def test_the_workers_of_a_restart_know_it(monkeypatch):
+    monkeypatch.delenv("NEOX_RESTART", raising=False)
+    assert not is_restart()
+    monkeypatch.setenv("NEOX_RESTART", "1")
+    assert is_restart()
 
 
 def test_by_hand_nobody_is_told(tmp_path, monkeypatch):

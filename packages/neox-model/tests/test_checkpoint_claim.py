@@ -1,7 +1,9 @@
 import errno
 import fcntl
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -32,6 +34,15 @@ def test_a_second_training_is_refused_until_the_first_process_is_gone(tmp_path):
         other.kill()
     with claimed(folder, GROUPS):
         pass
+
+
+def test_who_has_patience_waits_for_the_first_to_end(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        threading.Timer(0.1, other.kill).start()
+        with claimed(tmp_path, GROUPS, patience=60.0):
+            assert other.wait() == -signal.SIGKILL
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

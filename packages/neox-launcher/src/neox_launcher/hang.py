@@ -13,7 +13,10 @@ __all__ = ["HangWatch", "report_hang"]
 
 
 class HangWatch:
-    """Notices that a rank tells no progress any more. The clock starts with the first iteration.
+    """Notices that no rank tells any progress any more. The clock starts with the first iteration.
+
+    Ranks wait for each other in every iteration, so one that is stuck soon stops all; while only some are
+    silent, they wait for one that is at work, as all do for the last one to save.
 
     Args:
         timeout: seconds; None never notices anything.
@@ -36,7 +39,7 @@ class HangWatch:
             self._told[rank] = (ALL_DONE, time.monotonic())
 
     def has_stalled(self, ranks: int) -> bool:
-        """Whether a rank of so many has told nothing for too long.
+        """Whether none of so many ranks has told anything for too long, but for those that are done.
 
         A rank that has not told anything at all counts from the first iteration of any.
         """
@@ -45,7 +48,8 @@ class HangWatch:
         latest = time.monotonic() - self.timeout
         never = (0, self._begun)
         told = [self._told.get(rank, never) for rank in range(ranks)]
-        return any(iteration != ALL_DONE and when < latest for iteration, when in told)
+        watched = [when for iteration, when in told if iteration != ALL_DONE]
+        return bool(watched) and max(watched) < latest
 
     def state_of(self, rank: int) -> tuple[int | None, float]:
         """A rank's last iteration, and the seconds since it told of it."""

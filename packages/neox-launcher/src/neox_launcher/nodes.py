@@ -11,7 +11,9 @@ from neox_launcher.control import Channel, ConnectionLostError, Message
 from neox_launcher.errors import LaunchError
 from neox_launcher.orders import Orders, Place
 
-__all__ = ["Node", "Nodes", "name_workers"]
+__all__ = ["Node", "Nodes", "name_hosts", "name_workers"]
+
+_MOST_NAMED = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -20,20 +22,24 @@ class Node:
 
     Args:
         channel: to it.
+        number: of its host in the plan.
         host: its name for itself.
         ranks: of its workers.
         addresses: its own, as it lists them.
         clock: seconds that its host's clock is ahead of this one's.
+        is_mpi: MPI has started it, one for each rank.
         is_ready: it has its orders, and nothing stands in its way.
         has_ended: its workers have ended, or it is lost.
         dump: rank to what that rank was doing, when it was asked.
     """
 
     channel: Channel
+    number: int
     host: str
     ranks: tuple[int, ...]
     addresses: tuple[str, ...]
     clock: float
+    is_mpi: bool
     is_ready: bool = False
     has_ended: bool = False
     dump: Message | None = field(default=None, repr=False)
@@ -104,8 +110,15 @@ class Nodes:
             self._tell_refusal(host, str(error))
             channel.close()
             return
-        clock = float(hello["time"]) - time.time()
-        node = Node(channel, host, ranks, tuple(hello["addresses"]), clock)
+        node = Node(
+            channel=channel,
+            number=number,
+            host=host,
+            ranks=ranks,
+            addresses=tuple(hello["addresses"]),
+            clock=float(hello["time"]) - time.time(),
+            is_mpi="rank" in hello,
+        )
         self._nodes.append(node)
         self._present.update(ranks)
         self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear(node))
@@ -113,7 +126,7 @@ class Nodes:
             node=number,
             ranks=ranks,
             local_rank=ranks[0] - self._ranks[number][0],
-            is_mpi="rank" in hello,
+            is_mpi=node.is_mpi,
             shares_terminal=self._shares_terminal,
         )
         self.send(node, "orders", {"orders": self._text, "place": asdict(place)})
@@ -174,6 +187,12 @@ class Nodes:
         else:
             matches = [_is_same_host(host.name, str(hello.get("name"))) for host in self._orders.hosts]
         return matches.index(True) if True in matches else None
+
+
+def name_hosts(names: Sequence[str]) -> str:
+    """`worker-1, worker-2`; of many only the first."""
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def name_workers(ranks: Sequence[int]) -> str:

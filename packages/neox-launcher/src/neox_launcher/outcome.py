@@ -73,6 +73,8 @@ class Outcome:
         first_failure: the one that the others followed from; None when nothing failed.
         num_failures: workers that failed by themselves.
         was_stopped: a signal asked for the end.
+        has_started: all hosts were there, and workers were started.
+        lost_hosts: names of the hosts that did not come, are gone, or do not answer.
         facts: rank to what its worker has told with `report_facts`, its host, and that host's clock: seconds
             that it is ahead of the launcher's.
     """
@@ -81,6 +83,8 @@ class Outcome:
     first_failure: Failure | None = None
     num_failures: int = 0
     was_stopped: bool = False
+    has_started: bool = False
+    lost_hosts: tuple[str, ...] = ()
     facts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
 

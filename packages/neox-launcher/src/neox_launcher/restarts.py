@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from neox_launcher.config import Resolved
-from neox_launcher.outcome import Outcome
+from neox_launcher.errors import LaunchError
+from neox_launcher.fewer_hosts import can_shrink, describe_change, without_hosts
+from neox_launcher.outcome import Failure, Outcome
 from neox_launcher.plan import LaunchPlan
 from neox_launcher.terminal import tell
+from neox_launcher.worker import RESTART_VARIABLE
 
 __all__ = ["run_with_restarts"]
 
@@ -18,7 +21,8 @@ _WRONG_REQUEST = 2
 def run_with_restarts(plan: LaunchPlan, attempt: Callable[[LaunchPlan], Outcome]) -> Outcome:
     """Carry a plan out, and again after a failure, at most `plan.max_restarts` times more.
 
-    A wrong request stays wrong, and a request to stop is obeyed: neither is tried again.
+    A wrong request stays wrong, and a request to stop is obeyed: neither is tried again. An elastic job goes
+    on without the hosts that it has lost; any other is started on the same hosts again.
 
     Args:
         plan: the first attempt's; the later ones go on from what was saved meanwhile, as resuming does.
@@ -29,10 +33,36 @@ def run_with_restarts(plan: LaunchPlan, attempt: Callable[[LaunchPlan], Outcome]
         outcome = attempt(plan)
         if outcome.first_failure is None or outcome.was_stopped or outcome.exit_code == _WRONG_REQUEST:
             return outcome
+        change = ""
+        lost = _lost_for_good(plan, outcome, number)
+        if lost:
+            try:
+                before, plan = plan, without_hosts(plan, lost)
+            except LaunchError as error:
+                return _ended_by(outcome, error)
+            change = describe_change(before, plan, lost) + "\n"
         if _checkpoints(plan) - found_before:
             plan = _resuming(plan)
-        _tell_restart(plan, outcome, number)
+        _tell_restart(plan, outcome, number, change)
+        plan = replace(plan, environment={**plan.environment, RESTART_VARIABLE: str(number)})
     return attempt(plan)
+
+
+def _lost_for_good(plan: LaunchPlan, outcome: Outcome, number: int) -> tuple[str, ...]:
+    """The hosts that the job goes on without; one that did not come at the very start is tried once more."""
+    if not can_shrink(plan) or (number == 1 and not outcome.has_started):
+        return ()
+    return outcome.lost_hosts
+
+
+def _ended_by(outcome: Outcome, error: LaunchError) -> Outcome:
+    """The same, with why there is no restart below what has failed."""
+    first = outcome.first_failure
+    assert first is not None, "what has not failed is not tried again"
+    whole = Failure(
+        rank=None, host="", time=first.time, message=f"{first}\n\n{error}", exit_code=first.exit_code
+    )
+    return replace(outcome, first_failure=whole)
 
 
 def _resuming(plan: LaunchPlan) -> LaunchPlan:
@@ -58,7 +88,8 @@ def _checkpoints(plan: LaunchPlan) -> set[tuple[str, float]]:
     return found
 
 
-def _tell_restart(plan: LaunchPlan, outcome: Outcome, number: int) -> None:
+def _tell_restart(plan: LaunchPlan, outcome: Outcome, number: int, change: str) -> None:
     load = plan.resolved.config.checkpoint.load
     source = f"the newest checkpoint in {load}" if load and plan.program == "train" else "the beginning"
-    tell(f"\n{outcome.first_failure}\n\nrestart {number} of at most {plan.max_restarts}, from {source}\n")
+    restart = f"restart {number} of at most {plan.max_restarts}, from {source}"
+    tell(f"\n{outcome.first_failure}\n\n{restart}\n{change}")

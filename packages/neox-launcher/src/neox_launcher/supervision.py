@@ -19,7 +19,7 @@ from typing import Any
 from neox_launcher.backends.base import Command, Contact
 from neox_launcher.control import Message, new_token
 from neox_launcher.hang import HangWatch, report_hang
-from neox_launcher.nodes import Node, Nodes, name_workers
+from neox_launcher.nodes import Node, Nodes, name_hosts, name_workers
 from neox_launcher.orders import Orders
 from neox_launcher.outcome import HEAD_START_SECONDS, Failure, Outcome, judge
 from neox_launcher.reception import Reception
@@ -30,7 +30,6 @@ from neox_launcher.tools import Tools
 __all__ = ["Failure", "Outcome", "supervise"]
 
 _POLL_SECONDS = 0.1
-_MOST_NAMED = 8
 _GRACE_SECONDS = 2.0
 _KILL_SECONDS = 6.0
 _DUMP_SECONDS = 8.0
@@ -76,6 +75,7 @@ class _Launch:
         )
         self._reception = Reception(new_token(), selector, self._nodes.welcome, is_local=is_local)
         self._failures: list[Failure] = []
+        self._lost: set[int] = set()
         self._facts: dict[int, Mapping[str, Any]] = {}
         self._signals: list[int] = []
         self._told = 0
@@ -133,6 +133,7 @@ class _Launch:
             try:
                 while not self._is_over():
                     self._turn(tools)
+                self._note_silence()
             finally:
                 self._reception.close()
                 self._nodes.send_all("leave")
@@ -140,7 +141,12 @@ class _Launch:
         finally:
             self._reception.close()
             self._nodes.close()
-        return replace(judge(self._failures, self._signals), facts=self._facts)
+        return replace(
+            judge(self._failures, self._signals),
+            facts=self._facts,
+            has_started=self._is_started,
+            lost_hosts=tuple(self._orders.hosts[number].name for number in sorted(self._lost)),
+        )
 
     def _turn(self, tools: Tools) -> None:
         for key, _ in self._selector.select(timeout=_POLL_SECONDS):
@@ -177,9 +183,9 @@ class _Launch:
             self._give_up_on(missing, f"did not report within {self._start_timeout:g} s", tools)
 
     def _give_up_on(self, missing: Sequence[int], why: str, tools: Tools) -> None:
-        names = ", ".join(self._orders.hosts[number].name for number in missing[:_MOST_NAMED])
-        if len(missing) > _MOST_NAMED:
-            names += f" and {len(missing) - _MOST_NAMED} more"
+        # Where none comes, it is the tool that fails.
+        self._lost.update(missing if len(missing) < len(self._orders.hosts) else ())
+        names = name_hosts([self._orders.hosts[number].name for number in missing])
         said = tools.said(missing[0] if len(missing) == 1 else None)
         self._fail("", f"{names}: {why}; " + (f"what was said:\n{said}" if said else "nothing was said"))
         self._kill()
@@ -191,9 +197,22 @@ class _Launch:
 
     def _lose(self, node: Node, reason: str) -> None:
         self._hang.forget(node.ranks)
-        if self._killed_at is None:
-            workers = name_workers(node.ranks)
-            self._fail(node.host, f"it is lost ({reason}), with {workers}; what it still runs ends by itself")
+        if self._killed_at is not None:
+            return
+        # An MPI ends its other processes when one is gone.
+        if not (node.is_mpi and self._lost):
+            self._lost.add(node.number)
+        self._fail(
+            node.host,
+            f"it is lost ({reason}), with {name_workers(node.ranks)}; what it still runs ends by itself. See "
+            "whether it is up, and what its kernel log says; to go on without it, start again with exclude: "
+            f"{self._orders.hosts[node.number].name} (with elasticity, --max-restarts does that)",
+        )
+
+    def _note_silence(self) -> None:
+        """Hosts that have not even told that their workers are ended."""
+        if self._is_started:
+            self._lost.update(node.number for node in self._nodes if not node.has_ended)
 
     def _note_ready(self, node: Node, message: Message) -> None:
         node.is_ready = True
@@ -212,8 +231,9 @@ class _Launch:
         self._trouble_at = self._trouble_at or time.monotonic()
 
     def _note_signal(self, node: Node, message: Message) -> None:
-        # A scheduler signals all nodes at once: together that is one request.
-        if not self._signals:
+        # A scheduler signals all nodes at once: together that is one request. An MPI whose process is gone
+        # ends the others by a signal, too: nobody has asked for that.
+        if not self._signals and not (node.is_mpi and self._lost):
             self._signals.append(int(message["number"]))
 
     def _note_dump(self, node: Node, message: Message) -> None:
@@ -281,5 +301,6 @@ class _Launch:
                 for node in running:
                     self._nodes.send(node, "dump")
         elif time.monotonic() > self._dump_by or all(node.dump is not None for node in running):
+            self._lost.update(node.number for node in running if node.dump is None)
             self._fail("", report_hang(self._orders, self._nodes, self._hang))
             self._kill()

@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,13 @@ __all__ = [
     "ALL_DONE",
     "EXIT_CODES_FILE",
     "NODE_FILE",
+    "RESTART_VARIABLE",
     "RUN_DIR_VARIABLE",
     "STOP_SIGNALS",
     "Progress",
     "answer_questions",
     "die_with_parent",
+    "is_restart",
     "register_worker",
     "report_facts",
     "report_failure",
@@ -43,12 +46,15 @@ __all__ = [
 ]
 
 RUN_DIR_VARIABLE = "NEOX_RUN_DIR"
+RESTART_VARIABLE = "NEOX_RESTART"
+"""Set for the workers of a launch that begins again after a failure, to how often it has."""
 EXIT_CODES_FILE = "exit_codes.json"
 AGENT_FILE = "agent.pid"
 NODE_FILE = "node.pid"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ALL_DONE = -1
 """Instead of an iteration: what follows is no iteration, and may take long."""
+_BEAT_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 
 _logger = logging.getLogger(__name__)
@@ -57,6 +63,11 @@ _logger = logging.getLogger(__name__)
 def worker_file(folder: Path, rank: int, name: str) -> Path:
     """Where a worker and its node leave each other something: pid, end, error.json, stacks, progress ..."""
     return folder / f"rank-{rank}.{name}"
+
+
+def is_restart() -> bool:
+    """Whether the launch that this worker belongs to has failed before and begun again."""
+    return RESTART_VARIABLE in os.environ
 
 
 def register_worker(rank: int) -> None:
@@ -90,6 +101,28 @@ class Progress:
         """This iteration is done; `ALL_DONE` says that none will follow."""
         if self._file is not None:
             os.pwrite(self._file.fileno(), b"%20d" % iteration, 0)
+
+    @contextmanager
+    def kept_up(self, iteration: int) -> Iterator[None]:
+        """Within, this worker tells every second that it is alive: what it does may take long.
+
+        Args:
+            iteration: the last that is done.
+        """
+        has_ended = threading.Event()
+
+        def beat() -> None:
+            while not has_ended.wait(_BEAT_SECONDS):
+                self.tell(iteration)
+
+        heart = threading.Thread(target=beat, daemon=True)
+        heart.start()
+        try:
+            yield
+        finally:
+            has_ended.set()
+            heart.join()
+            self.tell(iteration)
 
 
 def answer_questions(rank: int, describe: Callable[[], str]) -> None:

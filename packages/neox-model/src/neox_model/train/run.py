@@ -14,7 +14,7 @@ from torch import nn
 from neox_launcher.config import NeoXConfig, Resolved, engine_json
 from neox_launcher.config.estimate import flops_per_token
 from neox_launcher.config.shapes import shape_of
-from neox_launcher.worker import Progress
+from neox_launcher.worker import Progress, is_restart
 from neox_model.build.model import build_model, padded_vocab_size
 from neox_model.build.token_dropping import kept_tokens
 from neox_model.checkpoint.claim import claimed
@@ -54,6 +54,9 @@ from neox_model.train.varying_lengths import VaryingLengths
 from neox_model.train.writers import open_writers
 
 __all__ = ["train_from", "train_in"]
+
+# A host that the last attempt has lost may run on so long: nobody can tell it to stop.
+_RESTART_PATIENCE_SECONDS = 120.0
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +105,8 @@ def train_in(groups: Groups, resolved: Resolved) -> str | None:
 
 
 def _claim(folder: str | None, groups: Groups) -> AbstractContextManager[None]:
-    return nullcontext() if folder is None else claimed(Path(folder), groups)
+    patience = _RESTART_PATIENCE_SECONDS if is_restart() else 0.0
+    return nullcontext() if folder is None else claimed(Path(folder), groups, patience=patience)
 
 
 def _train(groups: Groups, resolved: Resolved) -> str | None:
@@ -226,6 +230,7 @@ def _save(training: _Training, directory: Path) -> None:
 def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[MetricWriter]) -> list[Hook]:
     """In the order in which they see an iteration: a checkpoint comes after whatever is recorded of it."""
     config, timers = training.config, Timers()
+    progress = Progress(training.groups.world.rank)
     log = LogHook(
         writers,
         schedule=training.schedule,
@@ -234,7 +239,7 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
         interval=config.logging.log_interval,
     )
     hooks = [
-        ProgressHook(Progress(training.groups.world.rank)),
+        ProgressHook(progress),
         StopHook(training.groups.control, exit_interval=config.training.exit_interval),
         log,
         EvaluateHook(
@@ -255,6 +260,7 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
                 interval=config.checkpoint.save_interval,
                 timers=timers,
                 before_save=log.write_pending,
+                while_saving=progress.kept_up,
             )
         )
     kept = kept_tokens(config)

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from neox_launcher.errors import NeoXError
 from neox_model.checkpoint.errors import CheckpointError
@@ -27,6 +28,7 @@ class CheckpointHook(Hook):
         timers: saving is measured as the activity `checkpoint`.
         before_save: called before each save, for those who want their own record to be no older than the
             checkpoint.
+        while_saving: gives, for an iteration, what surrounds its save.
     """
 
     def __init__(
@@ -36,11 +38,13 @@ class CheckpointHook(Hook):
         interval: int | None,
         timers: Timers,
         before_save: Callable[[], None],
+        while_saving: Callable[[int], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._save = save
         self._interval = interval
         self._timers = timers
         self._before_save = before_save
+        self._while_saving = while_saving
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Save when it is time, and after the last iteration of this process.
@@ -63,5 +67,5 @@ class CheckpointHook(Hook):
 
     def _save_now(self, state: TrainState) -> None:
         self._before_save()
-        with self._timers.measure("checkpoint"):
+        with self._timers.measure("checkpoint"), self._while_saving(state.iteration):
             self._save(state)

@@ -1,0 +1,116 @@
+"""What an elastic job does on the hosts that are left."""
+
+from dataclasses import replace
+
+import pytest
+
+from neox_launcher.errors import LaunchError
+from neox_launcher.fewer_hosts import can_shrink, describe_change, without_hosts
+from neox_launcher.launch import Request, plan_launch
+
+# 12 = 6 micro-batches of 2, so 1, 2, 3 or 6 workers share it; in version 0.2 as many hosts.
+ELASTIC = "elasticity: {{enabled: true, max_train_batch_size: {most}, micro_batch_sizes: [2], {more}}}\n"
+VERSION_1 = "version: 0.1"
+
+
+@pytest.fixture
+def plan_for(minimal, tmp_path, monkeypatch):
+    """plan_for(elastic, "slots of worker-1", ...): the plan of an elastic job on these hosts."""
+    monkeypatch.chdir(tmp_path)
+
+    def plan(more, *slots, most=12, overrides=()):
+        lines = [f"worker-{number} slots={count}\n" for number, count in enumerate(slots, 1)]
+        (tmp_path / "hosts").write_text("".join(lines))
+        elastic = tmp_path / "elastic.yml"
+        elastic.write_text(ELASTIC.format(more=more, most=most))
+        given = ("hostfile=hosts", "launcher=ssh", "train-micro-batch-size-per-gpu=null", *overrides)
+        request = Request(program="train", paths=(str(minimal), str(elastic)), overrides=given)
+        return plan_launch(request, gpus=0, environment={})
+
+    return plan
+
+
+def batch_of(plan):
+    derived = plan.resolved.derived
+    return derived.train_batch_size, derived.micro_batch_size, derived.accumulation
+
+
+def places_of(plan):
+    return [(host.name, host.slots) for host in plan.world.hosts]
+
+
+@pytest.mark.parametrize("more", [VERSION_1, "version: 0.2"])
+def test_the_hosts_that_are_left_share_the_same_batch(plan_for, more):
+    before = plan_for(more, 1, 1, 1)
+    assert batch_of(before) == (12, 2, 2)
+    after = without_hosts(before, ["worker-2"])
+    assert places_of(after) == [("worker-1", (0,)), ("worker-3", (0,))]
+    assert batch_of(after) == (12, 2, 3)
+    assert (after.resolved.derived.data_parallel_size, after.resolved.derived.hosts) == (2, 2)
+    last = without_hosts(after, ["worker-1"])
+    assert places_of(last) == [("worker-3", (0,))]
+    assert batch_of(last) == (12, 2, 6)
+
+
+def test_what_changes_is_said(plan_for):
+    before = plan_for(VERSION_1, 1, 1, 1)
+    assert describe_change(before, without_hosts(before, ["worker-2"]), ["worker-2"]) == (
+        "lost: worker-2; going on with 2 workers (before: 3) on worker-1, worker-3\n"
+        "train batch 12 as before: micro-batch 2, gradient accumulation steps 3, data-parallel size 2"
+    )
+
+
+def test_slots_beyond_the_largest_number_that_fits_are_not_used(plan_for):
+    # 2 + 3 slots are left, and 5 workers cannot share 12 samples by twos.
+    before = plan_for(VERSION_1, 1, 2, 3)
+    after = without_hosts(before, ["worker-1"])
+    assert places_of(after) == [("worker-2", (0, 1)), ("worker-3", (0,))]
+    assert batch_of(after) == (12, 2, 2)
+    assert describe_change(before, after, ["worker-1"]).splitlines()[-1] == (
+        "2 slots of the 5 left not used: the batch suits 1, 2, 3, 6 workers (elasticity)"
+    )
+
+
+def test_version_2_counts_whole_hosts(plan_for):
+    # Each of a host's two devices has half of 24 samples: 6 micro-batches of 2, for 1, 2, 3 or 6 hosts.
+    before = plan_for("num_gpus_per_node: 2", 2, 2, 1, 2, most=24, overrides=("exclude=worker-3",))
+    assert batch_of(before) == (24, 2, 2)
+    after = without_hosts(before, ["worker-1"])
+    assert places_of(after) == [("worker-2", (0, 1)), ("worker-4", (0, 1))]
+    assert batch_of(after) == (24, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("more", "allowed"), [(f"{VERSION_1}, min_gpus: 3", "3"), (f"{VERSION_1}, min_gpus: 2", "2, 3")]
+)
+def test_without_a_number_that_fits_the_job_ends_with_a_remedy(plan_for, more, allowed):
+    before = plan_for(more, 1, 1, 1)
+    with pytest.raises(LaunchError) as found:
+        without_hosts(before, ["worker-1", "worker-2"])
+    assert str(found.value) == (
+        "lost: worker-1, worker-2; the job cannot go on with 1 slot, because its batch of 12 samples suits "
+        f"{allowed} workers (elasticity); bring hosts back or add others, and start again: with `load` it "
+        "goes on from the newest checkpoint there"
+    )
+
+
+def test_a_number_of_hosts_with_a_batch_of_its_own_cannot_shrink(plan_for):
+    # Five hosts share no common batch: version 0.2 gives them 10 samples, which fewer would not have.
+    before = plan_for("version: 0.2", 1, 1, 1, 1, 1)
+    assert batch_of(before)[0] == 10
+    with pytest.raises(LaunchError, match="its batch of 10 samples suits 5 workers"):
+        without_hosts(before, ["worker-5"])
+
+
+def test_an_address_of_the_first_host_goes_with_it(plan_for):
+    before = plan_for(VERSION_1, 1, 1, 1, overrides=("master-addr=10.0.0.1",))
+    assert without_hosts(before, ["worker-2"]).master_addr == "10.0.0.1"
+    assert without_hosts(before, ["worker-1"]).master_addr is None
+
+
+def test_only_an_elastic_training_can_shrink(plan_for):
+    plan = plan_for(VERSION_1, 1, 1)
+    assert can_shrink(plan)
+    assert not can_shrink(replace(plan, program="evaluate"))
+    given = ("elasticity.enabled=false", "train-batch-size=4")
+    assert not can_shrink(plan_for(VERSION_1, 1, 1, overrides=given))
