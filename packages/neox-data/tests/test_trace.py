@@ -15,7 +15,7 @@ from neox_data.lazy_blend import LazyBlendedDataset
 from neox_data.lazy_dataset import LazyGPTDataset
 from neox_data.sampler import BatchSampler
 from neox_data.tokenizers import build_tokenizer
-from neox_data.trace import documents_with, items_with, passages, readings_at
+from neox_data.trace import items_with, passages, readings_at
 from neox_data.training_data import TrainingData, load_training_data
 
 SEQ_LENGTH, ITERATIONS = 8, 5
@@ -124,11 +124,6 @@ def test_a_shorter_iteration_shows_only_what_it_predicts(prefixes: list[Path]) -
             assert sum(passage.length for passage in reading.passages) == 3 + iteration
 
 
-def test_text_is_found_in_the_documents_that_hold_it(prefixes: list[Path]) -> None:
-    tokenizer = build_tokenizer("CharLevelTokenizer")
-    assert list(documents_with(open_indexed(prefixes[0]), "one", tokenizer)) == [0, 4]
-
-
 @pytest.mark.parametrize(("iteration", "rank"), [(5, None), (0, 4)])
 def test_what_is_not_there_is_refused(prefixes: list[Path], iteration: int, rank: int | None) -> None:
     with pytest.raises(DataError, match="is not one of 0 to"):
@@ -181,6 +176,7 @@ def test_the_command_finds_a_passage(run) -> None:
         ([], "and one of --iteration, --document, --text"),
         (["--iteration", 1, "--text", "x"], "and one of"),
         (["--text", "x", "--rank", 1], "--rank goes with --iteration"),
+        (["--text", ""], "--text is empty"),
         (["--document", "seven"], "is not a number"),
         (["--document", 1], "say of which dataset: "),
         (["--document", "c:1"], "c is not data of this configuration; it reads "),

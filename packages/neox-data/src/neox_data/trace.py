@@ -16,13 +16,11 @@ from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed.base import IndexedDataset
 from neox_data.lazy_dataset import LazyGPTDataset
 from neox_data.sampler import BatchSampler
-from neox_data.tokenizers.base import Tokenizer
 from neox_data.training_data import BatchPlace, TrainingData
 
 __all__ = [
     "Passage",
     "Reading",
-    "documents_with",
     "indexed_datasets",
     "items_with",
     "leaf_dataset",
@@ -137,13 +135,6 @@ def items_with(data: TrainingData, part: str, indexed: IndexedDataset, document:
     """The items of a part, within what the whole training reads, that hold a token of a document; rising."""
     items = _items_with(data.datasets[part], str(indexed.prefix), document)
     return sorted(item for item in items if item < data.num_samples[part])
-
-
-def documents_with(indexed: IndexedDataset, text: str, tokenizer: Tokenizer) -> Iterator[int]:
-    """The documents that hold a passage of text; decodes all of them, one after another."""
-    for document in range(len(indexed)):
-        if text in tokenizer.decode(indexed[document].tolist()):
-            yield document
 
 
 def reading_of(data: TrainingData, item: int) -> Reading:

@@ -8,12 +8,13 @@ import click
 from neox_data.command import DataCommand
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
+from neox_data.search import documents_with
+from neox_data.search_progress import report_search
 from neox_data.sources import DocumentSources
 from neox_data.tokenizers.base import Tokenizer
 from neox_data.trace import (
     Passage,
     Reading,
-    documents_with,
     indexed_datasets,
     items_with,
     reading_of,
@@ -71,6 +72,8 @@ def trace(
     asked = {"--iteration": iteration, "--document": document, "--text": text}
     if not paths or sum(value is not None for value in asked.values()) != 1:
         raise click.UsageError(f"give --config FILE, and one of {', '.join(asked)}")
+    if text == "":
+        raise click.UsageError("--text is empty, and every document holds that; give a passage")
     if rank is not None and iteration is None:
         raise click.UsageError("--rank goes with --iteration")
     data = load_training_data(paths, overrides=overrides, devices=devices)
@@ -133,11 +136,12 @@ class _Teller:
                 yield f"  read by {len(items):,} samples of the part {part}, which is not trained on"
 
     def text(self, text: str) -> Iterator[str]:
-        count = 0
-        for indexed in _all_indexed(self._data).values():
-            for document in documents_with(indexed, text, self._tokenizer):
-                count += 1
-                yield from self.document(indexed, document)
+        count, datasets = 0, _all_indexed(self._data).values()
+        with report_search(sum(indexed.num_tokens for indexed in datasets)) as report:
+            for indexed in datasets:
+                for document in documents_with(indexed, text, self._tokenizer, report=report):
+                    count += 1
+                    yield from self.document(indexed, document)
         yield f"{count:,} documents hold this text"
 
     def _times(self, items: list[int], indexed: IndexedDataset, document: int) -> Iterator[str]:

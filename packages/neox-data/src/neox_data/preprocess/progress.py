@@ -9,7 +9,7 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-__all__ = ["Counts", "Reporter", "report_progress"]
+__all__ = ["Counts", "Reporter", "clock", "report_progress"]
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Counts:
 
     def rates(self) -> str:
         """Speed so far and time left, for a reader."""
-        left = f"{_clock(self.seconds * (1 - self.fraction) / self.fraction)} left" if self.fraction else "-"
+        left = f"{clock(self.seconds * (1 - self.fraction) / self.fraction)} left" if self.fraction else "-"
         return (
             f"{self.documents / self.seconds:,.0f} documents/s  {self.num_bytes / self.seconds / 1e6:,.1f} "
             "MB/s  "
@@ -79,7 +79,8 @@ class _Lines:
         self._stream.flush()
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """A length of time as minutes and seconds, or hours before them."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -52,3 +52,7 @@ class Tokenizer(ABC):
 
         Bytes that form no character (at a cut, say) become U+FFFD.
         """
+
+    def token_bytes(self) -> Sequence[bytes] | None:
+        """What each id adds to a text, by id; None where a text is more than that, one after another."""
+        return None

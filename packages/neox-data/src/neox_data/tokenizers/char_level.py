@@ -65,3 +65,7 @@ class CharLevelTokenizer(Tokenizer):
         return b"".join(bytes((i,)) if 0 <= i < _NUM_BYTES else _REPLACEMENT for i in ids).decode(
             errors="replace"
         )
+
+    def token_bytes(self) -> Sequence[bytes]:
+        """The bytes, and U+FFFD for each of the other ids."""
+        return [bytes((i,)) for i in range(_NUM_BYTES)] + [_REPLACEMENT] * (self.vocab_size - _NUM_BYTES)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import gigatoken
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
@@ -98,6 +99,14 @@ class LibraryBackedTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special ones included; ids outside of the vocabulary give nothing."""
         return self.library_tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def token_bytes(self) -> Sequence[bytes] | None:
+        """The bytes of each id as gigatoken reads them; None where it does not know such a tokenizer."""
+        try:
+            entries = gigatoken.Tokenizer.from_json(self.library_tokenizer.to_str()).vocab
+        except (RuntimeError, ValueError):
+            return None
+        return [entries.get(number, b"") for number in range(max(entries) + 1)]
 
 
 class HFTokenizer(LibraryBackedTokenizer):

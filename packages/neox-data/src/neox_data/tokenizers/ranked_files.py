@@ -44,6 +44,7 @@ class RankedFileTokenizer(Tokenizer):
             raise TokenizerError(f"{kind} cannot read {vocab_file}: {reason}; use another file") from error
         self._source = vocab_file
         self._ids = {text: number for number, text in self._tokenizer.vocab.items()}
+        self._vocab_size = max(self._ids.values()) + 1
         self._end_of_document = self._needed(self.end_text)
         self._fingerprint = hashlib.sha256(kind.encode() + vocab_file.read_bytes()).hexdigest()
 
@@ -54,7 +55,7 @@ class RankedFileTokenizer(Tokenizer):
     @property
     def vocab_size(self) -> int:
         """Number of ids: one more than the highest."""
-        return max(self._ids.values()) + 1
+        return self._vocab_size
 
     @property
     def end_of_document(self) -> int:
@@ -99,6 +100,11 @@ class RankedFileTokenizer(Tokenizer):
         """The text of ids; ids outside of the vocabulary give nothing."""
         known = [number for number in ids if 0 <= number < self.vocab_size]
         return self._tokenizer.decode(known).decode(errors="replace")
+
+    def token_bytes(self) -> Sequence[bytes]:
+        """The entries of the file."""
+        entries = self._tokenizer.vocab
+        return [entries.get(number, b"") for number in range(self._vocab_size)]
 
     def _needed(self, token: str) -> int:
         number = self._ids.get(token.encode())
