@@ -81,8 +81,9 @@ def test_a_dry_run_prints_the_plan_and_the_command(minimal, folder):
 def test_other_programs_take_the_same_options_on_either_side(minimal, folder, program):
     one = run("--config", minimal, program, *FILES, "--dry-run")
     other = run(program, "--config", minimal, *FILES, "--dry-run")
-    assert one.exit_code == other.exit_code == 0
+    assert one.exit_code == other.exit_code == 2
     assert f"python -m neox_model.{program}" in one.stdout
+    assert "this would not start yet" in one.stderr
     assert "load\n    is missing" in one.stderr
 
 
@@ -168,10 +169,17 @@ def test_what_is_not_installed_is_named(minimal, folder, monkeypatch):
     assert (result.exit_code, result.stderr) == (2, "torch is not installed here\n")
 
 
+@pytest.mark.usefixtures("can_train")
 def test_notes_do_not_stop_a_dry_run(minimal, folder):
     result = run("--config", minimal, *FILES, "--set", "rank=3", "--dry-run")
     assert result.exit_code == 0
     assert "command line: 1 note" in result.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["generate"], ["evaluate"], ["doctor"]])
+def test_help_is_known_by_its_letter(command):
+    assert run(*command, "-h").stdout == run(*command, "--help").stdout
+    assert run(*command, "-h").exit_code == 0
 
 
 def test_without_a_file_the_usage_is_told():

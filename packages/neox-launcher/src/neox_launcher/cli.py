@@ -42,7 +42,7 @@ def request_options(command: Callable[..., None]) -> Callable[..., None]:
             _DRY_RUN,
             type=click.Choice(["text", "json"]),
             help="Print what would run where, and the commands; start nothing and touch no host. "
-            "Alone it means text.",
+            "Alone it means text. Exit code 2 where it would not start.",
         ),
         click.option("--bind-cores", is_flag=True, help="Tie each worker to its share of its host's cores."),
         click.option(
@@ -136,8 +136,7 @@ def _launch(request: Request, dry_run: DryRun) -> None:
         if is_tuned(plan):
             sys.exit(tune(request, plan, dry_run=dry_run))
         if dry_run is not None:
-            show_plan(plan, dry_run)
-            return
+            sys.exit(show_plan(plan, dry_run))
         refuse_what_cannot_run(plan)
         if plan.program == "doctor":
             _show_diagnosis(plan)

@@ -14,21 +14,34 @@ from neox_launcher.environment import shown_value
 from neox_launcher.launch import find_hindrances
 from neox_launcher.plan import LaunchPlan
 
-__all__ = ["Form", "show_plan"]
+__all__ = ["Form", "show_plan", "tell_hindrances"]
 
 Form = Literal["text", "json"]
 _SHOWN_COMMANDS = 32
 _SHOWN_LINES = 32
+_WRONG_REQUEST = 2
 
 
-def show_plan(plan: LaunchPlan, form: Form) -> None:
+def show_plan(plan: LaunchPlan, form: Form) -> int:
     """Print a plan and the commands that would carry it out; touches no host.
 
     Args:
         plan: to show.
         form: a table, or JSON, which leaves nothing out.
+
+    Returns:
+        The exit code: that of a launch which is refused, where this one would be.
     """
     {"text": _show_as_text, "json": _show_as_json}[form](plan)
+    return tell_hindrances(plan)
+
+
+def tell_hindrances(plan: LaunchPlan) -> int:
+    """Say on stderr why a plan would not start; gives the exit code that a launch would have then, or 0."""
+    hindrances = _hindrances(plan)
+    if hindrances:
+        click.echo("\nthis would not start yet:\n" + "\n".join(hindrances), err=True)
+    return _WRONG_REQUEST if hindrances else 0
 
 
 def _show_as_text(plan: LaunchPlan) -> None:
@@ -42,9 +55,6 @@ def _show_as_text(plan: LaunchPlan) -> None:
     if len(commands) > _SHOWN_COMMANDS:
         more = len(commands) - _SHOWN_COMMANDS
         click.echo(f"\n... and {more:,} more of the same; all of them: --dry-run=json")
-    hindrances = _hindrances(plan)
-    if hindrances:
-        click.echo("\nthis would not start yet:\n" + "\n".join(hindrances), err=True)
 
 
 def _show_as_json(plan: LaunchPlan) -> None:

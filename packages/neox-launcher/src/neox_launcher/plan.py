@@ -69,7 +69,7 @@ class LaunchPlan:
     @property
     def rendezvous(self) -> str:
         """Address and port of rank 0; in angle brackets what only the first host can tell."""
-        first = self.world.hosts[0].name
+        first = self.world.hosts[0].name.strip("<>")
         address = self.master_addr or f"<hostname -I on {first}>"
         return f"{address}:{self.master_port or f'<a free port of {first}>'}"
 

@@ -193,6 +193,7 @@ def test_a_limit_that_leaves_nothing_is_told(minimal):
         tune(minimal, Runner(), "autotuning.max_train_batch_size=1")
 
 
+@pytest.mark.usefixtures("can_train")
 def test_a_dry_run_lists_the_trials_and_writes_nothing(minimal):
     before = sorted(Path().iterdir())
     text = CliRunner().invoke(main, ["--config", str(minimal), "--dry-run"], catch_exceptions=False)
@@ -203,6 +204,14 @@ def test_a_dry_run_lists_the_trials_and_writes_nothing(minimal):
     names = [experiment["name"].replace("-", "_").removesuffix("_accumulate1") for experiment in experiments]
     assert sorted(names) == sorted(ALL)
     assert sorted(Path().iterdir()) == before
+
+
+def test_a_dry_run_says_that_trials_would_not_start(minimal):
+    words = ["--config", str(minimal), "--set", "data-path=nowhere", "--dry-run"]
+    result = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert result.exit_code == 2
+    assert "this would not start yet" in result.stderr
+    assert "nowhere.idx does not exist" in result.stderr
 
 
 @pytest.mark.parametrize("program", ["generate", "evaluate", "doctor"])

@@ -16,6 +16,7 @@ from neox_launcher.config import Resolved, resolve
 from neox_launcher.config.problems import Problem, config_error, in_words, place_of
 from neox_launcher.config.suggest import Cluster
 from neox_launcher.config_estimate_cli import estimate_resolved
+from neox_launcher.dry_run import tell_hindrances
 from neox_launcher.launch import Request, plan_launch, refuse_what_cannot_run, run_plan
 from neox_launcher.outcome import Outcome
 from neox_launcher.plan import LaunchPlan
@@ -57,7 +58,7 @@ def tune(
     stages = candidates_in_order(plan, resolved)
     if dry_run is not None:
         _show(stages, dry_run)
-        return 0
+        return tell_hindrances(plan)
     refuse_what_cannot_run(plan)
     tuning = resolved.config.autotuning.autotuning
     kept = Results(Path(tuning.results_dir), overwrite=tuning.overwrite)

@@ -26,7 +26,7 @@ NO_EFFECT: Mapping[str, str] = {
     "data_efficiency.data_routing.random_ltd.model_type": "attention is always causal",
     "data_efficiency.data_routing.random_ltd.hidden_state_order": "the model knows its own order",
     "autotuning.arg_mappings": "trials get their settings in a configuration file, not as options",
-    "elasticity.min_time": "nothing here changes the size of a job that runs",
+    "elasticity.min_time": "a job gets smaller when a host is lost, whenever that is",
     "zero_optimization.elastic_checkpoint": "every checkpoint can be loaded with any number of ranks",
 }
 

@@ -60,6 +60,8 @@ def find_pool(
         return Pool(hosts=read_hostfile(path), origin=origin)
     asked = None if launch.num_gpus in (None, ALL) else launch.num_gpus
     if launch.launcher == "slurm":
+        if launch.num_nodes != ALL and asked is not None and not is_inside_allocation(environment):
+            return _pool_to_come(launch.num_nodes, asked)
         hosts = allocated_hosts(environment, slots=asked)
         job = environment.get("SLURM_JOB_ID", "")
         return Pool(hosts=hosts, origin=f"Slurm allocation {job}".rstrip())
@@ -68,6 +70,15 @@ def find_pool(
     if is_inside_allocation(environment):
         origin += " (the hosts of this Slurm allocation are used with launcher: slurm)"
     return Pool(hosts=(Host(_LOCAL_NAME, tuple(range(slots))),), origin=origin)
+
+
+def _pool_to_come(hosts: int, slots: int) -> Pool:
+    """An allocation that is not made yet: enough for a plan, which its backend refuses to start."""
+    names = [f"<host {number} of the allocation>" for number in range(1, hosts + 1)]
+    return Pool(
+        hosts=tuple(Host(name, tuple(range(slots))) for name in names),
+        origin="a Slurm allocation, which is still to be made",
+    )
 
 
 def _hostfile(config: NeoXConfig, environment: Mapping[str, str]) -> tuple[str | None, str]:

@@ -38,7 +38,7 @@ def allocated_hosts(environment: Mapping[str, str], *, slots: int | None = None)
     if text is None:
         raise HostfileError(
             "launcher: slurm needs an allocation, and this is none (SLURM_JOB_NODELIST is not set); "
-            "start it inside sbatch or salloc"
+            "start it inside sbatch or salloc; for a --dry-run outside, set num-nodes and num-gpus"
         )
     names = expand_nodelist(text)
     each = _gpus_per_host(environment) or slots

@@ -13,7 +13,11 @@ _VERSIONS = (0.1, 0.2)
 class Elasticity(Section):
     """One train-batch-size that as many numbers of devices as possible can share."""
 
-    enabled: bool = param(False, origin="DSC", doc="Let this block choose the batch sizes.")
+    enabled: bool = param(
+        False,
+        origin="DSC",
+        doc="Let this block choose the batch sizes; with --max-restarts a job goes on without a lost host.",
+    )
     max_train_batch_size: int = param(
         2000, origin="DSC", gt=0, le=10**8, doc="Largest train-batch-size to choose."
     )
@@ -31,7 +35,7 @@ class Elasticity(Section):
         origin="DSC",
         ge=0,
         used_when="version is 0.1",
-        doc="Not used: nothing here changes the size of a job that runs.",
+        doc="Not used: a job gets smaller when a host is lost, whenever that is.",
     )
     prefer_large_batch: bool = param(
         True, origin="DSC", doc="Of several batch sizes take the largest rather than the smallest."

@@ -99,5 +99,5 @@ class LaunchSection(Section):
         gt=0,
         none_means="a hang is never noticed",
         doc="Seconds without a finished iteration after which every rank reports where it stands, and the "
-        "job ends; longer than the longest save or evaluation between iterations.",
+        "job ends; longer than the longest evaluation between iterations. Saving takes as long as it needs.",
     )
