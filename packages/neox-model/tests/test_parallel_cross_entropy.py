@@ -57,6 +57,20 @@ def test_in_bfloat16_only_the_factors_are_rounded():
         torch.testing.assert_close(mine.float(), theirs, atol=0.02, rtol=0.03)
 
 
+def test_autocast_rounds_the_factors_and_the_gradients_arrive_in_float32():
+    hidden, weight, labels, weights = inputs()
+    targets = (labels.unsqueeze(0), weights.unsqueeze(0))
+    loss = LMLoss(VOCAB, is_mean=False, chunk_rows=5)
+    with torch.autocast("cpu", torch.bfloat16):
+        given = loss.of_hidden(hidden.unsqueeze(1), weight, targets)
+    rounded = [x.detach().bfloat16().requires_grad_() for x in (hidden, weight)]
+    expected = loss.of_hidden(rounded[0].unsqueeze(1), rounded[1], targets)
+    assert torch.equal(given, expected)
+    for mine, theirs in zip(gradients(given, hidden, weight), gradients(expected, *rounded), strict=True):
+        assert mine.dtype == torch.float32
+        assert torch.equal(mine, theirs.float())
+
+
 def test_without_gradients_none_are_made():
     hidden, weight, labels, weights = inputs()
     with torch.no_grad():

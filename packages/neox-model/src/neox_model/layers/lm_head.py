@@ -108,6 +108,11 @@ class LMLoss:
         Logits exist for a part of the tokens at a time. The hidden states' gradient is this rank's part.
         Gradients of float16 would vanish before the loss is scaled, so there all logits are made.
         """
+        device = hidden_SBD.device.type
+        if torch.is_autocast_enabled(device):
+            # What makes its gradients itself is not seen by autocast.
+            dtype = torch.get_autocast_dtype(device)
+            hidden_SBD, weight_VD = hidden_SBD.to(dtype), weight_VD.to(dtype)
         if hidden_SBD.dtype == torch.float16:
             return self(_logits(hidden_SBD, weight_VD), targets)
         # The labels are turned to the hidden states' order, which moves less than the reverse.
