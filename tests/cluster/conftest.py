@@ -1,4 +1,4 @@
-"""A cluster for the tests of a file, and small trainings on it."""
+"""A cluster for the tests of a file, and the backends that its tools allow."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.cluster import Cluster, why_not_here
+from support.cluster_tools import words_before
 
 
 @pytest.fixture(scope="module")
@@ -17,3 +18,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder: Path = tmp_path_factory.mktemp("cluster")
     with Cluster(folder, workers=3) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def launcher(request: pytest.FixtureRequest, cluster: Cluster) -> tuple[str, tuple[str, ...]]:
+    """A backend whose tools are there, and the words that stand before its command."""
+    try:
+        return request.param, words_before(cluster, request.param)
+    except LookupError as error:
+        pytest.skip(str(error))

@@ -4,19 +4,12 @@ from functools import cache
 
 import pytest
 
-from support.cluster import wait_until, why_not_here
+from support.cluster import wait_until
 from support.cluster_job import Job
-from support.cluster_slurm import start_slurm
+from support.cluster_tools import TOOLS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-TOOLS = {
-    "pdsh": ("pdsh",),
-    "ssh": ("ssh",),
-    "openmpi": ("mpirun.openmpi",),
-    "mpich": ("mpiexec.hydra",),
-    "slurm": ("srun", "salloc", "slurmd", "slurmctld", "munged"),
-}
 # `make test` has the smallest that is a cluster; `make test-cluster` all.
 SMOKE = [pytest.param(name, 1, id=f"{name}-1") for name in ("pdsh", "openmpi")]
 ALL = [pytest.param(name, 2, marks=pytest.mark.sweep, id=f"{name}-2") for name in TOOLS]
@@ -37,19 +30,6 @@ def losses_of_one_host(cluster, tmp_path_factory):
         return job.losses
 
     return train
-
-
-@pytest.fixture
-def launcher(request, cluster):
-    """A backend whose tools are there; the words that stand before the command."""
-    reason = why_not_here(*TOOLS[request.param])
-    if reason is not None:
-        pytest.skip(reason)
-    if request.param != "slurm":
-        return request.param, ()
-    if "SLURM_CONF" not in cluster.environment:
-        start_slurm(cluster)
-    return request.param, ("salloc", "--quiet", "--nodes=3", "--exclusive")
 
 
 @pytest.mark.parametrize(("launcher", "slots"), SMOKE + ALL, indirect=["launcher"])

@@ -8,24 +8,14 @@ import re
 
 import pytest
 
-from support.cluster import why_not_here
 from support.cluster_job import Job
-from support.cluster_slurm import start_slurm
+from support.cluster_tools import TOOLS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.sweep]
 
 HOSTS = ("worker-3 slots=1", "worker-1 slots=1", "worker-2 slots=3")
 EXCLUDED = "worker-2:1"
 PLACES = {("worker-3", 0), ("worker-1", 1), ("worker-2", 2), ("worker-2", 3)}
-# MVAPICH itself is in no distribution; newer ones come with the hydra that MPICH has.
-TOOLS = {
-    "pdsh": ("pdsh",),
-    "ssh": ("ssh",),
-    "openmpi": ("mpirun.openmpi",),
-    "mpich": ("mpiexec.hydra",),
-    "mvapich": ("mpiexec.hydra",),
-    "slurm": ("srun", "salloc", "slurmd", "slurmctld", "munged"),
-}
 # It travels, and makes every rank say something.
 TALKATIVE = ("env", "TORCH_CPP_LOG_LEVEL=INFO")
 
@@ -38,35 +28,22 @@ def losses_of_one_host(cluster, tmp_path_factory):
     return job.losses
 
 
-@pytest.mark.parametrize("launcher", TOOLS)
+@pytest.mark.parametrize("launcher", TOOLS, indirect=True)
 def test_ranks_are_where_the_plan_has_them(cluster, tmp_path, losses_of_one_host, launcher):
-    skip_without(launcher)
-    job = Job(cluster, tmp_path, *HOSTS, exclude=EXCLUDED, launcher=launcher)
-    result = job.run("--output", "all", before=(*before(cluster, launcher), *TALKATIVE))
+    name, before = launcher
+    job = Job(cluster, tmp_path, *HOSTS, exclude=EXCLUDED, launcher=name)
+    result = job.run("--output", "all", before=(*before, *TALKATIVE))
     assert result.code == 0, result.err
     assert job.losses == losses_of_one_host
     seen = re.findall(r"^(worker-\d) (\d): ", result.out + result.err, re.MULTILINE)
     assert {(host, int(rank)) for host, rank in seen} == PLACES
 
 
-def test_mpi_starts_the_workers_of_one_machine_when_it_is_asked_for(cluster, tmp_path, losses_of_one_host):
-    skip_without("openmpi")
+@pytest.mark.parametrize("launcher", ["openmpi"], indirect=True)
+def test_mpi_starts_the_workers_of_one_machine_when_it_is_asked_for(
+    cluster, tmp_path, losses_of_one_host, launcher
+):
     job = Job(cluster, tmp_path, num_gpus=4, deepspeed_mpi=True)
     result = job.run()
     assert result.code == 0, result.err
     assert job.losses == losses_of_one_host
-
-
-def skip_without(launcher):
-    reason = why_not_here(*TOOLS[launcher])
-    if reason is not None:
-        pytest.skip(reason)
-
-
-def before(cluster, launcher):
-    """What stands before the command: under Slurm, what makes an allocation of all hosts."""
-    if launcher != "slurm":
-        return ()
-    if "SLURM_CONF" not in cluster.environment:
-        start_slurm(cluster)
-    return ("salloc", "--quiet", "--nodes=3", "--exclusive")

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -122,6 +122,8 @@ class Cluster:
             self._switch.run("ip", "link", "add", "br0", "type", "bridge")
             self._switch.run("ip", "link", "set", "br0", "up")
             self.hosts = {name: self._join(name, number) for number, name in enumerate(names, 1)}
+            for name in names:
+                self.boot(name)
         except BaseException:
             self._stack.close()
             raise
@@ -157,6 +159,18 @@ class Cluster:
         """Put the cable back."""
         self._switch.run("ip", "link", "set", self._cable(name), "up")
 
+    def crash(self, name: str) -> None:
+        """End everything that a host runs, at once: nobody answers there any more."""
+        host = self.hosts[name]
+        while victims := [pid for pid in host.processes("") if pid != host.pid]:
+            for pid in victims:
+                with suppress(ProcessLookupError):  # It went with another.
+                    os.kill(pid, signal.SIGKILL)
+
+    def boot(self, name: str) -> None:
+        """Let a host that has crashed be reached again."""
+        self.hosts[name].run("/usr/sbin/sshd", "-f", self.folder / "sshd_config")
+
     def leftovers(self, containing: str) -> list[str]:
         """Processes of any host whose command line contains a text."""
         return [f"{host.name}: {pid}" for host in self.hosts.values() for pid in host.processes(containing)]
@@ -184,7 +198,6 @@ class Cluster:
         host.run("ip", "addr", "add", f"{_SUBNET}.{number}/24", "dev", "eth0")
         host.run("ip", "link", "set", "eth0", "up")
         host.run("ip", "link", "set", "lo", "up")
-        host.run("/usr/sbin/sshd", "-f", self.folder / "sshd_config")
         return host
 
     def _write_files(self, names: Sequence[str]) -> None:

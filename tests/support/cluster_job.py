@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,14 +59,24 @@ class Job:
         cluster: where it runs.
         folder: gets everything.
         hosts: the lines of the hostfile.
-        settings: parameters that differ from the usual.
+        base: the parameters; without `data-path` there is a small corpus.
+        settings: parameters that differ.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path, *hosts: str, **settings: Any) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        folder: Path,
+        *hosts: str,
+        base: Mapping[str, Any] = TRAIN,
+        **settings: Any,
+    ) -> None:
         self.cluster, self.folder = cluster, folder
         folder.mkdir(exist_ok=True)
         self.saved, self.logs = folder / "saved", folder / "logs"
-        content = TRAIN | {"data-path": write_corpus(folder), "log-dir": str(self.logs)}
+        content = {**base, "log-dir": str(self.logs)}
+        if "data-path" not in base:
+            content["data-path"] = write_corpus(folder)
         if hosts:
             (folder / "hosts").write_text("".join(f"{line}\n" for line in hosts))
             content["hostfile"] = str(folder / "hosts")
@@ -120,10 +131,16 @@ class Job:
     @property
     def losses(self) -> list[float]:
         """Of every iteration, so far."""
+        return [loss for _, loss in self.record]
+
+    @property
+    def record(self) -> list[tuple[int, float]]:
+        """(iteration, loss) of everything that the record of metrics holds."""
         path = self.logs / "metrics.jsonl"
         if not path.exists():
             return []
-        return [record["loss/train"] for record in read_metrics(path) if "loss/train" in record]
+        found = read_metrics(path)
+        return [(record["iteration"], record["loss/train"]) for record in found if "loss/train" in record]
 
     def workers_on(self, name: str) -> list[int]:
         """The processes of the workers of a host, in the order of their ranks."""

@@ -322,6 +322,25 @@ def test_a_hang_is_reported_with_the_rank_that_lags_and_its_stacks(run, tmp_path
     assert "in stuck_here" in text
 
 
+def test_what_is_kept_up_longer_than_the_timeout_is_no_hang(run):
+    """As in a save: one rank is long at work, the other waits for it."""
+    outcome = run(
+        """
+        progress = Progress(rank)
+        progress.tell(1)
+        if rank == 0:
+            with progress.kept_up(1):
+                time.sleep(6)
+            pathlib.Path("saved").touch()
+        while not pathlib.Path("saved").exists():
+            time.sleep(0.01)
+        """,
+        hang_timeout=4.0,
+    )
+    assert outcome.first_failure is None
+    assert outcome.exit_code == 0
+
+
 LAUNCHER = """
 import pathlib, sys
 from neox_launcher.supervision import supervise

@@ -1,9 +1,12 @@
 """A worker tells its node how far it is, and what it is waiting for."""
 
 import json
+import time
 
 from neox_launcher.worker import ALL_DONE, Progress
+from neox_model.metrics.timers import Timers
 from neox_model.parallel.flight_recorder import newest_per_group
+from neox_model.train.hooks.checkpoint import CheckpointHook
 from neox_model.train.hooks.progress import ProgressHook
 from neox_model.train.state import TrainState
 from support.distributed import run_ranks
@@ -18,6 +21,28 @@ def test_progress_is_the_iteration_and_ends_with_the_training(tmp_path, monkeypa
     assert int((tmp_path / "rank-3.progress").read_text()) == 7
     hook.on_end(state)
     assert int((tmp_path / "rank-3.progress").read_text()) == ALL_DONE
+
+
+def test_a_save_is_progress_as_long_as_it_lasts(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    monkeypatch.setattr("neox_launcher.worker._BEAT_SECONDS", 0.001)
+    progress, told, saved = Progress(0), tmp_path / "rank-0.progress", []
+
+    def save(state):
+        saved.append(told.stat().st_mtime_ns)
+        deadline = time.monotonic() + 60
+        while told.stat().st_mtime_ns == saved[0]:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert int(told.read_text()) == state.iteration
+
+    hook = CheckpointHook(
+        save, interval=2, timers=Timers(), before_save=lambda: None, while_saving=progress.kept_up
+    )
+    state = TrainState(last_iteration=9)
+    state.iteration = 4
+    hook.on_step(state, None)
+    assert len(saved) == 1
 
 
 def test_by_hand_nothing_is_told(monkeypatch):
