@@ -69,7 +69,9 @@ class GPTDataset:
             seed=seed,
             cache_dir=None if cache_dir is None else Path(cache_dir),
         )
-
+        # Single numbers come several times as fast from these as from arrays.
+        self._documents, self._shuffle = self.index.documents.data, self.index.shuffle.data
+        self._starts = self.index.starts.reshape(-1).data
         self.num_documents = len(documents)
         self.epochs = len(self.index.documents) // self.num_documents
 
@@ -99,14 +101,13 @@ class GPTDataset:
 
     def _span(self, item: int) -> tuple[list[int], int, int]:
         """The sequences of an item, the first token in the first of them, and the last one in the last."""
-        index = self.index
-        if not 0 <= item < len(index.shuffle):
+        if not 0 <= item < len(self._shuffle):
             raise IndexError(
                 f"item {item} of the part {self.name!r} of {self.indexed.prefix}, which has {len(self):,}"
             )
-        sample = index.shuffle.item(item)
-        (first, offset), (last, end) = index.starts[sample : sample + 2].tolist()
-        return index.documents[first : last + 1].tolist(), offset, end
+        row = 2 * self._shuffle[item]
+        first, offset, last, end = self._starts[row : row + 4]
+        return self._documents[first : last + 1].tolist(), offset, end
 
     def items_with(self, sequence: int) -> np.ndarray:
         """The items that hold a token of a sequence, in rising order, int64; none for one of another part.

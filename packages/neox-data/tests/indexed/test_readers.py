@@ -103,3 +103,5 @@ def test_tokens_across_sequences_are_one_array(write_dataset, implementation: st
     for end in (2, -1):
         with pytest.raises(IndexError, match=rf"tokens 0 to {end} of sequence 2 of .*, which has 2"):
             dataset.get_across([2], 0, end)
+    with pytest.raises(IndexError):
+        dataset.get_across([0, -1], 0, 1)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -10,13 +11,24 @@ from neox_data.errors import IndexedDatasetError
 from neox_data.indexed.index import DatasetIndex
 from neox_data.indexed.layout import idx_path
 
-__all__ = ["IndexedDataset"]
+__all__ = ["IndexedDataset", "TokenSource"]
+
+
+class TokenSource(Protocol):
+    """The tokens of a `.bin`: an array, or what gives arrays of it."""
+
+    def __getitem__(self, places: slice, /) -> np.ndarray: ...
 
 
 class IndexedDataset(ABC):
     """Token sequences by number; implementations differ in how they read the `.bin`.
 
     A dataset may be read from several threads at once.
+
+    Args:
+        prefix: path of the two files without `.bin` and `.idx`.
+        index: everything that the `.idx` says.
+        tokens: of the `.bin`; is asked for stretches within the file only.
 
     Attributes:
         prefix: path of the two files without `.bin` and `.idx`.
@@ -26,15 +38,21 @@ class IndexedDataset(ABC):
         document_starts: int64 [D], first sequence of each document, then S; may be [0] alone.
     """
 
-    def __init__(self, prefix: Path | str, index: DatasetIndex) -> None:
+    def __init__(self, prefix: Path | str, index: DatasetIndex, tokens: TokenSource) -> None:
         self.prefix = Path(prefix)
         self.index = index
         self.dtype = index.dtype
         self.sizes = index.sizes
         self.document_starts = index.document_starts
-        # Looked up for each piece of each sample.
-        self._starts, self._start_bytes = index.starts, index.start_bytes
-        self._token_bytes, self._num_tokens = self.dtype.itemsize, index.num_tokens
+        self._tokens = tokens
+        # Looked up for each piece of each sample. A start is divided by a power of two to count tokens.
+        self._size_of, self._start_of, self._num_tokens = (
+            index.sizes.item,
+            index.starts.item,
+            index.num_tokens,
+        )
+        self._shift = (self.dtype.itemsize // index.start_bytes).bit_length() - 1
+        self._fraction = (1 << self._shift) - 1
 
     @property
     def num_tokens(self) -> int:
@@ -63,7 +81,8 @@ class IndexedDataset(ABC):
                 f"{length} tokens from {offset} of sequence {sequence} of {self.prefix}, which has {size}"
             )
         self._check_whole()
-        return self._read(self.first_token(sequence) + offset, length)
+        first = self.first_token(sequence) + offset
+        return self._tokens[first : first + length]
 
     def first_token(self, sequence: int) -> int:
         """Where a sequence begins, counted in tokens of the `.bin`.
@@ -71,40 +90,43 @@ class IndexedDataset(ABC):
         Raises:
             IndexedDatasetError: the index gives a place outside of the `.bin`.
         """
-        return self._place(sequence)[0]
+        start = self._start_of(sequence)
+        first: int = start >> self._shift
+        if start & self._fraction or first < 0 or first + self._size_of(sequence) > self._num_tokens:
+            raise self._misplaced(sequence)
+        return first
 
-    def _place(self, sequence: int) -> tuple[int, int]:
-        """First token and number of tokens of a sequence; within the `.bin`."""
-        size = self.sizes.item(sequence)
-        start_bytes = self._starts.item(sequence) * self._start_bytes
-        first, rest = divmod(start_bytes, self._token_bytes)
-        if rest or first < 0 or first + size > self._num_tokens:
-            raise IndexedDatasetError(
-                f"{idx_path(self.prefix)} puts sequence {sequence:,} at byte {start_bytes:,}, outside of its "
-                ".bin; copy the file again or make it again with preprocess_data"
-            )
-        return first, size
+    def _misplaced(self, sequence: int) -> IndexedDatasetError:
+        place = self._start_of(sequence) * self.index.start_bytes
+        return IndexedDatasetError(
+            f"{idx_path(self.prefix)} puts sequence {sequence:,} at byte {place:,}, outside of its .bin; "
+            "copy the file again or make it again with preprocess_data"
+        )
 
     def get_across(self, sequences: Sequence[int], offset: int, end: int) -> np.ndarray:
         """The tokens from `offset` of the first of some sequences to `end`, included, of the last; int64.
 
         Raises:
-            IndexError: the last sequence has no such token.
+            IndexError: there is no such sequence, or the first or the last one has no such token.
             IndexedDatasetError: the index gives a place outside of the `.bin`.
         """
         self._check_whole()
-        *crossed, last = sequences
-        parts = []
-        for sequence in crossed:
-            first, size = self._place(sequence)
-            parts.append(self._read(first + offset, size - offset))
+        # `first_token`, written out: calls for each piece would take as long as copying its tokens.
+        tokens, start_of, size_of = self._tokens, self._start_of, self._size_of
+        shift, fraction, num_tokens = self._shift, self._fraction, self._num_tokens
+        parts, last = [], len(sequences) - 1
+        for number, sequence in enumerate(sequences):
+            start, size = start_of(sequence), size_of(sequence)
+            first = start >> shift
+            if start & fraction or first < 0 or first + size > num_tokens:
+                raise self._misplaced(sequence)
+            stop = size if number < last else end + 1
+            if not 0 <= offset <= stop <= size or end < 0 or sequence < 0:
+                raise IndexError(
+                    f"tokens {offset} to {stop - 1} of sequence {sequence} of {self.prefix}, which has {size}"
+                )
+            parts.append(tokens[first + offset : first + stop])
             offset = 0
-        first, size = self._place(last)
-        if not 0 <= offset <= end < size:
-            raise IndexError(
-                f"tokens {offset} to {end} of sequence {last} of {self.prefix}, which has {size}"
-            )
-        parts.append(self._read(first + offset, end + 1 - offset))
         return np.concatenate(parts, dtype=np.int64)
 
     def token_range(self, sequences: range) -> tuple[int, int]:
@@ -143,16 +165,12 @@ class IndexedDataset(ABC):
                 f"{length:,} tokens from {first:,} of {self.prefix}, which has {self.num_tokens:,}"
             )
         self._check_whole()
-        return self._read(first, length)
+        return self._tokens[first : first + length]
 
     @abstractmethod
     def _check_whole(self) -> None:
-        """Make sure, as far as `_read` does not, that the `.bin` is still as long as it was.
+        """Make sure, as far as reading does not find out, that the `.bin` is still as long as it was.
 
         Raises:
             IndexedDatasetError: it is shorter.
         """
-
-    @abstractmethod
-    def _read(self, first: int, length: int) -> np.ndarray:
-        """`length` tokens of the `.bin` from its token `first`; both are within the file."""

@@ -3,6 +3,7 @@
 import os
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,42 +15,45 @@ from neox_data.indexed.layout import bin_path
 __all__ = ["CachedIndexedDataset", "LazyIndexedDataset"]
 
 
+class _TokenFile:
+    """Tokens of a `.bin`, read when they are asked for; from several threads at once."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self._path = path
+        self._dtype = dtype
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def __getitem__(self, places: slice, /) -> np.ndarray:
+        tokens = np.empty(places.stop - places.start, self._dtype)
+        # preadv carries its own position, so threads do not disturb each other; it may return less than
+        # asked.
+        view, place = tokens.data.cast("B"), places.start * self._dtype.itemsize
+        while len(view):
+            count = os.preadv(self._descriptor, [view], place)
+            if not count:
+                raise IndexedDatasetError(f"{self._path} became shorter while it was read; start again")
+            view, place = view[count:], place + count
+        return tokens
+
+
 class LazyIndexedDataset(IndexedDataset):
     """Reads each piece from the file when it is asked for; the file stays open, the memory stays free."""
 
     def __init__(self, prefix: Path | str, index: DatasetIndex) -> None:
-        super().__init__(prefix, index)
-        self._descriptor = os.open(bin_path(prefix), os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._descriptor)
+        super().__init__(prefix, index, _TokenFile(bin_path(prefix), index.dtype))
 
     def _check_whole(self) -> None:
         """Reading finds out."""
-
-    def _read(self, first: int, length: int) -> np.ndarray:
-        tokens = np.empty(length, self.dtype)
-        # preadv carries its own position, so threads do not disturb each other; it may return less than
-        # asked.
-        view, place = tokens.data.cast("B"), first * self.dtype.itemsize
-        while len(view):
-            count = os.preadv(self._descriptor, [view], place)
-            if not count:
-                raise IndexedDatasetError(
-                    f"{bin_path(self.prefix)} became shorter while it was read; start again"
-                )
-            view, place = view[count:], place + count
-        return tokens
 
 
 class CachedIndexedDataset(IndexedDataset):
     """Holds the whole `.bin` in this process's memory from the start."""
 
     def __init__(self, prefix: Path | str, index: DatasetIndex) -> None:
-        super().__init__(prefix, index)
-        self._tokens = np.fromfile(bin_path(prefix), self.dtype)
-        self._tokens.flags.writeable = False
+        tokens = np.fromfile(bin_path(prefix), index.dtype)
+        tokens.flags.writeable = False
+        super().__init__(prefix, index, tokens)
 
     def _check_whole(self) -> None:
         """The file is not read any more."""
-
-    def _read(self, first: int, length: int) -> np.ndarray:
-        return self._tokens[first : first + length]

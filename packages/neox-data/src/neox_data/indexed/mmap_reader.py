@@ -25,13 +25,12 @@ class MMapIndexedDataset(IndexedDataset):
     """
 
     def __init__(self, prefix: Path | str, index: DatasetIndex, *, warmup: bool = False) -> None:
-        super().__init__(prefix, index)
         path = bin_path(prefix)
         if warmup:
             _fill_page_cache(path)
-        # A plain array over the mapping: slicing np.memmap costs several times as much.
         mapped = map_file(path)
-        self._tokens = np.frombuffer(mapped, self.dtype)
+        # A plain array over the mapping: slicing np.memmap costs several times as much.
+        super().__init__(prefix, index, np.frombuffer(mapped, index.dtype))
         self._size = mapped.nbytes
         self._mapping: Any = mapped.obj
 
@@ -41,9 +40,6 @@ class MMapIndexedDataset(IndexedDataset):
             raise IndexedDatasetError(
                 f"{bin_path(self.prefix)} became shorter while it was read; copy it again and start again"
             )
-
-    def _read(self, first: int, length: int) -> np.ndarray:
-        return self._tokens[first : first + length]
 
 
 def _fill_page_cache(path: Path) -> None:
