@@ -3,7 +3,7 @@
 import pytest
 
 from neox_launcher.errors import LaunchError
-from neox_launcher.ranks import MpiRank, read_mpi_rank
+from neox_launcher.ranks import MpiRank, read_mpi_rank, refuse_mpi_by_hand
 
 STARTED_BY = {
     "Open MPI": {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "3"},
@@ -31,3 +31,16 @@ def test_a_number_of_ranks_may_be_unknown():
 def test_a_process_that_no_mpi_started_is_told(environment):
     with pytest.raises(LaunchError, match="no MPI started this process"):
         read_mpi_rank(environment)
+
+
+@pytest.mark.parametrize("kind", ["Open MPI", "MVAPICH", "hydra"])
+def test_several_processes_of_an_mpi_that_nothing_told_their_place_are_refused(kind):
+    with pytest.raises(LaunchError, match=r"as one of 4 processes.*deepspeed-mpi: true"):
+        refuse_mpi_by_hand(STARTED_BY[kind])
+    refuse_mpi_by_hand(STARTED_BY[kind] | {"RANK": "3", "WORLD_SIZE": "4"})
+
+
+def test_one_process_by_hand_may_be_started_by_anything():
+    # A batch script knows how many tasks there are, and starts this once.
+    for environment in ({}, STARTED_BY["Slurm"], {"PMI_RANK": "0", "PMI_SIZE": "1"}):
+        refuse_mpi_by_hand(environment)

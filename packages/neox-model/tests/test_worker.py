@@ -56,6 +56,17 @@ def test_the_launchers_request_is_decoded_and_the_result_printed(run, capsys):
     assert capsys.readouterr().out == "seed 42\n"
 
 
+def test_several_processes_of_an_mpi_by_hand_are_refused(run, monkeypatch, tmp_path):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    code, report = run(succeed, paths=(tmp_path / "any.yml",))
+    assert code == 2
+    assert report["message"].startswith(
+        "an MPI started this as one of 2 processes, each of which would train"
+    )
+
+
 def test_configuration_files_and_overrides_make_a_request_by_hand(run, capsys, tmp_path):
     config = tmp_path / "tiny.yml"
     config.write_text(json.dumps(TINY))

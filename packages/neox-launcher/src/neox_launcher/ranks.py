@@ -6,17 +6,18 @@ from dataclasses import dataclass
 
 from neox_launcher.errors import LaunchError
 
-__all__ = ["MpiRank", "RankInfo", "read_mpi_rank", "read_rank"]
+__all__ = ["MpiRank", "RankInfo", "read_mpi_rank", "read_rank", "refuse_mpi_by_hand"]
 
 # (rank, number of ranks) as each kind of MPI tells them. Slurm's come last: inside an allocation they are set
 # for mpirun too, and then say nothing of its ranks. A process manager that speaks PMIx leaves the number out.
+_SLURM = ("SLURM_PROCID", "SLURM_NTASKS")
 _MPI_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("PMIX_RANK", "PMIX_SIZE"),
     ("MPI_RANKID", "MPI_NRANKS"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
+    _SLURM,
 )
 
 
@@ -89,3 +90,22 @@ def read_mpi_rank(environment: Mapping[str, str] | None = None) -> MpiRank:
             return MpiRank(rank=int(env[rank]), size=int(count) if count.isdigit() else None)
     names = ", ".join(name for name, _ in _MPI_VARIABLES)
     raise LaunchError(f"no MPI started this process: none of {names} is set to a number")
+
+
+def refuse_mpi_by_hand(environment: Mapping[str, str] | None = None) -> None:
+    """Stop the workers that `mpirun python -m neox_model.train` starts: each would train alone.
+
+    Args:
+        environment: read instead of the process's own.
+
+    Raises:
+        LaunchError: an MPI started this process as one of several, and nothing tells it its place.
+    """
+    env = os.environ if environment is None else environment
+    sizes = [env.get(names[1], "") for names in _MPI_VARIABLES if names is not _SLURM]
+    count = max((int(size) for size in sizes if size.isdigit()), default=1)
+    if count > 1 and read_rank(env) is None:
+        raise LaunchError(
+            f"an MPI started this as one of {count:,} processes, each of which would train alone; let "
+            "neox-launch start them, with deepspeed-mpi: true"
+        )

@@ -19,7 +19,7 @@ from neox_data.errors import DataError
 from neox_launcher.config import Resolved, decode_resolved, load_config, resolve
 from neox_launcher.errors import ConfigError, NeoXError
 from neox_launcher.log import configure_logging
-from neox_launcher.ranks import RankInfo, read_rank
+from neox_launcher.ranks import RankInfo, read_rank, refuse_mpi_by_hand
 from neox_launcher.worker import register_worker, report_failure
 
 __all__ = ["exit_worker", "request_options", "run_worker", "show"]
@@ -105,6 +105,7 @@ def _read_request(
         return decode_resolved(resolved)
     if not paths:
         raise ConfigError("nothing says what to do: give at least one --config FILE")
+    refuse_mpi_by_hand()
     hosts = me.world_size // me.local_world_size
     return resolve(load_config(paths, overrides=overrides), devices=me.world_size, hosts=hosts)
 
