@@ -10,6 +10,8 @@ import torch
 
 from neox_launcher.config import load_config, resolve
 from neox_launcher.config.estimate import (
+    BLOCK_NUMBERS,
+    CHUNK_NUMBERS,
     activation_bytes_per_layer,
     count_parameters,
     estimate,
@@ -18,6 +20,7 @@ from neox_launcher.config.estimate import (
 from neox_launcher.config.shapes import Layout, Shape, layout_of, shape_of
 from neox_model.build.as_sequential import SequentialModel
 from neox_model.build.model import build_model
+from neox_model.parallel import cross_entropy
 from neox_model.parallel.groups import SINGLE, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from support.settings import TINY, resolved_from
@@ -149,6 +152,11 @@ def test_a_layer_keeps_what_the_formula_says(norm, position, activation, dtype, 
     layout = Layout(micro_batch=3, element_bytes=dtype.itemsize)
     # Statistics of the norms and tables of angles are the difference; it gets smaller in wider models.
     assert activation_bytes_per_layer(shape, layout) == pytest.approx(bytes_kept(model, 1), rel=0.01)
+
+
+def test_the_loss_makes_as_many_logits_at_a_time_as_the_formula_says():
+    sizes = (cross_entropy._CHUNK_NUMBERS["cuda"], cross_entropy._BLOCK_NUMBERS["cuda"])
+    assert sizes == (CHUNK_NUMBERS, BLOCK_NUMBERS)
 
 
 def test_a_resolved_configuration_gives_its_layout():

@@ -149,10 +149,33 @@ def test_recomputation_keeps_the_input_of_each_segment_and_one_segment_at_work()
 
 def test_the_logits_of_a_large_vocabulary_outweigh_a_recomputed_layer():
     shape = make_shape(1, 8, 2, 16, 1000)
-    # the final norm's input, the head's input, logits and their gradient, in two bytes each
-    assert device_memory(shape, Layout(segment_layers=1)).activations == 16 * (
-        2 * 8 + 2 * 8 + 2 * 8 + 4 * 1000
+    # the segment's input, the final norm's, the head's, logits and their gradient, in two bytes each
+    inputs = 16 * (2 * 8 + 2 * 8 + 2 * 8)
+    whole = device_memory(shape, Layout(segment_layers=1, has_loss_in_chunks=False))
+    assert whole.activations == inputs + 16 * 4 * 1000
+    # logits, again in float32, the matrix's gradient in float32 and one chunk's, the hidden states'
+    chunks = device_memory(shape, Layout(segment_layers=1))
+    assert chunks.activations == inputs + 16 * (2 + 4) * 1000 + 8 * (4 + 2) * 1000 + 16 * 2 * 8
+
+
+def test_the_loss_in_chunks_needs_no_more_logits_for_more_tokens():
+    shape = make_shape(1, 8, 2, 4096, 2**20)
+    one, two = (
+        device_memory(shape, Layout(micro_batch=micro_batch, segment_layers=1)).activations
+        for micro_batch in (1, 2)
     )
+    # the three inputs, and the gradient of the hidden states
+    assert two - one == 4096 * 4 * 2 * 8
+
+
+def test_a_split_sequence_shares_what_lies_between_the_matrices():
+    # Of the 10 s b h that tensor parallelism alone leaves whole, the matrices' gathered inputs are 4.
+    shared = activation_bytes_per_layer(GPT3, Layout(model_parallel=8, splits_sequence=True))
+    assert shared == 2048 * 12288 * (6 / 8 + 4 + 24 / 8 + 80 / 8)
+    shape = make_shape(4, 64, 4, 128, 100)
+    layout = Layout(segment_layers=1, model_parallel=2, splits_sequence=True)
+    one = activation_bytes_per_layer(shape, layout)
+    assert device_memory(shape, layout).activations == 4 * 2 * 128 * 64 // 2 + one
 
 
 def test_the_first_stage_holds_the_activations_of_as_many_micro_batches_as_there_are_stages():

@@ -39,6 +39,8 @@ __all__ = [
 
 # What a process holds on a device beside tensors: the CUDA context, NCCL's and cuBLAS's workspaces.
 RUNTIME_BYTES = 2**30
+# Logits that the loss in chunks makes at a time, and those of them it works on in float32.
+CHUNK_NUMBERS, BLOCK_NUMBERS = 2**27, 2**26
 # Tensors of the inner width that an activation keeps beside its result.
 _KEPT_BY_ACTIVATION = {"relu": 0, "reglu": 0, "softsign": 2}
 
@@ -299,14 +301,18 @@ def activation_bytes_per_layer(shape: Shape, layout: Layout, kind: str = "global
     size, width, ranks = layout.element_bytes, shape.hidden_size, layout.model_parallel
     dropped = width if shape.hidden_dropout > 0 else 0
     tokens = shape.seq_length * layout.micro_batch
+    sharers = ranks if layout.splits_sequence else 1
     if kind in ("gmlp", "amlp"):
-        # The norm's input and `up`'s; 8h before and after the activation; of 4h: v's norm, mixed v, product.
-        whole = _kept_by_norm(shape, size, width) + size * width + dropped
+        # The norm's input and dropout's mask; `up`'s input; 8h before and after the activation, and of 4h v's
+        # norm, mixed v, product.
+        between = _kept_by_norm(shape, size, width) + dropped
+        whole = size * width
         split = (2 * 8 * size * width + 12 * size * width) + _kept_by_norm(shape, size, 4 * width)
-        return tokens * (whole + ceil(split / ranks))
-    whole = 2 * _kept_by_norm(shape, size, width) + 2 * size * width + 2 * dropped
-    split = _kept_by_attention(shape, size, kind) + _kept_by_mlp(shape, size)
-    return tokens * (whole + ceil(split / ranks))
+    else:
+        between = 2 * _kept_by_norm(shape, size, width) + 2 * dropped
+        whole = 2 * size * width
+        split = _kept_by_attention(shape, size, kind) + _kept_by_mlp(shape, size)
+    return tokens * (ceil(between / sharers) + whole + ceil(split / ranks))
 
 
 def _kept_by_norm(shape: Shape, size: int, width: int) -> int:
@@ -347,15 +353,17 @@ def _stage_activations(shape: Shape, layout: Layout, stage: int) -> int:
         working = max((per_layer[kind] for kind in kinds), default=0) * min(layout.segment_layers, len(kinds))
         kept = 0 if layout.inputs_on_host else _segment_inputs(shape, layout, len(kinds))
     if stage == 0 and shape.hidden_dropout > 0:
-        kept += shape.seq_length * layout.micro_batch * shape.hidden_size
+        mask = shape.seq_length * layout.micro_batch * shape.hidden_size
+        kept += ceil(mask / layout.model_parallel) if layout.splits_sequence else mask
     return kept * _in_flight(layout, stage) + max(working, _head_activations(shape, layout, stage))
 
 
 def _segment_inputs(shape: Shape, layout: Layout, layers: int) -> int:
     assert layout.segment_layers is not None
     segments = ceil(layers / layout.segment_layers)
-    hidden = _hidden_bytes(shape, layout)
-    return segments * (ceil(hidden / layout.model_parallel) if layout.splits_inputs else hidden)
+    if layout.splits_inputs:
+        return segments * ceil(_hidden_bytes(shape, layout) / layout.model_parallel)
+    return segments * _flowing_bytes(shape, layout)
 
 
 def _inputs_on_host(shape: Shape, layout: Layout, stage: int) -> int:
@@ -366,12 +374,32 @@ def _inputs_on_host(shape: Shape, layout: Layout, stage: int) -> int:
 
 
 def _head_activations(shape: Shape, layout: Layout, stage: int) -> int:
-    """On the last stage: the norm's input, the projection's, the logits and their gradient."""
+    """On the last stage: the norm's input and the projection's, and what the loss needs."""
     if stage != layout.stages - 1:
         return 0
-    size, tokens = layout.element_bytes, shape.seq_length * layout.micro_batch
-    logits = 2 * size * ceil(shape.vocab_size / layout.model_parallel)
-    return tokens * (_kept_by_norm(shape, size, shape.hidden_size) + size * shape.hidden_size + logits)
+    size, width = layout.element_bytes, shape.hidden_size
+    tokens = shape.seq_length * layout.micro_batch
+    kept_by_norm = tokens * _kept_by_norm(shape, size, width)
+    if layout.splits_sequence:
+        kept_by_norm = ceil(kept_by_norm / layout.model_parallel)
+    loss = _loss_in_chunks if layout.has_loss_in_chunks else _loss_of_all_logits
+    return kept_by_norm + size * tokens * width + loss(shape, layout, tokens)
+
+
+def _loss_of_all_logits(shape: Shape, layout: Layout, tokens: int) -> int:
+    """The logits and their gradient."""
+    return 2 * layout.element_bytes * tokens * ceil(shape.vocab_size / layout.model_parallel)
+
+
+def _loss_in_chunks(shape: Shape, layout: Layout, tokens: int) -> int:
+    """Some tokens' logits, a part of them in float32, and the gradients of both factors.
+
+    The output matrix's gradient is summed in float32; in a smaller type a chunk's product is there as well.
+    """
+    size, entries = layout.element_bytes, ceil(shape.vocab_size / layout.model_parallel)
+    logits = min(tokens, max(1, CHUNK_NUMBERS // entries)) * entries
+    matrix = (4 if size == 4 else 4 + size) * entries * shape.hidden_size
+    return size * logits + 4 * min(logits, BLOCK_NUMBERS) + matrix + size * tokens * shape.hidden_size
 
 
 def _in_flight(layout: Layout, stage: int) -> int:
@@ -380,8 +408,14 @@ def _in_flight(layout: Layout, stage: int) -> int:
 
 
 def _hidden_bytes(shape: Shape, layout: Layout) -> int:
-    """What flows between two layers for one micro-batch."""
+    """Hidden states of one micro-batch."""
     return layout.element_bytes * shape.seq_length * layout.micro_batch * shape.hidden_size
+
+
+def _flowing_bytes(shape: Shape, layout: Layout) -> int:
+    """What one rank has of them between two layers."""
+    whole = _hidden_bytes(shape, layout)
+    return ceil(whole / layout.model_parallel) if layout.splits_sequence else whole
 
 
 def _buffers(shape: Shape, layout: Layout, local: int, stage: int) -> int:
@@ -395,7 +429,7 @@ def _buffers(shape: Shape, layout: Layout, local: int, stage: int) -> int:
         total += layout.element_bytes * min(local, layout.live_parameters)
     if layout.stages > 1:
         # Per micro-batch on its way: the stage's result; in the backward pass also a gradient.
-        total += _hidden_bytes(shape, layout) * (_in_flight(layout, stage) + 1)
+        total += _flowing_bytes(shape, layout) * (_in_flight(layout, stage) + 1)
     return total
 
 
@@ -472,7 +506,7 @@ def _pipe_bytes(shape: Shape, layout: Layout) -> int:
     if layout.stages == 1:
         return 0
     directions = 2 if layout.stages > 2 else 1
-    sent = layout.accumulation * directions * _hidden_bytes(shape, layout)
+    sent = layout.accumulation * directions * _flowing_bytes(shape, layout)
     tied = ceil(shape.vocab_size / layout.model_parallel) * shape.hidden_size if shape.is_tied else 0
     return sent + layout.reduced_bytes * tied
 

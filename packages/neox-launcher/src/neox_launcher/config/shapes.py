@@ -126,6 +126,8 @@ class Layout:
         segment_layers: layers per recomputed segment; None keeps all activations.
         splits_inputs: recomputed segments keep their share of the input on each tensor-parallel rank.
         inputs_on_host: recomputed segments keep their inputs in host memory.
+        splits_sequence: norms and dropout work on a part of the sequence on each tensor-parallel rank.
+        has_loss_in_chunks: not all logits exist at a time.
         element_bytes: of weights and activations.
         gradient_bytes: of a gradient while it is summed.
         reduced_bytes: of a gradient while it is sent.
@@ -143,6 +145,8 @@ class Layout:
     segment_layers: int | None = None
     splits_inputs: bool = False
     inputs_on_host: bool = False
+    splits_sequence: bool = False
+    has_loss_in_chunks: bool = True
     element_bytes: int = 2
     gradient_bytes: int = 2
     reduced_bytes: int = 2
@@ -256,6 +260,9 @@ def layout_of(resolved: Resolved) -> Layout:
         segment_layers=recompute.checkpoint_num_layers if recompute.checkpoint_activations else None,
         splits_inputs=recompute.partition_activations,
         inputs_on_host=recompute.checkpoint_in_cpu,
+        splits_sequence=config.parallelism.sequence_parallel,
+        # Its gradients are made before the loss is scaled, and small ones of float16 would be lost.
+        has_loss_in_chunks=derived.precision != "fp16",
         element_bytes=size,
         gradient_bytes=_bytes_of(accumulation_dtype(resolved), size),
         reduced_bytes=_bytes_of(config.engine.communication_data_type, size),
