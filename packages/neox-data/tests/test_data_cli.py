@@ -7,7 +7,9 @@ from click.testing import CliRunner, Result
 
 from neox_data.cli import main
 from neox_data.indexed import open_indexed
+from neox_data.manifest import read_manifest
 from neox_data.preprocess.cli import main as preprocess_main
+from neox_data.sources import DocumentSources
 from neox_data.tokenizers import build_tokenizer
 
 
@@ -136,6 +138,45 @@ def test_split_writes_the_parts(write_dataset, tmp_path: Path) -> None:
     assert not (tmp_path / "part_test.idx").exists()
 
 
+def test_the_parts_of_a_split_know_their_sources_and_their_tokenizer(tmp_path: Path, preprocessed) -> None:
+    names = [f"{tmp_path}/{name}_text_document" for name in ("one", "two")]
+    preprocessed("one", "a", "", "b", "c")
+    preprocessed("two", "d", "e", "f")
+    assert run("merge", *names, "--output", tmp_path / "all").exit_code == 0
+    assert run("split", tmp_path / "all", "--split", "4,2", "--output", tmp_path / "part").exit_code == 0
+    for part, sources, counts in (
+        ("train", ["one", "one", "one", "two"], [3, 1]),
+        ("valid", ["two"] * 2, [2]),
+    ):
+        prefix = tmp_path / f"part_{part}"
+        assert "and the hashes" in run("verify", prefix).stdout
+        manifest = read_manifest(prefix)
+        assert [source["documents"] for source in manifest["inputs"]] == counts
+        assert manifest["counts"] == {"documents": sum(counts), "tokens": open_indexed(prefix).num_tokens}
+        found = [DocumentSources(prefix).source_of(number) for number in range(sum(counts))]
+        assert [Path(source.path).stem for source in found] == sources
+        lines = [Path(source.path).read_bytes()[source.offset :].splitlines()[0] for source in found]
+        texts = "abcd" if part == "train" else "ef"
+        assert [json.loads(line)["text"] for line in lines] == list(texts)
+    assert run("inspect", prefix, "--show", 1, "--tokenizer-type", "CharLevelTokenizer").exit_code == 2
+
+
+def test_verify_misses_a_file_that_the_manifest_describes(preprocessed) -> None:
+    prefix = preprocessed("one", "a text")
+    Path(f"{prefix}.offsets").unlink()
+    result = run("verify", prefix)
+    assert result.exit_code == 2
+    assert (
+        "one_text_document.offsets is missing, which one_text_document.manifest.json describes"
+        in result.stderr
+    )
+
+
+def test_a_request_that_is_wrong_shows_nothing_else(preprocessed) -> None:
+    result = run("inspect", preprocessed("one", "a"), "--show", 1, "--tokenizer-type", "HFTokenizer")
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
 def test_count_counts_and_names_what_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "caf\u00e9"}\n{"text": ""}\n{"text": 3}\n', encoding="utf-8")
     result = run("count", "--input", tmp_path / "a.jsonl")
@@ -165,6 +206,32 @@ def test_train_tokenizer_makes_a_tokenizer(tmp_path: Path) -> None:
     assert f"wrote {output}: 262 entries" in result.stdout
     tokenizer = build_tokenizer("HFTokenizer", vocab_file=output)
     assert tokenizer.decode(tokenizer.encode("the caf\u00e9")) == "the caf\u00e9"
+
+
+def test_train_tokenizer_leaves_bad_lines_out_on_request(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "the cat"}\n{"text": 3}\n')
+    words = (
+        "train-tokenizer",
+        "--input",
+        tmp_path / "a.jsonl",
+        "--vocab-size",
+        259,
+        "--output",
+        tmp_path / "t.json",
+    )
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "line 2: the value of 'text' is int, not text" in result.stderr
+    result = run(*words, "--skip-bad-lines")
+    assert result.exit_code == 0
+    assert "1 unreadable documents were skipped" in result.stderr
+
+
+@pytest.mark.parametrize("words", [("stdlib-corpus", ""), ("stdlib-corpus", "/")])
+def test_a_folder_is_no_file_to_write(words: tuple[str, ...]) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "is a folder, not a file to write; give a name in it" in result.stderr
 
 
 def test_train_tokenizer_says_when_the_corpus_is_too_small(tmp_path: Path) -> None:

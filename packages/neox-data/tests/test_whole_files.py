@@ -57,5 +57,14 @@ def test_a_lock_can_be_taken_again_and_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"), written_aside(tmp_path / "nowhere" / "a"):
+    with pytest.raises(FileNotFoundError, match="/nowhere/a'"), written_aside(tmp_path / "nowhere" / "a"):
+        pass
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError, match="/folder'"), written_aside(tmp_path / "folder"):
+        pass
+    assert os.listdir(tmp_path) == ["folder"]
+    with pytest.raises(DataError, match="is a folder, not a file"), written_aside(Path("")):
         pass

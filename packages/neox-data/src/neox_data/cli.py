@@ -1,7 +1,7 @@
 """`neox-data`: look at token files, check them, and make what comes before them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,18 @@ from neox_data.indexed.chart import draw_lengths
 from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
 from neox_data.indexed.lengths import histogram_lines
 from neox_data.indexed.verify import verify_indexed
-from neox_data.manifest import check_tokenizer, merge_manifests, verify_manifest, write_manifest
+from neox_data.manifest import (
+    check_tokenizer,
+    cut_manifest,
+    merge_manifests,
+    verify_manifest,
+    write_manifest,
+)
 from neox_data.preprocess.inputs import find_inputs
 from neox_data.preprocess.read import CorpusReader
 from neox_data.preprocess.stdlib_corpus import write_stdlib_corpus
-from neox_data.sources import merge_offsets
-from neox_data.tokenizers import TOKENIZERS, build_tokenizer
+from neox_data.sources import cut_offsets, merge_offsets
+from neox_data.tokenizers import TOKENIZERS, Tokenizer, build_tokenizer
 from neox_data.tokenizers.train import train_byte_level_bpe
 from neox_data.trace_cli import config_options, trace
 from neox_data.training_data import load_training_data
@@ -57,6 +63,11 @@ def inspect(
     if show and tokenizer_type is None:
         raise click.UsageError("--show needs --tokenizer-type, which decodes the documents")
     dataset = open_indexed(prefix)
+    documents: list[str] = []
+    if tokenizer_type is not None:
+        tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)
+        check_tokenizer(prefix, tokenizer)
+        documents = list(_first_documents(dataset, tokenizer, show))
     for name, value in _description(dataset):
         click.echo(f"{name:12} {value}")
     if len(dataset):
@@ -66,13 +77,8 @@ def inspect(
     if png is not None:
         draw_lengths(dataset.sizes, str(prefix), png)
         click.echo(f"\nwrote {png}")
-    if tokenizer_type is not None:
-        tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)
-        check_tokenizer(prefix, tokenizer)
-        for number in range(min(show, len(dataset))):
-            click.echo(f"\ndocument {number}, {dataset.sizes[number]:,} tokens:")
-            tokens = dataset.get(number, 0, min(_SHOWN_TOKENS, dataset.sizes.item(number)))
-            click.echo(tokenizer.decode(tokens.tolist()))
+    for document in documents:
+        click.echo(f"\n{document}")
 
 
 @main.command(cls=DataCommand)
@@ -111,7 +117,10 @@ def merge(prefixes: tuple[str, ...], output: str) -> None:
 @click.option("--output", required=True, help="The new datasets are OUTPUT_train, OUTPUT_valid, OUTPUT_test.")
 def split(prefix: str, split: str, output: str) -> None:
     """Write the parts of a split, which training would make by itself, as datasets of their own."""
-    for dataset in split_indexed(prefix, split, output).values():
+    for documents, dataset in split_indexed(prefix, split, output):
+        if contents := cut_manifest(prefix, documents, dataset.num_tokens):
+            cut_offsets(prefix, documents, dataset.prefix)
+            write_manifest(dataset.prefix, **contents)
         _echo_written(dataset)
 
 
@@ -228,15 +237,20 @@ def _report_prefixes(
 @click.option(
     "--output", type=click.Path(path_type=Path), default="tokenizer.json", help="The file to write."
 )
-def train_tokenizer(inputs: tuple[str, ...], jsonl_key: str, vocab_size: int, output: Path) -> None:
+@click.option("--skip-bad-lines", is_flag=True, help="Leave out documents that cannot be read.")
+def train_tokenizer(
+    inputs: tuple[str, ...], jsonl_key: str, vocab_size: int, output: Path, skip_bad_lines: bool
+) -> None:
     """Train a byte-level BPE vocabulary, for HFTokenizer."""
     started = time.monotonic()
-    reader = CorpusReader(find_inputs(inputs), (jsonl_key,))
+    reader = CorpusReader(find_inputs(inputs), (jsonl_key,), skip_bad_lines=skip_bad_lines)
     entries = train_byte_level_bpe(
         (document.texts[0] for document in reader), vocab_size=vocab_size, output=output
     )
     if entries < vocab_size:
         click.echo(f"the corpus gives only {entries:,} entries of the {vocab_size:,} asked for", err=True)
+    if reader.num_skipped:
+        click.echo(f"{reader.num_skipped:,} unreadable documents were skipped", err=True)
     seconds = time.monotonic() - started
     click.echo(
         f"wrote {output}: {entries:,} entries from {reader.total_bytes / 1e6:,.1f} MB in {seconds:.1f} s"
@@ -258,6 +272,13 @@ def stdlib_corpus(output: Path) -> None:
 
 main.add_command(trace)
 main.add_command(analyze)
+
+
+def _first_documents(dataset: IndexedDataset, tokenizer: Tokenizer, count: int) -> Iterator[str]:
+    for number in range(min(count, len(dataset))):
+        size = dataset.sizes.item(number)
+        tokens = dataset.get(number, 0, min(_SHOWN_TOKENS, size))
+        yield f"document {number}, {size:,} tokens:\n{tokenizer.decode(tokens.tolist())}"
 
 
 def _parse_weights(weights: str | None) -> list[float] | None:

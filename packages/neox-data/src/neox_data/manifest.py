@@ -22,6 +22,7 @@ from neox_data.whole_files import written_aside
 __all__ = [
     "FORMAT",
     "check_tokenizer",
+    "cut_manifest",
     "describe_tokenizer",
     "hashed_ahead",
     "merge_manifests",
@@ -160,6 +161,34 @@ def merge_manifests(prefixes: Sequence[Path | str]) -> dict[str, Any] | None:
     }
 
 
+def cut_manifest(prefix: Path | str, documents: range, num_tokens: int) -> dict[str, Any] | None:
+    """The keyword arguments of `write_manifest` for some documents of a dataset; None where it has none.
+
+    Args:
+        prefix: of the dataset.
+        documents: which of its documents, as a range without gaps.
+        num_tokens: tokens of these.
+
+    Raises:
+        IndexedDatasetError: the manifest is damaged.
+    """
+    manifest = read_manifest(prefix)
+    if manifest is None:
+        return None
+    inputs, first = [], 0
+    for source in manifest["inputs"]:
+        stop = first + source.get("documents", 0)
+        if taken := range(max(first, documents.start), min(stop, documents.stop)):
+            inputs.append({**source, "documents": len(taken)})
+        first = stop
+    return {
+        "inputs": inputs,
+        "tokenizer": manifest["tokenizer"],
+        "options": {**manifest["options"], "documents": [documents.start, documents.stop]},
+        "counts": {"documents": len(documents), "tokens": num_tokens},
+    }
+
+
 def verify_manifest(prefix: Path | str) -> bool:
     """Hold a dataset's files against its manifest; False where it has none.
 
@@ -169,6 +198,11 @@ def verify_manifest(prefix: Path | str) -> bool:
     manifest = read_manifest(prefix)
     if manifest is None:
         return False
+    offsets = offsets_path(prefix)
+    if offsets.suffix in manifest["files"] and not offsets.exists():
+        raise IndexedDatasetError(
+            f"{offsets} is missing, which {manifest_path(prefix).name} describes; copy it, too"
+        )
     for path in _data_files(prefix):
         written = manifest["files"].get(path.suffix, {})
         if path.stat().st_size != written.get("bytes") or _sha256(path) != written.get("sha256"):

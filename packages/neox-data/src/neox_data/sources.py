@@ -16,11 +16,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from neox_data.indexed.copy import copy_bytes
 from neox_data.indexed.layout import offsets_path
 from neox_data.manifest import read_manifest
 from neox_data.whole_files import written_aside
 
-__all__ = ["DocumentSources", "OffsetsWriter", "Source", "merge_offsets"]
+__all__ = ["DocumentSources", "OffsetsWriter", "Source", "cut_offsets", "merge_offsets"]
 
 _ENTRY = np.dtype("<i8")
 
@@ -102,6 +103,16 @@ class OffsetsWriter:
             {**source, "documents": count}
             for source, count in zip(inputs, self.documents.tolist(), strict=True)
         ]
+
+
+def cut_offsets(prefix: Path | str, documents: range, output: Path | str) -> None:
+    """The offsets of consecutive documents of a dataset, for one of these; nothing where it has none."""
+    path = offsets_path(prefix)
+    if not path.exists():
+        return
+    with path.open("rb") as source, written_aside(offsets_path(output)) as file:
+        count = len(documents) * _ENTRY.itemsize
+        copy_bytes(source, file, first=documents.start * _ENTRY.itemsize, count=count)
 
 
 def merge_offsets(prefixes: Sequence[Path | str], output: Path | str) -> None:

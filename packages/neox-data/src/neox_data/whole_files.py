@@ -30,28 +30,42 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
     """A binary file that appears at `path` when the block ends well, and leaves nothing when it raises.
 
     Raises:
-        DataError: another process is writing the same file.
+        DataError: another process is writing the same file, or the path names none.
         OSError: the folder is missing or cannot be written, or the disk is full; it names the file.
     """
+    if not path.name:
+        raise DataError(f"{str(path)!r} is a folder, not a file to write; give a name in it")
     part = path.with_name(f".{path.name}.part")
-    file = _open_locked(part, wait=False)
-    if file is None:
-        raise DataError(f"{path} is being written by another process; wait for it, or choose another name")
+    with _named(path, part):
+        file = _open_locked(part, wait=False)
+        if file is None:
+            raise DataError(
+                f"{path} is being written by another process; wait for it, or choose another name"
+            )
+        try:
+            file.truncate(0)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        finally:
+            # After a failure closing tries once more to write what is buffered. The first error is of use.
+            with suppress(OSError):
+                file.close()
+
+
+@contextmanager
+def _named(path: Path, part: Path) -> Iterator[None]:
+    """An error of the part file names the file that was to be written, and so does a full disk."""
     try:
-        file.truncate(0)
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException as error:
-        part.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in NO_ROOM and not error.filename:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
-    finally:
-        # After a failure closing tries once more to write what is buffered. Only the first error is of use.
-        with suppress(OSError):
-            file.close()
+        yield
+    except OSError as error:
+        if error.filename != str(part) and (error.filename or error.errno not in NO_ROOM):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextmanager

@@ -95,14 +95,12 @@ def test_sequences_with_gaps_are_refused(write_dataset, tmp_path: Path) -> None:
 
 def test_parts_of_a_split_are_those_of_training(write_dataset, tmp_path: Path) -> None:
     prefix = write_dataset([[i] * (i % 3) for i in range(20)])
-    parts = split_indexed(prefix, "7/2/1", tmp_path / "p")
-    assert {part: rows(dataset) for part, dataset in parts.items()} == {
-        "train": [[i] * (i % 3) for i in range(14)],
-        "valid": [[i] * (i % 3) for i in range(14, 18)],
-        "test": [[i] * (i % 3) for i in range(18, 20)],
-    }
-    for part in parts:
-        verify_indexed(tmp_path / f"p_{part}")
+    parts = list(split_indexed(prefix, "7/2/1", tmp_path / "p"))
+    assert [documents for documents, _ in parts] == [range(14), range(14, 18), range(18, 20)]
+    for (documents, dataset), part in zip(parts, ("train", "valid", "test"), strict=True):
+        assert dataset.prefix == tmp_path / f"p_{part}"
+        assert rows(dataset) == [[i] * (i % 3) for i in documents]
+        verify_indexed(dataset.prefix)
 
 
 def test_an_older_layout_becomes_todays(tmp_path: Path) -> None:

@@ -103,6 +103,14 @@ def test_a_file_name_for_a_prefix_is_noticed(prefix: Path) -> None:
         open_indexed(f"{prefix}.bin")
 
 
+def test_a_prefix_that_is_nearly_one_is_corrected(prefix: Path) -> None:
+    for wrong in (prefix.parent, f"{prefix}"[:-2]):
+        with pytest.raises(
+            IndexedDatasetError, match=rf"correct the prefix .* \(there is {prefix}\) or make"
+        ):
+            open_indexed(wrong)
+
+
 def test_the_disputed_codes_are_decided_by_the_size_of_the_bin(prefix: Path) -> None:
     path = Path(f"{prefix}.idx")
     data = bytearray(path.read_bytes())

@@ -141,6 +141,10 @@ def test_broken_lines_are_skipped_and_counted_on_request(corpus: Path, tmp_path:
         ),
         (("--input", "CORPUS", "--tokenizer-type", "GPT5"), "'GPT5' is not one of"),
         (("--tokenizer-type", "CharLevelTokenizer"), "Missing option '--input'"),
+        (
+            ("--tokenizer-type", "CharLevelTokenizer", "--input", ""),
+            "a name of an input is empty; give a file",
+        ),
     ],
 )
 def test_a_wrong_request_has_one_sentence_and_exit_code_2(
@@ -152,6 +156,13 @@ def test_a_wrong_request_has_one_sentence_and_exit_code_2(
     assert sentence in result.stderr
     assert "Traceback" not in result.output
     assert not list(tmp_path.glob("set*"))
+
+
+@pytest.mark.parametrize("prefix", ["", "out/"])
+def test_an_output_without_a_name_is_refused(corpus: Path, prefix: str) -> None:
+    result = run("--input", corpus, "--tokenizer-type", "CharLevelTokenizer", output=prefix)
+    assert result.exit_code == 2
+    assert f"--output-prefix '{prefix}' names no file; end it with a name" in result.stderr
 
 
 def test_a_corpus_without_text_makes_no_dataset(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 Tokens are copied once and never looked at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,22 +40,25 @@ def merge_indexed(prefixes: Sequence[Path | str], output: Path | str) -> Indexed
     return MMapIndexedDataset(output, read_index(output))
 
 
-def split_indexed(prefix: Path | str, split: str, output: Path | str) -> dict[str, IndexedDataset]:
+def split_indexed(
+    prefix: Path | str, split: str, output: Path | str
+) -> Iterator[tuple[range, IndexedDataset]]:
     """Write the parts of a split as datasets `OUTPUT_train`, `OUTPUT_valid`, `OUTPUT_test`; no empty ones.
+
+    Yields:
+        The documents of each part, and the part opened, once it is written.
 
     Raises:
         IndexedDatasetError: the dataset cannot be read.
         DataError: the split has no shares.
     """
-    parts: dict[str, IndexedDataset] = {}
     for part, documents in split_documents(split, len(read_index(prefix).sizes)).items():
         if documents:
             target = Path(f"{output}_{part}")
             dataset = _open(prefix, target)
             with IndexedDatasetWriter(target, dtype=dataset.dtype) as writer:
                 writer.append_dataset(dataset, documents)
-            parts[part] = MMapIndexedDataset(target, read_index(target))
-    return parts
+            yield documents, MMapIndexedDataset(target, read_index(target))
 
 
 def convert_indexed(prefix: Path | str, output: Path | str) -> IndexedDataset:

@@ -9,6 +9,7 @@ import errno
 import mmap
 import resource
 from dataclasses import dataclass
+from glob import escape, glob
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from neox_data.indexed.layout import (
 __all__ = ["DatasetIndex", "map_file", "read_index"]
 
 _REMEDY = "copy the file again or make it again with preprocess_data"
+# Datasets to name beside a prefix that is none.
+_MOST_NAMED = 4
 _INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -98,12 +101,19 @@ def read_index(prefix: Path | str) -> DatasetIndex:
 def _bin_bytes(prefix: Path | str) -> int:
     for path in (idx_path(prefix), bin_path(prefix)):
         if not path.is_file():
-            hint = " (give the prefix without the ending)" if str(prefix).endswith((".bin", ".idx")) else ""
             raise IndexedDatasetError(
-                f"{path} does not exist; correct the prefix {str(prefix)!r}{hint} or make the data with "
-                "preprocess_data"
+                f"{path} does not exist; correct the prefix {str(prefix)!r}{_hint(str(prefix))} or make the "
+                "data with preprocess_data"
             )
     return bin_path(prefix).stat().st_size
+
+
+def _hint(prefix: str) -> str:
+    if prefix.endswith((".bin", ".idx")):
+        return " (give the prefix without the ending)"
+    begin = f"{prefix}/" if Path(prefix).is_dir() else prefix
+    near = sorted(glob(f"{escape(begin)}*.idx"))[:_MOST_NAMED]
+    return f" (there is {', '.join(path.removesuffix('.idx') for path in near)})" if near else ""
 
 
 def _read_mmap_index(path: Path, data: memoryview, bin_bytes: int) -> DatasetIndex:

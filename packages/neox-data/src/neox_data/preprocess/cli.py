@@ -53,7 +53,6 @@ __all__ = ["main"]
 @click.option(
     "--output-prefix",
     required=True,
-    type=click.Path(path_type=Path),
     help="Datasets are PREFIX_KEY_document.",
 )
 @click.option("--dataset-impl", type=click.Choice(["mmap"]), default="mmap", help="The layout to write.")
@@ -96,7 +95,7 @@ def main(
     vocab_file: Path | None,
     merge_file: Path | None,
     append_eod: bool,
-    output_prefix: Path,
+    output_prefix: str,
     dataset_impl: str,
     workers: int | None,
     log_interval: int,
@@ -109,13 +108,15 @@ def main(
     shard: str | None,
 ) -> None:
     """Turn text files into token files for training: PREFIX_KEY_document.bin and .idx."""
+    if not output_prefix or output_prefix.endswith("/"):
+        raise click.UsageError(f"--output-prefix {output_prefix!r} names no file; end it with a name")
     workers = workers or len(os.sched_getaffinity(0))
     # The library starts its threads at the first batch, as many as this says.
     os.environ["RAYON_NUM_THREADS"] = str(workers)
     paths = find_inputs(inputs)
     if shard is not None:
         paths, ending = take_shard(paths, shard)
-        output_prefix = Path(f"{output_prefix}{ending}")
+        output_prefix += ending
     options = Options(
         keys=tuple(dict.fromkeys(keys)),
         append_end=append_eod,

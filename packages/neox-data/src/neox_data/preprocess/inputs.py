@@ -87,6 +87,8 @@ def find_inputs(names: Iterable[str]) -> list[Path]:
 
 
 def _paths_of(name: str) -> Iterator[Path]:
+    if not name.strip():
+        raise CorpusError("a name of an input is empty; give a file, a folder or a pattern")
     if Path(name).is_file():
         yield Path(name)
     elif Path(name).is_dir():

@@ -162,7 +162,8 @@ def preprocess(
     dtype = token_dtype(tokenizer.vocab_size)
     counts = Counts()
     with ExitStack() as files, _described(paths) as inputs:
-        Path(output_prefix).parent.mkdir(parents=True, exist_ok=True)
+        for prefix in prefixes:
+            prefix.parent.mkdir(parents=True, exist_ok=True)
         # Entered first, so that they appear after the datasets that they belong to.
         offsets = [files.enter_context(OffsetsWriter.open(prefix, len(paths))) for prefix in prefixes]
         writers = [files.enter_context(IndexedDatasetWriter(prefix, dtype=dtype)) for prefix in prefixes]

@@ -134,4 +134,8 @@ class TiktokenTokenizer(RankedFileTokenizer):
     end_text = "<|endoftext|>"
 
     def _load(self, path: Path) -> gigatoken.Tokenizer:
-        return gigatoken.Tokenizer.from_tiktoken(path)
+        try:
+            return gigatoken.Tokenizer.from_tiktoken(path)
+        except ValueError as error:
+            # What follows tells a programmer what to call.
+            raise ValueError(str(error).partition(". Pass ")[0]) from error
