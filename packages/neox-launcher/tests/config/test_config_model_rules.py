@@ -32,6 +32,40 @@ def of_type(kind, **sparsity):
     return {"attention_config": [[[kind], "all"]], "sparsity_config": sparsity}
 
 
+LENGTHS = {
+    "curriculum_learning": {
+        "enabled": True,
+        "curriculum_type": "seqlen",
+        "min_difficulty": 8,
+        "max_difficulty": 32,
+        "schedule_type": "fixed_linear",
+        "schedule_config": {"total_curriculum_step": 5, "difficulty_step": 8},
+    }
+}
+TOKENS = {
+    "data_efficiency": {
+        "enabled": True,
+        "data_routing": {
+            "enabled": True,
+            "random_ltd": {
+                "enabled": True,
+                "total_layer_num": 4,
+                "random_ltd_layer_num": 1,
+                "random_ltd_layer_id": [1],
+                "model_mask_name": "attention_mask",
+                "model_type": "decoder",
+                "hidden_state_order": "seq_batch_dim",
+                "random_ltd_schedule": {
+                    "min_value": 8,
+                    "max_value": 32,
+                    "schedule_type": "fixed_linear",
+                    "schedule_config": {"require_steps": 3, "seq_per_step": 8},
+                },
+            },
+        },
+    }
+}
+
 BROKEN = [
     (
         {"num_unique_layers": 2, "attention_config": ["gmlp", "global", "local", "global"]},
@@ -105,6 +139,24 @@ BROKEN = [
         "rpe_max_distance",
         "use more than 16",
         {"pos_emb": "rpe", "rpe_max_distance": 17},
+    ),
+    (
+        {"compile": True, "zero_optimization": {"stage": 3}},
+        "compile",
+        "does not work with ZeRO stage 3, whose layers fetch and drop their weights while they run; set",
+        {"compile": "auto", "zero_optimization": {"stage": 3}},
+    ),
+    (
+        {"compile": True, **LENGTHS},
+        "compile",
+        "does not work with a curriculum of lengths: every length would be compiled anew",
+        {"compile": "auto", **LENGTHS},
+    ),
+    (
+        {"compile": True, **TOKENS},
+        "compile",
+        "does not work with random_ltd: every number of kept tokens would be compiled anew",
+        {"compile": True, "data_efficiency": {**TOKENS["data_efficiency"], "enabled": False}},
     ),
 ]
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from neox_launcher.config.attention_layers import expand_attention
+from neox_launcher.config.layer_compilation import why_layers_stay_uncompiled
 from neox_launcher.config.layer_sharing import weight_owners
 from neox_launcher.config.problems import Problem
 from neox_launcher.config.schema import NeoXConfig
@@ -128,6 +129,13 @@ def exported_models_have_no_kernels(c: NeoXConfig) -> Iterator[Problem]:
             yield Problem(name, "does not work with onnx-safe: true", "set it to false, or to auto")
 
 
+def compiled_layers_stay_as_they_are(c: NeoXConfig) -> Iterator[Problem]:
+    """What is compiled has one shape, and its weights."""
+    reason = why_layers_stay_uncompiled(c)
+    if c.model.compile is True and reason is not None:
+        yield Problem("compile", f"does not work with {reason}", "set compile: auto, or false")
+
+
 def shared_weights_fit(c: NeoXConfig) -> Iterator[Problem]:
     """Layers with the same weights have the same parts: attention over heads, gmlp or amlp."""
     model = c.model
@@ -157,4 +165,5 @@ MODEL_RULES = (
     listed_blocks_are_ranges,
     far_distances_share_buckets,
     exported_models_have_no_kernels,
+    compiled_layers_stay_as_they_are,
 )

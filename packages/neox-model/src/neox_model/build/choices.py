@@ -1,13 +1,15 @@
-"""Looking a configured name up among the implementations."""
+"""Looking a configured name up among the implementations, and choosing alike on every rank."""
 
 from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
+from torch import distributed
 
 from neox_model.errors import ModelError
+from neox_model.parallel.groups import Group
 
-__all__ = ["DTYPES", "pick"]
+__all__ = ["DTYPES", "all_say_so", "pick"]
 
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -30,3 +32,12 @@ def pick(table: Mapping[str, Choice], value: str, parameter: str) -> Choice:
             f"{parameter}: {value!r} has no implementation in this version; choose one of {', '.join(table)}"
         )
     return table[value]
+
+
+def all_say_so(control: Group, mine: bool) -> bool:
+    """Whether every rank says True. Collective over the control group."""
+    if control.size == 1:
+        return mine
+    flag = torch.tensor(int(mine), device="cpu")
+    distributed.all_reduce(flag, distributed.ReduceOp.MIN, group=control.process_group)
+    return bool(flag.item())

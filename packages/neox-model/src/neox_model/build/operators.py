@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from neox_kernels import (
     KernelUnavailable,
@@ -27,6 +27,8 @@ from neox_kernels import (
     scaled_masked_softmax,
 )
 from neox_launcher.config import NeoXConfig, Resolved
+from neox_model.build.choices import all_say_so
+from neox_model.build.compiler_cache import private_compiler_cache
 from neox_model.layers.attention.dense import hidden_keys
 from neox_model.parallel.groups import Group, Groups
 
@@ -79,6 +81,8 @@ def choose_operators(
     config = resolved.config
     if config.model.onnx_safe:
         return _EXPORTED
+    if device.type == "cuda":
+        private_compiler_cache()
     model, attention = config.model, config.attention
     chooser = _Chooser(device=device, dtype=dtype, agree=_agreement(groups.control))
     tokens = (model.seq_length, resolved.derived.micro_batch_size)
@@ -148,14 +152,7 @@ class _Chooser:
 
 
 def _agreement(control: Group) -> Callable[[bool], bool] | None:
-    return None if control.size == 1 else partial(_all_say_so, control)
-
-
-def _all_say_so(control: Group, mine: bool) -> bool:
-    """Whether every rank says True. Collective over the control group."""
-    flag = torch.tensor(int(mine), device="cpu")
-    distributed.all_reduce(flag, distributed.ReduceOp.MIN, group=control.process_group)
-    return bool(flag.item())
+    return None if control.size == 1 else partial(all_say_so, control)
 
 
 def _layer_norm(config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]) -> Function | None:

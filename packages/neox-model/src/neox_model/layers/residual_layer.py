@@ -30,6 +30,9 @@ class ResidualLayer(nn.Module, ABC):
         residual_after_norm: each residual is taken after its norm (BERT's order).
         bias_dropout_add: how a branch is added.
         ends_documents: give hidden_SBD alone, whatever came in: the last layer does, for what follows it.
+
+    Attributes:
+        compiled: called in the place of `block`; None: that one is.
     """
 
     def __init__(
@@ -47,13 +50,15 @@ class ResidualLayer(nn.Module, ABC):
         self.residual_after_norm = residual_after_norm
         self.bias_dropout_add = bias_dropout_add
         self.ends_documents = ends_documents
+        self.compiled: Callable[[Tensor, Tensor | None], Tensor] | None = None
 
     def forward(self, inputs: Hidden) -> Hidden:
         """The layer's output, in the form of its input: `hidden_SBD` or `(hidden_SBD, documents_BS)`."""
+        block = self.block if self.compiled is None else self.compiled
         if isinstance(inputs, Tensor):
-            return self.block(inputs, None)
+            return block(inputs, None)
         hidden_SBD, documents_BS = inputs
-        result_SBD = self.block(hidden_SBD, documents_BS)
+        result_SBD = block(hidden_SBD, documents_BS)
         return result_SBD if self.ends_documents else (result_SBD, documents_BS)
 
     @abstractmethod

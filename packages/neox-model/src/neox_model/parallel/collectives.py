@@ -12,8 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from neox_model.parallel.groups import Group
+from neox_model.parallel.uncompiled import Uncompiled
 
 __all__ = [
+    "UNCOMPILED",
     "all_gather",
     "all_reduce",
     "copy_to_group",
@@ -129,9 +131,15 @@ class _ReduceScatterFrom(torch.autograd.Function):
         return all_gather(gradient, ctx.group, dim=0), None
 
 
+_copy, _reduce = Uncompiled(_Copy.apply), Uncompiled(_Reduce.apply)
+_gather, _scatter = Uncompiled(_Gather.apply), Uncompiled(_Scatter.apply)
+_gather_to, _reduce_scatter_from = Uncompiled(_GatherTo.apply), Uncompiled(_ReduceScatterFrom.apply)
+UNCOMPILED = (_copy, _reduce, _gather, _scatter, _gather_to, _reduce_scatter_from)
+
+
 def copy_to_group(tensor: Tensor, group: Group) -> Tensor:
     """Hand a replicated tensor to split work: the same values, gradients summed over the group."""
-    return tensor if group.size == 1 else _Copy.apply(tensor, group)
+    return tensor if group.size == 1 else _copy(tensor, group)
 
 
 def reduce_from_group(tensor: Tensor, group: Group) -> Tensor:
@@ -139,24 +147,24 @@ def reduce_from_group(tensor: Tensor, group: Group) -> Tensor:
 
     `tensor` is overwritten: pass a result that nothing else holds, contiguous in memory.
     """
-    return tensor if group.size == 1 else _Reduce.apply(tensor, group)
+    return tensor if group.size == 1 else _reduce(tensor, group)
 
 
 def gather_from_group(tensor: Tensor, group: Group, dim: int = -1) -> Tensor:
     """Join the ranks' parts along `dim`; each rank keeps its own part of the gradient."""
-    return tensor if group.size == 1 else _Gather.apply(tensor, group, dim)
+    return tensor if group.size == 1 else _gather(tensor, group, dim)
 
 
 def scatter_to_group(tensor: Tensor, group: Group, dim: int = -1) -> Tensor:
     """Keep this rank's part of a replicated tensor along `dim`; the gradients' parts are joined."""
-    return tensor if group.size == 1 else _Scatter.apply(tensor, group, dim)
+    return tensor if group.size == 1 else _scatter(tensor, group, dim)
 
 
 def gather_to_group(tensor: Tensor, group: Group) -> Tensor:
     """Hand the ranks' rows, joined, to split work; each rank gets the summed gradients of its own rows."""
-    return tensor if group.size == 1 else _GatherTo.apply(tensor, group)
+    return tensor if group.size == 1 else _gather_to(tensor, group)
 
 
 def reduce_scatter_from_group(tensor: Tensor, group: Group) -> Tensor:
     """Sum the ranks' partial results and keep this rank's rows; the gradients of all rows are joined."""
-    return tensor if group.size == 1 else _ReduceScatterFrom.apply(tensor, group)
+    return tensor if group.size == 1 else _reduce_scatter_from(tensor, group)

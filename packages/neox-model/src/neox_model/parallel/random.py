@@ -8,15 +8,17 @@ whatever saves and restores those (checkpoints, activation checkpointing) gets b
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from neox_model.parallel.groups import Group, Groups
+from neox_model.parallel.uncompiled import Uncompiled
 
-__all__ = ["mixed_seed", "seed_streams", "split_stream"]
+__all__ = ["UNCOMPILED", "in_split_stream", "mixed_seed", "seed_streams", "split_stream"]
 
 _SEED_LIMIT = 1 << 62
 
@@ -53,3 +55,17 @@ def split_stream(group: Group, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices, device_type="cuda"):
         torch.manual_seed(mixed_seed("split", drawn, group.rank))
         yield
+
+
+def in_split_stream(group: Group, device: torch.device, function: Callable[[], Tensor]) -> Tensor:
+    """What the function gives within `split_stream`; the form that a layer which may be compiled uses."""
+    return function() if group.size == 1 else _in_split_stream(group, device, function)
+
+
+def _call_in_split_stream(group: Group, device: torch.device, function: Callable[[], Tensor]) -> Tensor:
+    with split_stream(group, device):
+        return function()
+
+
+_in_split_stream = Uncompiled(_call_in_split_stream)
+UNCOMPILED = (_in_split_stream,)

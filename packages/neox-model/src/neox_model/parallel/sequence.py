@@ -23,7 +23,7 @@ from neox_model.parallel.collectives import (
     reduce_scatter_from_group,
 )
 from neox_model.parallel.groups import Group
-from neox_model.parallel.random import split_stream
+from neox_model.parallel.random import in_split_stream, split_stream
 
 __all__ = ["BiasDropoutAdd", "enter_split", "leave_split", "own_rows", "sequence_stream", "with_own_dropout"]
 
@@ -77,5 +77,4 @@ def _add_with_own_dropout(
 ) -> Tensor:
     if not training or probability == 0.0:
         return add(x, bias, residual, probability, training)
-    with split_stream(group, x.device):
-        return add(x, bias, residual, probability, training)
+    return in_split_stream(group, x.device, partial(add, x, bias, residual, probability, training))

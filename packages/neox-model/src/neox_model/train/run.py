@@ -15,6 +15,7 @@ from neox_launcher.config import NeoXConfig, Resolved, engine_json
 from neox_launcher.config.estimate import flops_per_token
 from neox_launcher.config.shapes import shape_of
 from neox_launcher.worker import Progress, is_restart
+from neox_model.build.compilation import compile_layers
 from neox_model.build.model import build_model, padded_vocab_size
 from neox_model.build.token_dropping import kept_tokens
 from neox_model.checkpoint.claim import claimed
@@ -126,6 +127,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         groups=groups,
         is_pipeline=derived.uses_pipeline,
     )
+    compile_layers(engine.inner.module, resolved, groups)
     seed_streams(config.training.seed, groups)
     state = TrainState(last_iteration=config.training.train_iters)
     training = _Training(resolved=resolved, groups=groups, engine=engine, schedule=schedule, state=state)

@@ -124,6 +124,14 @@ class ModelSection(Section):
         used_when="norm is layernorm",
         doc="Use this project's layer norm kernel; with auto where that is faster.",
     )
+    compile: Fusion = param(
+        "auto",
+        origin="ours",
+        doc="Compile the layers with torch.compile before training: true does, or says why it cannot. "
+        "auto does on a GPU where a trial shows it to be right and faster, in trainings long enough to repay "
+        "it (a tenth of the layers' time is more than a minute); on a CPU it does not. The log says which, "
+        "and why. Not with ZeRO stage 3 or samples of changing lengths.",
+    )
     hidden_dropout: float = param(
         0.1,
         origin="Meg",

@@ -8,6 +8,7 @@ scaling by layer that keeps float16 scores small.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional
 
 from neox_model.layers.attention.patterns import Pattern
 from neox_model.parallel.groups import SINGLE, Group
-from neox_model.parallel.random import split_stream
+from neox_model.parallel.random import in_split_stream
 
 __all__ = ["Core", "DenseCore", "SoftmaxCore", "bias_of_scores", "hidden_keys"]
 
@@ -92,13 +93,10 @@ class DenseCore(Core):
             "is_causal": mask is None and len(query_SBNK) == len(key_TBNK),
             "enable_gqa": query.shape[1] != key.shape[1],
         }
-        if dropout == 0.0:
-            context = functional.scaled_dot_product_attention(query, key, value, **options)
-        else:
-            with split_stream(self.group, query.device):
-                context = functional.scaled_dot_product_attention(
-                    query, key, value, dropout_p=dropout, **options
-                )
+        attend = partial(
+            functional.scaled_dot_product_attention, query, key, value, dropout_p=dropout, **options
+        )
+        context = attend() if dropout == 0.0 else in_split_stream(self.group, query.device, attend)
         return context.permute(2, 0, 1, 3)
 
     def _mask(self, query_SBNK: Tensor, num_keys: int, documents_BS: Tensor | None) -> Tensor | None:
@@ -155,6 +153,6 @@ class SoftmaxCore(Core):
             masked_out = hidden_keys(num_queries, num_keys, documents_BS, device, self.pattern)
         weights_BNST = self.softmax(scores_BNST, self.coefficient, masked_out)
         if self.training and self.dropout > 0.0:
-            with split_stream(self.group, device):
-                weights_BNST = functional.dropout(weights_BNST, self.dropout)
+            drop = partial(functional.dropout, weights_BNST, self.dropout)
+            weights_BNST = in_split_stream(self.group, device, drop)
         return (weights_BNST @ value).permute(2, 0, 1, 3)

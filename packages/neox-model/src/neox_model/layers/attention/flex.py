@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from neox_model.layers.attention.dense import DenseCore
+from neox_model.parallel.uncompiled import Uncompiled
 
-__all__ = ["FlexCore"]
+__all__ = ["UNCOMPILED", "FlexCore"]
 
 
 @cache
@@ -46,6 +47,13 @@ class FlexCore(DenseCore):
         is_causal_alone = self.pattern is None and self.position is None and documents_BS is None
         if is_causal_alone or len(query_SBNK) != len(key_TBNK):
             return super().forward(query_SBNK, key_TBNK, value_TBNK, documents_BS)
+        context_SBNK: Tensor = _by_flex_attention(self, query_SBNK, key_TBNK, value_TBNK, documents_BS)
+        return context_SBNK
+
+    def attend(
+        self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, documents_BS: Tensor | None
+    ) -> Tensor:
+        """context_SBNK by FlexAttention, whatever is asked."""
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query_SBNK, key_TBNK, value_TBNK))
         attend: Any = _compiled(flex_attention) if self.is_compiled else flex_attention
         context_BNSK = attend(
@@ -93,3 +101,8 @@ def _mask_mod(pattern: nn.Module | None, documents_BS: Tensor | None) -> Callabl
         return visible
 
     return is_visible
+
+
+# It compiles by itself, and keeps what it has made.
+_by_flex_attention = Uncompiled(FlexCore.attend)
+UNCOMPILED = (_by_flex_attention,)

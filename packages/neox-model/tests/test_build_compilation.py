@@ -1,0 +1,214 @@
+"""Compiled layers are the layers; a compiler that fails is found out before the training starts."""
+
+import logging
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from neox_model.build import compilation
+from neox_model.build.compilation import _Found, _Trial, _why_not, compile_layers
+from neox_model.build.compiler_cache import private_compiler_cache
+from neox_model.build.model import build_model
+from neox_model.errors import ModelError
+from neox_model.layers.residual_layer import ResidualLayer
+from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.random import seed_streams
+from neox_model.parallel.topology import create_groups
+from support.distributed import run_ranks
+from support.settings import resolved_from
+
+ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
+LENGTH, BATCH, VOCAB = 12, 2, 11
+LLAMA = {
+    "pos_emb": "rotary",
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "num_kv_heads": 2,
+    "use_bias_in_attn_linear": False,
+    "use_bias_in_mlp": False,
+    "no_weight_tying": True,
+}
+RECOMPUTED = {"checkpoint_activations": True, "checkpoint_num_layers": 2}
+ARCHITECTURES = {
+    "half rotary, parallel residual": {"pos_emb": "rotary", "rotary_pct": 0.5, "gpt_j_residual": True},
+    "grouped queries, rmsnorm, swiglu, recomputed": {**LLAMA, **RECOMPUTED},
+    "learned positions, dropout, recomputed": {
+        "hidden_dropout": 0.1,
+        "attention_dropout": 0.1,
+        **RECOMPUTED,
+    },
+    "gMLP, aMLP and BigBird within documents": {
+        "attention_config": [[["gmlp", "amlp", "bigbird"], 1]],
+        "sparsity_config": {"block": 3, "num_random_blocks": 1},
+        "reset_attention_mask": True,
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def trained(groups=ALONE, *, backend: str = "aot_eager", **settings):
+    """Losses of three updates and of an evaluation, then the last gradients."""
+    resolved = resolved_from(settings, devices=groups.world.size)
+    model = build_model(resolved, groups, vocab_size=VOCAB)
+    compile_layers(model, resolved, groups, backend=backend)
+    graphs = counters["stats"]["unique_graphs"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seed_streams(3, groups)
+    generator = torch.Generator().manual_seed(0)
+    model.train()
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = loss_of(model, generator, resolved)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    model.eval()
+    with torch.no_grad():
+        losses.append(loss_of(model, generator, resolved))
+    assert counters["stats"]["unique_graphs"] == graphs, "something was compiled during the training"
+    return [*losses, *(parameter.grad for parameter in model.parameters())]
+
+
+def loss_of(model, generator, resolved):
+    tokens = torch.randint(0, VOCAB, (BATCH, LENGTH + 1), generator=generator)
+    inputs = tokens[:, :-1]
+    if resolved.config.data.reset_attention_mask:
+        documents = (torch.arange(LENGTH) >= 5).long().repeat(BATCH, 1)
+        inputs = (inputs, documents, torch.arange(LENGTH).expand(BATCH, -1))
+    return model(inputs, (tokens[:, 1:], torch.ones(BATCH, LENGTH)))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_is_traced_is_the_layer_with_its_dropout(architecture):
+    """Run operator by operator, as the tracer has taken the layers apart: the same to the last bit."""
+    expected = trained(compile=False, **ARCHITECTURES[architecture])
+    found = trained(compile=True, **ARCHITECTURES[architecture])
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_compiled_layers_give_the_losses_and_gradients_of_plain_ones(recomputed, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    settings = {**LLAMA, "num_layers": 2, **(RECOMPUTED if recomputed else {})}
+    found = trained(backend="inductor", compile=True, **settings)
+    expected = trained(compile=False, **settings)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def check_tensor_parallel() -> list[bool]:
+    groups = create_groups(2, 1)
+    dropout = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
+    same = []
+    for sequence_parallel in (False, True):
+        layout = {
+            "model_parallel_size": 2,
+            "sequence_parallel": sequence_parallel,
+            "num_layers": 2,
+            **dropout,
+        }
+        expected = trained(groups, compile=False, **layout)
+        found = trained(groups, compile=True, **layout)
+        same.append(all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)))
+    return same
+
+
+@pytest.mark.slow
+def test_what_communicates_stays_out_of_the_graphs_and_random_streams_stay_apart():
+    assert run_ranks(check_tensor_parallel, size=2) == [[True, True]] * 2
+
+
+def model_and(**settings):
+    resolved = resolved_from(settings)
+    return build_model(resolved, ALONE, vocab_size=VOCAB), resolved
+
+
+def are_compiled(model) -> bool:
+    layers = [layer for layer in model.modules() if isinstance(layer, ResidualLayer)]
+    (answer,) = {layer.compiled is not None for layer in layers}
+    return answer
+
+
+def failing(graph, inputs):
+    raise OSError("the command was\nmain.cpp:1: error: no such type")
+
+
+def wrong(graph, inputs):
+    return lambda *arguments: tuple(2 * result for result in graph(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        (failing, "the compiler fails: main.cpp:1: error: no such type"),
+        (wrong, "compiled, they give something else: by "),
+    ],
+)
+def test_a_compiler_that_fails_or_errs_ends_a_training_that_asked_for_it_before_it_starts(backend, reason):
+    model, resolved = model_and(compile=True)
+    with pytest.raises(ModelError, match=f"^compile: true: {reason}.*; set compile: false"):
+        compile_layers(model, resolved, ALONE, backend=backend)
+    assert not are_compiled(model)
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (_Found(failure="the compiler fails: no C++"), "not compiled: the compiler fails: no C++"),
+        (
+            _Found(eager_seconds=0.001, seconds=0.002),
+            "not compiled: they are no faster for it (a micro-batch takes 2.0 ms through",
+        ),
+        (_Found(eager_seconds=0.002, seconds=0.001), "compiled, which took 0 s: a micro-batch takes 1.0 ms"),
+    ],
+)
+def test_auto_goes_on_without_what_fails_or_gains_nothing_and_says_so(found, told, monkeypatch, caplog):
+    monkeypatch.setattr(compilation, "_why_not", lambda *arguments: None)
+    monkeypatch.setattr(_Trial, "compile", lambda trial, backend: found)
+    with caplog.at_level(logging.INFO):
+        compile_layers(*model_and(compile="auto"), ALONE)
+    (line,) = [message for message in caplog.messages if message.startswith("compile: ")]
+    assert line.startswith(f"compile: layers are {told}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "seconds", "reason"),
+    [
+        ({}, "cpu", 100.0, "on a CPU compiling takes minutes"),
+        ({"zero_optimization": {"stage": 3}}, "cuda", 100.0, "not with ZeRO stage 3, whose layers"),
+        ({"apply_query_key_layer_scaling": True}, "cuda", 100.0, "with query-key layer scaling"),
+        # A tenth of 5 iterations of 2 micro-batches.
+        ({}, "cuda", 59.0, "a tenth of their time in all 5 iterations is 59 s, less than"),
+        ({}, "cuda", 61.0, None),
+    ],
+)
+def test_auto_tries_on_gpus_in_trainings_that_are_long_enough(settings, device, seconds, reason):
+    trial = SimpleNamespace(device=torch.device(device), layers=[None], eager_seconds=lambda: seconds)
+    found = _why_not(trial, resolved_from(settings), ALONE)
+    assert (found is None) == (reason is None)
+    assert reason is None or found.startswith(reason)
+
+
+def test_what_is_compiled_is_kept_where_nobody_else_can_write(tmp_path, monkeypatch):
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    private_compiler_cache()
+    folder = tmp_path / f"neox-compiled-{os.getuid()}"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    folder.chmod(0o755)
+    with pytest.raises(ModelError, match="not this user's alone; remove it, or name another folder"):
+        private_compiler_cache()
