@@ -39,19 +39,20 @@ class TokenMatcher:
         automaton = _byte_automaton(passage[:_MOST_BYTES])
         self._complete = len(automaton) - 1
         self._next = _token_automaton(automaton, vocabulary)
+        self._last_column = len(vocabulary)
+        self._begins = self._next[0] > 0
 
     def ends(self, tokens: np.ndarray) -> np.ndarray:
         """Places of the tokens that complete the passage, int64, rising; ids of no token match nothing."""
         found = [np.empty(0, np.int64)]
-        matched = np.take(self._next[0], tokens, mode="clip")
-        places = np.flatnonzero(matched)
-        matched = matched[places]
+        places = np.flatnonzero(np.take(self._begins, tokens, mode="clip"))
+        matched = np.zeros(len(places), np.uint8)
         while len(places):
+            matched = self._next[matched, np.clip(tokens[places], 0, self._last_column)]
             is_complete = matched == self._complete
             found.append(places[is_complete])
             goes_on = ~is_complete & (matched > 0) & (places + 1 < len(tokens))
             places, matched = places[goes_on] + 1, matched[goes_on]
-            matched = self._next[matched, np.clip(tokens[places], 0, self._next.shape[1] - 1)]
         return np.unique(np.concatenate(found))
 
 
