@@ -209,12 +209,20 @@ def test_each_evaluation_reads_on_where_the_one_before_ended():
     assert log == [0, 1, 2, 3, 4, 5, "closed", 12, 13, 14, 15, 16, 17, "closed"]
 
 
-def test_a_resumed_training_evaluates_on_the_same_data_as_an_uninterrupted_one():
+@pytest.mark.parametrize("half", [3, 4])
+def test_a_resumed_training_evaluates_on_the_same_data_as_an_uninterrupted_one(half):
     uninterrupted, first_half, second_half = [], [], []
     run(make_evaluate_hook(uninterrupted)[1], last=5)
-    run(make_evaluate_hook(first_half)[1], StopHook(SINGLE, exit_interval=3), last=5)
-    run(make_evaluate_hook(second_half)[1], last=5, iteration=3)
+    run(StopHook(SINGLE, exit_interval=half), make_evaluate_hook(first_half)[1], last=5)
+    run(make_evaluate_hook(second_half)[1], last=5, iteration=half)
     assert first_half + second_half == uninterrupted
+
+
+def test_who_waits_for_the_end_does_not_wait_for_an_evaluation():
+    log, hurried = [], Hook()
+    hurried.on_step = lambda state, report: state.request_stop("a signal asked for it", is_hurried=True)
+    run(hurried, make_evaluate_hook(log, interval=1)[1], last=5)
+    assert log == []
 
 
 def test_the_result_is_the_plain_mean_and_its_exponential():

@@ -1,6 +1,8 @@
 """`neox-report RUN_DIR`: the loss curve of a training as a picture, from its `metrics.jsonl`."""
 
 import os
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,10 @@ import click
 from neox_model.metrics.writers.jsonl import read_metrics
 from neox_model.optional import MissingPackageError, require
 
-__all__ = ["draw_loss_curve", "main"]
+__all__ = ["draw_loss_curve", "main", "smoothed"]
 
 _CURVES: dict[str, tuple[str, dict[str, Any]]] = {
-    "loss/train": ("training", {"linewidth": 0.8, "alpha": 0.7}),
+    "loss/train": ("training", {"linewidth": 0.8, "alpha": 0.4}),
     "loss/validation": ("validation", {"marker": "o"}),
 }
 
@@ -56,13 +58,33 @@ def draw_loss_curve(run_dir: Path, picture: Path) -> Path:
     )
     for name, points in curves.items():
         label, style = _CURVES[name]
-        axes.plot(*zip(*points, strict=True), label=f"{label}, last {points[-1][1]:.3f}", **style)
+        (line,) = axes.plot(*zip(*points, strict=True), label=f"{label}, last {points[-1][1]:.3f}", **style)
+        means = smoothed(points)
+        if means:
+            told = f"mean of {_window(points)}, last {means[-1][1]:.3f}"
+            axes.plot(*zip(*means, strict=True), color=line.get_color(), label=told)
     axes.grid(alpha=0.3)
     axes.legend()
     aside = picture.with_name(f".{picture.name}.tmp")
     figure.savefig(aside, format="png", dpi=120)
     os.replace(aside, picture)
     return picture
+
+
+def smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """At each point the mean of it and those before it, over a twentieth of them; none where that is one."""
+    window = _window(points)
+    if window == 1:
+        return []
+    sums = [0.0, *accumulate(loss for _, loss in points)]
+    return [
+        (points[last][0], (sums[last + 1] - sums[last + 1 - window]) / window)
+        for last in range(window - 1, len(points))
+    ]
+
+
+def _window(points: Sequence[tuple[int, float]]) -> int:
+    return max(1, len(points) // 20)
 
 
 def _read_curves(record: Path) -> dict[str, list[tuple[int, float]]]:

@@ -125,7 +125,7 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
         on_cpu=on_host,
         writable=partial(whole_parameter, groups=groups),
     )
-    _log_size(model, groups)
+    _log_share(model, groups)
     return model
 
 
@@ -161,7 +161,10 @@ def _device() -> torch.device:
     return torch.device("cpu")
 
 
-def _log_size(model: nn.Module, groups: Groups) -> None:
+def _log_share(model: nn.Module, groups: Groups) -> None:
+    """How much of the model this rank holds, where that is not all of it."""
+    if groups.model.size * groups.pipe.size == 1:
+        return
     held = 0
     for _, parameter in named_logical_parameters(model):
         held += math.prod(stop - start for start, stop in parameter.logical.slices)  # type: ignore[attr-defined]

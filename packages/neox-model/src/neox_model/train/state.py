@@ -18,6 +18,7 @@ class TrainState:
         skipped_iterations: those among them that were not applied, because a 16-bit gradient overflowed.
         tokens: training tokens seen by all data-parallel ranks.
         stop_reason: why the training ends before its last iteration; not kept over a restart.
+        is_hurried: somebody waits for the end: only what would be lost is still done.
     """
 
     last_iteration: int
@@ -25,6 +26,7 @@ class TrainState:
     skipped_iterations: int = 0
     tokens: int = 0
     stop_reason: str | None = None
+    is_hurried: bool = False
 
     @property
     def finished(self) -> bool:
@@ -37,9 +39,10 @@ class TrainState:
         self.skipped_iterations += report.skipped
         self.tokens += report.tokens
 
-    def request_stop(self, reason: str) -> None:
+    def request_stop(self, reason: str, *, is_hurried: bool = False) -> None:
         """End the loop after this iteration; every rank must ask for it at the same one."""
         self.stop_reason = self.stop_reason or reason
+        self.is_hurried = self.is_hurried or is_hurried
 
     def state_dict(self) -> dict[str, int]:
         """What a checkpoint must hold."""

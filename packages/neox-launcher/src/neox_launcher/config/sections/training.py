@@ -57,7 +57,7 @@ class TrainingSection(Section):
         origin="Meg",
         gt=0,
         none_means="train to the end",
-        doc="Save and stop at the first iteration that this divides.",
+        doc="Save and stop at the first iteration that this divides, after an evaluation that is due there.",
     )
     adlr_autoresume: bool = param(False, origin="Meg", doc="Ask NVIDIA's ADLR cluster service when to stop.")
     adlr_autoresume_interval: int = param(

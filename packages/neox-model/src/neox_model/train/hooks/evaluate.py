@@ -42,8 +42,9 @@ class EvaluateHook(Hook):
         self._before_evaluation = before_evaluation
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
-        """Validate when it is time; the last iteration is left to `on_end`."""
-        if self._interval and state.iteration % self._interval == 0 and not state.finished:
+        """Validate when it is time and nobody waits; the last iteration is left to `on_end`."""
+        is_left_out = state.iteration >= state.last_iteration or state.is_hurried
+        if self._interval and state.iteration % self._interval == 0 and not is_left_out:
             place = state.iteration // self._interval - 1
             self._evaluate("valid", "validation", place, state)
 

@@ -57,7 +57,7 @@ class StopHook(Hook):
             self._answer = None
             return
         if is_signalled:
-            state.request_stop("a signal asked for it")
+            state.request_stop("a signal asked for it", is_hurried=True)
         elif self._exit_interval and state.iteration % self._exit_interval == 0:
             state.request_stop(f"exit_interval is {self._exit_interval}")
         if state.stop_reason is not None:
