@@ -135,11 +135,13 @@ def check_same_record(resumed: Path, whole: Path, *, iterations: int = 40) -> No
     assert list(expected["loss/validation"]) == list(range(8, iterations + 1, 8))
 
 
-def launch(program: str, config: Path, *overrides: str) -> str:
+def launch(program: str, config: Path, *overrides: str, python_path: Path | None = None) -> str:
     """Run a program as one process; its standard output."""
     command = [sys.executable, "-m", program, "--config", str(config)]
     command += [f"--set={setting}" for setting in overrides]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    if python_path is not None:
+        environment["PYTHONPATH"] = str(python_path)
     result = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
@@ -164,6 +166,27 @@ def test_a_training_resumed_by_a_new_process_is_the_uninterrupted_one_and_evalua
     evaluated = launch("neox_model.evaluate", config, *settings("parts")).splitlines()
     assert evaluated[0] == whole.strip()
     assert evaluated[1].startswith("test loss ")
+
+
+# Python imports it when it starts.
+WITHOUT_COMPILER = """import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        assert name != "torch._dynamo", "the start of a training is a second longer"
+
+sys.meta_path.insert(0, Refused())
+"""
+
+
+def test_a_training_that_compiles_nothing_does_not_import_the_compiler(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_COMPILER)
+    config = tmp_path / "config.yml"
+    config.write_text(json.dumps(TINY | RESUMED | {"data_path": write_corpus(tmp_path), "train_iters": 2}))
+    folders = [f"save={tmp_path}", f"load={tmp_path}", f"log-dir={tmp_path}"]
+    launch("neox_model.train", config, *folders, "exit-interval=1", python_path=tmp_path)
+    launch("neox_model.train", config, *folders, python_path=tmp_path)
+    assert list(read_record(tmp_path)["loss/train"]) == [1, 2]
 
 
 HOST = {"device": "cpu"}
