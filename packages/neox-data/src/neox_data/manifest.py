@@ -33,7 +33,8 @@ __all__ = [
 
 FORMAT = "neox-data-manifest-1"
 
-_BLOCK_BYTES = 1 << 20
+# Large, as a thread waits for the interpreter after each: threads that read and encode want it, too.
+_BLOCK_BYTES = 1 << 22
 
 
 @contextmanager
@@ -57,10 +58,10 @@ def hashed_ahead(paths: Sequence[Path]) -> Iterator[Callable[[], list[dict[str, 
 
 
 def _sha256(path: Path, stopped: Event | None = None) -> str:
-    digest = hashlib.sha256()
+    digest, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
     with path.open("rb", buffering=0) as file:
-        while (block := file.read(_BLOCK_BYTES)) and not (stopped and stopped.is_set()):
-            digest.update(block)
+        while (count := file.readinto(block)) and not (stopped and stopped.is_set()):
+            digest.update(block[:count])
     return digest.hexdigest()
 
 
@@ -80,6 +81,7 @@ def write_manifest(
     tokenizer: dict[str, Any],
     options: dict[str, Any],
     counts: dict[str, int],
+    bin_sha256: str | None = None,
 ) -> None:
     """Write the manifest of a finished dataset.
 
@@ -89,8 +91,9 @@ def write_manifest(
         tokenizer: what made the tokens; see `describe_tokenizer`.
         options: what else decided them.
         counts: documents, tokens and whatever else was counted.
+        bin_sha256: of the `.bin`, where that is known; None: the file is read.
     """
-    files = {path.suffix: path for path in _data_files(prefix)}
+    known = {bin_path(prefix): bin_sha256} if bin_sha256 else {}
     manifest = {
         "format": FORMAT,
         "inputs": list(inputs),
@@ -98,7 +101,8 @@ def write_manifest(
         "options": options,
         "counts": counts,
         "files": {
-            ending: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for ending, path in files.items()
+            path.suffix: {"bytes": path.stat().st_size, "sha256": known.get(path) or _sha256(path)}
+            for path in _data_files(prefix)
         },
     }
     with written_aside(manifest_path(prefix)) as file:

@@ -1,3 +1,4 @@
+import hashlib
 import os
 import signal
 import subprocess
@@ -46,6 +47,26 @@ def test_what_is_written_is_read(write_dataset, dtype: str) -> None:
     dataset = open_indexed(write_dataset(documents, dtype))
     assert dataset.dtype == dtype
     assert [dataset[i].tolist() for i in range(len(dataset))] == documents
+
+
+def test_the_hash_of_the_tokens_is_known_unless_they_were_copied(write_dataset, tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "a", dtype="u2") as writer:
+        writer.append([1, 2])
+        writer.append_all([3, 4, 5, 6], [1, 3])
+    assert writer.bin_sha256 == hashlib.sha256(BIN).hexdigest()
+    with IndexedDatasetWriter(tmp_path / "b", dtype="u2") as writer:
+        writer.append([1, 2])
+        writer.append_dataset(open_indexed(tmp_path / "a"))
+    assert writer.bin_sha256 is None
+
+
+def test_tokens_are_stored_while_more_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neox_data.indexed.writer._STORED_BYTES", 8)
+    with IndexedDatasetWriter(tmp_path / "a", dtype="u2") as writer:
+        for token in range(50):
+            writer.append([token] * (token % 7))
+    expected = [[token] * (token % 7) for token in range(50)]
+    assert [row.tolist() for row in open_indexed(tmp_path / "a")] == expected
 
 
 def test_a_dataset_without_documents_is_readable(write_dataset) -> None:

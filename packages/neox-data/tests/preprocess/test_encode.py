@@ -9,7 +9,7 @@ from neox_data.preprocess.read import Document
 from neox_data.tokenizers.char_level import CharLevelTokenizer
 
 
-def document(text: str, num_bytes: int = 2_400_000) -> Document:
+def document(text: str, num_bytes: int = 4_800_000) -> Document:
     return Document((text,), num_bytes)
 
 
@@ -44,7 +44,7 @@ def test_only_a_few_batches_are_read_ahead() -> None:
     def documents():
         for number in range(100):
             read.append(number)
-            yield document("a", 1 << 22)
+            yield document("a", 1 << 23)
 
     batches = encode(documents())
     next(batches)

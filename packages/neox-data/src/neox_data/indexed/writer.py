@@ -4,6 +4,7 @@ Memory does not grow with the corpus: lengths go to an anonymous spool file besi
 is made from it at the end.
 """
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -33,6 +34,7 @@ from neox_data.whole_files import written_aside
 __all__ = ["IndexedDatasetWriter"]
 
 _CHUNK = 1 << 20
+_STORED_BYTES = 1 << 25
 _INT32_MAX = np.iinfo(np.int32).max
 
 
@@ -58,6 +60,14 @@ class IndexedDatasetWriter:
         self.num_documents = 0
         self.num_tokens = 0
         self._files = ExitStack()
+        self._digest = hashlib.sha256()
+        self._is_digested = True
+        self._begun_bytes = 0
+
+    @property
+    def bin_sha256(self) -> str | None:
+        """The hash of the `.bin` so far; None where it holds tokens that were copied from another file."""
+        return self._digest.hexdigest() if self._is_digested else None
 
     def __enter__(self) -> Self:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
@@ -115,6 +125,8 @@ class IndexedDatasetWriter:
                 f"({_INT32_MAX:,}); split it"
             )
         self._bin.write(row.data)
+        self._digest.update(row.data)
+        self._begin_to_store()
         self._sizes.write(lengths.astype("<i4").data)
         self.num_documents += lengths.size
         self.num_tokens += row.size
@@ -143,12 +155,24 @@ class IndexedDatasetWriter:
                 f"{dataset.prefix}: the sequences do not lie one after another; check it with "
                 "neox-data verify"
             )
+        self._is_digested = False
         with bin_path(dataset.prefix).open("rb") as source:
             copy_bytes(source, self._bin, first=first, count=num_tokens * self.dtype.itemsize)
         for begin in range(0, len(sizes), _CHUNK):
             self._sizes.write(sizes[begin : begin + _CHUNK].astype("<i4").data)
         self.num_documents += len(sizes)
         self.num_tokens += num_tokens
+
+    def _begin_to_store(self) -> None:
+        """Have the system write to the disk what it has, now and then, so that the end need not wait for all.
+
+        Nothing else is asked for: what is not on the disk yet is not dropped from memory.
+        """
+        end = self._bin.tell()
+        if hasattr(os, "posix_fadvise") and end - self._begun_bytes >= _STORED_BYTES:
+            count = end - self._begun_bytes
+            os.posix_fadvise(self._bin.fileno(), self._begun_bytes, count, os.POSIX_FADV_DONTNEED)
+            self._begun_bytes = end
 
     def _as_dtype(self, tokens: np.ndarray) -> np.ndarray:
         if tokens.dtype != self.dtype and tokens.size and self.dtype.kind in "iu":

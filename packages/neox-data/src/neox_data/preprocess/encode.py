@@ -19,7 +19,7 @@ __all__ = ["Column", "EncodedBatch", "Encoder", "batched", "encode_all"]
 # The ids of some texts one after another, and how many each has.
 Encoder = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 
-_BATCH_BYTES = 1 << 22
+_BATCH_BYTES = 1 << 23
 _BATCH_DOCUMENTS = 1 << 14
 
 
@@ -60,7 +60,7 @@ class EncodedBatch:
 
 
 def batched(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Consecutive documents in lists of about four megabytes."""
+    """Consecutive documents in lists of about eight megabytes."""
     batch: list[Document] = []
     num_bytes = 0
     for document in documents:

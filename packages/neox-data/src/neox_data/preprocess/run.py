@@ -203,6 +203,7 @@ def preprocess(
                 "skipped": reader.num_skipped,
                 "too_long": reader.num_too_long,
             },
+            bin_sha256=writer.bin_sha256,
         )
     return Summary(
         prefixes=prefixes,

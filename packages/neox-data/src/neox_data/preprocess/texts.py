@@ -64,6 +64,8 @@ def text_of(value: Any, name: str) -> str:
         value = "\n\n".join(value)
     if not isinstance(value, str):
         raise ValueError(f"{name} is {type(value).__name__}, not text")
+    if value.isascii():
+        return value
     try:
         value.encode()
     except UnicodeEncodeError as error:
