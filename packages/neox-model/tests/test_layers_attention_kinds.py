@@ -321,6 +321,21 @@ def test_no_token_changes_what_comes_before_it(kind, sparsity, position):
 
 
 @pytest.mark.parametrize(("kind", "sparsity"), CASES)
+@pytest.mark.parametrize("position", ["learned", "rpe"])
+def test_a_shorter_window_is_the_beginning_of_a_whole_one(kind, sparsity, position):
+    """As a curriculum cuts them: the first part of layouts and spatial matrices is used, within blocks too."""
+    length = 7
+    model = of_kind(kind, sparsity, pos_emb=position)
+    weights = list(model.parameters())
+    whole, cut = model(tokens())[:, :length], model(tokens()[:, :length])
+    torch.testing.assert_close(cut, whole, rtol=1e-5, atol=1e-5)
+    expected = torch.autograd.grad(whole.square().sum(), weights, allow_unused=True)
+    found = torch.autograd.grad(cut.square().sum(), weights, allow_unused=True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("kind", "sparsity"), CASES)
 @pytest.mark.parametrize(
     "settings", [{"pos_emb": "rpe", "num_kv_heads": 2}, {"pos_emb": "alibi"}, {"pos_emb": "rotary"}]
 )

@@ -19,6 +19,11 @@ BATCHES = [
 
 SHORT_FIRST = """{enabled: true, curriculum_type: seqlen, min_difficulty: 6, max_difficulty: 32,
   schedule_type: fixed_linear, schedule_config: {total_curriculum_step: 10, difficulty_step: 4}}"""
+SHORT_FIRST_BY_METRIC = """{enabled: true, data_sampling: {enabled: true, num_epochs: 1, curriculum_learning:
+  {enabled: true, data_cluster_path: c, curriculum_metrics: {seqlen_truncate: {index_to_sample_path: s,
+  index_to_metric_path: m, difficulty_type: value, clustering_type: single_cluster, min_difficulty: 4,
+  max_difficulty: 32, schedule_type: fixed_linear,
+  schedule_config: {total_curriculum_step: 10, difficulty_step: 6}}}}}}"""
 
 
 @pytest.mark.parametrize(("train", "micro", "accumulation", "devices", "expected"), BATCHES)
@@ -60,6 +65,12 @@ def test_any_of_the_batch_sizes_gives_the_others(load, train, micro, accumulatio
             [],
             4,
             "curriculum_learning.min_difficulty: 6",
+        ),
+        (
+            f"model-parallel-size: 4\nsequence-parallel: true\ndata_efficiency: {SHORT_FIRST_BY_METRIC}",
+            [],
+            4,
+            "seqlen_truncate.schedule_config.difficulty_step: 6",
         ),
         ("zero_optimization: {stage: 3, zero_hpz_partition_size: 3}", [], 4, "the data-parallel size 4"),
         (

@@ -6,7 +6,11 @@ from neox_launcher.config.problems import Problem
 from neox_launcher.config.schema import NeoXConfig
 from neox_launcher.config.sections.data_efficiency import TRUNCATES, DataSampling, Metric
 
-__all__ = ["curricula_choose_samples_or_cut_them", "curricula_cut_to_lengths_that_there_are"]
+__all__ = [
+    "curricula_choose_samples_or_cut_them",
+    "curricula_cut_to_lengths_that_there_are",
+    "curricula_of_lengths",
+]
 
 _METRICS = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics"
 
@@ -45,6 +49,15 @@ def curricula_cut_to_lengths_that_there_are(c: NeoXConfig) -> Iterator[Problem]:
     if legacy.enabled:
         what = f"says how long samples are, and so does the measure {TRUNCATES}"
         yield Problem("curriculum_learning.enabled", what, "leave one of them out")
+
+
+def curricula_of_lengths(c: NeoXConfig) -> list[str]:
+    """The enabled blocks that say how long samples are."""
+    sampling = _sampling(c)
+    found = ["curriculum_learning"] if c.data_efficiency.curriculum_learning.enabled else []
+    if sampling is not None and sampling.curriculum_learning.enabled:
+        found += [f"{_METRICS}.{TRUNCATES}"] * (TRUNCATES in sampling.curriculum_learning.curriculum_metrics)
+    return found
 
 
 def _sampling(c: NeoXConfig) -> DataSampling | None:

@@ -1,7 +1,7 @@
 """What keeps torch.compile away from a configuration's layers, whatever the device."""
 
+from neox_launcher.config.curriculum_rules import curricula_of_lengths
 from neox_launcher.config.schema import NeoXConfig
-from neox_launcher.config.sections.data_efficiency import TRUNCATES
 
 __all__ = ["why_layers_stay_uncompiled"]
 
@@ -14,19 +14,10 @@ def why_layers_stay_uncompiled(config: NeoXConfig) -> str | None:
         "ZeRO stage 3, whose layers fetch and drop their weights while they run": (
             config.zero.zero_optimization.stage == _SHARDED
         ),
-        "a curriculum of lengths: every length would be compiled anew": _cuts_samples(config),
+        "a curriculum of lengths: every length would be compiled anew": bool(curricula_of_lengths(config)),
         "random_ltd: every number of kept tokens would be compiled anew": _drops_tokens(config),
     }
     return next((reason for reason, is_so in reasons.items() if is_so), None)
-
-
-def _cuts_samples(config: NeoXConfig) -> bool:
-    efficiency = config.data_efficiency.data_efficiency
-    sampling = efficiency.data_sampling
-    learning = sampling.curriculum_learning
-    by_metric = efficiency.enabled and sampling.enabled and learning.enabled
-    is_cut = by_metric and TRUNCATES in learning.curriculum_metrics
-    return is_cut or config.data_efficiency.curriculum_learning.enabled
 
 
 def _drops_tokens(config: NeoXConfig) -> bool:

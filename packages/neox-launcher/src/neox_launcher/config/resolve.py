@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from neox_launcher.config.attention_layers import expand_attention
+from neox_launcher.config.curriculum_rules import curricula_of_lengths
 from neox_launcher.config.elasticity import elastic_batch, elastic_devices
 from neox_launcher.config.layer_sharing import weight_owners
 from neox_launcher.config.problems import Place, Problem, config_error, in_words, place_of
@@ -277,23 +278,22 @@ def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterato
 
 def _unequal_shares_of_short_sequences(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
     """Ranks that share the sequence share it evenly at every length of a curriculum."""
-    curriculum = config.data_efficiency.curriculum_learning
-    if not (config.parallelism.sequence_parallel and curriculum.enabled):
-        return
-    pace = curriculum.schedule_config
-    lengths = {
-        "min_difficulty": (curriculum.min_difficulty,),
-        "max_difficulty": (curriculum.max_difficulty,),
-        "schedule_config.difficulty_step": (pace.difficulty_step,),
-        "schedule_config.difficulty": pace.difficulty or (),
-    }
-    for name, values in lengths.items():
-        if any(value is not None and value % split.model for value in values):
-            yield Problem(
-                f"curriculum_learning.{name}",
-                f"cannot be shared by {split.model} model-parallel devices, as sequence-parallel asks",
-                f"use a multiple of {split.model}, or sequence-parallel: false",
-            )
+    for block in curricula_of_lengths(config) if config.parallelism.sequence_parallel else ():
+        curriculum = config.value_of(block)
+        pace = curriculum.schedule_config
+        lengths = {
+            "min_difficulty": (curriculum.min_difficulty,),
+            "max_difficulty": (curriculum.max_difficulty,),
+            "schedule_config.difficulty_step": (pace.difficulty_step,),
+            "schedule_config.difficulty": pace.difficulty or (),
+        }
+        for name, values in lengths.items():
+            if any(value is not None and value % split.model for value in values):
+                yield Problem(
+                    f"{block}.{name}",
+                    f"cannot be shared by {split.model} model-parallel devices, as sequence-parallel asks",
+                    f"use a multiple of {split.model}, or sequence-parallel: false",
+                )
 
 
 def _unequal_neighbours(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
