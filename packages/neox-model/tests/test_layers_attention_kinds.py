@@ -323,7 +323,7 @@ def test_no_token_changes_what_comes_before_it(kind, sparsity, position):
 @pytest.mark.parametrize(("kind", "sparsity"), CASES)
 @pytest.mark.parametrize("position", ["learned", "rpe"])
 def test_a_shorter_window_is_the_beginning_of_a_whole_one(kind, sparsity, position):
-    """As a curriculum cuts them: the first part of layouts and spatial matrices is used, within blocks too."""
+    """As a curriculum cuts them: layouts and spatial matrices are used by their first part, at any length."""
     length = 7
     model = of_kind(kind, sparsity, pos_emb=position)
     weights = list(model.parameters())
