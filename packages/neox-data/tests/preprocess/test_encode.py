@@ -1,5 +1,4 @@
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +25,7 @@ def test_batches_are_bounded_by_size() -> None:
 
 
 def test_tokens_come_in_order_with_their_ends_and_without_empty_documents() -> None:
-    documents = [replace(document(text), offset=place) for place, text in enumerate(["ab", "", "c"])]
+    documents = [document(text)._replace(offset=place) for place, text in enumerate(["ab", "", "c"])]
     batches = list(encode(documents, end_of_document=0))
     tokens, sizes, _, offsets = (
         np.concatenate(parts) for parts in zip(*(batch.columns[0] for batch in batches), strict=True)

@@ -12,10 +12,9 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import ftfy
 import zstandard
@@ -37,8 +36,7 @@ _SAMPLE_FILES, _SAMPLE_CHARACTERS, _SAMPLE_TEXT = 4, 40_000, 4_000
 _SKIP_HINT = "correct it, or pass --skip-bad-lines to leave such documents out"
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(NamedTuple):
     """One document of a corpus.
 
     Attributes:
@@ -86,7 +84,6 @@ class CorpusReader:
 
     Attributes:
         total_bytes: size of the files as they lie on the disk.
-        bytes_done: how much of that has been read.
         num_skipped: documents left out.
         first_skipped: why the first of them was.
         num_too_long: documents left out, or cut, for their size.
@@ -110,7 +107,8 @@ class CorpusReader:
         self._mend_text = mend_text
         self.num_too_long = 0
         self.total_bytes = sum(part.num_bytes for part in self._parts)
-        self.bytes_done = 0
+        self._bytes_before = 0
+        self._reading: tuple[BinaryIO, int] | None = None
         self._file = self._offset = 0
         self.num_skipped = 0
         self.first_skipped: CorpusError | None = None
@@ -122,13 +120,22 @@ class CorpusReader:
             CorpusError: a document cannot be read and is not to be skipped, or a compressed file is damaged.
         """
         for number, part in enumerate(self._parts):
-            self._file, self._offset, done_before = number, part.first, self.bytes_done
+            self._file, self._offset = number, part.first
             with part.path.open("rb", buffering=_BUFFER_BYTES) as raw, _damage_named(part.path):
                 raw.seek(part.first)
-                for document in self._documents(part, raw):
-                    self.bytes_done = done_before + raw.tell() - part.first
-                    yield self._mended(document) if self._mend_text else document
-            self.bytes_done = done_before + part.num_bytes
+                self._reading = raw, part.first
+                documents = self._documents(part, raw)
+                yield from map(self._mended, documents) if self._mend_text else documents
+                self._reading = None
+            self._bytes_before += part.num_bytes
+
+    @property
+    def bytes_done(self) -> int:
+        """How much of `total_bytes` has been read."""
+        if self._reading is None:
+            return self._bytes_before
+        raw, first = self._reading
+        return self._bytes_before + raw.tell() - first
 
     def _documents(self, part: CorpusPart, raw: BinaryIO) -> Iterator[Document]:
         if ending_of(part.path) in TABLES:
@@ -164,8 +171,12 @@ class CorpusReader:
                 texts = texts_of_line(line, self._keys)
             except ValueError as error:
                 self._skip(CorpusError(f"{name}, line {number}: {error}; {_SKIP_HINT}"))
+                continue
+            document = Document(texts, len(line), self._file, offset)
+            if len(line) <= self._max_document_bytes:
+                yield document
             else:
-                yield from self._small_enough(Document(texts, len(line), self._file, offset))
+                yield from self._small_enough(document)
 
     def _skip_line(self, line: bytes, stream: BinaryIO) -> None:
         while line and not line.endswith(b"\n"):
@@ -217,7 +228,7 @@ class CorpusReader:
             return
         parts = (cut_text(text, self._max_document_bytes) for text in document.texts)
         for texts in zip_longest(*parts, fillvalue=""):
-            yield replace(document, texts=texts, num_bytes=sum(len(text.encode()) for text in texts))
+            yield document._replace(texts=texts, num_bytes=sum(len(text.encode()) for text in texts))
 
     def _read_rows(self, path: Path) -> Iterator[Document]:
         # Only where there is such a file: it takes longer to import than all else together.
@@ -250,7 +261,7 @@ class CorpusReader:
             yield from self._small_enough(Document(texts, num_bytes, self._file, self._offset))
 
     def _mended(self, document: Document) -> Document:
-        return replace(document, texts=tuple(ftfy.fix_text(text) for text in document.texts))
+        return document._replace(texts=tuple(ftfy.fix_text(text) for text in document.texts))
 
     def _skip(self, error: CorpusError) -> None:
         if not self._skip_bad_lines:

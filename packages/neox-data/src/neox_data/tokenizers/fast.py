@@ -107,7 +107,9 @@ class FastEncoder:
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The ids and their numbers; texts with letters that the two know differently go to the library."""
         ids, sizes = self._encode_fast(texts)
-        strange = [number for number, text in enumerate(texts) if _has_new_letters(text)]
+        strange = [
+            number for number, text in enumerate(texts) if not text.isascii() and _has_new_letters(text)
+        ]
         if not strange:
             return ids, sizes
         rows = np.split(ids, np.cumsum(sizes)[:-1])
@@ -140,8 +142,6 @@ def fast_encoder(tokenizer: Tokenizer, sample: Sequence[str]) -> FastEncoder:
 
 
 def _has_new_letters(text: str) -> bool:
-    if text.isascii():
-        return False
     characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     return bool(_new_letters()[characters].any())
 
