@@ -10,11 +10,12 @@ import click
 from neox_launcher.config import Resolved, engine_json, load_config
 from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
 from neox_launcher.config.display import show_config, show_derived, show_difference
+from neox_launcher.config.json_schema import json_schema
 from neox_launcher.config.learning_rate import learning_rate, learning_rates
 from neox_launcher.config.migrate import migrate_file, replace_file
 from neox_launcher.config.not_yet import not_built_yet
 from neox_launcher.config.problems import config_error, did_you_mean, list_problems
-from neox_launcher.config.reference import describe_parameter, json_schema, reference
+from neox_launcher.config.reference import describe_parameter, reference
 from neox_launcher.config.schema import all_parameters, parameter_named
 from neox_launcher.config_cluster import cluster_options, resolve_for
 from neox_launcher.config_estimate_cli import register

@@ -10,7 +10,7 @@ import pytest
 from neox_launcher.config import resolve
 from neox_launcher.config.not_yet import NOT_YET, not_built_yet
 from neox_launcher.config.parameter import Section, param
-from neox_launcher.config.reference import describe_parameter, json_schema, reference
+from neox_launcher.config.reference import describe_parameter, reference
 from neox_launcher.config.schema import all_parameters, parameter_named
 
 DOCS = Path(__file__).parents[4] / "docs"
@@ -18,11 +18,6 @@ DOCS = Path(__file__).parents[4] / "docs"
 
 def test_the_reference_in_docs_is_current():
     assert (DOCS / "configuration.md").read_text(encoding="utf-8") == reference(), "run: make docs"
-
-
-def test_the_json_schema_in_docs_is_current():
-    written = json.loads((DOCS / "configuration.schema.json").read_text(encoding="utf-8"))
-    assert written == json_schema(), "run: make docs"
 
 
 def test_every_parameter_is_documented():
@@ -62,17 +57,6 @@ def test_a_section_is_frozen_and_strict():
         Example().size = 2
     with pytest.raises(ValueError, match="Extra inputs"):
         Example(sise=2)
-
-
-def test_the_schema_knows_both_spellings_and_nothing_else():
-    schema = json_schema()
-    assert schema["properties"]["num-layers"] == schema["properties"]["num_layers"]
-    assert schema["properties"]["gas"] == {"deprecated": True}
-    zero = schema["$defs"]["ZeroOptimization"]["properties"]
-    assert zero["cpu_offload"] == {"deprecated": True}
-    assert zero["stage"]["enum"] == [0, 1, 2, 3]
-    assert schema["additionalProperties"] is False
-    assert '"neox":' not in json.dumps(schema)
 
 
 # A value of each row of the table that needs a part which is not built.

@@ -23,6 +23,7 @@ from pydantic_core import PydanticCustomError, PydanticUndefined
 
 __all__ = [
     "FILLED_IN",
+    "NUMBER",
     "Parameter",
     "Section",
     "block",
@@ -45,7 +46,8 @@ _LARGEST = 1e300
 _LONGEST_NUMBER = 300
 # Words that are true or false without quotes only.
 _SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-_NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
+# How people write numbers.
+NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
 
 
 def param(
@@ -377,7 +379,7 @@ def _as_number(value: str) -> str:
 def number_from(text: str) -> int | float | None:
     """The number that a text spells (`5e8`, `1_000`, `-.5`), or None."""
     text = text.strip()
-    if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
+    if len(text) > _LONGEST_NUMBER or not NUMBER.fullmatch(text):
         return None
     digits = text.replace("_", "")
     return int(digits) if digits.lstrip("+-").isdecimal() else float(digits)

@@ -1,16 +1,15 @@
-"""The reference of all parameters, written from their declarations: markdown, and a JSON schema."""
+"""The reference of all parameters, written from their declarations."""
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
 from neox_launcher.config.carried_out import carried_out_by
 from neox_launcher.config.not_yet import NOT_YET
-from neox_launcher.config.parameter import Parameter, inner_section
-from neox_launcher.config.schema import field_named, sections
+from neox_launcher.config.parameter import Parameter
+from neox_launcher.config.schema import sections
 
-__all__ = ["describe_parameter", "json_schema", "reference"]
+__all__ = ["describe_parameter", "reference"]
 
 _INTRODUCTION = """\
 # Configuration
@@ -64,51 +63,6 @@ def describe_parameter(parameter: Parameter) -> str:
     ]
     lines = [f"  {name:<12} {value}" for name, value in rows if value]
     return "\n".join([parameter.name, f"  {parameter.doc}", "", *lines])
-
-
-def json_schema() -> dict[str, Any]:
-    """A JSON schema of configuration files, for editors that complete and check while one types."""
-    properties: dict[str, Any] = {}
-    definitions: dict[str, Any] = {}
-    for section in sections().values():
-        schema = section.model_json_schema()
-        definitions |= schema.get("$defs", {})
-        properties |= schema["properties"]
-    for name in list(properties):
-        properties.setdefault(name.replace("_", "-"), properties[name])
-    for name in (*SHORTHANDS, *OLDER_SPELLINGS, *COMPUTED, *RETIRED):
-        block, _, own = name.rpartition(".")
-        holder = properties if not block else _properties_of(block, definitions)
-        holder.setdefault(own, {"deprecated": True})
-        if not block:
-            holder.setdefault(own.replace("_", "-"), {"deprecated": True})
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "NeoX configuration",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": _without_details(properties),
-        "$defs": _without_details(definitions),
-    }
-
-
-def _properties_of(block: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """What the schema says of the parameters in a block; nothing for a block that is itself another name."""
-    declared = field_named(block)
-    kind = None if declared is None else inner_section(declared)
-    found: dict[str, Any] = {} if kind is None else definitions[kind.__name__]["properties"]
-    return found
-
-
-def _without_details(schema: Any) -> Any:
-    """The schema without our own notes, and without lists of required names: files are parts of a whole."""
-    if isinstance(schema, dict):
-        return {
-            name: _without_details(value)
-            for name, value in schema.items()
-            if name != "neox" and not (name == "required" and isinstance(value, list))
-        }
-    return [_without_details(item) for item in schema] if isinstance(schema, list) else schema
 
 
 def _table(parameters: Iterable[Parameter]) -> str:
