@@ -183,10 +183,8 @@ class _Trial:
     def _output(self) -> Tensor:
         """What evaluation gets, the same each time."""
         self._model.eval()
-        # What a stage receives from another one requires gradients, even where none are kept.
-        inputs = self._inputs(requires_grad=self._groups.pipe.rank > 0)
         with torch.no_grad():
-            result = run_layers(self.layers, inputs, recomputation=None)
+            result = run_layers(self.layers, self._inputs(requires_grad=False), recomputation=None)
         return result if isinstance(result, Tensor) else result[0]
 
     def _inputs(self, *, requires_grad: bool) -> tuple[Tensor, ...]:
