@@ -18,6 +18,12 @@ def test_a_method_of_text_is_no_reader():
     assert "neox_model.train.datasets" in read_by("split")
 
 
+def test_a_variable_of_the_same_name_is_no_reader():
+    assert "neox_launcher.config.resolve" not in read_by("split")
+    assert "neox_launcher.plan" not in read_by("optimizer.type")
+    assert "neox_model.optim.build" in read_by("optimizer.type")
+
+
 def test_a_block_that_is_handed_on_whole_is_read_with_all_that_is_in_it():
     assert read_by("flops_profiler.module_depth") == read_by("flops_profiler")
     assert "neox_launcher.config.engine_json" in read_by("flops_profiler")

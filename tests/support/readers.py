@@ -1,12 +1,14 @@
 """Which modules read which parameter, found in the packages' syntax trees; `make docs` writes the table.
 
 A module that may read configuration reads a parameter when it names it as an attribute, and also the
-section or block that it is in: by attribute (`config.attention.rotary_pct`) or type (`AttentionSection`).
+section or block that it is in: by attribute (`config.attention.rotary_pct`), as a variable
+(`attention.rotary_pct`) or by type (`AttentionSection`).
 """
 
 import ast
 import json
 import sys
+from dataclasses import dataclass
 from functools import cache
 
 from neox_launcher.config.schema import all_parameters, section_of, sections
@@ -35,24 +37,35 @@ def _is_method_of_text(node: ast.Attribute) -> bool:
     return hasattr(str, node.attr) and own not in sections()
 
 
+@dataclass(frozen=True)
+class _Words:
+    """What a module names: attributes, variables, and endings of names put together (`_data_paths`)."""
+
+    attributes: frozenset[str]
+    variables: frozenset[str]
+    endings: frozenset[str]
+
+
 @cache
-def _readers() -> dict[str, frozenset[str]]:
+def _readers() -> dict[str, _Words]:
     """The words of each module that may read configuration."""
     return {source.module: _words(source) for source in sources() if _may_read(source)}
 
 
-def _words(source: Source) -> frozenset[str]:
-    """Attributes and plain names of a module, and names whose ending is put together (`*_data_paths`)."""
-    found = set()
+def _words(source: Source) -> _Words:
+    attributes, variables, endings = set(), set(), set()
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Attribute):
-            if not _is_method_of_text(node):
-                found.add(node.attr)
+        if isinstance(node, ast.Attribute) and not _is_method_of_text(node):
+            attributes.add(node.attr)
         elif isinstance(node, ast.Name):
-            found.add(node.id)
+            variables.add(node.id)
         elif isinstance(node, ast.JoinedStr) and isinstance(node.values[-1], ast.Constant):
-            found.add(f"*{node.values[-1].value}")
-    return frozenset(found)
+            endings.add(str(node.values[-1].value))
+    return _Words(
+        frozenset(attributes),
+        frozenset(variables),
+        frozenset(end for end in endings if end.startswith("_")),
+    )
 
 
 @cache
@@ -74,15 +87,15 @@ def _is_property(function: ast.FunctionDef) -> bool:
     return any(getattr(decorator, "id", "") == "property" for decorator in function.decorator_list)
 
 
-def _is_read(name: str, words: frozenset[str]) -> bool:
+def _is_read(name: str, words: _Words) -> bool:
     *blocks, own = name.split(".")
-    if _properties().get(own, frozenset()) & words:
+    if _properties().get(own, frozenset()) & words.attributes:
         return True
     section = section_of(name.partition(".")[0])
-    around = {section, sections()[section].__name__}
-    endings = {word[1:] for word in words if word.startswith("*_")}
-    is_named = own in words or any(own.endswith(ending) for ending in endings)
-    return is_named and bool(around & words) and all(block in words for block in blocks)
+    around = words.attributes | words.variables
+    is_named = own in words.attributes or any(own.endswith(ending) for ending in words.endings)
+    is_of_section = not around.isdisjoint({section, sections()[section].__name__})
+    return is_named and is_of_section and all(block in around for block in blocks)
 
 
 def read_by(name: str) -> list[str]:

@@ -56,3 +56,9 @@ def test_what_waits_says_for_what():
 def test_explain_says_it():
     text = describe_parameter(parameter_named("gradient_clipping"))
     assert "  carried out  by DeepSpeed's engine (neox-config show --engine)" in text
+
+
+def test_explain_lists_what_a_block_holds():
+    text = describe_parameter(parameter_named("optimizer"))
+    assert "  holds        type, params" in text
+    assert "carried out" not in text

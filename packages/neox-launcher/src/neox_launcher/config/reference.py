@@ -7,7 +7,7 @@ from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHO
 from neox_launcher.config.carried_out import carried_out_by
 from neox_launcher.config.not_yet import NOT_YET
 from neox_launcher.config.parameter import Parameter
-from neox_launcher.config.schema import sections
+from neox_launcher.config.schema import all_parameters, sections
 
 __all__ = ["describe_parameter", "reference"]
 
@@ -59,7 +59,8 @@ def describe_parameter(parameter: Parameter) -> str:
         ("also called", ", ".join(name for name, target in SHORTHANDS.items() if target == parameter.name)),
         ("older names", ", ".join(_older_names(parameter.name))),
         ("not yet", f"some values; {NOT_YET[parameter.name].instead}" if parameter.name in NOT_YET else ""),
-        ("carried out", f"by {by}" if (by := carried_out_by(parameter)) else ""),
+        ("holds", ", ".join(_names_inside(parameter))),
+        ("carried out", "" if parameter.is_block else f"by {carried_out_by(parameter)}"),
     ]
     lines = [f"  {name:<12} {value}" for name, value in rows if value]
     return "\n".join([parameter.name, f"  {parameter.doc}", "", *lines])
@@ -136,6 +137,14 @@ def _pairs(heads: tuple[str, str], rows: Iterable[tuple[str, str]]) -> str:
     lines = [f"| {heads[0]} | {heads[1]} |", "| --- | --- |"]
     lines += [f"| `{name}` | {_cell(text)} |" for name, text in rows]
     return "\n".join(lines) + "\n"
+
+
+def _names_inside(block: Parameter) -> Iterator[str]:
+    """The parameters that stand directly in a block, and the blocks."""
+    for parameter in all_parameters():
+        outer, _, own = parameter.name.rpartition(".")
+        if outer == block.name:
+            yield own
 
 
 def _older_names(name: str) -> Iterator[str]:
