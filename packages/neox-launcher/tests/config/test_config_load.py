@@ -34,7 +34,7 @@ WRONG = [
     ("optimizer: {params: {betas: [0.9]}}", ["has too few elements"]),
     ("optimizer: {params: {betas: [0.9, 0.9, 0.9]}}", ["has too many elements"]),
     ("optimizer: {params: {betas: [0.9, high]}}", ["in element 2"]),
-    ("optimizer: Adam", ["is a block of parameters", "write optimizer: {type: ..., params: ...}"]),
+    ("optimizer: Adam", ["is a block of parameters", "write optimizer: {type: Adam, params: ...}"]),
     ("fp16: true", ["is a block of parameters", "write fp16: {enabled: true}"]),
     ("seed: {a: 1}", ["seed is no block of parameters"]),
     ("split: a,b", ["is not understood", "write up to three numbers, as in 969,30,1"]),

@@ -17,7 +17,7 @@ SLIPS = [
     ("save: a: b\n", 1, "holds a colon and a space", "write save: 'a: b'"),
     ("a:\n    b: 1\n  c: 2\n", 3, "no block above it begins", "indent it exactly"),
     ("a: 'x' y\n", 1, "'y' stands behind a value", "put the whole value in quotes"),
-    ("a: [1, 2],\n", 1, "',' stands behind a value", "leave it out"),
+    ("a: [1, 2],\n", 1, "',' stands behind a value", "leave such commas out, or put braces around"),
     ("{a: 1,\n b: [2\n", 2, "its [ is never closed", "add the ]"),
     ("a: {b: 1]\n", 1, "] stands where the { of line 1 is still open", "close it with }"),
     ("{'a': 1\n'b': 2}\n", 2, "not separated by a comma", "at the end of the line before"),

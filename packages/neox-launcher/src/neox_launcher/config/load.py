@@ -219,6 +219,8 @@ class _Assembly:
         some = ", ".join(f"{name}: ..." for name in list(kind.model_fields)[:2])
         if isinstance(leaf.value, bool) and "enabled" in kind.model_fields:
             some = f"enabled: {in_words(leaf.value)}"
+        elif isinstance(leaf.value, str) and "type" in kind.model_fields:
+            some = f"type: {in_words(leaf.value)}, params: ..."
         self._complain(leaf, "is a block of parameters", f"write {leaf.path[-1]}: {{{some}}}")
 
     def _unknown(self, leaf: Leaf, names: Iterable[str], *, dashes: bool) -> None:

@@ -135,7 +135,10 @@ def _odd_indentation(scene: _Scene) -> Slip:
 
 
 def _left_over(scene: _Scene) -> Slip:
-    what = f"{scene.text(scene.line)[scene.column :].strip()!r} stands behind a value that is complete"
+    rest = scene.text(scene.line)[scene.column :].strip()
+    what = f"{rest!r} stands behind a value that is complete"
+    if rest == ",":
+        return Slip(scene.line, what, "leave such commas out, or put braces around the whole file: { ... }")
     return Slip(scene.line, what, "leave it out, or put the whole value in quotes")
 
 
