@@ -15,14 +15,13 @@ from neox_model.build.kept_inputs import InputKeeper
 from neox_model.build.model import build_model
 from neox_model.errors import ModelError
 from neox_model.layers.transformer_layer import TransformerLayer
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.groups import ALONE, SINGLE, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import seed_streams
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 DROPOUT = {"hidden_dropout": 0.2, "attention_dropout": 0.2, "num_layers": 4}
 PLACES: dict[str, dict[str, Any]] = {
     "where they are": {},
@@ -103,7 +102,7 @@ def pack(keeper: InputKeeper, *tensors: Tensor) -> list[Any]:
 
 
 def test_a_share_is_the_rank_s_run_of_the_numbers_and_documents_stay():
-    keeper = InputKeeper(group=Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE).model)
+    keeper = InputKeeper(group=SINGLE)
     hidden, documents = torch.arange(6.0).view(2, 3), torch.arange(4)
     kept, ids = pack(keeper, hidden, documents)
     assert ids is documents

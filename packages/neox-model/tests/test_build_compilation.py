@@ -14,13 +14,12 @@ from neox_model.build.compiler_cache import private_compiler_cache
 from neox_model.build.model import build_model
 from neox_model.errors import ModelError
 from neox_model.layers.residual_layer import ResidualLayer
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.groups import ALONE
 from neox_model.parallel.random import seed_streams
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 LENGTH, BATCH, VOCAB = 12, 2, 11
 LLAMA = {
     "pos_emb": "rotary",

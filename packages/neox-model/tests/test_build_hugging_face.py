@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from neox_model.build.model import build_model
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.groups import ALONE
 from neox_model.parallel.logical import named_logical_parameters
 from support.settings import resolved_from
 
 transformers = pytest.importorskip("transformers")
 
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 VOCAB, LENGTH, LAYERS, WIDTH, HEADS = 50, 12, 3, 48, 6
 HEAD_WIDTH = WIDTH // HEADS
 # Their weights, by our name: what ours is made of. Being linear, it turns gradients the same way.

@@ -8,11 +8,9 @@ from torch import nn
 
 from neox_model.build.model import build_model
 from neox_model.layers.attention.kv_cache import caching
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.groups import ALONE
 from neox_model.parallel.logical import named_logical_parameters
 from support.settings import resolved_from
-
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 
 
 def model_of(**settings: Any) -> nn.Module:

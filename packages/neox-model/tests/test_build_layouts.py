@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from neox_model.build.model import build_model
 from neox_model.layers.transformer_layer import TransformerLayer
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.groups import ALONE, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.mpu import ModelParallelUnit
 from neox_model.parallel.topology import create_groups
@@ -28,7 +28,6 @@ from support.settings import resolved_from
 
 # Eleven tokens: two tensor-parallel ranks need a padding row.
 VOCAB, LENGTH, MICRO_BATCH, ACCUMULATION, ITERATIONS = 11, 12, 2, 2, 4
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 LEARNING_RATE, CLIP = 0.1, 0.3
 
 CASES: dict[str, dict[str, Any]] = {

@@ -5,13 +5,12 @@ import pytest
 import torch
 
 from neox_model.build.model import build_model
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.groups import ALONE
 from support.settings import resolved_from
 
 pytest.importorskip("onnxscript")
 reference = pytest.importorskip("onnx.reference")
 
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 CASES = {
     "rotary, shared keys, gated": {
         "pos_emb": "rotary",

@@ -20,12 +20,11 @@ from neox_model.initialization import initialize_parameters
 from neox_model.layers.attention import DenseCore, SoftmaxCore
 from neox_model.layers.lm_head import LMLoss
 from neox_model.layers.residual_layer import add_dropped
-from neox_model.parallel.groups import SINGLE, Group, Groups
+from neox_model.parallel.groups import ALONE, SINGLE, Group, Groups
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 NAMES = (
     "scaled_causal_softmax",
     "scaled_masked_softmax",

@@ -17,11 +17,9 @@ from neox_model.layers.lm_head import LMLoss
 from neox_model.layers.mlp import GatedMLP
 from neox_model.layers.norms import LayerNorm, RMSNorm, ScaleNorm
 from neox_model.layers.positions import LearnedPosition, RotaryPosition, SinusoidalPosition
-from neox_model.parallel.groups import SINGLE, Group, Groups
+from neox_model.parallel.groups import ALONE, SINGLE, Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from support.settings import resolved_from
-
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 
 
 def plan_of(**settings):

@@ -16,12 +16,10 @@ from torch import nn
 
 from neox_model.checkpoint import CheckpointError, load_checkpoint, load_weights, save, save_checkpoint
 from neox_model.checkpoint.contents import MANIFEST, Manifest
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.groups import ALONE, Groups
 from neox_model.parallel.logical import logical_parameter
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
-
-ALONE = Groups(data=SINGLE, model=SINGLE, pipe=SINGLE, world=SINGLE, control=SINGLE)
 
 
 @dataclass

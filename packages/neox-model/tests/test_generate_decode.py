@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from neox_model.generate.decode import Decoder
 from neox_model.generate.run import as_plain_model, choose_mode
 from neox_model.generate.sampling import Sampler
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.groups import ALONE, Groups
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
-ALONE = Groups(data=SINGLE, model=SINGLE, pipe=SINGLE, world=SINGLE, control=SINGLE)
 END, VOCABULARY = 0, 8
 
 

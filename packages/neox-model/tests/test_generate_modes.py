@@ -10,11 +10,9 @@ from neox_data.tokenizers import build_tokenizer
 from neox_launcher.errors import NeoXError
 from neox_model.generate.decode import Continuation
 from neox_model.generate.modes import MODES, Job, read_prompts
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.groups import ALONE, Groups
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
-
-ALONE = Groups(data=SINGLE, model=SINGLE, pipe=SINGLE, world=SINGLE, control=SINGLE)
 
 
 class Shout:

@@ -19,10 +19,9 @@ from neox_model.layers.attention import (
 from neox_model.layers.attention.kv_cache import caching
 from neox_model.layers.positions import AlibiPosition, BucketPosition
 from neox_model.layers.positions.relative import alibi_slopes, distance_buckets
-from neox_model.parallel.groups import SINGLE, Group, Groups
+from neox_model.parallel.groups import ALONE, Group
 from support.settings import resolved_from
 
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 LENGTH, BATCH, HEADS, WIDTH = 12, 2, 6, 4
 EACH = {"different_layout_per_head": True}
 

@@ -14,7 +14,7 @@ from neox_model.build.token_dropping import (
     token_dropping_layers,
 )
 from neox_model.layers.token_dropping import choose_tokens
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.groups import ALONE, Groups
 from neox_model.parallel.random import seed_streams
 from neox_model.parallel.topology import create_groups
 from neox_model.train.hooks.drop_tokens import DropTokensHook
@@ -23,7 +23,6 @@ from neox_model.train.step import StepReport
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 LENGTH, BATCH, WIDTH, KEPT = 12, 2, 24, 7
 
 

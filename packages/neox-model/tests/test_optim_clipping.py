@@ -2,9 +2,7 @@ import pytest
 import torch
 
 from neox_model.optim.clipping import GradientClipper, global_gradient_norm
-from neox_model.parallel.groups import SINGLE, Group, Groups
-
-ALONE = Groups(data=SINGLE, model=SINGLE, pipe=SINGLE, world=SINGLE, control=SINGLE)
+from neox_model.parallel.groups import ALONE, SINGLE, Group, Groups
 
 
 def parameter(*gradient, **attributes):

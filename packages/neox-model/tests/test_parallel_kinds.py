@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from neox_model.build.model import build_model
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.groups import ALONE, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
 from support.distributed import run_ranks
@@ -14,7 +14,6 @@ from support.settings import resolved_from
 
 # Eleven tokens: two ranks need a padding row.
 VOCAB, LENGTH = 11, 12
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 
 CASES: dict[str, dict[str, Any]] = {
     "heads with layouts of their own": {

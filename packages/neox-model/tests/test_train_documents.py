@@ -11,7 +11,7 @@ from torch.nn import functional
 from neox_launcher.config import engine_json
 from neox_model.build.model import build_model
 from neox_model.optim.lr_schedule import LearningRateSchedule, WarmupThenDecay
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_model.parallel.groups import ALONE, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
 from neox_model.train.batch import Batch, DocumentEnds, as_batch
@@ -23,7 +23,6 @@ from support.distributed import run_ranks
 from support.settings import resolved_from
 
 VOCAB, LENGTH, END, ITERATIONS, ACCUMULATION = 11, 12, 0, 3, 2
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 ENDS = DocumentEnds(token=END, masks_loss=True, hides_earlier=True, restarts_positions=True)
 SETTINGS: dict[str, Any] = {
     "reset_attention_mask": True,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch.distributed import ProcessGroup
 
-__all__ = ["SINGLE", "Group", "Groups"]
+__all__ = ["ALONE", "SINGLE", "Group", "Groups"]
 
 
 @dataclass(frozen=True)
@@ -51,3 +51,5 @@ class Groups:
 
 
 SINGLE = Group(rank=0, size=1, process_group=None, ranks=(0,))
+# The groups of a process that nobody works with; torch.distributed need not be in use.
+ALONE = Groups(data=SINGLE, model=SINGLE, pipe=SINGLE, world=SINGLE, control=SINGLE)
