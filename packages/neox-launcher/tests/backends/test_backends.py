@@ -166,7 +166,8 @@ def test_slurm_starts_one_task_on_each_host(plan):
     command = only(plan("slurm", "launcher-args=--partition gpu"))
     assert list(command.argv) == [
         *("srun", "--nodelist=zeta,alpha,middle", "--nodes=3", "--ntasks=3", "--ntasks-per-node=1"),
-        *("--cpu-bind=none", "--mem=0", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0"),
+        *("--cpu-bind=none", "--mem=0", "--overlap"),
+        *("--export=ALL", "--kill-on-bad-exit=0", "--wait=0"),
         *("--partition", "gpu", *NODE, "--slurm"),
     ]
     assert command.environment == {"NEOX_TOKEN": "s3cret"}

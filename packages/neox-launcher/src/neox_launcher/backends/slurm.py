@@ -38,9 +38,11 @@ class SlurmBackend:
             f"--nodes={len(hosts)}",
             f"--ntasks={len(hosts)}",
             "--ntasks-per-node=1",
-            # The one task shares out all that its host has among the workers.
+            # The one task shares out all that its host has among the workers. It waits for no earlier step:
+            # one that has lost a host holds the others until Slurm has noticed, minutes later.
             "--cpu-bind=none",
             "--mem=0",
+            "--overlap",
             # The token travels in the environment. A failed task does not end the others before they could
             # save: when they end is the launcher's part, where a site may have set otherwise.
             "--export=ALL",
