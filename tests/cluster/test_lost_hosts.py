@@ -52,6 +52,8 @@ def lose(cluster, job, fault, name, *, before):
         pytest.param("openmpi", "crash", "worker-2", id="openmpi"),
         pytest.param("mpich", "crash", "worker-2", id="mpich"),
         pytest.param("ssh", "cut", "worker-1", id="cable-of-rank0"),
+        # The last one: Slurm's daemon does not come back with its host.
+        pytest.param("slurm", "crash", "worker-2", id="slurm"),
     ],
     indirect=["launcher"],
 )
