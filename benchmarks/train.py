@@ -1,267 +1,199 @@
-"""Training on the CPU: ours through neox-launch, Hugging Face's GPT-NeoX and a plain PyTorch loop.
+"""A training step: ours through neox-launch, Hugging Face's GPT-NeoX and a plain PyTorch loop, in turns.
 
-    python benchmarks/train.py                         # all contenders, twice, in turns
+    python benchmarks/train.py                              # on the CPU, all contenders, twice
     python benchmarks/train.py --only ours/fp32 plain-compiled/fp32
+    python benchmarks/train.py --shape 125M                 # one GPU, bf16
+    python benchmarks/train.py --shape 1.3B --only ours/bf16 ours-compiled/bf16 hugging-face-compiled/bf16
+    python benchmarks/train.py --shape tiny --rounds 1 --steps 6  # whether all of it runs
 
-4 layers, hidden 256, 8 heads, 512 tokens x 4 samples, vocabulary 50,304, rotary positions, parallel residual,
-untied head; clipping at 1 and AdamW, the whole step. Each contender is a process of its own: its median step
-after the warm-up, the processor time of a step (which other programs on the machine disturb less), and the
-largest memory of it or of a process that it started. bf16 is bfloat16 weights with float32 masters for ours,
-and autocast over float32 weights for the others.
+Rotary positions, parallel residual, untied head, 50,304 entries (tiny: 512); clipping at 1 and AdamW, the
+whole step. Each contender is a process of its own: its median step after the warm-up, the processor time of
+a step (which other programs on the machine disturb less), and the largest memory: of it or of a process that
+it started; on a GPU what nvidia-smi showed. bf16 is bfloat16 weights with float32 masters for ours, and
+autocast over float32 weights for the others.
+
+MFU is 6 x (numbers in the matrices + 2 x layers x length x hidden) operations a token, forwards and
+backwards, attention counted in full and recomputation not at all, times tokens a second, over the device's
+peak.
 """
 
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
+import threading
+from dataclasses import asdict
 from typing import Any
 
-LAYERS, HIDDEN, HEADS, LENGTH, BATCH, VOCAB = 4, 256, 8, 512, 4, 50_304
-WARM_UP = 4
+from train_contenders import CONTENDERS, PEERS, WARM_UP, Job
 
-OURS: dict[str, Any] = {
-    "num-layers": LAYERS,
-    "hidden-size": HIDDEN,
-    "num-attention-heads": HEADS,
-    "seq-length": LENGTH,
-    "max-position-embeddings": LENGTH,
-    "pos-emb": "rotary",
-    "gpt-j-residual": True,
-    "no-weight-tying": True,
-    "hidden-dropout": 0.0,
-    "attention-dropout": 0.0,
-    "make-vocab-size-divisible-by": VOCAB,
-    "tokenizer-type": "CharLevelTokenizer",
-    "train-micro-batch-size-per-gpu": BATCH,
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-    "gradient-clipping": 1.0,
-    "log-interval": 1,
-    "eval-iters": 0,
+SHAPES: dict[str, dict[str, Any]] = {
+    "cpu": {"layers": 4, "hidden": 256, "heads": 8, "length": 512, "batch": 4, "vocabulary": 50_304},
+    "125M": {"layers": 12, "hidden": 768, "heads": 12, "length": 2048, "batch": 16, "vocabulary": 50_304},
+    "1.3B": {"layers": 24, "hidden": 2048, "heads": 16, "length": 2048, "batch": 8, "vocabulary": 50_304},
+    "tiny": {"layers": 2, "hidden": 64, "heads": 4, "length": 64, "batch": 2, "vocabulary": 512},
 }
+PRECISIONS = {"cpu": ("fp32", "bf16")}
+# Dense bfloat16 operations a second, by what nvidia-smi calls the device; the first that fits counts.
+PEAK_TFLOPS = {"H100 PCIe": 756.0, "H100": 989.0, "H200": 989.0, "A100": 312.0, "B200": 2250.0}
+# On a CPU ours is not compiled and has no kernels unless it is asked to.
+GPU_ONLY = ("ours-compiled", "ours-kernels")
+_POLL_SECONDS = 0.2
 
 
-# The contenders: functions of precision and number of steps that give the seconds of steps, elapsed and of
-# the processor.
-Times = dict[str, list[float]]
+class MemoryOfGpu(threading.Thread):
+    """The most memory, in MB, that was in use on the first GPU while this ran."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most = 0.0
+        self._is_over = threading.Event()
+
+    def run(self) -> None:
+        while not self._is_over.wait(_POLL_SECONDS):
+            self.most = max(self.most, float(_ask_gpu("memory.used") or 0))
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self.join()
 
 
-def ours(precision: str, steps: int) -> Times:
-    """neox-launch, from command to end; a short run first, so that starting can be told from training."""
-    before = _processor_time()
-    launch(precision, WARM_UP)
-    middle = _processor_time()
-    first, seconds = launch(precision, steps)
-    more = (_processor_time() - middle) - (middle - before)
-    return {"seconds": seconds, "processor": [more / (steps - WARM_UP)] * steps, "first_step": [first]}
+def _ask_gpu(what: str) -> str | None:
+    """The first GPU's answer; None where there is none."""
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return lines[0].strip() if lines else None
 
 
-def _processor_time() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def flops_per_token(job: Job) -> float:
+    """Of forward and backward pass: 2 and 4 for each multiplication."""
+    matrices = 12 * job.layers * job.hidden**2 + job.vocabulary * job.hidden
+    return 6.0 * (matrices + 2 * job.layers * job.length * job.hidden)
 
 
-def launch(precision: str, steps: int) -> tuple[float, list[float]]:
-    """Seconds from the command to the end of the first step, and of each step."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        config = OURS | {"train-iters": steps, "log-dir": name, "data-path": str(_corpus(folder))}
-        config["precision"] = "bfloat16" if precision == "bf16" else "fp32"
-        (folder / "job.yml").write_text(json.dumps(config))
-        began = time.monotonic()
-        launcher = Path(sys.executable).with_name("neox-launch")
-        process = subprocess.Popen([launcher, "--config", folder / "job.yml"], stdout=subprocess.DEVNULL)
-        record = folder / "metrics.jsonl"
-        while process.poll() is None and not (record.exists() and record.stat().st_size):
-            time.sleep(0.01)
-        first_two = time.monotonic() - began
-        if process.wait():
-            raise SystemExit("neox-launch failed")
-        lines = [json.loads(line) for line in record.read_text().splitlines()]
-    seconds = [line["time/iteration"] for line in lines if "time/iteration" in line]
-    # The first record is written when the second step is done.
-    return first_two - seconds[1], seconds
-
-
-def ours_in_a_plain_loop(precision: str, steps: int) -> Times:
-    """The same model without DeepSpeed: what is left is the engine's own work."""
-    from torch import nn
-
-    from neox_launcher.config import load_config, resolve
-    from neox_model.build.model import build_model
-    from neox_model.parallel.groups import SINGLE, Groups
-
-    with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
-        json.dump(OURS | {"train-iters": steps}, file)
-        file.flush()
-        resolved = resolve(load_config([Path(file.name)]), devices=1)
-    model = build_model(resolved, Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE), vocab_size=512)
-
-    def loss(module: nn.Module, tokens: Any, labels: Any) -> Any:
-        import torch
-
-        return module(tokens, (labels, torch.ones(labels.shape)))
-
-    return _loop(model, loss, precision, steps)
-
-
-def hugging_face(precision: str, steps: int, *, is_compiled: bool) -> Times:
-    import torch
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    config = GPTNeoXConfig(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=4 * HIDDEN,
-        max_position_embeddings=LENGTH,
-        use_parallel_residual=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
-        attn_implementation="sdpa",
-        use_cache=False,
-    )
-    model: Any = GPTNeoXForCausalLM(config)
-    if is_compiled:
-        model = torch.compile(model)
-
-    def loss(module: Any, tokens: Any, labels: Any) -> Any:
-        logits = module(tokens).logits
-        return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-
-    return _loop(model, loss, precision, steps)
-
-
-def plain(precision: str, steps: int, *, is_compiled: bool) -> Times:
-    """What one writes by hand: scaled_dot_product_attention, fused AdamW, one cross entropy."""
-    import torch
-    from plain_gpt import PlainGPT
-
-    model: Any = PlainGPT(layers=LAYERS, hidden=HIDDEN, heads=HEADS, length=LENGTH, vocabulary=VOCAB)
-    if is_compiled:
-        model = torch.compile(model)
-
-    def loss(module: Any, tokens: Any, labels: Any) -> Any:
-        return torch.nn.functional.cross_entropy(module(tokens).float().flatten(0, 1), labels.flatten())
-
-    return _loop(model, loss, precision, steps)
-
-
-def _loop(model: Any, loss: Callable[..., Any], precision: str, steps: int) -> Times:
-    import torch
-
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    generator = torch.Generator().manual_seed(0)
-    seconds, processor = [], []
-    for _ in range(steps):
-        window = torch.randint(0, 512, (BATCH, LENGTH + 1), generator=generator)
-        began, worked = time.perf_counter(), time.process_time()
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            value = loss(model, window[:, :-1].contiguous(), window[:, 1:].contiguous())
-        value.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        value.item()
-        seconds.append(time.perf_counter() - began)
-        processor.append(time.process_time() - worked)
-    return {"seconds": seconds, "processor": processor}
-
-
-def _corpus(folder: Path) -> Path:
-    import numpy as np
-
-    from neox_data.indexed import IndexedDatasetWriter
-
-    generator = np.random.default_rng(0)
-    with IndexedDatasetWriter(folder / "corpus", dtype=np.uint16) as writer:
-        for _ in range(100):
-            writer.append(generator.integers(0, 512, size=10_000).astype(np.uint16))
-    return folder / "corpus"
-
-
-CONTENDERS: dict[str, Callable[[str, int], Times]] = {
-    "ours": ours,
-    "ours-without-deepspeed": ours_in_a_plain_loop,
-    "hugging-face": lambda precision, steps: hugging_face(precision, steps, is_compiled=False),
-    "hugging-face-compiled": lambda precision, steps: hugging_face(precision, steps, is_compiled=True),
-    "plain": lambda precision, steps: plain(precision, steps, is_compiled=False),
-    "plain-compiled": lambda precision, steps: plain(precision, steps, is_compiled=True),
-}
-PEERS = ("hugging-face", "hugging-face-compiled", "plain", "plain-compiled")
-
-
-def measure(contender: str, steps: int) -> dict[str, float]:
+def measure(contender: str, job: Job) -> dict[str, float]:
     """Medians of a step in seconds, largest memory in MB; for ours, seconds from command to first step."""
-    command = [sys.executable, __file__, "--contender", contender, "--steps", str(steps)]
+    command = [sys.executable, __file__, "--contender", contender, "--job", json.dumps(asdict(job))]
+    gpu = MemoryOfGpu()
+    if job.device == "cuda":
+        gpu.start()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
+        if job.device == "cuda":
+            gpu.stop()
         if process.returncode:
             raise SystemExit(f"{contender} failed")
         output.seek(0)
         (times,) = [json.loads(line) for line in output if line.startswith("{")]
     first = {"first_step": times["first_step"][0]} if "first_step" in times else {}
     medians = {name: statistics.median(times[name][WARM_UP:]) for name in ("seconds", "processor")}
-    return {**medians, **first, "memory": usage.ru_maxrss / 1024}
+    memory = gpu.most if job.device == "cuda" else usage.ru_maxrss / 1024
+    return {**medians, **first, "memory": memory}
 
 
-def report(best: dict[str, dict[str, float]]) -> None:
-    print(
-        f"{'contender':32}{'tokens/s':>10}{'ms/step':>10}{'processor ms':>14}{'MB':>8}{'first step, s':>15}"
-    )
+def report(best: dict[str, dict[str, float]], job: Job, peak_tflops: float | None) -> None:
+    head = f"{'contender':32}{'tokens/s':>10}{'ms/step':>10}{'processor ms':>14}{'MB':>8}{'MFU %':>8}"
+    print(f"{head}{'first step, s':>15}")
     for name, found in best.items():
         first = f"{found['first_step']:15.1f}" if "first_step" in found else ""
-        rate = BATCH * LENGTH / found["seconds"]
+        rate = job.batch * job.length / found["seconds"]
+        used = rate * flops_per_token(job) / 1e12
+        share = f"{100 * used / peak_tflops:8.1f}" if peak_tflops else f"{'':8}"
         elapsed, worked = 1e3 * found["seconds"], 1e3 * found["processor"]
-        print(f"{name:32}{rate:10,.0f}{elapsed:10.0f}{worked:14.0f}{found['memory']:8,.0f}{first}")
-    for precision in ("fp32", "bf16"):
-        peers = [f"{peer}/{precision}" for peer in PEERS if f"{peer}/{precision}" in best]
-        mine = best.get(f"ours/{precision}")
-        if mine is None:
-            continue
-        for peer in peers:
-            ratios = [best[peer][clock] / mine[clock] for clock in ("seconds", "processor")]
-            print(f"ours / {peer}: {ratios[0]:.2f} elapsed, {ratios[1]:.2f} by processor time")
-        alone = best.get(f"ours-without-deepspeed/{precision}")
-        if alone is not None:
-            overhead = [1e3 * (mine[clock] - alone[clock]) for clock in ("seconds", "processor")]
-            print(
-                f"{precision}: DeepSpeed's overhead a step: {overhead[0]:.0f} ms, "
-                f"{overhead[1]:.0f} ms of the processor"
-            )
+        print(f"{name:32}{rate:10,.0f}{elapsed:10.1f}{worked:14.0f}{found['memory']:8,.0f}{share}{first}")
+    for name, mine in best.items():
+        if name.startswith("ours"):
+            _compare(name, mine, best)
+
+
+def _compare(name: str, mine: dict[str, float], best: dict[str, dict[str, float]]) -> None:
+    contender, _, precision = name.partition("/")
+    for peer in PEERS:
+        other = best.get(f"{peer}/{precision}")
+        if other is not None:
+            ratios = [other[clock] / mine[clock] for clock in ("seconds", "processor")]
+            print(f"{name} against {peer}: {ratios[0]:.2f} elapsed, {ratios[1]:.2f} by processor time")
+    alone = best.get(f"ours-without-deepspeed/{precision}")
+    if contender == "ours" and alone is not None:
+        overhead = [1e3 * (mine[clock] - alone[clock]) for clock in ("seconds", "processor")]
+        print(
+            f"{precision}: DeepSpeed's overhead a step: {overhead[0]:.0f} ms, "
+            f"{overhead[1]:.0f} ms of the processor"
+        )
+
+
+def parsed() -> argparse.Namespace:
+    names = [f"{name}/{precision}" for precision in ("fp32", "bf16") for name in CONTENDERS]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="cpu", help="what is trained (default: cpu)")
+    parser.add_argument("--batch", type=int, help="samples of a step (default: the shape's)")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="default: the GPU where there is one; cpu for shape cpu"
+    )
+    parser.add_argument("--steps", type=int, default=14, help=f"of which {WARM_UP} warm up (default: 14)")
+    parser.add_argument("--rounds", type=int, default=2, help="each contender so often (default: 2)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the processor")
+    parser.add_argument("--only", nargs="*", choices=names, metavar="NAME/PRECISION", help="some contenders")
+    parser.add_argument("--peak-tflops", type=float, help="of the device, for MFU (default: by its name)")
+    parser.add_argument("--profile", choices=names, metavar="NAME/PRECISION", help="instead: its operators")
+    parser.add_argument("--contender", choices=names, help=argparse.SUPPRESS)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.steps <= WARM_UP:
+        parser.error(f"--steps must be more than the {WARM_UP} that warm up")
+    if options.profile is not None and options.profile.split("/")[0] in ("ours", *GPU_ONLY):
+        parser.error("what neox-launch starts is not profiled; ours-without-deepspeed is the same model")
+    return options
+
+
+def chosen(options: argparse.Namespace, device: str) -> list[str]:
+    if options.only is not None:
+        return list(options.only)
+    contenders = [name for name in CONTENDERS if device == "cuda" or name not in GPU_ONLY]
+    precisions = PRECISIONS.get(options.shape, ("bf16",))
+    return [f"{name}/{precision}" for precision in precisions for name in contenders]
 
 
 def main() -> None:
-    names = [f"{name}/{precision}" for precision in ("fp32", "bf16") for name in CONTENDERS]
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=14)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--only", nargs="*", default=names, choices=names, metavar="NAME")
-    parser.add_argument("--contender", choices=names, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parsed()
     if options.contender:
-        name, precision = options.contender.split("/")
-        print(json.dumps(CONTENDERS[name](precision, options.steps)))
+        name = options.contender.split("/")[0]
+        print(json.dumps(CONTENDERS[name](Job(**json.loads(options.job)))))
         return
+    gpu = None if options.shape == "cpu" else _ask_gpu("name")
+    device = options.device or ("cpu" if gpu is None else "cuda")
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    shape = SHAPES[options.shape] | ({} if options.batch is None else {"batch": options.batch})
+    print(f"{options.shape} {shape} on {gpu if device == 'cuda' else 'the CPU'}", file=sys.stderr)
+    if options.profile is not None:
+        precision = options.profile.split("/")[1]
+        job = Job(**shape, precision=precision, device=device, steps=options.steps, profiles=True)
+        measure(options.profile, job)
+        return
     best: dict[str, dict[str, float]] = {}
     for turn in range(options.rounds):
-        for name in options.only:
-            found = measure(name, options.steps)
+        for name in chosen(options, device):
+            job = Job(**shape, precision=name.split("/")[1], device=device, steps=options.steps)
+            found = measure(name, job)
             told = f"{1e3 * found['seconds']:.0f} ms, {1e3 * found['processor']:.0f} of the processor"
             print(f"round {turn + 1}, {name}: {told}, {found['memory']:.0f} MB", file=sys.stderr)
             if name not in best or found["seconds"] < best[name]["seconds"]:
                 best[name] = found
-    report(best)
+    peaks = [peak for known, peak in PEAK_TFLOPS.items() if gpu is not None and known in gpu]
+    peak = options.peak_tflops or (peaks[0] if peaks and device == "cuda" else None)
+    report(best, job, peak)
 
 
 if __name__ == "__main__":
