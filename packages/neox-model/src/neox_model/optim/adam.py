@@ -36,7 +36,7 @@ def adam(
     if not bias_correction:
         return UncorrectedAdam(parameters, is_decoupled=adam_w_mode, **settings)
     kind = torch.optim.AdamW if adam_w_mode else torch.optim.Adam
-    return without_compiler(kind)(parameters, fused=True, **settings)
+    return without_compiler(kind, parameters, fused=True, **settings)
 
 
 class UncorrectedAdam(Optimizer):

@@ -5,9 +5,8 @@ they are called as torch wrote them. Where torch wraps them in another way, all 
 """
 
 import inspect
-from collections.abc import Callable
-from types import FunctionType
-from typing import TypeVar
+from types import FunctionType, MethodType
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -17,16 +16,14 @@ __all__ = ["without_compiler"]
 Kind = TypeVar("Kind", bound=Optimizer)
 
 
-def without_compiler(kind: type[Kind]) -> type[Kind]:
-    """The same optimizer, whose methods do not import torch._dynamo; `differentiable` is not for it."""
+def without_compiler(kind: type[Kind], *arguments: Any, **settings: Any) -> Kind:
+    """An optimizer of this kind whose methods do not import torch._dynamo; `differentiable` is not for it."""
     _mark_methods()
-    bare_step = inspect.unwrap(kind.step)
-
-    @torch.no_grad()
-    def step(self: Optimizer, closure: Callable[[], float] | None = None) -> float | None:
-        return bare_step(self, closure)
-
-    return type(kind.__name__, (kind,), {"step": step, "__doc__": kind.__doc__})
+    optimizer = kind(*arguments, **settings)
+    step = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(kind.step)))
+    # DeepSpeed asks for the very class, so that it has to be this one's alone.
+    vars(optimizer)["step"] = MethodType(step, optimizer)
+    return optimizer
 
 
 def _mark_methods() -> None:

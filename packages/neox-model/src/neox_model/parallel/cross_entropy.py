@@ -88,7 +88,10 @@ def projected_cross_entropy(
         chunk_rows = _rows(_CHUNK_NUMBERS, hidden_MD.device, weight_VD.shape[0])
     dtype = torch.promote_types(hidden_MD.dtype, torch.float32)
     vocabulary = _Vocabulary.of(vocab_size, group, dtype)
-    return _ProjectedCrossEntropy.apply(hidden_MD, weight_VD, labels_M, weights_M, vocabulary, chunk_rows)
+    needs_gradients = torch.is_grad_enabled() and (hidden_MD.requires_grad or weight_VD.requires_grad)
+    return _ProjectedCrossEntropy.apply(
+        hidden_MD, weight_VD, labels_M, weights_M, vocabulary, chunk_rows, needs_gradients
+    )
 
 
 def _rows(numbers: dict[str, int], device: torch.device, columns: int) -> int:
@@ -166,6 +169,45 @@ def _gradient_of_logits(
         result_MV[part, : vocabulary.width] = softmax
 
 
+def _loss(logits_CV: Tensor, labels: _Labels, weights_C: Tensor, vocabulary: _Vocabulary) -> Tensor:
+    """Each token's cross entropy, whatever its weight."""
+    log_total_C, picked_C = _log_totals(logits_CV, labels, vocabulary)
+    return log_total_C - picked_C
+
+
+def _loss_and_gradient(
+    logits_CV: Tensor, labels: _Labels, weights_C: Tensor, vocabulary: _Vocabulary
+) -> Tensor:
+    """The same; the logits become weights * (softmax - 1 at the label)."""
+    if vocabulary.group.size > 1:
+        log_total_C, picked_C = _log_totals(logits_CV, labels, vocabulary)
+        _gradient_of_logits(logits_CV, logits_CV, log_total_C, labels, weights_C, vocabulary)
+        return log_total_C - picked_C
+    # Rows are whole: each block goes from logits to gradients at once, with one exponential of each.
+    return torch.cat(
+        [
+            _loss_and_gradient_of_rows(logits_CV[part], labels.columns[part], weights_C[part], vocabulary)
+            for part in _blocks(logits_CV)
+        ]
+    )
+
+
+def _loss_and_gradient_of_rows(
+    logits_CV: Tensor, columns_C: Tensor, weights_C: Tensor, vocabulary: _Vocabulary
+) -> Tensor:
+    columns_C1, weights_C1 = columns_C.unsqueeze(1), weights_C.to(vocabulary.dtype).unsqueeze(1)
+    logits_CV[:, vocabulary.width :] = 0.0
+    # Of that dtype already, these are the logits themselves.
+    softmax_CV = logits_CV[:, : vocabulary.width].to(vocabulary.dtype)
+    picked_C1 = softmax_CV.gather(1, columns_C1)
+    largest_C1 = softmax_CV.amax(dim=-1, keepdim=True)
+    total_C1 = softmax_CV.sub_(largest_C1).exp_().sum(dim=-1, keepdim=True)
+    softmax_CV.mul_(weights_C1 / total_C1).scatter_add_(1, columns_C1, -weights_C1)
+    if softmax_CV.dtype != logits_CV.dtype:
+        logits_CV[:, : vocabulary.width] = softmax_CV
+    return (largest_C1 + total_C1.log() - picked_C1).squeeze(1)
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, vocabulary: _Vocabulary) -> Tensor:
@@ -198,8 +240,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         weights_M: Tensor,
         vocabulary: _Vocabulary,
         chunk_rows: int,
+        needs_gradients: bool,
     ) -> Tensor:
-        needs_gradients = any(ctx.needs_input_grad)
         total = torch.zeros((), device=hidden_MD.device, dtype=vocabulary.dtype)
         hidden_gradient_MD = torch.empty_like(hidden_MD) if needs_gradients else None
         # Summed over chunks, so in float32 whatever the weight's type.
@@ -208,11 +250,11 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             part = slice(first, first + chunk_rows)
             logits_CV = hidden_MD[part] @ weight_VD.t()
             local = _Labels.within(labels_M[part], vocabulary)
-            log_total_C, picked_C = _log_totals(logits_CV, local, vocabulary)
-            total += ((log_total_C - picked_C) * weights_M[part]).sum()
+            find_loss = _loss_and_gradient if needs_gradients else _loss
+            loss_C = find_loss(logits_CV, local, weights_M[part], vocabulary)
+            total += (loss_C * weights_M[part]).sum()
             if hidden_gradient_MD is None or weight_gradient_VD is None:
                 continue
-            _gradient_of_logits(logits_CV, logits_CV, log_total_C, local, weights_M[part], vocabulary)
             torch.mm(logits_CV, weight_VD, out=hidden_gradient_MD[part])
             _add_product(weight_gradient_VD, logits_CV.t(), hidden_MD[part])
         ctx.gradients = (hidden_gradient_MD, weight_gradient_VD)
@@ -221,10 +263,11 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (hidden_gradient_MD, weight_gradient_VD), ctx.gradients = ctx.gradients, None
         hidden_gradient_MD.mul_(gradient)
-        return hidden_gradient_MD, weight_gradient_VD.mul_(gradient).to(ctx.dtype), None, None, None, None
+        weight_gradient_VD = weight_gradient_VD.mul_(gradient).to(ctx.dtype)
+        return hidden_gradient_MD, weight_gradient_VD, None, None, None, None, None
 
 
 def _add_product(sum_VD: Tensor, left_VC: Tensor, right_CD: Tensor) -> None:
