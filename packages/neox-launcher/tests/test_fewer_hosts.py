@@ -54,7 +54,7 @@ def test_the_hosts_that_are_left_share_the_same_batch(plan_for, more):
 
 def test_what_changes_is_said(plan_for):
     before = plan_for(VERSION_1, 1, 1, 1)
-    assert describe_change(before, without_hosts(before, ["worker-2"]), ["worker-2"]) == (
+    assert describe_change(before, before, without_hosts(before, ["worker-2"]), ["worker-2"]) == (
         "lost: worker-2; going on with 2 workers (before: 3) on worker-1, worker-3\n"
         "train batch 12 as before: micro-batch 2, gradient accumulation steps 3, data-parallel size 2"
     )
@@ -66,7 +66,7 @@ def test_slots_beyond_the_largest_number_that_fits_are_not_used(plan_for):
     after = without_hosts(before, ["worker-1"])
     assert places_of(after) == [("worker-2", (0, 1)), ("worker-3", (0,))]
     assert batch_of(after) == (12, 2, 2)
-    assert describe_change(before, after, ["worker-1"]).splitlines()[-1] == (
+    assert describe_change(before, before, after, ["worker-1"]).splitlines()[-1] == (
         "2 slots of the 5 left not used: the batch suits 1, 2, 3, 6 workers (elasticity)"
     )
 
@@ -92,6 +92,15 @@ def test_without_a_number_that_fits_the_job_ends_with_a_remedy(plan_for, more, a
         f"{allowed} workers (elasticity); bring hosts back or add others, and start again: with `load` it "
         "goes on from the newest checkpoint there"
     )
+
+
+def test_what_else_the_layout_does_not_allow_is_said(plan_for):
+    zero = ("zero-optimization={stage: 3, zero_hpz_partition_size: 3}",)
+    before = plan_for(VERSION_1, 1, 1, 1, overrides=zero)
+    with pytest.raises(LaunchError) as found:
+        without_hosts(before, ["worker-1"])
+    assert "2 workers: " in str(found.value)
+    assert "does not divide the data-parallel size 2" in str(found.value)
 
 
 def test_a_number_of_hosts_with_a_batch_of_its_own_cannot_shrink(plan_for):

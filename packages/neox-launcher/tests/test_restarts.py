@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from neox_launcher.config import resolve
 from neox_launcher.launch import Request, plan_launch
 from neox_launcher.outcome import Failure, Outcome
+from neox_launcher.resources.host import Host
+from neox_launcher.resources.world import World
 from neox_launcher.restarts import run_with_restarts
 
 FAILURE = Failure(rank=1, host="h", time=0.0, message="the disk is full")
@@ -119,6 +122,17 @@ def test_an_elastic_job_goes_on_without_the_hosts_that_it_has_lost(elastic, tmp_
         "lost: worker-1; going on with 2 workers (before: 3) on worker-2, worker-3\n"
         "train batch 12 as before: micro-batch 2, gradient accumulation steps 3, data-parallel size 2\n"
     )
+
+
+def test_slots_that_were_not_used_are_used_when_more_hosts_are_lost(elastic, tmp_path, capsys):
+    hosts = tuple(Host(f"worker-{number}", tuple(range(number))) for number in (1, 2, 3))
+    resolved = resolve(elastic.resolved.config, devices=6, hosts=3)
+    whole = replace(elastic, world=World(hosts=hosts, gpus=None), resolved=resolved)
+    second = replace(LOSS, lost_hosts=("worker-2",))
+    seen, _ = attempts(whole, LOSS, second, DONE)
+    # Five slots are left: two workers on worker-2 and one of the three on worker-3; then all three there.
+    assert [[len(host.slots) for host in plan.world.hosts] for plan in seen] == [[1, 2, 3], [2, 1], [3]]
+    assert "lost: worker-2; going on with 3 workers (before: 3) on worker-3\n" in capsys.readouterr().err
 
 
 def test_what_is_no_loss_of_a_host_starts_on_the_same_hosts(elastic):

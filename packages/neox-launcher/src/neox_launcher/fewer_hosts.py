@@ -5,7 +5,6 @@ changes. So a smaller job goes on from a checkpoint with the samples that would 
 """
 
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import replace
 
 from neox_launcher.config import Derived, resolve
@@ -36,38 +35,40 @@ def without_hosts(plan: LaunchPlan, lost: Collection[str]) -> LaunchPlan:
     Raises:
         LaunchError: no number of workers that is left can share the batch.
     """
-    left = _left(plan, lost)
-    slots, derived = _slots(left), plan.resolved.derived
-    for count in sorted(_sharing(derived), reverse=True):
-        if count > slots:
-            continue
+    left, derived, refusals = _left(plan, lost), plan.resolved.derived, []
+    counts = [count for count in _sharing(derived) if count <= _slots(left)]
+    for count in sorted(counts, reverse=True):
         hosts = first_workers(left, count)
-        # An address that was given is that of the first host. Not every number fits the rest of the layout.
-        address = plan.master_addr if hosts[0].name == plan.world.hosts[0].name else None
-        with suppress(ConfigError):
+        try:
             resolved = resolve(plan.resolved.config, devices=count, hosts=len(hosts))
-            return replace(
-                plan, world=World(hosts=hosts, gpus=plan.world.gpus), resolved=resolved, master_addr=address
-            )
-    raise LaunchError(
-        f"lost: {name_hosts(list(lost))}; the job cannot go on with {_counted(slots)}, because its batch "
+        except ConfigError as error:
+            refusals.append(f"{count:,} workers: {error}")
+            continue
+        # An address that was given is that of the first host.
+        address = plan.master_addr if hosts[0].name == plan.world.hosts[0].name else None
+        world = World(hosts=hosts, gpus=plan.world.gpus)
+        return replace(plan, world=world, resolved=resolved, master_addr=address)
+    sentence = (
+        f"lost: {_names(plan, lost)}; the job cannot go on with {_counted(_slots(left))}, because its batch "
         f"of {derived.train_batch_size:,} samples suits {_listed(derived)} workers (elasticity); bring hosts "
         "back or add others, and start again: with `load` it goes on from the newest checkpoint there"
     )
+    raise LaunchError("\n".join([sentence, *refusals]))
 
 
-def describe_change(before: LaunchPlan, after: LaunchPlan, lost: Collection[str]) -> str:
+def describe_change(whole: LaunchPlan, before: LaunchPlan, after: LaunchPlan, lost: Collection[str]) -> str:
     """What a smaller plan changes, in sentences.
 
     Args:
-        before: the plan of the hosts that were there.
-        after: what `without_hosts` made of it.
-        lost: names of hosts.
+        whole: the plan of all hosts that there were.
+        before: the plan of the last attempt.
+        after: what `without_hosts` made of the whole.
+        lost: names of hosts, those lost before the last attempt included.
     """
-    derived, slots = after.resolved.derived, _slots(_left(before, lost))
+    derived, slots = after.resolved.derived, _slots(_left(whole, lost))
     hosts = name_hosts([host.name for host in after.world.hosts])
     lines = [
-        f"lost: {name_hosts(list(lost))}; going on with {derived.world_size:,} workers (before: "
+        f"lost: {_names(before, lost)}; going on with {derived.world_size:,} workers (before: "
         f"{before.world.size:,}) on {hosts}",
         f"train batch {derived.train_batch_size:,} as before: micro-batch {derived.micro_batch_size}, "
         f"gradient accumulation steps {derived.accumulation}, "
@@ -76,13 +77,17 @@ def describe_change(before: LaunchPlan, after: LaunchPlan, lost: Collection[str]
     if slots > derived.world_size:
         lines.append(
             f"{_counted(slots - derived.world_size)} of the {slots:,} left not used: the batch suits "
-            f"{_listed(before.resolved.derived)} workers (elasticity)"
+            f"{_listed(whole.resolved.derived)} workers (elasticity)"
         )
     return "\n".join(lines)
 
 
 def _left(plan: LaunchPlan, lost: Collection[str]) -> list[Host]:
     return [host for host in plan.world.hosts if host.name not in lost]
+
+
+def _names(plan: LaunchPlan, lost: Collection[str]) -> str:
+    return name_hosts([host.name for host in plan.world.hosts if host.name in lost])
 
 
 def _slots(hosts: Collection[Host]) -> int:

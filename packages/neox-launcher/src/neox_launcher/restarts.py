@@ -28,19 +28,20 @@ def run_with_restarts(plan: LaunchPlan, attempt: Callable[[LaunchPlan], Outcome]
         plan: the first attempt's; the later ones go on from what was saved meanwhile, as resuming does.
         attempt: carries out one plan.
     """
-    found_before = _checkpoints(plan)
+    found_before, whole = _checkpoints(plan), plan
+    lost: set[str] = set()
     for number in range(1, plan.max_restarts + 1):
         outcome = attempt(plan)
         if outcome.first_failure is None or outcome.was_stopped or outcome.exit_code == _WRONG_REQUEST:
             return outcome
         change = ""
-        lost = _lost_for_good(plan, outcome, number)
-        if lost:
+        if _loses_hosts(plan, outcome, number):
+            lost.update(outcome.lost_hosts)
             try:
-                before, plan = plan, without_hosts(plan, lost)
+                before, plan = plan, without_hosts(whole, lost)
             except LaunchError as error:
                 return _ended_by(outcome, error)
-            change = describe_change(before, plan, lost) + "\n"
+            change = describe_change(whole, before, plan, lost) + "\n"
         if _checkpoints(plan) - found_before:
             plan = _resuming(plan)
         _tell_restart(plan, outcome, number, change)
@@ -48,11 +49,9 @@ def run_with_restarts(plan: LaunchPlan, attempt: Callable[[LaunchPlan], Outcome]
     return attempt(plan)
 
 
-def _lost_for_good(plan: LaunchPlan, outcome: Outcome, number: int) -> tuple[str, ...]:
-    """The hosts that the job goes on without; one that did not come at the very start is tried once more."""
-    if not can_shrink(plan) or (number == 1 and not outcome.has_started):
-        return ()
-    return outcome.lost_hosts
+def _loses_hosts(plan: LaunchPlan, outcome: Outcome, number: int) -> bool:
+    """Whether the job goes on without some; one that did not come at the very start is tried once more."""
+    return can_shrink(plan) and bool(outcome.lost_hosts) and (outcome.has_started or number > 1)
 
 
 def _ended_by(outcome: Outcome, error: LaunchError) -> Outcome:
