@@ -202,11 +202,16 @@ class _Launch:
         # An MPI ends its other processes when one is gone.
         if not (node.is_mpi and self._lost):
             self._lost.add(node.number)
-        self._fail(
-            node.host,
-            f"it is lost ({reason}), with {name_workers(node.ranks)}; what it still runs ends by itself. See "
-            "whether it is up, and what its kernel log says; to go on without it, start again with exclude: "
-            f"{self._orders.hosts[node.number].name} (with elasticity, --max-restarts does that)",
+        what = f"it is lost ({reason}), with {name_workers(node.ranks)}; what it still runs ends by itself"
+        self._fail(node.host, what + self._remedy_for_loss(node))
+
+    def _remedy_for_loss(self, node: Node) -> str:
+        if len(self._orders.hosts) == 1:
+            return ""
+        name = self._orders.hosts[node.number].name
+        return (
+            ". See whether it is up, and what its kernel log says; to go on without it, start again with "
+            f"exclude: {name} (with elasticity, --max-restarts does that)"
         )
 
     def _note_silence(self) -> None:
