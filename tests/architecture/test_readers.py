@@ -24,6 +24,10 @@ def test_a_variable_of_the_same_name_is_no_reader():
     assert "neox_model.optim.build" in read_by("optimizer.type")
 
 
-def test_a_block_that_is_handed_on_whole_is_read_with_all_that_is_in_it():
-    assert read_by("flops_profiler.module_depth") == read_by("flops_profiler")
-    assert "neox_launcher.config.engine_json" in read_by("flops_profiler")
+def test_what_nobody_names_is_read_with_the_block_around_it():
+    assert read_by("comet.api_key") == read_by("comet") != []
+
+
+def test_a_block_that_is_handed_on_whole_is_left_to_the_table_of_those():
+    assert read_by("flops_profiler.module_depth") == []
+    assert "neox_launcher.config.engine_json" in read_by("flops_profiler.enabled")

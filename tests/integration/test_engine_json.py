@@ -29,8 +29,10 @@ STAGES = ["pipe-parallel-size: 1", *(f"zero-stage: {stage}" for stage in range(4
 PRECISIONS = ["", "precision: fp16", "precision: bfloat16"]
 BESIDES = {
     "": {},
-    "prescale_gradients: true": {"prescale_gradients": True},
-    "gradient_predivide_factor: 2.0": {"gradient_predivide_factor": 2.0},
+    "prescale_gradients: true\nzero_optimization: {reduce_scatter: false}": {"prescale_gradients": True},
+    "gradient_predivide_factor: 2.0\nzero_optimization: {reduce_scatter: false}": {
+        "gradient_predivide_factor": 2.0
+    },
     "dump_state: true": {"dump_state": True},
     "wall_clock_breakdown: true": {"wall_clock_breakdown": True},
     "steps_per_print: 7": {"steps_per_print": 7},

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 
+from neox_launcher.config.carried_out import HANDED_ON
 from neox_launcher.config.schema import all_parameters, section_of, sections
 from support.sources import ROOT, Source, sources
 
@@ -99,10 +100,15 @@ def _is_read(name: str, words: _Words) -> bool:
 
 
 def read_by(name: str) -> list[str]:
-    """The modules that read a parameter; of one inside a block that is handed on whole, the block's."""
+    """The modules that read a parameter; of one that nobody names, those of the block around it.
+
+    A block that is known to be handed on whole is left to the table that says to whom.
+    """
     modules = [module for module, words in _readers().items() if _is_read(name, words)]
     outer = name.rpartition(".")[0]
-    return modules or (read_by(outer) if outer else [])
+    if modules or not outer or name.startswith(tuple(HANDED_ON)):
+        return modules
+    return read_by(outer)
 
 
 def table() -> str:

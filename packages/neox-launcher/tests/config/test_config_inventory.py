@@ -54,6 +54,8 @@ STATUS = {
         data_efficiency.data_routing.random_ltd.model_*
         data_efficiency.data_routing.random_ltd.hidden_state_order
         short_seq_prob optimizer.params.torch_adam zero_optimization.elastic_checkpoint
+        zero_optimization.allgather_partitions zero_optimization.load_from_fp32_weights
+        zero_optimization.stage3_gather_16bit_weights_on_model_save
         checkpoint.tag_validation checkpoint.load_universal checkpoint.parallel_write.pipeline_stage
         elasticity.min_time autotuning.arg_mappings""",
     "refused": """
@@ -78,10 +80,10 @@ COUNTS = {
     "computed": 12,
     "retired": 17,
     "alias": 51,
-    "no effect": 11,
+    "no effect": 14,
     "refused": 12,
     "not yet": 122,
-    "live": 300,
+    "live": 297,
 }
 
 # Defaults that are others than the inventory's, and why.

@@ -226,6 +226,18 @@ EXAMPLES = {
         "has no effect with prescale_gradients",
         "gradient_predivide_factor: 2",
     ),
+    "reduced_shares_are_divided_once": (
+        "zero_optimization: {stage: 1}\ngradient_predivide_factor: 2",
+        "gradient_predivide_factor",
+        "works with ZeRO only without reduce_scatter",
+        "zero_optimization: {stage: 1, reduce_scatter: false}\ngradient_predivide_factor: 2",
+    ),
+    "gathered_buckets_are_even": (
+        "zero_optimization: {stage: 1, allgather_bucket_size: 7}",
+        "zero_optimization.allgather_bucket_size",
+        "must be an even number\nuse 8",
+        "zero_optimization: {stage: 3, allgather_bucket_size: 7}",
+    ),
     "twin_flow_needs_stage_3": (
         "zero_optimization: {stage: 2, offload_optimizer: {device: cpu, ratio: 0.3}}",
         "zero_optimization.offload_optimizer.ratio",
@@ -301,3 +313,10 @@ def test_rules_have_more_to_say(load, text, name, sentence):
 )
 def test_a_fusion_that_is_left_open_contradicts_nothing(load, text):
     assert load(text)
+
+
+def test_gradients_are_divided_before_the_sum_in_stage_1_anyway(load):
+    load("zero_optimization: {stage: 1}\nprescale_gradients: true")
+    with pytest.raises(ConfigError, match="ZeRO stage 2 and above only without reduce_scatter"):
+        load("zero_optimization: {stage: 2}\nprescale_gradients: true")
+    load("zero_optimization: {stage: 2, reduce_scatter: false}\nprescale_gradients: true")

@@ -2,6 +2,9 @@
 
 import pytest
 
+from neox_launcher.config.schema import all_parameters
+from neox_launcher.config.unused import is_understood
+
 # text -> parameters with a note
 CASES = [
     ("rotary-pct: 0.5", ["rotary_pct"]),
@@ -28,6 +31,26 @@ CASES = [
     ("elasticity: {enabled: false, num_gpus_per_node: 5, version: 0.1}", []),
     ("comms_logger: {enabled: true, prof_all: true, prof_ops: [all_reduce]}", ["comms_logger.prof_ops"]),
     ("fp16_lm_cross_entropy: true\nfp16: {enabled: true}", []),
+    ("fp16: {enabled: true, loss_scale: 128, hysteresis: 4}", ["fp16.hysteresis"]),
+    ("fp16: {enabled: true, hysteresis: 4}", []),
+    ("init-method: small_init\ninit-method-std: 0.5", []),
+    (
+        "init-method: small_init\noutput-layer-init-method: wang_init\ninit-method-std: 0.5",
+        ["init_method_std"],
+    ),
+    ("sparsity_config: {num_local_blocks: 2}", ["sparsity_config.num_local_blocks"]),
+    ("sparsity_config: {num_local_blocks: 2}\nattention-config: [[[global, local], 2]]", []),
+    ("gmlp-attn-dim: 32\nattention-config: [[[bigbird], all]]", ["gmlp_attn_dim"]),
+    (
+        "zero_allow_untested_optimizer: true\noptimizer: {params: {betas: [0.5, 0.9]}}\n"
+        "--set optimizer.type=madgrad_wd",
+        ["optimizer.params.betas"],
+    ),
+    ("zero_optimization: {allgather_partitions: true, load_from_fp32_weights: true}", []),
+    (
+        "zero_optimization: {stage: 1, allgather_partitions: false}",
+        ["zero_optimization.allgather_partitions"],
+    ),
 ]
 
 
@@ -45,6 +68,22 @@ def test_the_note_says_what_would_make_it_count(load):
     (notice,) = load("rotary-pct: 0.5").notices
     assert notice.what == "has no effect: it is used when pos_emb is rotary; here it is learned"
     assert (notice.value, notice.place.line) == ("0.5", 1)
+
+
+def test_the_note_says_which_layers_there_are(load):
+    (notice,) = load("sparsity_config: {num_local_blocks: 2}").notices
+    assert notice.what == (
+        "has no effect: it is used when attention_config has sparse_fixed or local layers; here it has global"
+    )
+
+
+# Who starts the workers is decided where the hosts are known.
+UNKNOWN = {"launcher"}
+
+
+def test_every_condition_is_one_that_can_be_judged():
+    conditions = {each.name: each.used_when for each in all_parameters() if each.used_when}
+    assert {name for name, text in conditions.items() if not is_understood(name, text)} == UNKNOWN
 
 
 def test_weights_are_not_used_when_documents_are_counted(load):

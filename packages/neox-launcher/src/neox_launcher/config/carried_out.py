@@ -1,6 +1,7 @@
 """Who carries a parameter out: modules that read it, DeepSpeed's engine, a rule, or nothing, and why not."""
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from neox_launcher.config.implied import NO_EFFECT
 from neox_launcher.config.not_yet import NOT_YET, REFUSED
 from neox_launcher.config.parameter import Parameter
 
-__all__ = ["carried_out_by"]
+__all__ = ["HANDED_ON", "carried_out_by"]
 
 _CONFIG = "neox_launcher.config."
 # Modules of the configuration that hand a value on, and to whom.
@@ -20,7 +21,7 @@ _THROUGH = {
     f"{_CONFIG}learning_rate": "the learning rate (neox-config schedule)",
 }
 # Blocks that a module gets whole, so that nobody reads each of their parameters.
-_HANDED_ON = {
+HANDED_ON = {
     "zero_optimization.": f"{_CONFIG}engine_json",
     "fp16.": f"{_CONFIG}engine_json",
     "aio.": f"{_CONFIG}engine_json",
@@ -40,6 +41,7 @@ def carried_out_by(parameter: Parameter) -> str:
     if refused is not None:
         return f"nothing: {refused} {REFUSED[refused]}"
     missing = next((switch for switch in NOT_YET if _is_brought_in_by(switch, parameter)), None)
+    missing = missing or _optimizer_to_come(parameter)
     if missing is not None:
         return f"nothing yet: {missing} is not built"
     who = _who(name)
@@ -51,7 +53,7 @@ def carried_out_by(parameter: Parameter) -> str:
 def _who(name: str) -> list[str]:
     """Modules that read the parameter, and what it is handed on to."""
     readers = set(_readers().get(name, ()))
-    readers |= {module for block, module in _HANDED_ON.items() if name.startswith(block)}
+    readers |= {module for block, module in HANDED_ON.items() if name.startswith(block)}
     modules = sorted(module for module in readers if not module.startswith(_CONFIG))
     return [*modules, *(who for module, who in _THROUGH.items() if module in readers)]
 
@@ -66,6 +68,16 @@ def _is_brought_in_by(switch: str, parameter: Parameter) -> bool:
         return parameter.name.startswith("scheduler.")
     block = next((switch.removesuffix(end) for end in _SWITCHES if switch.endswith(end)), None)
     return parameter.name.startswith(f"{block}.") if block is not None else False
+
+
+def _optimizer_to_come(parameter: Parameter) -> str | None:
+    """The optimizers that alone take this argument, where none of them is built."""
+    kinds = (parameter.used_when or "").removeprefix("type is ")
+    waits = NOT_YET.get("optimizer.type")
+    if not parameter.name.startswith("optimizer.params.") or waits is None:
+        return None
+    is_built = [not waits.is_asked_for(kind) for kind in re.split(r", | or ", kinds)]
+    return None if any(is_built) else kinds
 
 
 @cache

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from neox_launcher.config.problems import Place, Problem, in_words, place_of
-from neox_launcher.config.schema import NeoXConfig
+from neox_launcher.config.schema import NeoXConfig, parameter_named
 from neox_launcher.config.sections.data_efficiency import TRUNCATES, Metric
 
 __all__ = ["NO_EFFECT", "fill_in", "follows_from", "implied_settings"]
@@ -27,6 +27,9 @@ NO_EFFECT: Mapping[str, str] = {
     "data_efficiency.data_routing.random_ltd.hidden_state_order": "the model knows its own order",
     "autotuning.arg_mappings": "trials get their settings in a configuration file, not as options",
     "elasticity.min_time": "a job gets smaller when a host is lost, whenever that is",
+    "zero_optimization.allgather_partitions": "updated parameters are always collected by all-gather",
+    "zero_optimization.load_from_fp32_weights": "checkpoints hold the float32 weights where there are any",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "checkpoints hold whole weights",
     "zero_optimization.elastic_checkpoint": "every checkpoint can be loaded with any number of ranks",
 }
 
@@ -71,11 +74,7 @@ def fill_in(values: dict[str, dict[str, Any]]) -> set[str]:
 
 def implied_settings(config: NeoXConfig, places: Mapping[str, Place]) -> tuple[NeoXConfig, list[Problem]]:
     """The configuration with what its settings imply, and a notice where something else was written."""
-    notices = [
-        Problem(name, f"has no effect: {why}", value=in_words(config.value_of(name)), place=places[name])
-        for name, why in NO_EFFECT.items()
-        if name in places
-    ]
+    notices = [*_without_effect(config, places)]
     if config.attention.apply_query_key_layer_scaling and not config.attention.attention_softmax_in_fp32:
         notices += _overruled("attention_softmax_in_fp32", "apply-query-key-layer-scaling", places)
         attention = config.attention.replaced(attention_softmax_in_fp32=True)
@@ -98,6 +97,14 @@ def implied_settings(config: NeoXConfig, places: Mapping[str, Place]) -> tuple[N
             )
         )
     return config, [*notices, *_advice(config, places)]
+
+
+def _without_effect(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
+    """What was given to parameters that change nothing; their defaults say what is done anyway."""
+    for name, why in NO_EFFECT.items():
+        value = config.value_of(name) if name in places else None
+        if value is not None and value != parameter_named(name).default:
+            yield Problem(name, f"has no effect: {why}", value=in_words(value), place=places[name])
 
 
 def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:

@@ -504,6 +504,31 @@ def predivide_or_prescale(c: NeoXConfig) -> Iterator[Problem]:
 
 
 @rule
+def reduced_shares_are_divided_once(c: NeoXConfig) -> Iterator[Problem]:
+    """ZeRO that reduces each part to its owner divides once, before the sum."""
+    zero = c.zero.zero_optimization
+    if zero.stage == 0 or not zero.reduce_scatter:
+        return
+    remedy = "leave it out, or set zero_optimization.reduce_scatter: false"
+    if c.engine.gradient_predivide_factor != 1.0:
+        yield Problem("gradient_predivide_factor", "works with ZeRO only without reduce_scatter", remedy)
+    if c.engine.prescale_gradients and zero.stage >= 2:
+        what = "works with ZeRO stage 2 and above only without reduce_scatter"
+        yield Problem("prescale_gradients", what, remedy)
+
+
+@rule
+def gathered_buckets_are_even(c: NeoXConfig) -> Iterator[Problem]:
+    """DeepSpeed's stages 1 and 2 begin every message at a multiple of four bytes."""
+    zero = c.zero.zero_optimization
+    if zero.stage in (1, 2) and zero.allgather_bucket_size % 2:
+        what = "must be an even number"
+        yield Problem(
+            "zero_optimization.allgather_bucket_size", what, f"use {zero.allgather_bucket_size + 1}"
+        )
+
+
+@rule
 def twin_flow_needs_stage_3(c: NeoXConfig) -> Iterator[Problem]:
     """Only stage 3 can leave a part of the states on the device."""
     zero = c.zero.zero_optimization

@@ -1,17 +1,30 @@
 """Values that were given and change nothing under the other settings: each gets a note."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from neox_launcher.config.attention_layers import expand_attention
 from neox_launcher.config.implied import NO_EFFECT
-from neox_launcher.config.parameter import condition_of, inner_section
+from neox_launcher.config.parameter import condition_of, inner_section, number_from
 from neox_launcher.config.problems import Place, Problem, in_words
 from neox_launcher.config.schema import NeoXConfig, field_named
 
-__all__ = ["unused_values"]
+__all__ = ["is_understood", "unused_values"]
 
 # `used_when` of a parameter, where it names another one: "stage is 1 or 2", "pipe_parallel_size >= 1".
-_CONDITION = re.compile(r"(?P<name>\w+) (is (?P<choices>.+)|>= (?P<least>\d+))")
+_CONDITION = re.compile(r"(?P<name>\w+) (is (?P<not>not )?(?P<choices>.+)|>= (?P<least>\d+))")
+_LAYERS = re.compile(r"attention_config has (?P<kinds>.+) layers")
+# Where it asks more than one value.
+_OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
+    "an init method is normal or scaled_normal": lambda config: (
+        not {"normal", "scaled_normal"}.isdisjoint(
+            {config.model.init_method, config.model.output_layer_init_method}
+        )
+    ),
+    "training is in fp16": lambda config: (
+        config.precision.fp16.enabled or config.precision.precision == "fp16"
+    ),
+}
 
 
 def unused_values(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
@@ -22,14 +35,35 @@ def unused_values(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[P
         if declared is None or condition is None or name in NO_EFFECT:
             continue
         value = config.value_of(name)
-        found = _CONDITION.fullmatch(condition)
-        decider = None if found is None else _decider(name, found["name"])
-        if found is None or decider is None or value == declared.default or _is_switched_off(config, name):
+        if value == declared.default or _is_switched_off(config, name):
             continue
-        decides = config.value_of(decider)
-        if not _holds(found, decides):
-            what = f"has no effect: it is used when {condition}; here it is {in_words(decides)}"
-            yield Problem(name, what, value=in_words(value), place=place)
+        what = _why_unused(name, condition, config)
+        if what:
+            yield Problem(name, f"has no effect: {what}", value=in_words(value), place=place)
+
+
+def is_understood(name: str, condition: str) -> bool:
+    """Whether a configuration can tell if the condition of a parameter holds."""
+    found = _CONDITION.fullmatch(condition)
+    by_value = found is not None and _decider(name, found["name"]) is not None
+    return by_value or condition in _OTHERS or _LAYERS.fullmatch(condition) is not None
+
+
+def _why_unused(name: str, condition: str, config: NeoXConfig) -> str:
+    """Why a condition does not hold; empty where it does, or where the configuration cannot tell."""
+    if condition in _OTHERS:
+        return "" if _OTHERS[condition](config) else f"it is used when {condition}"
+    layers = _LAYERS.fullmatch(condition)
+    if layers is not None:
+        kinds = set(expand_attention(config.attention.attention_config, config.model.num_layers))
+        is_used = not kinds.isdisjoint(_listed(layers["kinds"]))
+        return "" if is_used else f"it is used when {condition}; here it has {', '.join(sorted(kinds))}"
+    found = _CONDITION.fullmatch(condition)
+    decider = None if found is None else _decider(name, found["name"])
+    if found is None or decider is None:
+        return ""
+    decides = config.value_of(decider)
+    return "" if _holds(found, decides) else f"it is used when {condition}; here it is {in_words(decides)}"
 
 
 def _decider(name: str, other: str) -> str | None:
@@ -50,8 +84,18 @@ def _holds(condition: re.Match[str], value: object) -> bool:
         return isinstance(value, int) and value >= int(condition["least"])
     if condition["choices"] == "set":
         return value is not None
-    choices = re.split(r", | or ", condition["choices"])
-    return in_words(value).casefold() in [choice.casefold() for choice in choices]
+    is_listed = any(_is(choice, value) for choice in _listed(condition["choices"]))
+    return is_listed is (condition["not"] is None)
+
+
+def _listed(words: str) -> list[str]:
+    return re.split(r", | or ", words)
+
+
+def _is(choice: str, value: object) -> bool:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return number_from(choice) == value
+    return in_words(value).casefold() == choice.casefold()
 
 
 def _is_switched_off(config: NeoXConfig, name: str) -> bool:

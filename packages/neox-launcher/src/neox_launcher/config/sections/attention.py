@@ -21,6 +21,10 @@ ATTENTION_TYPES = (
 )
 
 
+def _has(kinds: str) -> str:
+    return f"attention_config has {kinds} layers"
+
+
 class SparsityConfig(Section):
     """Block layouts of sparse layers; attention stays causal whatever is said here."""
 
@@ -32,13 +36,13 @@ class SparsityConfig(Section):
     )
     different_layout_per_head: bool = param(False, origin="DSC", doc="Every head has a layout of its own.")
     num_local_blocks: int = param(
-        4, origin="DSC", gt=0, used_when="sparse_fixed, local", doc="Blocks of one local window."
+        4, origin="DSC", gt=0, used_when=_has("sparse_fixed or local"), doc="Blocks of one local window."
     )
     num_global_blocks: int = param(
         1,
         origin="DSC",
         gt=0,
-        used_when="sparse_fixed, bigbird",
+        used_when=_has("sparse_fixed or bigbird"),
         doc="Blocks of a window that all later ones see.",
     )
     attention: Literal["unidirectional", "bidirectional"] = param(
@@ -49,41 +53,42 @@ class SparsityConfig(Section):
         1,
         origin="DSC",
         gt=0,
-        used_when="sparse_fixed",
+        used_when=_has("sparse_fixed"),
         doc="Choices of global blocks that heads alternate between.",
     )
     num_random_blocks: int = param(
         0,
         origin="DSC",
         ge=0,
-        used_when="sparse_variable, bigbird",
+        used_when=_has("sparse_variable or bigbird"),
         doc="Random blocks of each row of blocks.",
     )
     local_window_blocks: tuple[int, ...] = param(
         (4,),
         origin="DSC",
-        used_when="sparse_variable",
+        used_when=_has("sparse_variable"),
         doc="Sizes of successive local windows; the last repeats.",
     )
     global_block_indices: tuple[int, ...] = param(
         (0,),
         origin="DSC",
-        used_when="sparse_variable, bslongformer",
+        used_when=_has("sparse_variable or bslongformer"),
         doc="Global blocks, or where ranges start.",
     )
     global_block_end_indices: tuple[int, ...] | None = param(
         None,
         origin="DSC",
         none_means="each index is one block",
-        used_when="sparse_variable, bslongformer",
+        used_when=_has("sparse_variable or bslongformer"),
         doc="Where the ranges of global blocks end (exclusive).",
     )
     num_sliding_window_blocks: int = param(
         3,
         origin="DSC",
         gt=0,
-        used_when="bigbird, bslongformer; local without num_local_blocks",
-        doc="Width of the sliding window in blocks; half of it lies before a block.",
+        used_when=_has("bigbird, bslongformer or local"),
+        doc="Width of the sliding window in blocks; half of it lies before a block. Of local layers where "
+        "num_local_blocks is not given.",
     )
 
     @property

@@ -65,7 +65,7 @@ class WeightQuantizationShared(Section):
 
     enabled: bool = param(False, origin="DSC", doc="Quantize weights.")
     quantizer_kernel: bool = param(
-        False, origin="DSC", used_when="fp16 is enabled", doc="Quantize in a compiled kernel."
+        False, origin="DSC", used_when="training is in fp16", doc="Quantize in a compiled kernel."
     )
     schedule_offset: int = param(0, origin="DSC", ge=0, doc=_OFFSET)
     quantize_groups: int = param(

@@ -55,7 +55,10 @@ class DataSection(Section):
         "infer", origin="Meg", doc="How datasets are read; infer looks at the index file."
     )
     mmap_warmup: bool = param(
-        False, origin="Meg", used_when="data is memory-mapped", doc="Read the files once before training."
+        False,
+        origin="Meg",
+        used_when="data_impl is mmap or infer",
+        doc="Read the files once before training.",
     )
     split: str = param(
         "969, 30, 1",

@@ -25,7 +25,7 @@ class LrScheduleSection(Section):
         none_means="train_iters",
         doc="Iterations, warm-up included, until the rate stops falling.",
     )
-    min_lr: float = param(0.0, origin="Meg", ge=0, doc="The rate never falls below this.")
+    min_lr: float = param(0.0, origin="Meg", ge=0, doc="After the warm-up the rate does not fall below this.")
     warmup: float = param(
         0.01,
         origin="Meg",

@@ -54,7 +54,10 @@ class OptimizerParams(Section):
 
     lr: float = param(origin="DSC", ge=0, doc="Learning rate after warm-up.")
     betas: tuple[float, float] = param(
-        (0.9, 0.999), origin="DSC", doc="Decay of the running means of gradients and of squared gradients."
+        (0.9, 0.999),
+        origin="DSC",
+        used_when="type is not madgrad_wd or SM3",
+        doc="Decay of the running means of gradients and of squared gradients.",
     )
     eps: float = param(1e-8, origin="DSC", ge=0, doc="Added to the denominator of the update.")
     weight_decay: float = param(
@@ -70,7 +73,10 @@ class OptimizerParams(Section):
         doc="Decay weights apart from the gradient, as AdamW does.",
     )
     bias_correction: bool = param(
-        True, origin="DSC", doc="Correct Adam's running means for their start at zero."
+        True,
+        origin="DSC",
+        used_when="type is not CPU_torch_adam, madgrad_wd or SM3",
+        doc="Correct Adam's running means for their start at zero.",
     )
     freeze_step: int = param(
         100000, origin="DSC", gt=0, used_when=_ONE_BIT, doc="Updates before communication is compressed."

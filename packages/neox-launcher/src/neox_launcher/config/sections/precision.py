@@ -21,31 +21,31 @@ class Fp16(Section):
         origin="DSC",
         ge=0,
         le=64,
-        used_when="the scale is dynamic",
+        used_when="loss_scale is 0",
         doc="The scale starts at 2 to this power.",
     )
     loss_scale_window: int = param(
         1000,
         origin="DSC",
         gt=0,
-        used_when="the scale is dynamic",
+        used_when="loss_scale is 0",
         doc="Updates without overflow that double it.",
     )
     hysteresis: int = param(
         2,
         origin="DSC",
         ge=1,
-        used_when="the scale is dynamic",
+        used_when="loss_scale is 0",
         doc="Overflows that it takes to halve the scale.",
     )
     consecutive_hysteresis: bool = param(
         False,
         origin="DSC",
-        used_when="the scale is dynamic",
+        used_when="loss_scale is 0",
         doc="Every update without overflow restores the allowance of `hysteresis`.",
     )
     min_loss_scale: int = param(
-        1, origin="DSC", gt=0, used_when="the scale is dynamic", doc="The scale never falls below this."
+        1, origin="DSC", gt=0, used_when="loss_scale is 0", doc="The scale never falls below this."
     )
     auto_cast: bool = param(False, origin="DSC", doc="Turn floating-point inputs of the model into float16.")
 

@@ -62,7 +62,7 @@ class ZeroOptimization(Section):
         "parameters.",
     )
     allgather_partitions: bool = param(
-        True, origin="DSC", doc="Collect updated parameters by all-gather; false uses broadcasts."
+        True, origin="DSC", doc="Not used: updated parameters are always collected by all-gather."
     )
     allgather_bucket_size: int = param(500_000_000, origin="DSC", ge=0, doc="Elements gathered at a time.")
     overlap_comm: bool | None = param(
@@ -79,7 +79,7 @@ class ZeroOptimization(Section):
         True, origin="DSC", doc="Gather gradients in one buffer as they come, against fragmented memory."
     )
     load_from_fp32_weights: bool = param(
-        True, origin="DSC", doc="Start master weights from the float32 copies of a checkpoint."
+        True, origin="DSC", doc="Not used: checkpoints hold the float32 weights where there are any."
     )
     grad_hooks: bool = param(
         True, origin="DSC", used_when="stage is 1", doc="Reduce during the backward pass."
@@ -126,7 +126,7 @@ class ZeroOptimization(Section):
         False,
         origin="DSC",
         used_when=_STAGE_3,
-        doc="Collect 16-bit weights for DeepSpeed's save_16bit_model().",
+        doc="Not used: checkpoints hold whole weights, whatever the stage.",
     )
     ignore_unused_parameters: bool = param(
         True, origin="DSC", used_when="stage is 2", doc="Accept parameters that got no gradient."
