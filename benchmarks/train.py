@@ -77,8 +77,11 @@ def flops_per_token(job: Job) -> float:
     return 6.0 * (matrices + 2 * job.layers * job.length * job.hidden)
 
 
-def measure(contender: str, job: Job) -> dict[str, float]:
-    """Medians of a step in seconds, largest memory in MB; for ours, seconds from command to first step."""
+def measure(contender: str, job: Job) -> dict[str, float] | None:
+    """Medians of a step in seconds, largest memory in MB; for ours, seconds from command to first step.
+
+    None where the contender fails, which it has told.
+    """
     command = [sys.executable, __file__, "--contender", contender, "--job", json.dumps(asdict(job))]
     gpu = MemoryOfGpu()
     if job.device == "cuda":
@@ -90,7 +93,7 @@ def measure(contender: str, job: Job) -> dict[str, float]:
         if job.device == "cuda":
             gpu.stop()
         if process.returncode:
-            raise SystemExit(f"{contender} failed")
+            return None
         output.seek(0)
         (times,) = [json.loads(line) for line in output if line.startswith("{")]
     first = {"first_step": times["first_step"][0]} if "first_step" in times else {}
@@ -187,6 +190,9 @@ def main() -> None:
         for name in chosen(options, device):
             job = Job(**shape, precision=name.split("/")[1], device=device, steps=options.steps)
             found = measure(name, job)
+            if found is None:
+                print(f"round {turn + 1}, {name}: failed", file=sys.stderr)
+                continue
             told = f"{1e3 * found['seconds']:.0f} ms, {1e3 * found['processor']:.0f} of the processor"
             print(f"round {turn + 1}, {name}: {told}, {found['memory']:.0f} MB", file=sys.stderr)
             if name not in best or found["seconds"] < best[name]["seconds"]:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ AT_ONCE = 24
 
 def train_pairs(folder: str, data_path: str, devices: int, start: int) -> dict[str, str]:
     """Train some pairs, one after another; runs in every rank. Gives what went wrong."""
+    from neox_model.build.compilation import compile_layers
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.run import train_in
+    from neox_model.train import run
     from support.worlds import world_of
 
+    # Traced and run as it was traced: inductor's C++ would take a minute of each pair.
+    run.compile_layers = partial(compile_layers, backend="aot_eager")
     here, failed = Path(folder), {}
     chosen = allowed_pairs(devices, data_path=data_path, log_dir=folder)[start : start + AT_ONCE]
     for number, pair in enumerate(chosen, start):
@@ -30,9 +34,8 @@ def train_pairs(folder: str, data_path: str, devices: int, start: int) -> dict[s
         (here / f"rank-{os.environ['RANK']}").write_text(name)
         with world_of(devices, here, name=str(number)):
             try:
-                train_in(
-                    create_groups(derived.model_parallel_size, derived.pipe_parallel_size), pair.resolved
-                )
+                groups = create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
+                run.train_in(groups, pair.resolved)
                 check_losses(here)
             except Exception as error:
                 failed[name] = f"{type(error).__name__}: {error}"

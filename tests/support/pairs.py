@@ -114,6 +114,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "shared layers": {"num_unique_layers": 1},
     "initialization on the CPU": {"use_cpu_initialization": True},
     "ONNX-safe": {"onnx_safe": True},
+    "compiled layers": {"compile": True},
     # Data and loss
     "attention within documents": {"reset_attention_mask": True},
     "positions within documents": {"reset_position_ids": True},

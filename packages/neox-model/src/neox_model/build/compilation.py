@@ -128,6 +128,7 @@ class _Trial:
             return _Found()
         eager_seconds, expected = self._in_training(self._seconds), self._output()
         private_compiler_cache()
+        torch._dynamo.reset()
         for function in (*collectives.UNCOMPILED, *random.UNCOMPILED, *flex.UNCOMPILED):
             function.keep_out_of_graphs()
         limits = {"recompile_limit": _GRAPHS_OF_A_FUNCTION, "fail_on_recompile_limit_hit": True}
