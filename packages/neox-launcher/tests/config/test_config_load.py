@@ -31,6 +31,8 @@ WRONG = [
     ("activation: zzz", ["use gelu, geglu, relu, softsign, swish, mish, silu, swiglu, reglu"]),
     ("zero_optimization: {stage: 4}", ["is not one of the choices", "use 0, 1, 2, 3"]),
     ("train-data-paths: data/x", ["must be a list", "write [data/x]"]),
+    ("attention-config: local", ["must be a list", 'write [[["local"], "all"]]']),
+    ("attention-config: []", ["describes 0 layers", 'write [[["global", "local"], 6]] for 12 layers']),
     ("optimizer: {params: {betas: [0.9]}}", ["has too few elements"]),
     ("optimizer: {params: {betas: [0.9, 0.9, 0.9]}}", ["has too many elements"]),
     ("optimizer: {params: {betas: [0.9, high]}}", ["in element 2"]),

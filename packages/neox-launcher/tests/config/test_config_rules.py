@@ -191,7 +191,7 @@ EXAMPLES = {
     "data_comes_one_way": (
         "train-data-paths: [a]",
         "train_data_paths",
-        "valid-data-paths, test-data-paths is not there",
+        "is given without valid-data-paths, test-data-paths",
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]",
     ),
     "weights_match_the_paths": (

@@ -39,6 +39,8 @@ def expand_attention(pattern: tuple[Any, ...] | None, num_layers: int) -> tuple[
 
 
 def _remedy(pattern: tuple[Any, ...]) -> str:
+    if not pattern:
+        return _PATTERN
     if len(pattern) == 1 and isinstance(pattern[0], tuple):
         return 'write "all" as the count: the types are repeated until the layers are full'
     return "each count says how often all types beside it are repeated"

@@ -416,7 +416,7 @@ def data_comes_one_way(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem(given[0], "excludes data-path", "leave one of them out")
     if given and len(given) < len(lists):
         missing = ", ".join(name.replace("_", "-") for name in lists if name not in given)
-        yield Problem(given[0], f"goes with the other lists; {missing} is not there", "give all three lists")
+        yield Problem(given[0], f"is given without {missing}", "give all three lists")
     for name, paths in lists.items():
         if paths is not None and not paths:
             yield Problem(name, "is empty", "name at least one dataset")

@@ -24,6 +24,8 @@ _KINDS = {
     "float_parsing": "a number",
     "dict_type": "a block of parameters",
 }
+# Parameters that take a list, and how one value for all is written.
+_AS_LIST = {"attention_config": 'write [[["{}"], "all"]]'}
 # Parameters that take one value, and what takes several.
 _FOR_LISTS = {"data_path": "name several datasets in train-data-paths, valid-data-paths and test-data-paths"}
 
@@ -84,7 +86,8 @@ def sentence_about(name: str, detail: ErrorDetails) -> tuple[str, str]:
         near = did_you_mean(str(detail["input"]), parameter.choices)
         return "is not one of the choices", near or f"use {', '.join(parameter.choices)}"
     if kind in ("tuple_type", "list_type"):
-        return "must be a list", _as_default(parameter) or f"write [{in_words(detail['input'])}]"
+        written = _AS_LIST.get(name, "write [{}]").format(in_words(detail["input"]))
+        return "must be a list", _as_default(parameter) or written
     if kind == "string_pattern_mismatch":
         return "is not understood", f"write {parameter.choices[0]}"
     if kind == "too_long":
