@@ -13,7 +13,7 @@ else:
             ["src/neox_data/csrc/native.cpp"],
             depends=[
                 f"src/neox_data/csrc/{name}"
-                for name in ("scan.h", "scan_kernel.inc", "shuffle.h", "tournament.h")
+                for name in ("sample_reader.h", "scan.h", "scan_kernel.inc", "shuffle.h", "tournament.h")
             ],
             cxx_std=17,
             extra_compile_args=["-O3", "-ffp-contract=off"],

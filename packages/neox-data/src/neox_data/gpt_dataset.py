@@ -9,6 +9,7 @@ import numpy as np
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
 from neox_data.samples.index_cache import load_or_build
+from neox_data.samples.native_reader import native_sample_reader
 
 __all__ = ["GPTDataset"]
 
@@ -69,9 +70,7 @@ class GPTDataset:
             seed=seed,
             cache_dir=None if cache_dir is None else Path(cache_dir),
         )
-        # Single numbers come several times as fast from these as from arrays.
-        self._documents, self._shuffle = self.index.documents.data, self.index.shuffle.data
-        self._starts = self.index.starts.reshape(-1).data
+        self._read = native_sample_reader(indexed, self.index, seq_length=seq_length)
         self.num_documents = len(documents)
         self.epochs = len(self.index.documents) // self.num_documents
 
@@ -85,7 +84,9 @@ class GPTDataset:
 
     def __getitem__(self, item: int) -> np.ndarray:
         """The tokens of an item, int64 [seq_length + 1]: `[:-1]` is the input, `[1:]` the labels."""
-        return self.indexed.get_across(*self._span(item))
+        self.indexed.check_whole()
+        tokens = self._read(item)
+        return self.indexed.get_across(*self._span(item)) if tokens is None else tokens
 
     def pieces(self, item: int) -> Iterator[tuple[int, int, int]]:
         """The pieces of documents that an item is made of: sequence, first token, number of tokens.
@@ -101,13 +102,14 @@ class GPTDataset:
 
     def _span(self, item: int) -> tuple[list[int], int, int]:
         """The sequences of an item, the first token in the first of them, and the last one in the last."""
-        if not 0 <= item < len(self._shuffle):
+        index = self.index
+        if not 0 <= item < len(index.shuffle):
             raise IndexError(
                 f"item {item} of the part {self.name!r} of {self.indexed.prefix}, which has {len(self):,}"
             )
-        row = 2 * self._shuffle[item]
-        first, offset, last, end = self._starts[row : row + 4]
-        return self._documents[first : last + 1].tolist(), offset, end
+        sample = index.shuffle.item(item)
+        (first, offset), (last, end) = index.starts[sample : sample + 2].tolist()
+        return index.documents[first : last + 1].tolist(), offset, end
 
     def items_with(self, sequence: int) -> np.ndarray:
         """The items that hold a token of a sequence, in rising order, int64; none for one of another part.

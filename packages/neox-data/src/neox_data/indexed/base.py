@@ -55,6 +55,11 @@ class IndexedDataset(ABC):
         self._fraction = (1 << self._shift) - 1
 
     @property
+    def token_array(self) -> np.ndarray | None:
+        """All tokens of the `.bin`, where they are an array; see `check_whole`."""
+        return self._tokens if isinstance(self._tokens, np.ndarray) else None
+
+    @property
     def num_tokens(self) -> int:
         """Tokens in all sequences together."""
         return self.index.num_tokens
@@ -80,7 +85,7 @@ class IndexedDataset(ABC):
             raise IndexError(
                 f"{length} tokens from {offset} of sequence {sequence} of {self.prefix}, which has {size}"
             )
-        self._check_whole()
+        self.check_whole()
         first = self.first_token(sequence) + offset
         return self._tokens[first : first + length]
 
@@ -110,7 +115,7 @@ class IndexedDataset(ABC):
             IndexError: there is no such sequence, or the first or the last one has no such token.
             IndexedDatasetError: the index gives a place outside of the `.bin`.
         """
-        self._check_whole()
+        self.check_whole()
         # `first_token`, written out: calls for each piece would take as long as copying its tokens.
         tokens, start_of, size_of = self._tokens, self._start_of, self._size_of
         shift, fraction, num_tokens = self._shift, self._fraction, self._num_tokens
@@ -164,11 +169,11 @@ class IndexedDataset(ABC):
             raise IndexError(
                 f"{length:,} tokens from {first:,} of {self.prefix}, which has {self.num_tokens:,}"
             )
-        self._check_whole()
+        self.check_whole()
         return self._tokens[first : first + length]
 
     @abstractmethod
-    def _check_whole(self) -> None:
+    def check_whole(self) -> None:
         """Make sure, as far as reading does not find out, that the `.bin` is still as long as it was.
 
         Raises:

@@ -43,7 +43,7 @@ class LazyIndexedDataset(IndexedDataset):
     def __init__(self, prefix: Path | str, index: DatasetIndex) -> None:
         super().__init__(prefix, index, _TokenFile(bin_path(prefix), index.dtype))
 
-    def _check_whole(self) -> None:
+    def check_whole(self) -> None:
         """Reading finds out."""
 
 
@@ -55,5 +55,5 @@ class CachedIndexedDataset(IndexedDataset):
         tokens.flags.writeable = False
         super().__init__(prefix, index, tokens)
 
-    def _check_whole(self) -> None:
+    def check_whole(self) -> None:
         """The file is not read any more."""

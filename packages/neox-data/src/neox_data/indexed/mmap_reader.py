@@ -34,8 +34,8 @@ class MMapIndexedDataset(IndexedDataset):
         self._size = mapped.nbytes
         self._mapping: Any = mapped.obj
 
-    def _check_whole(self) -> None:
-        # A read behind the end of a mapped file would kill the process, without a word.
+    def check_whole(self) -> None:
+        """A read behind the end of a mapped file would kill the process, without a word."""
         if self._size and self._mapping.size() < self._size:
             raise IndexedDatasetError(
                 f"{bin_path(self.prefix)} became shorter while it was read; copy it again and start again"
