@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 def load_native() -> ModuleType | None:
     """The extension, or None where it was not built; which of them is logged, once."""
     if _extension is None:
-        logger.info("samples, their orders and blends: numpy, because the extension was not built (%s)", _absence)
+        logger.info("samples and their orders: numpy, because the extension was not built (%s)", _absence)
     else:
-        logger.info("samples, their orders and blends: native")
+        logger.info("samples and their orders: native")
     return _extension
