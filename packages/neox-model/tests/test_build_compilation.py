@@ -13,6 +13,7 @@ from neox_model.build.compilation import _Found, _Trial, _why_not, compile_layer
 from neox_model.build.compiler_cache import private_compiler_cache
 from neox_model.build.model import build_model
 from neox_model.errors import ModelError
+from neox_model.layers.attention import LocalPattern, flex
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import ALONE
 from neox_model.parallel.random import seed_streams
@@ -119,6 +120,26 @@ def check_tensor_parallel() -> list[bool]:
 @pytest.mark.slow
 def test_what_communicates_stays_out_of_the_graphs_and_random_streams_stay_apart():
     assert run_ranks(check_tensor_parallel, size=2) == [[True, True]] * 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+def test_flex_attention_which_compiles_by_itself_lies_between_two_graphs():
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    for function in flex.UNCOMPILED:
+        function.keep_out_of_graphs()
+    core = flex.FlexCore(is_compiled=False, pattern=lambda: LocalPattern(block=2, blocks_before=1))
+    inputs = [torch.randn(LENGTH, BATCH, 3, 16) for _ in range(3)]
+
+    def around(query, key, value):
+        return core(2 * query, key, value).sin()
+
+    assert torch.equal(torch.compile(around, backend=keep, dynamic=False)(*inputs), around(*inputs))
+    assert len(graphs) == 2
 
 
 def model_and(**settings):
