@@ -122,6 +122,10 @@ def build_engine(
             config=settings,
             dist_init_required=False,
         )
+    if groups.data.size == 1 and not _reduces_in_the_optimizer(settings):
+        # One replica has nobody to sum gradients with; DeepSpeed would still copy all of them there and back.
+        reduction = "pipeline_enable_backward_allreduce" if is_pipeline else "enable_backward_allreduce"
+        setattr(inner, reduction, False)
     return Engine(inner, clipper)
 
 
@@ -159,6 +163,12 @@ def _leaves_clipping_to_us(settings: dict[str, Any]) -> bool:
     """32-bit weights under ZeRO stage 0: DeepSpeed does not wrap the optimizer and keeps no gradient norm."""
     sixteen_bit = any(settings.get(kind, {}).get("enabled", False) for kind in ("fp16", "bf16"))
     return not sixteen_bit and settings.get("zero_optimization", {}).get("stage", 0) == 0
+
+
+def _reduces_in_the_optimizer(settings: dict[str, Any]) -> bool:
+    """ZeRO's optimizers take gradients from what is reduced, and float16's looks for overflows there."""
+    is_sharded = settings.get("zero_optimization", {}).get("stage", 0) > 0
+    return is_sharded or bool(settings.get("fp16", {}).get("enabled", False))
 
 
 def _refuse_to_compile(builder: OpBuilder, verbose: bool = True) -> None:
