@@ -1,4 +1,8 @@
-from neox_data.command import one_option_per_word
+import signal
+import subprocess
+import sys
+
+from neox_data.command import ended_by_ctrl_c, one_option_per_word
 
 SEVERAL = frozenset({"--input", "--keys"})
 
@@ -15,3 +19,22 @@ def test_words_after_an_option_of_several_get_the_option_each() -> None:
 
 def test_other_words_stay_as_they_are() -> None:
     assert spread("a --other b c --input=d -x --input e") == "a --other b c --input=d -x --input e"
+
+
+def test_ctrl_c_ends_what_would_not_notice_it() -> None:
+    script = (
+        "import os, signal\n"
+        "from neox_data.command import ended_by_ctrl_c\n"
+        "with ended_by_ctrl_c():\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    print('went on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_is_afterwards_what_it_was() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with ended_by_ctrl_c():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is before

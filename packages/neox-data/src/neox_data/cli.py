@@ -10,7 +10,7 @@ import numpy as np
 
 from neox_data.analyze_cli import analyze
 from neox_data.blend_report import SourceShare, report_blend, report_datasets, share_lines
-from neox_data.command import CONTEXT_SETTINGS, DataCommand
+from neox_data.command import CONTEXT_SETTINGS, DataCommand, ended_by_ctrl_c
 from neox_data.curriculum.dataset import CurriculumDataset
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.indexed.chart import draw_lengths
@@ -244,9 +244,9 @@ def train_tokenizer(
     """Train a byte-level BPE vocabulary, for HFTokenizer."""
     started = time.monotonic()
     reader = CorpusReader(find_inputs(inputs), (jsonl_key,), skip_bad_lines=skip_bad_lines)
-    entries = train_byte_level_bpe(
-        (document.texts[0] for document in reader), vocab_size=vocab_size, output=output
-    )
+    texts = (document.texts[0] for document in reader)
+    with ended_by_ctrl_c():
+        entries = train_byte_level_bpe(texts, vocab_size=vocab_size, output=output)
     if entries < vocab_size:
         click.echo(f"the corpus gives only {entries:,} entries of the {vocab_size:,} asked for", err=True)
     if reader.num_skipped:

@@ -1,6 +1,9 @@
 """What the package's commands share: errors as one sentence, and options that take several words."""
 
+import signal
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from threading import current_thread, main_thread
 from typing import Any
 
 import click
@@ -8,7 +11,7 @@ import click
 from neox_data.errors import DataError
 from neox_data.whole_files import NO_ROOM
 
-__all__ = ["CONTEXT_SETTINGS", "DataCommand", "one_option_per_word"]
+__all__ = ["CONTEXT_SETTINGS", "DataCommand", "ended_by_ctrl_c", "one_option_per_word"]
 
 # Of every command; those of a group take them over from the group.
 CONTEXT_SETTINGS: dict[str, Any] = {
@@ -47,6 +50,22 @@ class DataCommand(click.Command):
             place = f"{error.filename}: " if error.filename else ""
             remedy = _MAKE_ROOM if error.errno in NO_ROOM else ""
             raise click.ClickException(f"{place}{error.strerror or error}{remedy}") from error
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the process at once, for work in a library that does not return before it is done.
+
+    Nothing that runs later is told of it, so what the block writes must appear whole or not at all.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def one_option_per_word(args: Iterable[str], several: frozenset[str]) -> Iterator[str]:

@@ -8,20 +8,25 @@ from neox_data.preprocess.read import Document
 from neox_data.tokenizers.char_level import CharLevelTokenizer
 
 
-def document(text: str, num_bytes: int = 4_800_000) -> Document:
+def document(text: str, num_bytes: int = 2_400_000) -> Document:
     return Document((text,), num_bytes)
 
 
 def encode(documents, *, end_of_document: int | None = None, workers: int = 2, encoder=None):
     encoder = encoder or CharLevelTokenizer().encode_flat
     return encode_all(
-        documents, encoder, dtype=np.dtype("u2"), end_of_document=end_of_document, workers=workers
+        documents,
+        encoder,
+        dtype=np.dtype("u2"),
+        end_of_document=end_of_document,
+        workers=workers,
+        batch_bytes=1 << 22,
     )
 
 
 def test_batches_are_bounded_by_size() -> None:
-    assert [len(batch) for batch in batched([document("a")] * 5)] == [2, 2, 1]
-    assert [len(batch) for batch in batched([document("a", 1)] * 20_000)] == [16_384, 3_616]
+    assert [len(batch) for batch in batched([document("a")] * 5, 1 << 22)] == [2, 2, 1]
+    assert [len(batch) for batch in batched([document("a", 1)] * 20_000, 1 << 22)] == [16_384, 3_616]
 
 
 def test_tokens_come_in_order_with_their_ends_and_without_empty_documents() -> None:
@@ -43,7 +48,7 @@ def test_only_a_few_batches_are_read_ahead() -> None:
     def documents():
         for number in range(100):
             read.append(number)
-            yield document("a", 1 << 23)
+            yield document("a", 1 << 22)
 
     batches = encode(documents())
     next(batches)

@@ -19,7 +19,6 @@ __all__ = ["Column", "EncodedBatch", "Encoder", "batched", "encode_all"]
 # The ids of some texts one after another, and how many each has.
 Encoder = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 
-_BATCH_BYTES = 1 << 23
 _BATCH_DOCUMENTS = 1 << 14
 
 
@@ -59,14 +58,14 @@ class EncodedBatch:
         return sum(column.tokens.size for column in self.columns)
 
 
-def batched(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Consecutive documents in lists of about eight megabytes."""
+def batched(documents: Iterable[Document], batch_bytes: int) -> Iterator[list[Document]]:
+    """Consecutive documents in lists of about so many bytes."""
     batch: list[Document] = []
     num_bytes = 0
     for document in documents:
         batch.append(document)
         num_bytes += document.num_bytes
-        if num_bytes >= _BATCH_BYTES or len(batch) >= _BATCH_DOCUMENTS:
+        if num_bytes >= batch_bytes or len(batch) >= _BATCH_DOCUMENTS:
             yield batch
             batch, num_bytes = [], 0
     if batch:
@@ -80,6 +79,7 @@ def encode_all(
     dtype: np.dtype[np.generic],
     end_of_document: int | None,
     workers: int,
+    batch_bytes: int,
 ) -> Iterator[EncodedBatch]:
     """The documents as tokens, batch by batch in their order.
 
@@ -89,11 +89,12 @@ def encode_all(
         dtype: of the tokens.
         end_of_document: the token to end each document with that has tokens; None: none.
         workers: batches that are encoded at the same time.
+        batch_bytes: of corpus in a batch, about.
     """
     pending: deque[Future[EncodedBatch]] = deque()
     executor = ThreadPoolExecutor(workers, "encode")
     try:
-        for batch in batched(documents):
+        for batch in batched(documents, batch_bytes):
             pending.append(executor.submit(_encode, batch, encoder, dtype, end_of_document))
             if len(pending) > workers:
                 yield pending.popleft().result()

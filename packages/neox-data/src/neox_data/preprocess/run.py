@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from neox_data.errors import CorpusError, TokenizerError
 from neox_data.indexed.layout import token_dtype
@@ -157,7 +157,7 @@ def preprocess(
         split_long=options.split_long,
         mend_text=options.mend_text,
     )
-    encoder, encoder_name, workers = _choose_encoder(tokenizer, paths, options)
+    encoding = _choose_encoding(tokenizer, paths, options)
     prefixes = tuple(output_prefix_of(output_prefix, key) for key in options.keys)
     dtype = token_dtype(tokenizer.vocab_size)
     counts = Counts()
@@ -169,10 +169,11 @@ def preprocess(
         writers = [files.enter_context(IndexedDatasetWriter(prefix, dtype=dtype)) for prefix in prefixes]
         batches = encode_all(
             reader,
-            encoder,
+            encoding.encoder,
             dtype=dtype,
             end_of_document=tokenizer.end_of_document if options.append_end else None,
-            workers=workers,
+            workers=encoding.workers,
+            batch_bytes=encoding.batch_bytes,
         )
         for batch in batches:
             _write(batch, writers, offsets)
@@ -194,7 +195,7 @@ def preprocess(
             writer.prefix,
             inputs=places.with_documents(sources),
             tokenizer=describe_tokenizer(tokenizer),
-            options={**options.described(key), "encoder": encoder_name},
+            options={**options.described(key), "encoder": encoding.name},
             counts={
                 "documents": writer.num_documents,
                 "tokens": writer.num_tokens,
@@ -215,7 +216,7 @@ def preprocess(
         first_skipped=str(reader.first_skipped) if reader.first_skipped else None,
         too_long=reader.num_too_long,
         long_ones=options.long_ones,
-        encoder=encoder_name,
+        encoder=encoding.name,
         seconds=time.monotonic() - started,
     )
 
@@ -232,21 +233,32 @@ def _described(paths: Sequence[Path | CorpusPart]) -> Iterator[Callable[[], list
         yield lambda: [*parts, *hashed()]
 
 
-def _choose_encoder(
-    tokenizer: Tokenizer, paths: Sequence[Path | CorpusPart], options: Options
-) -> tuple[Encoder, str, int]:
-    """Gigatoken where it gives the tokenizer's ids; with its name, and the batches to encode at once."""
+class _Encoding(NamedTuple):
+    """What makes the tokens, what a reader is told of it, and the batches that it is given.
+
+    A batch of a library's is small, as nothing ends before those that are under way, a run that is stopped
+    included. gigatoken takes a large one in no time, and divides it among the cores itself.
+    """
+
+    encoder: Encoder
+    name: str
+    workers: int = 1
+    batch_bytes: int = 1 << 23
+
+
+def _choose_encoding(tokenizer: Tokenizer, paths: Sequence[Path | CorpusPart], options: Options) -> _Encoding:
+    """Gigatoken where it gives the tokenizer's ids."""
     name = type(tokenizer).__name__
     if isinstance(tokenizer, RankedFileTokenizer):
-        return tokenizer.encode_flat, f"{name}, which gigatoken runs", 1
-    if options.exact:
-        return tokenizer.encode_flat, f"{name}, as --exact asks", options.workers
-    try:
-        # One batch at a time: gigatoken itself divides it among the cores.
+        return _Encoding(tokenizer.encode_flat, f"{name}, which gigatoken runs")
+    why = ", as --exact asks"
+    if not options.exact:
         files = [part.path if isinstance(part, CorpusPart) else part for part in paths]
-        return fast_encoder(tokenizer, sample_texts(files, options.keys)), "gigatoken", 1
-    except TokenizerError as reason:
-        return tokenizer.encode_flat, f"{name}, not gigatoken ({reason})", options.workers
+        try:
+            return _Encoding(fast_encoder(tokenizer, sample_texts(files, options.keys)), "gigatoken")
+        except TokenizerError as reason:
+            why = f", not gigatoken ({reason})"
+    return _Encoding(tokenizer.encode_flat, f"{name}{why}", options.workers, 1 << 20)
 
 
 def _write(
