@@ -105,6 +105,16 @@ def test_compiled_layers_give_the_losses_and_gradients_of_plain_ones(tmp_path, m
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.sweep
+def test_recomputation_repeats_compiled_dropout(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    settings = {"compile": True, "num_layers": 2, "hidden_dropout": 0.1, "attention_dropout": 0.1}
+    kept = trained(backend="inductor", **settings)
+    recomputed = trained(backend="inductor", **settings, **RECOMPUTED)
+    for one, other in zip(recomputed, kept, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+
+
 def check_tensor_parallel() -> list[bool]:
     groups = create_groups(2, 1)
     settings = {"model_parallel_size": 2, "num_layers": 2, "hidden_dropout": 0.1, "attention_dropout": 0.1}
