@@ -3,9 +3,10 @@
 from typing import Any
 
 from neox_launcher.config.problems import did_you_mean
+from neox_launcher.config.schema import NeoXConfig
 from neox_launcher.config.sections.attention import ATTENTION_TYPES
 
-__all__ = ["expand_attention"]
+__all__ = ["expand_attention", "types_in"]
 
 _PATTERN = 'write [[["global", "local"], 6]] for 12 layers, or the name of every layer'
 
@@ -36,6 +37,14 @@ def expand_attention(pattern: tuple[Any, ...] | None, num_layers: int) -> tuple[
     if len(types) != num_layers:
         raise ValueError(f"describes {len(types)} layers, but num-layers is {num_layers}; {_remedy(pattern)}")
     return tuple(types)
+
+
+def types_in(config: NeoXConfig) -> frozenset[str]:
+    """The types that layers have; none where attention_config is wrong, which has a rule of its own."""
+    try:
+        return frozenset(expand_attention(config.attention.attention_config, config.model.num_layers))
+    except ValueError:
+        return frozenset()
 
 
 def _remedy(pattern: tuple[Any, ...]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from neox_launcher.config.curricula import METRICS, enabled_sampling
 from neox_launcher.config.problems import Place, Problem, in_words, place_of
 from neox_launcher.config.schema import NeoXConfig, parameter_named
 from neox_launcher.config.sections.data_efficiency import TRUNCATES, Metric
@@ -109,7 +110,7 @@ def _without_effect(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator
 
 def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
     """What works, and not as one would expect."""
-    kind, is_fp16 = config.optimizer.optimizer.kind, config.precision.fp16.enabled
+    kind, is_fp16 = config.optimizer.optimizer.kind, config.precision.is_fp16
     if kind == "sm3" and is_fp16:
         yield _note("optimizer.type", "does not work well with fp16", "use bf16", config, places)
     if kind == "onebitadam" and "lr_decay_style" in places:
@@ -133,16 +134,15 @@ def _curriculum_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Itera
         yield _note(name, "changes nothing without curriculum_learning", "enable it too", config, places)
     for key, metric in _measures(config).items():
         if metric.clustering_type == "single_cluster" and key != TRUNCATES:
-            name = f"data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.{key}"
+            name = f"{METRICS}.{key}"
             what, remedy = "holds back no sample", "use schedule_based, or leave the measure out"
             place = place_of(places, name)
             yield Problem(f"{name}.clustering_type", what, remedy, value="single_cluster", place=place)
 
 
 def _measures(config: NeoXConfig) -> Mapping[str, Metric]:
-    efficiency = config.data_efficiency.data_efficiency
-    is_on = efficiency.enabled and efficiency.data_sampling.enabled
-    return efficiency.data_sampling.curriculum_learning.curriculum_metrics if is_on else {}
+    sampling = enabled_sampling(config)
+    return {} if sampling is None else sampling.curriculum_learning.curriculum_metrics
 
 
 def _note(name: str, what: str, remedy: str, config: NeoXConfig, places: Mapping[str, Place]) -> Problem:

@@ -1,6 +1,6 @@
 """What keeps torch.compile away from a configuration's layers, whatever the device."""
 
-from neox_launcher.config.curriculum_rules import curricula_of_lengths
+from neox_launcher.config.curricula import curricula_of_lengths
 from neox_launcher.config.schema import NeoXConfig
 
 __all__ = ["why_layers_stay_uncompiled"]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from neox_launcher.config.attention_layers import expand_attention
-from neox_launcher.config.curriculum_rules import curricula_of_lengths
+from neox_launcher.config.curricula import curricula_of_lengths
 from neox_launcher.config.elasticity import elastic_batch, elastic_devices
 from neox_launcher.config.layer_sharing import weight_owners
 from neox_launcher.config.problems import Place, Problem, config_error, in_words, place_of

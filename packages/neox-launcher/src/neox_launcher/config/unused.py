@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from neox_launcher.config.attention_layers import expand_attention
+from neox_launcher.config.attention_layers import types_in
 from neox_launcher.config.implied import NO_EFFECT
 from neox_launcher.config.parameter import condition_of, inner_section, number_from
 from neox_launcher.config.problems import Place, Problem, in_words
@@ -21,9 +21,7 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
             {config.model.init_method, config.model.output_layer_init_method}
         )
     ),
-    "training is in fp16": lambda config: (
-        config.precision.fp16.enabled or config.precision.precision == "fp16"
-    ),
+    "training is in fp16": lambda config: config.precision.is_fp16,
 }
 
 
@@ -55,7 +53,7 @@ def _why_unused(name: str, condition: str, config: NeoXConfig) -> str:
         return "" if _OTHERS[condition](config) else f"it is used when {condition}"
     layers = _LAYERS.fullmatch(condition)
     if layers is not None:
-        kinds = set(expand_attention(config.attention.attention_config, config.model.num_layers))
+        kinds = types_in(config)
         is_used = not kinds.isdisjoint(_listed(layers["kinds"]))
         return "" if is_used else f"it is used when {condition}; here it has {', '.join(sorted(kinds))}"
     found = _CONDITION.fullmatch(condition)

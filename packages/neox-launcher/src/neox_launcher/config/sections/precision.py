@@ -86,3 +86,8 @@ class PrecisionSection(Section):
         used_when="training is in fp16",
         doc="Compute the loss in float16 instead of float32.",
     )
+
+    @property
+    def is_fp16(self) -> bool:
+        """Whether training is in float16."""
+        return self.fp16.enabled or self.precision == "fp16"

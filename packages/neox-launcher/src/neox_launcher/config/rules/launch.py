@@ -1,4 +1,4 @@
-"""Rules about where and how workers start; `rules.py` runs them with its own."""
+"""Rules about where and how workers start."""
 
 import shlex
 from collections.abc import Iterator
@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from neox_launcher.config.problems import Problem
 from neox_launcher.config.schema import NeoXConfig
 from neox_launcher.config.sections.launch import MPI_LAUNCHERS
-
-__all__ = ["LAUNCH_RULES"]
 
 _ALL = -1
 
@@ -51,12 +49,3 @@ def launcher_arguments_are_words(c: NeoXConfig) -> Iterator[Problem]:
         shlex.split(c.launch.launcher_args or "")
     except ValueError as error:
         yield Problem("launcher_args", f"cannot be split into words ({error})", "close the quotes")
-
-
-LAUNCH_RULES = (
-    one_choice_of_slots,
-    slots_are_named_or_counted,
-    counts_of_devices_are_positive,
-    mpi_starts_what_learns_from_mpi,
-    launcher_arguments_are_words,
-)

@@ -1,0 +1,41 @@
+"""Rules about number formats."""
+
+from collections.abc import Iterator
+
+from neox_launcher.config.problems import Problem
+from neox_launcher.config.schema import NeoXConfig
+
+
+def one_precision(c: NeoXConfig) -> Iterator[Problem]:
+    """fp16, bf16 and amp exclude each other."""
+    enabled = [name for name in ("fp16", "bf16", "amp") if getattr(c.precision, name).enabled]
+    if len(enabled) > 1:
+        yield Problem(f"{enabled[1]}.enabled", f"excludes {enabled[0]}.enabled: true", "keep one of the two")
+
+
+def precision_agrees_with_the_blocks(c: NeoXConfig) -> Iterator[Problem]:
+    """`precision` says what the fp16 and bf16 blocks say."""
+    named = c.precision.precision
+    by_block = {"fp16": c.precision.fp16.enabled, "bfloat16": c.precision.bf16.enabled}
+    enabled = [name for name, on in by_block.items() if on]
+    if named is not None and enabled and named not in enabled:
+        block = "bf16" if enabled[0] == "bfloat16" else enabled[0]
+        yield Problem("precision", f"contradicts {block}.enabled: true", "keep one of the two")
+    given_off = (
+        named in by_block
+        and "enabled" in getattr(c.precision, "bf16" if named == "bfloat16" else "fp16").model_fields_set
+    )
+    if given_off and not by_block[str(named)]:
+        yield Problem("precision", "contradicts the block that says enabled: false", "keep one of the two")
+
+
+def amp_excludes_zero(c: NeoXConfig) -> Iterator[Problem]:
+    """Apex's mixed precision keeps weights that ZeRO does not know."""
+    if c.precision.amp.enabled and c.zero.zero_optimization.stage > 0:
+        yield Problem("amp.enabled", "does not work with ZeRO", "use bf16 or fp16, or stage: 0")
+
+
+def fp16_cross_entropy_needs_fp16(c: NeoXConfig) -> Iterator[Problem]:
+    """The loss can be float16 only where the logits are."""
+    if c.precision.fp16_lm_cross_entropy and not c.precision.is_fp16:
+        yield Problem("fp16_lm_cross_entropy", "needs fp16", "enable fp16, or leave it out")
