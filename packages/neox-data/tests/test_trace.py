@@ -134,7 +134,7 @@ def test_what_is_not_there_is_refused(prefixes: list[Path], iteration: int, rank
 def run(prefixes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data = data_of({"train": orders(prefixes)["blend"], "valid": gpt_neox(prefixes[1], "valid", 40)})
     monkeypatch.setattr("neox_data.trace_cli.load_training_data", lambda *args, **kwargs: data)
-    monkeypatch.setattr("neox_data.cli.load_training_data", lambda *args, **kwargs: data)
+    monkeypatch.setattr("neox_data.blend_report_cli.load_training_data", lambda *args, **kwargs: data)
     config = tmp_path / "x.yml"
     config.touch()
 

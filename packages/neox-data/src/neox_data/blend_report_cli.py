@@ -1,0 +1,81 @@
+"""`neox-data blend-report`: what a training takes of each source."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from neox_data.blend_report import SourceShare, report_blend, report_datasets, share_lines
+from neox_data.command import DataCommand
+from neox_data.curriculum.dataset import CurriculumDataset
+from neox_data.indexed import open_indexed
+from neox_data.trace_cli import config_options
+from neox_data.training_data import load_training_data
+from neox_data.weights import weights_by_num_documents
+
+__all__ = ["blend_report"]
+
+
+@click.command("blend-report", cls=DataCommand)
+@click.argument("prefixes", nargs=-1, metavar="[PREFIX...]")
+@config_options
+@click.option("--num-samples", type=click.IntRange(1), help="train_iters times train_batch_size.")
+@click.option("--seq-length", type=click.IntRange(1), help="Tokens that a sample predicts.")
+@click.option("--weights", help="Relative shares between commas, one for each dataset.  [default: equal]")
+@click.option(
+    "--alpha", type=click.FloatRange(0), help="Weights by documents, as weighted_sampler_alpha takes it."
+)
+def blend_report(
+    prefixes: tuple[str, ...],
+    paths: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    devices: int | None,
+    **plain: Any,
+) -> None:
+    """Show what a training takes of each dataset: share, samples, epochs.
+
+    Either of a --config, or of datasets named here with --num-samples and --seq-length.
+    """
+    if bool(paths) == bool(prefixes):
+        raise click.UsageError("give either --config FILE or the prefixes of datasets")
+    if prefixes:
+        for line in share_lines(_report_prefixes(prefixes, **plain)):
+            click.echo(line)
+        return
+    if given := [name for name, value in plain.items() if value is not None]:
+        raise click.UsageError(
+            f"--{given[0].replace('_', '-')} goes with prefixes; the configuration says it"
+        )
+    data = load_training_data(paths, overrides=overrides, devices=devices)
+    for part, dataset in data.datasets.items():
+        chosen = ", before the curriculum chooses" if isinstance(dataset, CurriculumDataset) else ""
+        click.echo(f"{part}: {data.num_samples[part]:,} samples of {data.seq_length:,} tokens{chosen}")
+        for line in share_lines(report_datasets(dataset, data.num_samples[part])):
+            click.echo(line)
+
+
+def _report_prefixes(
+    prefixes: Sequence[str],
+    *,
+    num_samples: int | None,
+    seq_length: int | None,
+    weights: str | None,
+    alpha: float | None,
+) -> list[SourceShare]:
+    if num_samples is None or seq_length is None:
+        raise click.UsageError("prefixes need --num-samples and --seq-length")
+    if weights is not None and alpha is not None:
+        raise click.UsageError("--weights and --alpha exclude each other")
+    datasets = [open_indexed(prefix) for prefix in prefixes]
+    shares = _parse_weights(weights)
+    if alpha is not None:
+        shares = weights_by_num_documents([len(dataset) for dataset in datasets], alpha).tolist()
+    return report_blend(datasets, shares, num_samples=num_samples, seq_length=seq_length)
+
+
+def _parse_weights(weights: str | None) -> list[float] | None:
+    try:
+        return None if weights is None else [float(word) for word in weights.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--weights {weights!r} is not numbers between commas") from None
