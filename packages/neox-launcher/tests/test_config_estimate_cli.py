@@ -73,8 +73,8 @@ def test_estimate_says_when_it_does_not_fit_and_what_to_ask(write):
 def test_time_at_a_speed(write):
     result = run("estimate", write(), "--devices", "8", "--tflops", "50")
     # 6 x 123,532,032 multiplied + 12 x 12 x 768 x 1024 per token: 854.4 MFLOP; 262,144 tokens; 8 x 50 TFLOP/s
-    assert cells(result.output, "operations per token")[0] == "0.85 GFLOP"
-    assert cells(result.output, "per iteration")[0] == "0.224 PFLOP"
+    assert cells(result.output, "operations per token")[0] == "854.44 MFLOP"
+    assert cells(result.output, "per iteration")[0] == "223.99 TFLOP"
     assert cells(result.output, "in all") == ["0.2 hours"]
     assert cells(result.output, "device-hours") == ["1"]
     by_mfu = run("estimate", write(), "--devices", "8", "--mfu", "0.5", "--peak-tflops", "100")
@@ -166,7 +166,8 @@ def test_suggest_fails_where_nothing_fits(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("80GiB", 80 * 2**30), ("40 gb", 40 * 10**9), ("1.5MiB", 3 * 2**19), ("7", 7)]
+    ("text", "count"),
+    [("80GiB", 80 * 2**30), ("40 gb", 40 * 10**9), ("1.5MiB", 3 * 2**19), ("1TiB", 2**40), ("7", 7)],
 )
 def test_sizes_as_people_write_them(text, count):
     assert parse_bytes(text) == count

@@ -9,8 +9,9 @@ import click
 
 from neox_launcher.backends import BACKENDS, Command, Contact
 from neox_launcher.config.problems import list_problems
-from neox_launcher.config_estimate_cli import estimate_resolved, render_estimate
+from neox_launcher.config_estimate_cli import estimate_resolved
 from neox_launcher.environment import shown_value
+from neox_launcher.estimate_tables import render_estimate
 from neox_launcher.launch import find_hindrances
 from neox_launcher.plan import LaunchPlan
 
