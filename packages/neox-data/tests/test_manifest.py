@@ -105,6 +105,15 @@ def test_datasets_of_different_tokenizers_are_not_merged(
     assert merge_manifests([dataset, dataset])["counts"] == {"documents": 4}
 
 
+def test_what_was_not_counted_of_each_is_not_known_of_all(dataset: Path, write_dataset) -> None:
+    other = write_dataset([[1]], name="other")
+    tokenizer = describe_tokenizer(build_tokenizer("CharLevelTokenizer"))
+    counts = {"characters": 3, "documents": 1}
+    write_manifest(other, inputs=[], tokenizer=tokenizer, options={}, counts=counts)
+    assert merge_manifests([other, dataset])["counts"] == {"documents": 3}
+    assert merge_manifests([other, other])["counts"] == {"characters": 6, "documents": 2}
+
+
 def test_inputs_are_hashed_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
     with hashed_ahead([tmp_path / "a"]) as inputs:

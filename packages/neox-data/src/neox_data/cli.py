@@ -156,8 +156,8 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
         ("unreadable", reader.num_skipped),
     ):
         click.echo(f"{name:12} {value:,}")
-    if reader.first_skipped:
-        click.echo(f"the first: {reader.first_skipped}", err=True)
+    for reason in reader.first_skipped:
+        click.echo(f"unreadable: {reason}", err=True)
 
 
 @main.command("train-tokenizer", cls=DataCommand, several=("--input",))

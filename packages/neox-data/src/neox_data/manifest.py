@@ -6,7 +6,6 @@ wrong tokenizer noticed. A dataset without one is read like any other.
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -153,15 +152,15 @@ def merge_manifests(prefixes: Sequence[Path | str]) -> dict[str, Any] | None:
         )
     if not manifests or len(manifests) < len(prefixes):
         return None
-    counts = Counter[str]()
-    for manifest in manifests:
-        counts.update(manifest["counts"])
+    counted = [manifest["counts"] for manifest in manifests]
+    # What was not counted of each is not known of all.
+    names = [name for name in counted[0] if all(name in counts for counts in counted)]
     options = [manifest["options"] for manifest in manifests]
     return {
         "inputs": [source for manifest in manifests for source in manifest["inputs"]],
         "tokenizer": manifests[0]["tokenizer"],
         "options": options[0] if all(option == options[0] for option in options) else {"merged": options},
-        "counts": dict(counts),
+        "counts": {name: sum(counts[name] for counts in counted) for name in names},
     }
 
 

@@ -37,7 +37,11 @@ def test_documents_are_written_in_order(corpus: Path, tokenizer_json: Path, tmp_
     expected = [[*tokenizer.encode(text), tokenizer.end_of_document] for text in TEXTS if text]
     assert [row.tolist() for row in dataset] == expected
     assert dataset.document_starts.tolist() == [0, 1, 2, 3]
-    assert f"4 documents, 0.0 MB -> {dataset.num_tokens:,} tokens" in result.stdout
+    per_token = sum(map(len, TEXTS)) / dataset.num_tokens
+    sentence = (
+        f"4 documents, 0.0 MB -> {dataset.num_tokens:,} tokens ({per_token:.2f} characters per token) in "
+    )
+    assert sentence in result.stdout
     assert "1 documents without any token were left out" in result.stdout
     assert f"wrote {output}_text_document.bin and {output}_text_document.idx" in result.stdout
     assert "4 documents (100%)" in result.stderr
@@ -123,7 +127,8 @@ def test_broken_lines_are_skipped_and_counted_on_request(corpus: Path, tmp_path:
         "--input", corpus, "--tokenizer-type", "CharLevelTokenizer", "--skip-bad-lines", output=tmp_path / "s"
     )
     assert result.exit_code == 0
-    assert f"2 unreadable documents were skipped; the first: {corpus}, line 5: not JSON" in result.stdout
+    assert f"2 unreadable documents were skipped, such as\n  {corpus}, line 5: not JSON (" in result.stdout
+    assert f"\n  {corpus}, line 6: no key 'text', only 'other'\n" in result.stdout
     assert len(open_indexed(tmp_path / "s_text_document")) == 3
 
 

@@ -81,7 +81,21 @@ def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path: Path, line: bytes 
     reader = CorpusReader([path], ("text",), skip_bad_lines=True)
     assert [document.texts for document in reader] == [("one",), ("three",)]
     assert reader.num_skipped == 1
-    assert str(reader.first_skipped) == str(caught.value)
+    assert reader.first_skipped == [f"{path}, {BAD_LINES[line]}"]
+
+
+def test_a_nul_is_a_character_like_any_other(tmp_path: Path) -> None:
+    paths = [write(tmp_path / "a.jsonl", '{"text": "a\\u0000b"}'), write(tmp_path / "b.txt", b"c\0d")]
+    assert texts(*paths) == [("a\0b",), ("c\0d",)]
+    with pytest.raises(CorpusError, match=r"line 1: not JSON \(Expecting value at column 1\)"):
+        texts(write(tmp_path / "c.jsonl", b"\0\0\0"))
+
+
+def test_only_the_first_few_reasons_are_kept(tmp_path: Path) -> None:
+    reader = CorpusReader([write(tmp_path / "a.jsonl", *["{"] * 100)], ("text",), skip_bad_lines=True)
+    assert list(reader) == []
+    assert reader.num_skipped == 100
+    assert [reason.split(":")[0].split()[-1] for reason in reader.first_skipped] == ["1", "2", "3", "4", "5"]
 
 
 def test_a_text_file_that_is_not_utf8_is_named_or_skipped(tmp_path: Path) -> None:
@@ -181,7 +195,7 @@ def test_rows_of_a_parquet_file_are_documents(tmp_path: Path) -> None:
         (("1", "one"), 4),
         (("2", "caf\u00e9"), 6),
     ]
-    assert f"{path}, row 3: the value of 'text' is NoneType, not text" in str(reader.first_skipped)
+    assert f"{path}, row 3: the value of 'text' is NoneType, not text" in reader.first_skipped
     with pytest.raises(CorpusError, match="has no column 'body', only 'text', 'title', 'score'"):
         texts(path, keys=("body",))
 

@@ -44,11 +44,13 @@ class EncodedBatch:
 
     Attributes:
         columns: one per key.
+        characters: of the texts, per key.
         num_documents: documents of the batch, those without tokens included.
         num_bytes: their size in the corpus.
     """
 
     columns: list[Column]
+    characters: list[int]
     num_documents: int
     num_bytes: int
 
@@ -107,7 +109,7 @@ def encode_all(
 def _encode(
     batch: Sequence[Document], encoder: Encoder, dtype: np.dtype[np.generic], end_of_document: int | None
 ) -> EncodedBatch:
-    columns = []
+    columns, characters = [], []
     files = np.fromiter((document.file for document in batch), np.int64, len(batch))
     offsets = np.fromiter((document.offset for document in batch), np.int64, len(batch))
     for texts in zip(*(document.texts for document in batch), strict=True):
@@ -115,7 +117,8 @@ def _encode(
         kept = sizes > 0
         ended = _ended(tokens.astype(dtype), sizes[kept], end_of_document)
         columns.append(Column(*ended, files[kept], offsets[kept]))
-    return EncodedBatch(columns, len(batch), sum(document.num_bytes for document in batch))
+        characters.append(sum(map(len, texts)))
+    return EncodedBatch(columns, characters, len(batch), sum(document.num_bytes for document in batch))
 
 
 def _ended(

@@ -33,6 +33,7 @@ _BUFFER_BYTES = 1 << 20
 _ROWS_AT_ONCE = 1024
 # Of a sample: texts of up to so many files, and characters of each file and each text.
 _SAMPLE_FILES, _SAMPLE_CHARACTERS, _SAMPLE_TEXT = 4, 40_000, 4_000
+_MOST_REASONS = 5
 _SKIP_HINT = "correct it, or pass --skip-bad-lines to leave such documents out"
 
 
@@ -85,7 +86,7 @@ class CorpusReader:
     Attributes:
         total_bytes: size of the files as they lie on the disk.
         num_skipped: documents left out.
-        first_skipped: why the first of them was.
+        first_skipped: why the first few of them were, each with its place.
         num_too_long: documents left out, or cut, for their size.
     """
 
@@ -111,7 +112,7 @@ class CorpusReader:
         self._reading: tuple[BinaryIO, int] | None = None
         self._file = self._offset = 0
         self.num_skipped = 0
-        self.first_skipped: CorpusError | None = None
+        self.first_skipped: list[str] = []
 
     def __iter__(self) -> Iterator[Document]:
         """The documents.
@@ -170,7 +171,7 @@ class CorpusReader:
             try:
                 texts = texts_of_line(line, self._keys)
             except ValueError as error:
-                self._skip(CorpusError(f"{name}, line {number}: {error}; {_SKIP_HINT}"))
+                self._skip(f"{name}, line {number}: {error}")
                 continue
             document = Document(texts, len(line), self._file, offset)
             if len(line) <= self._max_document_bytes:
@@ -216,7 +217,7 @@ class CorpusReader:
         try:
             text = decode(data)
         except ValueError as error:
-            self._skip(CorpusError(f"{name}: {error}; {_SKIP_HINT}"))
+            self._skip(f"{name}: {error}")
         else:
             texts = (text,) * len(self._keys)
             yield from self._small_enough(Document(texts, len(data), self._file, offset))
@@ -252,7 +253,7 @@ class CorpusReader:
                 text_of(value, f"the value of {key!r}") for key, value in zip(self._keys, values, strict=True)
             )
         except ValueError as error:
-            self._skip(CorpusError(f"{name}: {error}; {_SKIP_HINT}"))
+            self._skip(f"{name}: {error}")
             return
         num_bytes = sum(len(text.encode()) for text in texts)
         is_long = num_bytes > self._max_document_bytes
@@ -263,11 +264,12 @@ class CorpusReader:
     def _mended(self, document: Document) -> Document:
         return document._replace(texts=tuple(ftfy.fix_text(text) for text in document.texts))
 
-    def _skip(self, error: CorpusError) -> None:
+    def _skip(self, reason: str) -> None:
         if not self._skip_bad_lines:
-            raise error
+            raise CorpusError(f"{reason}; {_SKIP_HINT}")
         self.num_skipped += 1
-        self.first_skipped = self.first_skipped or error
+        if len(self.first_skipped) < _MOST_REASONS:
+            self.first_skipped.append(reason)
 
 
 def _check_columns(path: Path, columns: Sequence[str], keys: Sequence[str]) -> None:

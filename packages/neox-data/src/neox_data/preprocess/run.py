@@ -20,7 +20,11 @@ from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.fast import fast_encoder
 from neox_data.tokenizers.ranked_files import RankedFileTokenizer
 
-__all__ = ["Options", "Summary", "output_prefix_of", "preprocess"]
+__all__ = ["Options", "Summary", "no_text_in", "output_prefix_of", "preprocess"]
+
+
+# Files to name in a message about all of them.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +36,10 @@ class Summary:
         documents: documents read.
         tokens: tokens written, all keys together.
         num_bytes: bytes of (unpacked) corpus.
+        characters: of the texts, all keys together.
         empty: texts that gave no token and were left out.
         skipped: documents that could not be read.
-        first_skipped: why the first of them could not.
+        first_skipped: why the first few of them could not.
         too_long: documents above the size allowed.
         long_ones: what was done with them.
         encoder: what made the tokens, and why where that is the slower way.
@@ -46,9 +51,10 @@ class Summary:
     documents: int
     tokens: int
     num_bytes: int
+    characters: int
     empty: int
     skipped: int
-    first_skipped: str | None
+    first_skipped: Sequence[str]
     too_long: int
     long_ones: str
     encoder: str
@@ -59,7 +65,7 @@ class Summary:
         """The summary for a reader."""
         yield (
             f"{self.documents:,} documents, {self.num_bytes / 1e6:,.1f} MB -> {self.tokens:,} tokens "
-            f"({self.num_bytes / max(self.tokens, 1):.2f} bytes per token) in {self.seconds:.1f} s "
+            f"({self.characters / max(self.tokens, 1):.2f} characters per token) in {self.seconds:.1f} s "
             f"({self.num_bytes / self.seconds / 1e6:,.1f} MB/s)"
         )
         yield f"encoded by {self.encoder}"
@@ -68,8 +74,9 @@ class Summary:
         if self.empty:
             yield f"{self.empty:,} documents without any token were left out"
         if self.skipped:
-            first = f"; the first: {self.first_skipped}" if self.first_skipped else ""
-            yield f"{self.skipped:,} unreadable documents were skipped{first}"
+            such_as = ", such as" if self.first_skipped else ""
+            yield f"{self.skipped:,} unreadable documents were skipped{such_as}"
+            yield from (f"  {reason}" for reason in self.first_skipped)
         if self.too_long:
             yield f"{self.too_long:,} documents above --max-document-bytes were {self.long_ones}"
         for prefix in self.prefixes:
@@ -160,7 +167,7 @@ def preprocess(
     encoding = _choose_encoding(tokenizer, paths, options)
     prefixes = tuple(output_prefix_of(output_prefix, key) for key in options.keys)
     dtype = token_dtype(tokenizer.vocab_size)
-    counts = Counts()
+    counts, characters = Counts(), [0] * len(options.keys)
     with ExitStack() as files, _described(paths) as inputs:
         for prefix in prefixes:
             prefix.parent.mkdir(parents=True, exist_ok=True)
@@ -180,17 +187,16 @@ def preprocess(
             counts.documents += batch.num_documents
             counts.tokens += batch.num_tokens
             counts.num_bytes += batch.num_bytes
+            characters = [before + more for before, more in zip(characters, batch.characters, strict=True)]
             counts.seconds = time.monotonic() - started
             counts.fraction = _fraction(counts, reader, options.num_documents)
             if report:
                 report(counts)
         for writer, key in zip(writers, options.keys, strict=True):
             if not (writer.num_documents or options.may_be_empty):
-                raise CorpusError(
-                    f"no document of {', '.join(map(str, paths))} has text under {key!r}; nothing to write"
-                )
+                raise no_text_in([str(path) for path in paths], key)
         sources = inputs()
-    for writer, places, key in zip(writers, offsets, options.keys, strict=True):
+    for writer, places, key, in_texts in zip(writers, offsets, options.keys, characters, strict=True):
         write_manifest(
             writer.prefix,
             inputs=places.with_documents(sources),
@@ -200,6 +206,7 @@ def preprocess(
                 "documents": writer.num_documents,
                 "tokens": writer.num_tokens,
                 "bytes": counts.num_bytes,
+                "characters": in_texts,
                 "empty": counts.documents - writer.num_documents,
                 "skipped": reader.num_skipped,
                 "too_long": reader.num_too_long,
@@ -211,13 +218,22 @@ def preprocess(
         documents=counts.documents,
         tokens=counts.tokens,
         num_bytes=counts.num_bytes,
+        characters=sum(characters),
         empty=counts.documents * len(options.keys) - sum(writer.num_documents for writer in writers),
         skipped=reader.num_skipped,
-        first_skipped=str(reader.first_skipped) if reader.first_skipped else None,
+        first_skipped=reader.first_skipped,
         too_long=reader.num_too_long,
         long_ones=options.long_ones,
         encoder=encoding.name,
         seconds=time.monotonic() - started,
+    )
+
+
+def no_text_in(names: Sequence[str], key: str) -> CorpusError:
+    """What is wrong with a corpus whose documents give no token."""
+    more = f" and {len(names) - _MOST_NAMED:,} more files" if len(names) > _MOST_NAMED else ""
+    return CorpusError(
+        f"no document of {', '.join(names[:_MOST_NAMED])}{more} has text under {key!r}; nothing to write"
     )
 
 

@@ -25,7 +25,7 @@ from neox_data.manifest import (
 )
 from neox_data.preprocess.inputs import CorpusPart, cut_file
 from neox_data.preprocess.progress import Counts, Reporter
-from neox_data.preprocess.run import Options, Summary, output_prefix_of, preprocess
+from neox_data.preprocess.run import Options, Summary, no_text_in, output_prefix_of, preprocess
 from neox_data.sources import merge_offsets
 from neox_data.tokenizers.base import Tokenizer
 
@@ -85,7 +85,8 @@ def preprocess_resumably(
     groups = list(_groups([part for path in paths for part in cut_file(path, part_bytes)], shard_bytes))
     shards = [folder / f"{number:06}" for number in range(len(groups))]
     total, done, resumed = sum(path.stat().st_size for path in paths), 0, 0
-    seconds, first_skipped = 0.0, None
+    seconds = 0.0
+    first_skipped: list[str] = []
     with hashed_ahead(paths) as hashed:
         for group, shard in zip(groups, shards, strict=True):
             share = sum(part.num_bytes for part in group)
@@ -100,7 +101,7 @@ def preprocess_resumably(
                     report=report and _part_of(report, done=done, share=share, total=total),
                 )
                 seconds += summary.seconds
-                first_skipped = first_skipped or summary.first_skipped
+                first_skipped = first_skipped or [*summary.first_skipped]
             done += share
         inputs = hashed()
     counts = [_merge(shards, output_prefix, key, inputs) for key in options.keys]
@@ -112,6 +113,7 @@ def preprocess_resumably(
         documents=counts[0]["documents"] + counts[0]["empty"],
         tokens=sum(count["tokens"] for count in counts),
         num_bytes=counts[0]["bytes"],
+        characters=sum(count["characters"] for count in counts),
         empty=sum(count["empty"] for count in counts),
         skipped=counts[0]["skipped"],
         first_skipped=first_skipped,
@@ -125,11 +127,13 @@ def preprocess_resumably(
 
 def _groups(parts: Sequence[CorpusPart], shard_bytes: int) -> Iterator[list[CorpusPart]]:
     group: list[CorpusPart] = []
+    num_bytes = 0
     for part in parts:
         group.append(part)
-        if sum(member.num_bytes for member in group) >= shard_bytes:
+        num_bytes += part.num_bytes
+        if num_bytes >= shard_bytes:
             yield group
-            group = []
+            group, num_bytes = [], 0
     if group:
         yield group
 
@@ -145,7 +149,9 @@ def _is_finished(shard: Path, group: Sequence[CorpusPart], tokenizer: Tokenizer,
         sources = [(source["path"], source["bytes"], source.get("first")) for source in manifest["inputs"]]
         made = manifest_path(prefix).stat().st_mtime
         if (
-            sources != wanted
+            # An earlier version counted no characters.
+            "characters" not in manifest["counts"]
+            or sources != wanted
             or any(part.path.stat().st_mtime > made for part in group)
             or manifest["tokenizer"] != describe_tokenizer(tokenizer)
             or options.described(key).items() - manifest["options"].items()
@@ -162,8 +168,7 @@ def _merge(
     contents = merge_manifests(prefixes)
     assert contents is not None, "every shard was finished, and so has a manifest"
     if not contents["counts"]["documents"]:
-        names = ", ".join(source["path"] for source in inputs)
-        raise CorpusError(f"no document of {names} has text under {key!r}; nothing to write")
+        raise no_text_in([source["path"] for source in inputs], key)
     output = output_prefix_of(output_prefix, key)
     merge_indexed(prefixes, output)
     merge_offsets(prefixes, output)
