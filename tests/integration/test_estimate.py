@@ -10,13 +10,12 @@ import torch
 
 from neox_launcher.config import load_config, resolve
 from neox_launcher.config.estimate import (
-    BLOCK_NUMBERS,
-    CHUNK_NUMBERS,
     activation_bytes_per_layer,
     count_parameters,
     estimate,
     flops_per_token,
 )
+from neox_launcher.config.estimate.memory import BLOCK_NUMBERS, CHUNK_NUMBERS
 from neox_launcher.config.shapes import Layout, Shape, layout_of, shape_of
 from neox_model.build.as_sequential import SequentialModel
 from neox_model.build.model import build_model

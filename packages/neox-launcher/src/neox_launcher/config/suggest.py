@@ -1,4 +1,4 @@
-"""The fastest layouts that fit: every feasible one is tried, by the formulas of `estimate.py`.
+"""The fastest layouts that fit: every feasible one is tried, by the formulas of `estimate`.
 
 A layout's time is that of its operations at the speed that the devices attain, of reading weights and moving
 activations between them, stretched by the pipeline's bubble, and of the communication that does not hide
