@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
-from neox_launcher.config.parameter import NUMBER, inner_section
+from neox_launcher.config.parameter import inner_section
+from neox_launcher.config.scalars import NUMBER
 from neox_launcher.config.schema import field_named, sections
 
 __all__ = ["json_schema"]

@@ -3,13 +3,8 @@
 `param()` makes a field, `block()` a nested group of fields of a `Section`, and `named_blocks()` such groups
 under names that the user chooses. The loader, the commands, the documentation and the JSON schema read
 `Section.parameters()` and nothing else.
-
-Values are read as people write them: `5e8` and `"1_000"` are numbers wherever a number is expected, `5.0` is
-a whole number, choices may be in any case. `true` is never a number, and a number is never text.
 """
 
-import math
-import re
 import types
 import typing
 from collections.abc import Iterator
@@ -19,11 +14,12 @@ from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError, PydanticUndefined
+from pydantic_core import PydanticUndefined
+
+from neox_launcher.config.scalars import WORDS, read_scalar
 
 __all__ = [
     "FILLED_IN",
-    "NUMBER",
     "Parameter",
     "Section",
     "block",
@@ -34,7 +30,6 @@ __all__ = [
     "is_needed",
     "key_of",
     "named_blocks",
-    "number_from",
     "param",
 ]
 
@@ -42,12 +37,6 @@ __all__ = [
 FILLED_IN: Any = object()
 
 _NEEDED = "required when the block is enabled"
-_LARGEST = 1e300
-_LONGEST_NUMBER = 300
-# Words that are true or false without quotes only.
-_SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
-# How people write numbers.
-NUMBER = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
 
 
 def param(
@@ -171,7 +160,7 @@ class Section(BaseModel):
         name = info.field_name
         if name is None or name not in cls.model_fields:
             return value
-        return _read_scalar(value, _scalars_of(cls, name))
+        return read_scalar(value, _scalars_of(cls, name))
 
     @classmethod
     def parameters(cls, prefix: str = "") -> Iterator[Parameter]:
@@ -269,16 +258,6 @@ def _members(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-_WORDS = {
-    bool: "true or false",
-    int: "whole number",
-    float: "number",
-    str: "text",
-    dict: "block",
-    SecretStr: "secret text",
-}
-
-
 def _type_in_words(kinds: tuple[Any, ...]) -> str:
     words = []
     for kind in kinds:
@@ -287,9 +266,9 @@ def _type_in_words(kinds: tuple[Any, ...]) -> str:
         origin = get_origin(kind)
         if origin is tuple:
             inner = {arg for arg in get_args(kind) if arg is not Ellipsis}
-            words.append("list" + "".join(f" of {_WORDS[arg]}s" for arg in inner if arg in (int, float)))
+            words.append("list" + "".join(f" of {WORDS[arg]}s" for arg in inner if arg in (int, float)))
         else:
-            words.append("choice" if origin is Literal else _WORDS.get(origin or kind, "any"))
+            words.append("choice" if origin is Literal else WORDS.get(origin or kind, "any"))
     return " or ".join(dict.fromkeys(words))
 
 
@@ -313,90 +292,3 @@ def _scalars_of(section: type[Section], name: str) -> frozenset[Any]:
     scalars = {kind for kind in kinds if kind in (bool, int, float, str)}
     choices = {choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)}
     return frozenset(scalars | choices)
-
-
-def _read_scalar(value: Any, kinds: frozenset[Any]) -> Any:
-    if not kinds:
-        return value
-    if isinstance(value, bool):
-        return value if bool in kinds else _wrong(kinds)
-    if isinstance(value, int | float):
-        return _read_number(value, kinds)
-    if isinstance(value, str):
-        return _read_text(value, kinds)
-    return value if value is None or isinstance(value, dict | list | tuple | Section) else _wrong(kinds)
-
-
-def _read_number(value: int | float, kinds: frozenset[Any]) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise PydanticCustomError("neox", "must be a finite number")
-    if abs(value) > _LARGEST:
-        raise PydanticCustomError("neox", "is too large")
-    if (int in kinds or _has_choices(kinds, int)) and float(value).is_integer():
-        return int(value)
-    if float in kinds:
-        return float(value)
-    return value if _has_choices(kinds, int) else _wrong(kinds)
-
-
-def _read_text(value: str, kinds: frozenset[Any]) -> Any:
-    if str in kinds:
-        return _checked_text(value)
-    if value in kinds:
-        return value
-    folded = {choice.casefold(): choice for choice in kinds if isinstance(choice, str)}
-    if value.casefold() in folded:
-        return folded[value.casefold()]
-    if bool in kinds and value.casefold() in ("true", "false"):
-        return value.casefold() == "true"
-    if bool in kinds and value.casefold() in _SWITCHES:
-        return _wrong(kinds, f"; write {_SWITCHES[value.casefold()]}")
-    if int in kinds or float in kinds or _has_choices(kinds, int):
-        number = number_from(value)
-        return _wrong(kinds, _as_number(value)) if number is None else _read_number(number, kinds)
-    return value if folded and bool not in kinds else _wrong(kinds)
-
-
-def _checked_text(value: str) -> str:
-    """The text, unless it is a slip that would be found late: a file called None, or a path with tabs."""
-    if value == "None":
-        raise PydanticCustomError("neox", "is the word of Python; write null, or leave it out")
-    if any(char in value for char in "\n\r\t\f\b\a\v\0\x1b"):
-        raise PydanticCustomError(
-            "neox",
-            "holds a line break or a tab; in double quotes a backslash makes one: "
-            "use single quotes, or / instead of \\",
-        )
-    return value
-
-
-def _as_number(value: str) -> str:
-    """How to write what is nearly a number, as a remedy."""
-    plain = value.replace(",", "").strip()
-    return f"; write {plain}" if plain != value and number_from(plain) is not None else ""
-
-
-def number_from(text: str) -> int | float | None:
-    """The number that a text spells (`5e8`, `1_000`, `-.5`), or None."""
-    text = text.strip()
-    if len(text) > _LONGEST_NUMBER or not NUMBER.fullmatch(text):
-        return None
-    digits = text.replace("_", "")
-    return int(digits) if digits.lstrip("+-").isdecimal() else float(digits)
-
-
-def _has_choices(kinds: frozenset[Any], kind: type) -> bool:
-    return any(isinstance(choice, kind) for choice in kinds)
-
-
-def _wrong(kinds: frozenset[Any], remedy: str = "") -> Any:
-    """Raise what pydantic carries to the list of problems."""
-    choices = sorted(str(kind) for kind in kinds if isinstance(kind, str | int))
-    if choices:
-        wanted = "one of " + ", ".join((["true", "false"] if bool in kinds else []) + choices)
-    else:
-        wanted = " or ".join(_WORDS[kind] for kind in (bool, int, float, str) if kind in kinds)
-        wanted = wanted if wanted.startswith(("true", "text")) else f"a {wanted}"
-    if kinds == {str}:
-        remedy = "; put it in quotes if it is meant as text"
-    raise PydanticCustomError("neox", f"must be {wanted}{remedy}")

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from neox_launcher.config.parameter import number_from
 from neox_launcher.config.problems import COMMAND_LINE, Place, Problem, in_words
+from neox_launcher.config.scalars import number_from
 from neox_launcher.config.syntax import explain_syntax, lines_of
 
 __all__ = ["Leaf", "Reading", "compose", "normal_name", "read_files", "read_override", "read_text", "text_of"]

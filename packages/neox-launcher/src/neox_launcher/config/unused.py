@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from neox_launcher.config.attention_layers import types_in
 from neox_launcher.config.implied import NO_EFFECT
-from neox_launcher.config.parameter import condition_of, inner_section, number_from
+from neox_launcher.config.parameter import condition_of, inner_section
 from neox_launcher.config.problems import Place, Problem, in_words
+from neox_launcher.config.scalars import number_from
 from neox_launcher.config.schema import NeoXConfig, field_named
 
 __all__ = ["is_understood", "unused_values"]
