@@ -3,7 +3,14 @@
 import pytest
 
 from neox_launcher.config import load_config
-from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
+from neox_launcher.config.aliases import (
+    COMPUTED,
+    FOREIGN_NAMES,
+    FOREIGN_REMEDIES,
+    OLDER_SPELLINGS,
+    RETIRED,
+    SHORTHANDS,
+)
 from neox_launcher.config.schema import all_parameters
 from neox_launcher.errors import ConfigError
 
@@ -32,6 +39,9 @@ WRONG = [
     ("zero_optimization: {stage: 4}", ["is not one of the choices", "use 0, 1, 2, 3"]),
     ("train-data-paths: data/x", ["must be a list", "write [data/x]"]),
     ("attention-config: local", ["must be a list", 'write [[["local"], "all"]]']),
+    ("attention-config: [[[flash], 4]]", ["'flash' is no attention type", "write global: flash attention"]),
+    ("deepspeed_slurm: true", ["is not a parameter", "write launcher: slurm"]),
+    ("checkpoint-factor: 100", ["is not a parameter", "it is called save-interval"]),
     ("attention-config: []", ["describes 0 layers", 'write [[["global", "local"], 6]] for 12 layers']),
     ("optimizer: {params: {betas: [0.9]}}", ["has too few elements"]),
     ("optimizer: {params: {betas: [0.9, 0.9, 0.9]}}", ["has too many elements"]),
@@ -256,3 +266,9 @@ def test_the_order_of_files_does_not_matter(minimal):
     more.write_text("seed: 5\nlog-interval: 3")
     assert load_config([minimal, more]) == load_config([more, minimal])
     assert load_config([minimal, more]) != load_config([minimal])
+
+
+def test_what_other_programs_call_a_parameter_is_none_here():
+    names = {parameter.name for parameter in all_parameters()} | {*SHORTHANDS, *OLDER_SPELLINGS}
+    assert names.isdisjoint({*FOREIGN_NAMES, *FOREIGN_REMEDIES})
+    assert set(FOREIGN_NAMES.values()) <= names

@@ -15,6 +15,7 @@ from neox_launcher.config.reading import Leaf
 __all__ = [
     "COMPUTED",
     "FOREIGN_NAMES",
+    "FOREIGN_REMEDIES",
     "OLDER_SPELLINGS",
     "RETIRED",
     "SHORTHANDS",
@@ -101,6 +102,7 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "pipeline_model_parallel_size": "pipe_parallel_size",
     "pipeline_parallel_size": "pipe_parallel_size",
     "max_grad_norm": "gradient_clipping",
+    "checkpoint_factor": "save_interval",
     "max_checkpoint_keep": "keep_last_n_checkpoints",
     "save_total_limit": "keep_last_n_checkpoints",
     "save_steps": "save_interval",
@@ -108,6 +110,19 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "eval_steps": "eval_interval",
     "output_dir": "save",
     "hidden_act": "activation",
+}
+
+# Names of later GPT-NeoX that stand for what is always so here, or is said in another way.
+FOREIGN_REMEDIES: Mapping[str, str] = {
+    "checkpoint_scale": "leave it out: checkpoints are save-interval iterations apart",
+    "comet_project": "write comet: {enabled: true, project: ...}",
+    "comet_workspace": "write comet: {enabled: true, workspace: ...}",
+    "deepspeed_slurm": "write launcher: slurm",
+    "mlp_type": "leave it out: activation says it, and swiglu is Llama's",
+    "output_layer_parallelism": "leave it out: the output projection is split over the vocabulary",
+    "pack_impl": "leave it out: documents stand one behind the other in a sample",
+    "use_bias_in_norms": "leave it out: layernorm has a bias, rmsnorm and scalenorm have none",
+    "use_shared_fs": "leave it out: index files are built once in a folder, shared or not",
 }
 
 _RETRIEVAL = "belongs to the retrieval models of Megatron, which are no part of this system"

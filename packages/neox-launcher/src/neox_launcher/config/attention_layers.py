@@ -8,6 +8,7 @@ from neox_launcher.config.sections.attention import ATTENTION_TYPES
 
 __all__ = ["expand_attention", "types_in"]
 
+_OF_OTHERS = {"flash": "write global: flash attention calculates it where it can"}
 _PATTERN = 'write [[["global", "local"], 6]] for 12 layers, or the name of every layer'
 
 
@@ -32,7 +33,11 @@ def expand_attention(pattern: tuple[Any, ...] | None, num_layers: int) -> tuple[
             types += _repeated(item, num_layers, is_alone=len(pattern) == 1)
     for name in types:
         if name not in ATTENTION_TYPES:
-            hint = did_you_mean(name, ATTENTION_TYPES) or f"use {', '.join(ATTENTION_TYPES)}"
+            hint = (
+                _OF_OTHERS.get(name)
+                or did_you_mean(name, ATTENTION_TYPES)
+                or f"use {', '.join(ATTENTION_TYPES)}"
+            )
             raise ValueError(f"{name!r} is no attention type; {hint}")
     if len(types) != num_layers:
         raise ValueError(f"describes {len(types)} layers, but num-layers is {num_layers}; {_remedy(pattern)}")

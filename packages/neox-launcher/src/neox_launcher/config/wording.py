@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
-from neox_launcher.config.aliases import FOREIGN_NAMES
+from neox_launcher.config.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES
 from neox_launcher.config.parameter import Parameter
 from neox_launcher.config.problems import as_block, did_you_mean, in_words
 from neox_launcher.config.schema import all_parameters, parameter_named
@@ -61,7 +61,7 @@ def written_elsewhere(path: Sequence[str], homes: Sequence[str], *, is_outside: 
         return f"it belongs inside a block: {' or '.join(homes)}"
     ours = FOREIGN_NAMES.get(path[0]) if is_outside else None
     if ours is None:
-        return ""
+        return FOREIGN_REMEDIES.get(path[0], "") if is_outside else ""
     return (
         f"it is called {ours if '.' in ours else ours.replace('_', '-')}: {_lower(parameter_named(ours).doc)}"
     )
