@@ -129,7 +129,7 @@ def check_tensor_parallel() -> list[bool]:
 
 @pytest.mark.slow
 def test_what_communicates_stays_out_of_the_graphs_and_random_streams_stay_apart():
-    assert run_ranks(check_tensor_parallel, size=2) == [[True, True]] * 2
+    assert run_ranks(check_tensor_parallel, size=2, timeout_seconds=400) == [[True, True]] * 2
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")

@@ -38,7 +38,7 @@ class CheckpointHook(Hook):
         interval: int | None,
         timers: Timers,
         before_save: Callable[[], None],
-        while_saving: Callable[[int], AbstractContextManager[None]] = nullcontext,
+        while_saving: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._save = save
         self._interval = interval
