@@ -76,6 +76,7 @@ def test_the_engine_s_part_is_json(minimal):
         ("stage", "zero_optimization.stage"),
         ("world-size", "world_size is computed: the number of devices of the job"),
         ("mask_prob", "mask_prob has no effect"),
+        ("checkpoint-factor", "checkpoint_factor is called save_interval here"),
     ],
 )
 def test_a_name_is_explained(name, sentence):

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import click
 
 from neox_launcher.config import Resolved, engine_json, load_config
-from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
+from neox_launcher.config.aliases import COMPUTED, FOREIGN_NAMES, OLDER_SPELLINGS, RETIRED, SHORTHANDS
 from neox_launcher.config.display import show_config, show_derived, show_difference
 from neox_launcher.config.json_schema import json_schema
 from neox_launcher.config.learning_rate import learning_rate, learning_rates
@@ -163,6 +163,8 @@ def _explanation(name: str) -> str:
     if name in OLDER_SPELLINGS and name not in {parameter.name for parameter in all_parameters()}:
         older = OLDER_SPELLINGS[name]
         return f"{name} is an older spelling: {older.doc}\n\n" + _explanation(older.targets[0])
+    if name in FOREIGN_NAMES:
+        return f"{name} is called {FOREIGN_NAMES[name]} here\n\n" + _explanation(FOREIGN_NAMES[name])
     if name in COMPUTED:
         return f"{name} is computed: {COMPUTED[name]}; a given value is not used"
     if name in RETIRED:
