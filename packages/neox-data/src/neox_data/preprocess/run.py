@@ -1,7 +1,7 @@
 """The work of `preprocess_data`: one indexed dataset per key, all of them complete or none there."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,78 +9,22 @@ from typing import Any, NamedTuple
 
 from neox_data.errors import CorpusError, TokenizerError
 from neox_data.indexed.layout import token_dtype
-from neox_data.indexed.writer import IndexedDatasetWriter
-from neox_data.manifest import describe_tokenizer, hashed_ahead, write_manifest
+from neox_data.manifest import describe_tokenizer, hashed_ahead
 from neox_data.preprocess.encode import EncodedBatch, Encoder, encode_all
 from neox_data.preprocess.inputs import CorpusPart
+from neox_data.preprocess.output import DatasetOutput
 from neox_data.preprocess.progress import Counts, Reporter
 from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusReader, sample_texts
-from neox_data.sources import OffsetsWriter
+from neox_data.preprocess.summary import Summary
 from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.fast import fast_encoder
 from neox_data.tokenizers.ranked_files import RankedFileTokenizer
 
-__all__ = ["Options", "Summary", "no_text_in", "output_prefix_of", "preprocess"]
+__all__ = ["Options", "no_text_in", "output_prefix_of", "preprocess"]
 
 
 # Files to name in a message about all of them.
 _MOST_NAMED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What a run did.
-
-    Attributes:
-        prefixes: the datasets, one per key.
-        documents: documents read.
-        tokens: tokens written, all keys together.
-        num_bytes: bytes of (unpacked) corpus.
-        characters: of the texts, all keys together.
-        empty: texts that gave no token and were left out.
-        skipped: documents that could not be read.
-        first_skipped: why the first few of them could not.
-        too_long: documents above the size allowed.
-        long_ones: what was done with them.
-        encoder: what made the tokens, and why where that is the slower way.
-        seconds: how long it took, in this run.
-        resumed_shards: shards that an earlier run had finished.
-    """
-
-    prefixes: tuple[Path, ...]
-    documents: int
-    tokens: int
-    num_bytes: int
-    characters: int
-    empty: int
-    skipped: int
-    first_skipped: Sequence[str]
-    too_long: int
-    long_ones: str
-    encoder: str
-    seconds: float
-    resumed_shards: int = 0
-
-    def lines(self) -> Iterable[str]:
-        """The summary for a reader."""
-        yield (
-            f"{self.documents:,} documents, {self.num_bytes / 1e6:,.1f} MB -> {self.tokens:,} tokens "
-            f"({self.characters / max(self.tokens, 1):.2f} characters per token) in {self.seconds:.1f} s "
-            f"({self.num_bytes / self.seconds / 1e6:,.1f} MB/s)"
-        )
-        yield f"encoded by {self.encoder}"
-        if self.resumed_shards:
-            yield f"{self.resumed_shards:,} shards were finished by an earlier run"
-        if self.empty:
-            yield f"{self.empty:,} documents without any token were left out"
-        if self.skipped:
-            such_as = ", such as" if self.first_skipped else ""
-            yield f"{self.skipped:,} unreadable documents were skipped{such_as}"
-            yield from (f"  {reason}" for reason in self.first_skipped)
-        if self.too_long:
-            yield f"{self.too_long:,} documents above --max-document-bytes were {self.long_ones}"
-        for prefix in self.prefixes:
-            yield f"wrote {prefix}.bin and {prefix}.idx, and what they are made of in {prefix}.manifest.json"
 
 
 def output_prefix_of(output_prefix: Path | str, key: str) -> Path:
@@ -167,13 +111,12 @@ def preprocess(
     encoding = _choose_encoding(tokenizer, paths, options)
     prefixes = tuple(output_prefix_of(output_prefix, key) for key in options.keys)
     dtype = token_dtype(tokenizer.vocab_size)
-    counts, characters = Counts(), [0] * len(options.keys)
+    counts = Counts()
     with ExitStack() as files, _described(paths) as inputs:
-        for prefix in prefixes:
-            prefix.parent.mkdir(parents=True, exist_ok=True)
-        # Entered first, so that they appear after the datasets that they belong to.
-        offsets = [files.enter_context(OffsetsWriter.open(prefix, len(paths))) for prefix in prefixes]
-        writers = [files.enter_context(IndexedDatasetWriter(prefix, dtype=dtype)) for prefix in prefixes]
+        outputs = [
+            files.enter_context(DatasetOutput.open(prefix, key, dtype=dtype, num_files=len(paths)))
+            for prefix, key in zip(prefixes, options.keys, strict=True)
+        ]
         batches = encode_all(
             reader,
             encoding.encoder,
@@ -183,43 +126,36 @@ def preprocess(
             batch_bytes=encoding.batch_bytes,
         )
         for batch in batches:
-            _write(batch, writers, offsets)
-            counts.documents += batch.num_documents
-            counts.tokens += batch.num_tokens
-            counts.num_bytes += batch.num_bytes
-            characters = [before + more for before, more in zip(characters, batch.characters, strict=True)]
+            for output, column, characters in zip(outputs, batch.columns, batch.characters, strict=True):
+                output.add(column, characters)
+            _count(batch, counts)
             counts.seconds = time.monotonic() - started
             counts.fraction = _fraction(counts, reader, options.num_documents)
             if report:
                 report(counts)
-        for writer, key in zip(writers, options.keys, strict=True):
-            if not (writer.num_documents or options.may_be_empty):
-                raise no_text_in([str(path) for path in paths], key)
+        for output in outputs:
+            if not (output.num_documents or options.may_be_empty):
+                raise no_text_in([str(path) for path in paths], output.key)
         sources = inputs()
-    for writer, places, key, in_texts in zip(writers, offsets, options.keys, characters, strict=True):
-        write_manifest(
-            writer.prefix,
-            inputs=places.with_documents(sources),
+    for output in outputs:
+        output.describe(
+            sources,
             tokenizer=describe_tokenizer(tokenizer),
-            options={**options.described(key), "encoder": encoding.name},
+            options={**options.described(output.key), "encoder": encoding.name},
             counts={
-                "documents": writer.num_documents,
-                "tokens": writer.num_tokens,
                 "bytes": counts.num_bytes,
-                "characters": in_texts,
-                "empty": counts.documents - writer.num_documents,
+                "empty": counts.documents - output.num_documents,
                 "skipped": reader.num_skipped,
                 "too_long": reader.num_too_long,
             },
-            bin_sha256=writer.bin_sha256,
         )
     return Summary(
         prefixes=prefixes,
         documents=counts.documents,
         tokens=counts.tokens,
         num_bytes=counts.num_bytes,
-        characters=sum(characters),
-        empty=counts.documents * len(options.keys) - sum(writer.num_documents for writer in writers),
+        characters=sum(output.characters for output in outputs),
+        empty=counts.documents * len(outputs) - sum(output.num_documents for output in outputs),
         skipped=reader.num_skipped,
         first_skipped=reader.first_skipped,
         too_long=reader.num_too_long,
@@ -277,12 +213,10 @@ def _choose_encoding(tokenizer: Tokenizer, paths: Sequence[Path | CorpusPart], o
     return _Encoding(tokenizer.encode_flat, f"{name}{why}", options.workers, 1 << 20)
 
 
-def _write(
-    batch: EncodedBatch, writers: Sequence[IndexedDatasetWriter], offsets: Sequence[OffsetsWriter]
-) -> None:
-    for writer, places, column in zip(writers, offsets, batch.columns, strict=True):
-        writer.append_all(column.tokens, column.sizes)
-        places.append(column.files, column.offsets)
+def _count(batch: EncodedBatch, counts: Counts) -> None:
+    counts.documents += batch.num_documents
+    counts.tokens += batch.num_tokens
+    counts.num_bytes += batch.num_bytes
 
 
 def _fraction(counts: Counts, reader: CorpusReader, num_documents: int | None) -> float:

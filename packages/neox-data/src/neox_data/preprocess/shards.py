@@ -25,7 +25,8 @@ from neox_data.manifest import (
 )
 from neox_data.preprocess.inputs import CorpusPart, cut_file
 from neox_data.preprocess.progress import Counts, Reporter
-from neox_data.preprocess.run import Options, Summary, no_text_in, output_prefix_of, preprocess
+from neox_data.preprocess.run import Options, no_text_in, output_prefix_of, preprocess
+from neox_data.preprocess.summary import Summary
 from neox_data.sources import merge_offsets
 from neox_data.tokenizers.base import Tokenizer
 
