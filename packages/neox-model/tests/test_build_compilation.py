@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from neox_kernels import bias_dropout_add, bias_gelu, layer_norm, rotary
 from neox_model.build import compilation
 from neox_model.build.compilation import _Found, _Trial, _why_not, compile_layers
 from neox_model.build.compiler_cache import private_compiler_cache
 from neox_model.build.model import build_model
+from neox_model.build.operators import Operators
 from neox_model.errors import ModelError
 from neox_model.layers.attention import LocalPattern, flex
 from neox_model.layers.residual_layer import ResidualLayer
@@ -92,6 +94,21 @@ def test_what_is_traced_is_the_layer_with_its_dropout(architecture):
     """Run operator by operator, as the tracer has taken the layers apart: the same to the last bit."""
     expected = trained(compile=False, **ARCHITECTURES[architecture])
     found = trained(compile=True, **ARCHITECTURES[architecture])
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_the_fused_operators_are_traced_as_they_are(monkeypatch):
+    """By their form for the CPU: the same operators, with the same seeds for what they drop."""
+    operators = Operators(
+        rotary=rotary.fused,
+        bias_gelu=bias_gelu.fused,
+        bias_dropout_add=bias_dropout_add.fused,
+        layer_norm=layer_norm.fused,
+    )
+    monkeypatch.setattr("neox_model.build.model.choose_operators", lambda *groups, **options: operators)
+    settings = {"pos_emb": "rotary", "hidden_dropout": 0.1, **RECOMPUTED}
+    expected = trained(compile=False, **settings)
+    found = trained(compile=True, **settings)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
