@@ -60,11 +60,10 @@ def fill_in(values: dict[str, dict[str, Any]]) -> set[str]:
     """Fill the FILLED_IN fields that are absent, before validation; returns their names."""
     filled = set()
     model = values["model"]
-    if "seq_length" not in model and "max_position_embeddings" in model:
-        model["seq_length"] = model["max_position_embeddings"]
-        filled.add("seq_length")
     if "seq_length" not in model:
         filled.add("seq_length")
+        if "max_position_embeddings" in model:
+            model["seq_length"] = model["max_position_embeddings"]
     section = values["optimizer"]
     params = section.setdefault("optimizer", {}).setdefault("params", {})
     if "weight_decay" not in params:

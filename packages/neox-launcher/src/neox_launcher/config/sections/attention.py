@@ -185,7 +185,9 @@ class AttentionSection(Section):
         "implies attention-softmax-in-fp32.",
     )
     attention_softmax_in_fp32: bool = param(
-        False, origin="Meg", doc="Compute the attention softmax in float32 whatever the precision."
+        False,
+        origin="Meg",
+        doc="Compute the attention softmax in float32 whatever the precision; here it always is.",
     )
 
     @field_validator("attention_config", mode="after")

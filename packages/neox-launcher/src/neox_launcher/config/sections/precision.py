@@ -1,6 +1,6 @@
 """The number formats of training."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict
 
@@ -62,10 +62,6 @@ class Amp(Section):
     model_config = ConfigDict(extra="allow")
 
     enabled: bool = param(False, origin="DSC", doc="Use apex's mixed precision.")
-
-    def arguments(self) -> dict[str, Any]:
-        """What goes to apex.amp.initialize."""
-        return dict(self.model_extra or {})
 
 
 class PrecisionSection(Section):
