@@ -230,5 +230,5 @@ def _told_in_a_line(error: Exception) -> str:
     """What a compiler complains of first, or what torch says of it."""
     cause = getattr(error, "inner_exception", error)
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    complaints = [line for line in lines if "error: " in line]
+    complaints = [line.partition("error: ")[2] for line in lines if "error: " in line]
     return (complaints or lines or [type(cause).__name__])[0]
