@@ -18,6 +18,7 @@ def test_what_decides_how_libraries_work_travels_and_nothing_else(folders):
     home, folder = folders
     environment = {
         "NCCL_DEBUG": "INFO",
+        "TORCHINDUCTOR_CACHE_DIR": "/scratch",
         "CUDA_LAUNCH_BLOCKING": "1",
         "UCX_TLS": "rc",
         "PYTHONHASHSEED": "5",
@@ -32,7 +33,7 @@ def test_what_decides_how_libraries_work_travels_and_nothing_else(folders):
     }
     travelling = travelling_variables(environment, home=home, folder=folder)
     assert set(travelling) == {
-        *("NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "UCX_TLS", "PYTHONHASHSEED"),
+        *("NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "UCX_TLS", "PYTHONHASHSEED", "TORCHINDUCTOR_CACHE_DIR"),
         *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"),
     }
 

@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 # What decides how libraries compute and communicate, so that it is the same on all hosts.
-TRAVELLING_PREFIXES = ("NCCL_", "CUDA_", "UCX_", "PYTHON", "TORCH_", "GLOO_", "OMP_", "FI_")
+TRAVELLING_PREFIXES = ("NCCL_", "CUDA_", "UCX_", "PYTHON", "TORCH_", "TORCHINDUCTOR_", "GLOO_", "OMP_", "FI_")
 # Names one host's own devices.
 _STAYING = "CUDA_VISIBLE_DEVICES"
 ENVIRONMENT_FILE = ".deepspeed_env"
