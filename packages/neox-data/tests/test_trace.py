@@ -177,6 +177,7 @@ def test_the_command_finds_a_passage(run) -> None:
         (["--iteration", 1, "--text", "x"], "and one of"),
         (["--text", "x", "--rank", 1], "--rank goes with --iteration"),
         (["--text", ""], "--text is empty"),
+        (["--text", "a\udcff"], "--text is not UTF-8 at character 2"),
         (["--document", "seven"], "is not a number"),
         (["--document", 1], "say of which dataset: "),
         (["--document", "c:1"], "c is not data of this configuration; it reads "),

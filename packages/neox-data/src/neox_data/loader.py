@@ -1,6 +1,6 @@
 """Micro batches as torch tensors, put together ahead of time by threads.
 
-Threads, not processes: a sample costs microseconds, numpy's copies release the interpreter, and a fork after
+Threads, not processes: a sample costs microseconds, its copying releases the interpreter, and a fork after
 torch has started its own threads is unsafe. This is the only file of the package that imports torch.
 """
 

@@ -72,8 +72,8 @@ def trace(
     asked = {"--iteration": iteration, "--document": document, "--text": text}
     if not paths or sum(value is not None for value in asked.values()) != 1:
         raise click.UsageError(f"give --config FILE, and one of {', '.join(asked)}")
-    if text == "":
-        raise click.UsageError("--text is empty, and every document holds that; give a passage")
+    if text is not None:
+        _check_passage(text)
     if rank is not None and iteration is None:
         raise click.UsageError("--rank goes with --iteration")
     data = load_training_data(paths, overrides=overrides, devices=devices)
@@ -87,6 +87,15 @@ def trace(
         lines = teller.text(text)
     for line in lines:
         click.echo(line)
+
+
+def _check_passage(text: str) -> None:
+    if not text:
+        raise click.UsageError("--text is empty, and every document holds that; give a passage")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise click.UsageError(f"--text is not UTF-8 at character {error.start + 1}; correct it") from None
 
 
 def _find_document(data: TrainingData, name: str) -> tuple[IndexedDataset, int]:

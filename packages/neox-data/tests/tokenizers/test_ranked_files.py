@@ -6,8 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from neox_data.errors import TokenizerError
-from neox_data.indexed import open_indexed
+from neox_data.indexed import IndexedDatasetWriter, open_indexed
 from neox_data.preprocess.cli import main
+from neox_data.search import documents_with, token_matcher
 from neox_data.tokenizers import build_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6
@@ -71,6 +72,24 @@ def test_a_tiktoken_file_is_read(tiktoken: Path) -> None:
     assert tokenizer.encode("hello world<|endoftext|>") == [258, 111, 259, 111, 114, 108, 100, 50256]
     assert tokenizer.decode([258, 111, 259, 60_000, -1]) == "hello w"
     assert (tokenizer.end_of_document, tokenizer.vocab_size) == (50256, 50257)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_spelt"), [("TiktokenTokenizer", True), ("SentencePieceTokenizer", False)]
+)
+def test_a_passage_is_found_in_the_tokens(
+    kind: str, is_spelt: bool, tiktoken: Path, sentencepiece: Path, tmp_path: Path
+) -> None:
+    file = {"TiktokenTokenizer": tiktoken, "SentencePieceTokenizer": sentencepiece}[kind]
+    tokenizer = build_tokenizer(kind, vocab_file=file)
+    with IndexedDatasetWriter(tmp_path / "a", dtype="u2") as writer:
+        for text in ("hello world", "world", "hell", "o, he", "\u4f60 hello"):
+            writer.append(tokenizer.encode(text))
+    found = {
+        text: list(documents_with(open_indexed(tmp_path / "a"), text, tokenizer)) for text in ("ello", "o w")
+    }
+    assert found == {"ello": [0, 4], "o w": [0]}
+    assert (token_matcher("ello", tokenizer) is not None) == is_spelt
 
 
 def test_texts_at_once_are_those_one_by_one(sentencepiece: Path) -> None:
