@@ -94,8 +94,9 @@ def test_weights_are_not_used_when_documents_are_counted(load):
     assert notice.name == "train_data_weights"
 
 
-def test_sm3_is_advised_against_with_fp16(load):
-    (notice,) = load("fp16: {enabled: true}", "optimizer.type=SM3").notices
+@pytest.mark.parametrize("fp16", ["fp16: {enabled: true}", "precision: fp16"])
+def test_sm3_is_advised_against_with_fp16(load, fp16):
+    (notice,) = load(fp16, "optimizer.type=SM3").notices
     assert (notice.what, notice.remedy) == ("does not work well with fp16", "use bf16")
 
 
