@@ -104,6 +104,17 @@ def test_ranks_that_are_done_are_not_waited_for(clock):
     assert not watch.has_stalled(2)
 
 
+def test_who_has_waited_for_one_that_is_done_now_has_its_own_time(clock):
+    watch = HangWatch(10)
+    for rank in (0, 1):
+        watch.hear(rank, 4)
+    clock[0] += 30
+    watch.hear(1, ALL_DONE)
+    assert not watch.has_stalled(2)
+    clock[0] += 11
+    assert watch.has_stalled(2)
+
+
 def test_without_a_timeout_nothing_is_a_hang(clock):
     watch = HangWatch(None)
     watch.hear(0, 1)

@@ -39,17 +39,17 @@ class HangWatch:
             self._told[rank] = (ALL_DONE, time.monotonic())
 
     def has_stalled(self, ranks: int) -> bool:
-        """Whether none of so many ranks has told anything for too long, but for those that are done.
+        """Whether some of so many ranks are not done, and none has told anything for too long.
 
-        A rank that has not told anything at all counts from the first iteration of any.
+        That a rank is done is something told, too: others may have waited for it. One that has not told
+        anything at all counts from the first iteration of any.
         """
         if self.timeout is None or self._begun is None:
             return False
-        latest = time.monotonic() - self.timeout
         never = (0, self._begun)
         told = [self._told.get(rank, never) for rank in range(ranks)]
-        watched = [when for iteration, when in told if iteration != ALL_DONE]
-        return bool(watched) and max(watched) < latest
+        is_watched = any(iteration != ALL_DONE for iteration, _ in told)
+        return is_watched and max(when for _, when in told) < time.monotonic() - self.timeout
 
     def state_of(self, rank: int) -> tuple[int | None, float]:
         """A rank's last iteration, and the seconds since it told of it."""
