@@ -107,6 +107,7 @@ WRONG = {
     "a tokenizer that is not there": (["vocab-file=t.json"], "does not exist"),
     "a tokenizer that is a folder": (["vocab-file=."], "is a folder"),
     "nothing to finetune": (["finetune=true", "load=."], "holds no checkpoint"),
+    "nothing to go on from": (["load=."], "holds no checkpoint"),
     "a file in the way": (["save=data.idx/x", "save-interval=1"], "cannot be written to: data.idx is a file"),
     "not built": (["eigenvalue.enabled=true"], "is not built yet\n    leave it out"),
     "nccl": (["distributed-backend=nccl"], "needs GPUs, and this host has none"),

@@ -55,3 +55,25 @@ def test_packages_of_monitors_are_looked_for_where_neox_model_is_installed(load,
     assert (problem.name, problem.remedy) == ("use_wandb", "pip install wandb")
     installed.clear()
     assert check_files(config, program="train") == []
+
+
+@pytest.mark.parametrize(
+    ("folders", "remedy"),
+    [
+        ("save: runs\nsave-interval: 1\nload: runs/", None),
+        ("load: old", None),
+        ("load: misspelt", "name the folder that a training saved to; to begin with new weights, "),
+        ("save: runs\nsave-interval: 1\nload: run", "name the folder that a training saved to; "),
+        ("load: old/global_step5", "write load: old, the folder of all checkpoints; "),
+    ],
+)
+def test_only_a_training_that_saves_there_may_begin_without_a_checkpoint(load, files, folders, remedy):
+    (files / "old/global_step5").mkdir(parents=True)
+    (files / "old/global_step5/manifest.json").write_text("{}")
+    problems = check_files(load(f"{SETTINGS}{folders}\n"), program="train")
+    if remedy is None:
+        assert problems == []
+        return
+    (problem,) = problems
+    assert (problem.name, problem.what) == ("load", "holds no checkpoint")
+    assert problem.remedy.startswith(remedy)

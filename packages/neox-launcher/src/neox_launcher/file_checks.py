@@ -32,7 +32,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             _curricula,
             _tokenizer,
             _folders_to_write,
-            _weights_to_finetune,
+            _checkpoint_to_go_on_from,
             _vocabulary,
             _packages,
         ),
@@ -207,16 +207,30 @@ def _checkpoint(config: NeoXConfig) -> Iterator[Problem]:
         yield Problem(
             "load", "is missing", "add load: FOLDER, the folder that the training saved to", value=""
         )
-    elif not any(Path(load).glob("global_step*/manifest.json")):
-        yield Problem(
-            "load", "holds no checkpoint", "train first, or name the folder that the training saved to"
-        )
+    elif not _holds_checkpoint(load):
+        yield Problem("load", "holds no checkpoint", _load_remedy(load))
 
 
-def _weights_to_finetune(config: NeoXConfig) -> Iterator[Problem]:
-    """Without a checkpoint a training begins with new weights, which is not what finetuning asks for."""
-    if config.checkpoint.finetune:
+def _checkpoint_to_go_on_from(config: NeoXConfig) -> Iterator[Problem]:
+    """Without a checkpoint a training begins with new weights: right only where it saves its own first."""
+    section = config.checkpoint
+    if section.finetune:
         yield from _checkpoint(config)
+    elif section.load is not None and not _holds_checkpoint(section.load):
+        if section.save is None or Path(section.load).absolute() != Path(section.save).absolute():
+            remedy = "to begin with new weights, leave load out, or give it the folder of save"
+            yield Problem("load", "holds no checkpoint", f"{_load_remedy(section.load)}; {remedy}")
+
+
+def _holds_checkpoint(folder: str) -> bool:
+    return any(Path(folder).glob("global_step*/manifest.json"))
+
+
+def _load_remedy(load: str) -> str:
+    parent = Path(load).parent
+    if _holds_checkpoint(str(parent)):
+        return f"write load: {parent}, the folder of all checkpoints"
+    return "name the folder that a training saved to"
 
 
 def _prompts(config: NeoXConfig) -> Iterator[Problem]:
