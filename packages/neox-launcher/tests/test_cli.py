@@ -247,6 +247,18 @@ def test_a_fused_operator_asked_for_by_name_needs_a_gpu(load, name):
     assert missing_devices(left_open, local_world(left_open, gpus=0)) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "name"), [("precision: fp16", "precision"), ("fp16: {enabled: true}", "fp16.enabled")]
+)
+def test_float16_needs_a_gpu(load, text, name):
+    asked = load(text)
+    (problem,) = missing_devices(asked, local_world(asked, gpus=0))
+    assert (problem.name, problem.place.line) == (name, 1)
+    assert problem.what == "needs GPUs, and this host has none that are visible"
+    assert problem.remedy.startswith("use precision: bfloat16 or fp32")
+    assert missing_devices(asked, local_world(asked, gpus=1)) == []
+
+
 def fake_smi(folder, text, code=0):
     path = folder / "nvidia-smi"
     path.write_text(f"#!/bin/sh\ncat <<END\n{text}\nEND\nexit {code}\n")

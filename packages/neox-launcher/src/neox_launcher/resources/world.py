@@ -1,6 +1,7 @@
 """Hosts and their slots, in the order of ranks."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neox_launcher.config import NeoXConfig
@@ -64,25 +65,32 @@ def missing_devices(config: NeoXConfig, world: World) -> list[Problem]:
                 "use nccl or gloo; to start the workers by MPI, set launcher: openmpi, mvapich or mpich",
             )
         )
-    if world.gpus == 0 and config.parallelism.distributed_backend == "nccl":
-        problems.append(
-            Problem(
-                "distributed_backend",
-                "needs GPUs, and this host has none that are visible",
-                "leave it out (gloo is used then), or look at CUDA_VISIBLE_DEVICES and nvidia-smi",
-            )
-        )
     if world.gpus == 0:
-        problems += [
-            Problem(
-                name,
-                "asks for a fused operator, which needs NVIDIA GPUs, and this host has none that are visible",
-                f"set {name.replace('_', '-')}: auto or false, or look at CUDA_VISIBLE_DEVICES",
-            )
-            for name in _FUSIONS
-            if config.value_of(name) is True
-        ]
+        problems += _without_gpus(config)
     return [
         problem.located(place_of(config.sources, problem.name), in_words(config.value_of(problem.name)))
         for problem in problems
     ]
+
+
+def _without_gpus(config: NeoXConfig) -> Iterator[Problem]:
+    """What the configuration asks for that a CPU does not have."""
+    if config.parallelism.distributed_backend == "nccl":
+        yield Problem(
+            "distributed_backend",
+            "needs GPUs, and this host has none that are visible",
+            "leave it out (gloo is used then), or look at CUDA_VISIBLE_DEVICES and nvidia-smi",
+        )
+    if config.precision.is_fp16:
+        yield Problem(
+            "precision" if config.precision.precision == "fp16" else "fp16.enabled",
+            "needs GPUs, and this host has none that are visible",
+            "use precision: bfloat16 or fp32, or look at CUDA_VISIBLE_DEVICES and nvidia-smi",
+        )
+    for name in _FUSIONS:
+        if config.value_of(name) is True:
+            yield Problem(
+                name,
+                "asks for a fused operator, which needs NVIDIA GPUs, and this host has none that are visible",
+                f"set {name.replace('_', '-')}: auto or false, or look at CUDA_VISIBLE_DEVICES",
+            )
