@@ -59,6 +59,16 @@ def test_a_part_without_documents_or_samples_is_left_out(tmp_path):
     assert list(build_datasets(settings(data_path=prefix, eval_iters=0))) == ["train"]
 
 
+def test_an_evaluation_builds_no_training_order(tmp_path):
+    prefix = write(tmp_path, "corpus", documents=20, token=1)
+    datasets = build_datasets(settings(data_path=prefix), ("valid", "test"))
+    assert list(datasets) == ["valid", "test"]
+    assert {path.name.split("_indexmap")[0] for path in tmp_path.glob("*.npy")} == {
+        "corpus_valid",
+        "corpus_test",
+    }
+
+
 def test_parts_of_their_own_are_blended_by_weight(tmp_path):
     few = write(tmp_path, "few", documents=20, token=5)
     many = write(tmp_path, "many", documents=20, token=6)

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 # The disk is full, or the user's share of it, or a file may not become longer.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SHORT_WAIT_SECONDS = 1.0
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
@@ -70,8 +72,8 @@ def _named(path: Path, part: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive_lock(path: Path, *, purpose: str) -> Iterator[None]:
-    """Hold the lock file `path`; wait, and say in the log for what, while another process holds it."""
-    file = _open_locked(path, wait=False)
+    """Hold the lock file `path`; wait while another process holds it, and say for what when it takes long."""
+    file = _open_soon(path)
     if file is None:
         logger.info("waiting for another process: %s", purpose)
         file = _open_locked(path, wait=True)
@@ -81,6 +83,16 @@ def exclusive_lock(path: Path, *, purpose: str) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _open_soon(path: Path) -> BinaryIO | None:
+    """The file, locked; None when someone else has held it for a second."""
+    until = time.monotonic() + _SHORT_WAIT_SECONDS
+    while True:
+        file = _open_locked(path, wait=False)
+        if file is not None or time.monotonic() > until:
+            return file
+        time.sleep(_SHORT_WAIT_SECONDS / 100)
 
 
 def _open_locked(path: Path, *, wait: bool) -> BinaryIO | None:

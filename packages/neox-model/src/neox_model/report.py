@@ -19,7 +19,7 @@ _CURVES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), help="The picture; RUN_DIR/loss.png by default.")
 def main(run_dir: Path, output: Path | None) -> None:

@@ -50,7 +50,7 @@ def evaluate_from(resolved: Resolved) -> str:
     prepare_deepspeed()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
-    datasets = {part: data for part, data in build_datasets(resolved).items() if part != "train"}
+    datasets = build_datasets(resolved, ("valid", "test"))
     streams = open_streams(
         resolved,
         datasets,

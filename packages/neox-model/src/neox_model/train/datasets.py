@@ -1,6 +1,6 @@
 """From the data section to datasets: which documents, how many samples, in which order. Without torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,8 @@ __all__ = [
 
 Datasets = dict[str, SampleDataset]
 
+PARTS = ("train", "valid", "test")
+
 
 def num_samples(resolved: Resolved) -> dict[str, int]:
     """Samples that a whole training asks of each part.
@@ -43,20 +45,24 @@ def num_samples(resolved: Resolved) -> dict[str, int]:
     }
 
 
-def build_datasets(resolved: Resolved) -> Datasets:
+def build_datasets(resolved: Resolved, parts: Collection[str] = PARTS) -> Datasets:
     """The parts that have documents and are asked for samples.
+
+    Args:
+        resolved: names the data.
+        parts: those of them that are built.
 
     Raises:
         DataError: files are missing or damaged, or do not hold what is asked for.
     """
-    datasets = _before_curriculum(resolved)
+    wanted = {part: count for part, count in num_samples(resolved).items() if count and part in parts}
+    datasets = _before_curriculum(resolved, wanted)
     if "train" in datasets:
         datasets["train"] = drawn_by_difficulty(resolved, datasets["train"])
     return datasets
 
 
-def _before_curriculum(resolved: Resolved) -> Datasets:
-    wanted = {part: count for part, count in num_samples(resolved).items() if count}
+def _before_curriculum(resolved: Resolved, wanted: dict[str, int]) -> Datasets:
     if resolved.config.data.data_path is not None:
         return _split_one(resolved, resolved.config.data.data_path, wanted)
     return {part: _blend(resolved, part, count) for part, count in wanted.items() if _paths(resolved, part)}
@@ -70,7 +76,7 @@ def check_tokenizers(resolved: Resolved, tokenizer: Tokenizer) -> None:
         IndexedDatasetError: a manifest is damaged.
     """
     whole = resolved.config.data.data_path
-    prefixes = [path for part in ("train", "valid", "test") for path in _paths(resolved, part)]
+    prefixes = [path for part in PARTS for path in _paths(resolved, part)]
     for prefix in dict.fromkeys([whole] if whole is not None else prefixes):
         check_tokenizer(prefix, tokenizer)
 
