@@ -28,8 +28,8 @@ run_suite() {
     shift 2
     log=$(mktemp -p "$results" --suffix=.log)
     touch "$log.broken"
-    # A shell starts what runs in its background deaf to Ctrl-C, and our tests send it.
-    if env --default-signal=INT,QUIT "$environment/bin/pytest" -q "$@" >"$log" 2>&1; then rm "$log.broken"; fi
+    # A shell starts what runs in its background deaf to Ctrl-C, nohup to SIGHUP, and our tests send both.
+    if env --default-signal=INT,QUIT,HUP "$environment/bin/pytest" -q "$@" >"$log" 2>&1; then rm "$log.broken"; fi
     # One writer at a time, or two suites' lines would mix.
     flock "$results" bash -c 'printf "\n== %s\n" "$1"; cat "$2"' - "$title" "$log"
 }
