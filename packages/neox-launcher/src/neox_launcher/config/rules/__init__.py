@@ -5,26 +5,12 @@ reads a value which is itself wrong is skipped: there is nothing to compare yet.
 devices are in `resolve.py`.
 """
 
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from inspect import isfunction
-from types import ModuleType
 
 from neox_launcher.config.problems import Place, Problem, in_words, place_of
-from neox_launcher.config.rules import (
-    attention,
-    blocks,
-    compression,
-    data,
-    data_efficiency,
-    elasticity,
-    launch,
-    model,
-    optimizer,
-    parallelism,
-    precision,
-    training,
-    zero,
-)
 from neox_launcher.config.schema import NeoXConfig
 
 __all__ = ["RULES", "broken_rules"]
@@ -32,29 +18,17 @@ __all__ = ["RULES", "broken_rules"]
 Rule = Callable[[NeoXConfig], Iterator[Problem]]
 
 
-def _rules_of(subject: ModuleType) -> Iterator[Rule]:
-    for name, value in vars(subject).items():
-        if isfunction(value) and value.__module__ == subject.__name__ and not name.startswith("_"):
+def _rules_of(subject: str) -> Iterator[Rule]:
+    module = import_module(f"{__name__}.{subject}")
+    for name, value in vars(module).items():
+        if isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
             yield value
 
 
+# In the order of the files' names, as one is told.
 RULES: tuple[Rule, ...] = tuple(
     rule
-    for subject in (
-        attention,
-        blocks,
-        compression,
-        data,
-        data_efficiency,
-        elasticity,
-        launch,
-        model,
-        optimizer,
-        parallelism,
-        precision,
-        training,
-        zero,
-    )
+    for subject in sorted(found.name for found in pkgutil.iter_modules(__path__))
     for rule in _rules_of(subject)
 )
 
