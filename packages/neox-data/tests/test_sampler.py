@@ -46,6 +46,29 @@ def test_the_same_items_make_a_batch_for_any_number_of_ranks() -> None:
         assert together == list(one.items(iteration, 1))
 
 
+@pytest.mark.parametrize("start", [12, 7, 1])
+def test_another_batch_size_continues_at_the_next_sample(start: int) -> None:
+    ranks = [sampler(61, rank, start=start) for rank in range(3)]
+    read = [item for i in range(4) for m in range(2) for rank in ranks for item in rank.items(i, m)]
+    assert read == list(range(start, start + 48))
+
+
+@pytest.mark.parametrize("start", [0, 3, 5, 6, 29])
+def test_the_last_sample_is_read_whatever_the_start(start: int) -> None:
+    """A data set that holds exactly what is left is read to its end, and never from its beginning."""
+    num_samples = start + 4 * 12
+    ranks = [sampler(num_samples, rank, start=start) for rank in range(3)]
+    read = [item for i in range(4) for m in range(2) for rank in ranks for item in rank.items(i, m)]
+    assert read == list(range(start, num_samples))
+
+
+def test_after_the_last_batch_the_first_items_follow_whatever_the_start() -> None:
+    ranks = [sampler(20, rank, start=4) for rank in range(3)]
+    read = [item for i in range(2) for m in range(2) for rank in ranks for item in rank.items(i, m)]
+    # Two batches fit after item 4; items 16 to 19 do not fill a third.
+    assert read == [*range(4, 16), *range(12)]
+
+
 def test_data_that_does_not_fill_a_batch_is_refused() -> None:
     with pytest.raises(
         DataError, match="holds 5 samples, and one batch of 3 data-parallel ranks with 2 each needs 6"

@@ -5,7 +5,7 @@ torch has started its own threads is unsafe. This is the only file of the packag
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Self
@@ -32,9 +32,9 @@ class PrefetchLoader(Iterator[Tensor]):
     Args:
         dataset: items of equally many tokens.
         sampler: which items, in which order.
-        start_iteration: the first iteration to deliver.
+        start_iteration: the first iteration to deliver, counted from where the sampler starts.
         num_threads: threads that work ahead; 0: each micro batch is made when it is asked for.
-        length_at: how many tokens of its samples an iteration predicts, the first ones; None: all.
+        length_at: how many tokens of its samples an iteration, counted alike, predicts; None: all.
     """
 
     def __init__(
@@ -92,5 +92,5 @@ class PrefetchLoader(Iterator[Tensor]):
         self._pending.append(self._executor.submit(_assemble, self._dataset, *next(self._steps)))
 
 
-def _assemble(dataset: SampleDataset, items: range, length: int | None) -> Tensor:
+def _assemble(dataset: SampleDataset, items: Sequence[int], length: int | None) -> Tensor:
     return torch.from_numpy(np.stack([dataset[item][:length] for item in items]))
