@@ -6,6 +6,7 @@ import pytest
 
 from neox_model.checkpoint.directory import complete_checkpoints
 from support.cluster_job import Job
+from support.cluster_tools import TOOLS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -108,7 +109,9 @@ def test_a_cable_that_is_pulled_is_a_hang_that_names_the_host(cluster, tmp_path)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)]
+)
 def test_a_request_to_stop_saves_on_all_hosts(cluster, tmp_path, number, code):
     job = Job(cluster, tmp_path, *TWO_HOSTS, **saving(tmp_path, save_interval=1_000_000, **ENDLESS))
     launcher = job.start()
@@ -116,7 +119,47 @@ def test_a_request_to_stop_saves_on_all_hosts(cluster, tmp_path, number, code):
     launcher.send_signal(number)
     result = job.finish(launcher)
     assert result.code == code, result.err
-    assert "stopping after this iteration; once more to stop at once" in result.err
+    assert "received: stopping after this iteration" in result.err
+    assert newest(tmp_path) == len(job.losses) > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("launcher", list(TOOLS), indirect=True)
+@pytest.mark.parametrize("where", ["every process of the hosts", "one node"])
+def test_a_schedulers_warning_saves_with_every_launcher(cluster, tmp_path, launcher, where):
+    name, before = launcher
+    settings = saving(tmp_path, save_interval=1_000_000, **ENDLESS)
+    job = Job(cluster, tmp_path, *TWO_HOSTS, launcher=name, **settings)
+    running = job.start(before=before)
+    job.wait_for_iteration(2, running)
+    hosts = [cluster.hosts[host] for host in ("worker-1", "worker-2")]
+    if where == "one node":
+        signalled = hosts[1].processes("python -P -m neox_launcher.node")[:1]
+    else:
+        signalled = [pid for host in hosts for pid in host.processes("-m neox_launcher.")]
+    assert signalled
+    for _ in range(2):
+        cluster.kill(signalled, signal.SIGUSR1)
+    result = job.finish(running)
+    assert result.code == 138, result.err
+    assert "SIGUSR1 received: stopping after this iteration" in result.err
+    assert newest(tmp_path) == len(job.losses) > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("launcher", ["slurm"], indirect=True)
+def test_slurms_own_warning_to_an_allocation_saves(cluster, tmp_path, launcher):
+    """`scancel --signal` signals what `sbatch --signal` does: all processes of the job's steps."""
+    settings = saving(tmp_path, save_interval=1_000_000, **ENDLESS)
+    job = Job(cluster, tmp_path, *TWO_HOSTS, launcher="slurm", **settings)
+    running = job.start(before=launcher[1])
+    job.wait_for_iteration(2, running)
+    listed = cluster.start("squeue", "--noheader", "--format=%A").communicate(timeout=60)[0]
+    for _ in range(2):
+        assert cluster.start("scancel", "--signal=USR1", *listed.split()).wait(timeout=60) == 0
+    result = job.finish(running)
+    assert result.code == 138, result.err
+    assert "SIGUSR1 received: stopping after this iteration" in result.err
     assert newest(tmp_path) == len(job.losses) > 0
 
 

@@ -175,10 +175,10 @@ class Cluster:
         """Processes of any host whose command line contains a text."""
         return [f"{host.name}: {pid}" for host in self.hosts.values() for pid in host.processes(containing)]
 
-    def kill(self, pids: Sequence[int]) -> None:
-        """End processes at once."""
+    def kill(self, pids: Sequence[int], number: signal.Signals = signal.SIGKILL) -> None:
+        """End processes at once, or send them another signal."""
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
     def _cable(self, name: str) -> str:
         return f"to-{name}"[:15]

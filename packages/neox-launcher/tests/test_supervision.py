@@ -25,6 +25,7 @@ WORKER = """
 import os, pathlib, signal, sys, time
 from neox_launcher.errors import ConfigError, NeoXError
 from neox_launcher.ranks import read_rank
+from neox_launcher.stop_signals import unblock_warning
 from neox_launcher.worker import Progress, report_failure
 rank = read_rank().rank
 folder = pathlib.Path(os.environ["NEOX_RUN_DIR"])
@@ -356,7 +357,9 @@ SAVING = """
 def save(number, frame):
     pathlib.Path(f"saved{rank}").touch()
     sys.exit(0)
-signal.signal(signal.SIGTERM, save)
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, save)
+unblock_warning()
 pathlib.Path(f"ready{rank}").touch()
 time.sleep(600)
 """
@@ -390,7 +393,8 @@ def start(worker, folder, stop_timeout=60):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)],
 )
 def test_one_signal_lets_the_workers_save(tmp_path, number, code):
     launcher = start(SAVING, tmp_path)
@@ -399,7 +403,9 @@ def test_one_signal_lets_the_workers_save(tmp_path, number, code):
     assert launcher.returncode == code
     assert out == f"outcome {code} None\n"
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(2))
-    assert "once more to stop at once" in err
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
+    hint = "" if number == signal.SIGUSR1 else "; once more to stop at once"
+    assert f"\n{name} received: stopping after this iteration{hint}\n" in err
 
 
 def test_a_second_signal_kills(tmp_path):
@@ -410,6 +416,60 @@ def test_a_second_signal_kills(tmp_path):
     out, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 130
     assert out == "outcome 130 None\n"
+
+
+SLOW = """
+def note(number, frame):
+    with open(f"seen{rank}", "a") as file:
+        file.write(f"{signal.Signals(number).name}\\n")
+for number in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(number, note)
+unblock_warning()
+pathlib.Path(f".{rank}").write_text(str(os.getpid()))
+pathlib.Path(f".{rank}").rename(f"ready{rank}")
+while not pathlib.Path("saved").exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_repeated_sigusr1_and_one_sigterm_let_the_workers_save(tmp_path):
+    """As Slurm does: its warning goes to every process, more than once; SIGTERM comes at the time limit."""
+    launcher = start(SLOW, tmp_path)
+    workers = [int((tmp_path / f"ready{rank}").read_text()) for rank in range(2)]
+    agents = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in workers]
+    for pid in [*workers, *agents, launcher.pid] * 2:
+        os.kill(pid, signal.SIGUSR1)
+    assert "SIGUSR1 received: stopping" in launcher.stderr.readline() + launcher.stderr.readline()
+    wait_for(lambda: all((tmp_path / f"seen{rank}").exists() for rank in range(2)))
+    launcher.send_signal(signal.SIGTERM)
+    assert "SIGTERM received: already" in launcher.stderr.readline() + launcher.stderr.readline()
+    launcher.send_signal(signal.SIGUSR1)
+    time.sleep(0.5)
+    assert launcher.poll() is None
+    (tmp_path / "saved").touch()
+    out, _ = launcher.communicate(timeout=60)
+    assert (launcher.returncode, out) == (138, "outcome 138 None\n")
+    assert {(tmp_path / f"seen{rank}").read_text().split()[0] for rank in range(2)} == {"SIGUSR1"}
+    assert not any("SIGTERM" in (tmp_path / f"seen{rank}").read_text() for rank in range(2))
+
+
+def test_a_signal_to_a_nodes_process_is_a_request_to_the_whole_launch(tmp_path):
+    launcher = start(SLOW, tmp_path)
+    worker = int((tmp_path / "ready1").read_text())
+    node = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(node, signal.SIGUSR1)
+    wait_for(lambda: all((tmp_path / f"seen{rank}").exists() for rank in range(2)))
+    (tmp_path / "saved").touch()
+    _, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 138
+    assert "SIGUSR1 received: stopping after this iteration\n" in err
+
+
+def test_a_program_that_saves_nothing_ends_on_sigusr1_without_a_failure(tmp_path):
+    launcher = start(STUBBORN.replace("signal.signal(", "unblock_warning(); signal.signal("), tmp_path)
+    launcher.send_signal(signal.SIGUSR1)
+    out, _ = launcher.communicate(timeout=60)
+    assert (launcher.returncode, out) == (138, "outcome 138 None\n")
 
 
 def test_who_does_not_stop_in_time_is_killed_and_named(tmp_path):

@@ -127,7 +127,7 @@ def stop_when_one_rank_is_told() -> list:
 
 
 def test_a_signal_to_one_rank_ends_all_after_the_same_iteration():
-    assert run_ranks(stop_when_one_rank_is_told, size=2) == [[4, "a signal asked for it"]] * 2
+    assert run_ranks(stop_when_one_rank_is_told, size=2) == [[4, "SIGTERM received"]] * 2
 
 
 def evaluated_loss(settings: dict, devices: int) -> float:

@@ -82,7 +82,7 @@ def test_state_counts_iterations_tokens_and_skipped_updates_and_survives_a_resta
 # Stopping
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_the_training_after_the_next_iteration(number):
     class Signaller(Hook):
         def on_step(self, state, report):
@@ -91,7 +91,8 @@ def test_a_signal_ends_the_training_after_the_next_iteration(number):
 
     before = signal.getsignal(number)
     state = run(Signaller(), StopHook(SINGLE, exit_interval=None), last=50)
-    assert (state.iteration, state.stop_reason) == (3, "a signal asked for it")
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
+    assert (state.iteration, state.stop_reason) == (3, f"{name} received")
     assert signal.getsignal(number) is before
 
 
@@ -114,7 +115,61 @@ def test_a_request_to_end_that_is_told_twice_is_one_request():
                 os.kill(os.getpid(), signal.SIGTERM)
 
     state = run(Scheduler(), StopHook(SINGLE, exit_interval=None), last=50)
-    assert (state.iteration, state.stop_reason) == (3, "a signal asked for it")
+    assert (state.iteration, state.stop_reason) == (3, "SIGTERM received")
+
+
+@pytest.fixture
+def _warning_blocked():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    yield
+    # Ignored for a moment, so that a pending one is discarded.
+    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.signal(signal.SIGUSR1, handler)
+
+
+@pytest.mark.usefixtures("_warning_blocked")
+def test_a_repeated_sigusr1_is_one_request_and_a_sigterm_after_it_ends_nothing_at_once(caplog):
+    class Scheduler(Hook):
+        def on_step(self, state, report):
+            for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
+                os.kill(os.getpid(), number)
+
+    caplog.set_level(logging.INFO)
+    state = run(Scheduler(), StopHook(SINGLE, exit_interval=None, save="kept"), last=50)
+    assert (state.iteration, state.stop_reason) == (2, "SIGUSR1 received")
+    assert caplog.messages == ["stopping after iteration 2: SIGUSR1 received; saving a checkpoint in kept"]
+
+
+@pytest.mark.usefixtures("_warning_blocked")
+def test_a_sigusr1_sent_while_loading_ends_the_training_before_its_first_iteration(caplog):
+    caplog.set_level(logging.INFO)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    state = run(StopHook(SINGLE, exit_interval=None), last=50, iteration=7)
+    assert (state.iteration, state.stop_reason) == (7, "SIGUSR1 received")
+    [line] = caplog.messages
+    assert line == "stopping before iteration 8: SIGUSR1 received; there is nothing new to save"
+
+
+@pytest.mark.usefixtures("_warning_blocked")
+def test_a_sigusr1_after_the_training_stays_pending():
+    run(StopHook(SINGLE, exit_interval=None), last=2)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert signal.SIGUSR1 in signal.sigpending()
+
+
+def test_a_stop_names_the_signal_that_the_launcher_was_asked_by(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    (tmp_path / "stop-signal").write_text(str(int(signal.SIGHUP)))
+
+    class Launcher(Hook):
+        def on_step(self, state, report):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    caplog.set_level(logging.INFO)
+    state = run(Launcher(), StopHook(SINGLE, exit_interval=None), last=50)
+    assert state.stop_reason == "SIGHUP received"
+    assert caplog.messages[0].endswith("SIGHUP received; no checkpoint is saved, because `save` is not set")
 
 
 def test_exit_interval_counts_iterations_of_the_whole_training():

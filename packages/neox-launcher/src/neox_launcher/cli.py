@@ -14,6 +14,7 @@ from neox_launcher.dry_run import Form, show_plan
 from neox_launcher.errors import NeoXError
 from neox_launcher.launch import Request, plan_launch, refuse_what_cannot_run, run_plan
 from neox_launcher.plan import LaunchPlan
+from neox_launcher.stop_signals import warning_blocked
 from neox_launcher.supervision import Outcome
 
 __all__ = ["main"]
@@ -73,8 +74,11 @@ def request_options(command: Callable[..., None]) -> Callable[..., None]:
 def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
     """Train a model: neox-launch --config FILE [--config FILE ...].
 
-    Exit codes: 0 done; 1 the work failed; 2 the request was wrong and nothing was started; 130, 143 or 129
-    stopped by Ctrl-C, SIGTERM or a lost connection; else that of the worker that failed first.
+    Ctrl-C, SIGTERM and SIGUSR1 (Slurm's --signal) ask the workers to finish the iteration, save a checkpoint
+    and stop. A second Ctrl-C or SIGTERM stops at once; SIGUSR1 may be repeated.
+
+    Exit codes: 0 done; 1 the work failed; 2 the request was wrong and nothing was started; 130, 143, 129 or
+    138 stopped by Ctrl-C, SIGTERM, a lost connection or SIGUSR1; else that of the worker that failed first.
     """
     request = Request(program="train", **options)
     context.obj = (request, dry_run)
@@ -130,6 +134,12 @@ def _merged(
 def _launch(request: Request, dry_run: DryRun) -> None:
     if not request.paths:
         raise click.UsageError("nothing says what to do: give at least one --config FILE")
+    # Kept until a handler is there: see `stop_signals`.
+    with warning_blocked():
+        _run(request, dry_run)
+
+
+def _run(request: Request, dry_run: DryRun) -> NoReturn:
     try:
         plan = plan_launch(request)
         _tell_notices(plan)

@@ -31,7 +31,8 @@ from neox_launcher.output import OutputPipes
 from neox_launcher.ranks import read_mpi_rank
 from neox_launcher.run_folder import run_folder
 from neox_launcher.seat import CORES_FILE
-from neox_launcher.worker import AGENT_FILE, NODE_FILE, STOP_SIGNALS, write_aside
+from neox_launcher.stop_signals import STOP_SIGNALS, block_warning, unblock_warning
+from neox_launcher.worker import AGENT_FILE, NODE_FILE, write_aside
 from neox_launcher.worker_command import agent_command, mpi_variables, seat_command
 from neox_launcher.worker_environment import worker_environment
 from neox_launcher.workers import Workers
@@ -45,6 +46,7 @@ _RESOLVED = "resolved"
 
 def main() -> None:
     """Serve one launch."""
+    block_warning()
     options = _parse(sys.argv[1:])
     host = socket.gethostname()
     try:
@@ -145,6 +147,7 @@ class Node:
         """
         for number in STOP_SIGNALS:
             signal.signal(number, self._remember)
+        unblock_warning()
         addresses = own_addresses(fallback=self._channel.address)
         self._channel.send("hello", **who, host=self._host, addresses=addresses, time=time.time())
         while not self._has_leave:
@@ -266,7 +269,7 @@ class Node:
 
     def _stop(self, message: Message) -> None:
         if self._workers is not None:
-            self._workers.stop(within=self._orders.stop_timeout)
+            self._workers.stop(message["number"], within=self._orders.stop_timeout)
 
     def _kill(self, message: Message) -> None:
         if self._workers is not None:

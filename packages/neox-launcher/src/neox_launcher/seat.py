@@ -10,10 +10,10 @@ import signal
 import sys
 from pathlib import Path
 
+from neox_launcher.stop_signals import STOP_SIGNALS, WARNING_SIGNAL
 from neox_launcher.worker import (
     AGENT_FILE,
     RUN_DIR_VARIABLE,
-    STOP_SIGNALS,
     die_with_parent,
     register_worker,
     report_failure,
@@ -29,7 +29,8 @@ def main() -> None:
     """Become the program."""
     folder, rank = Path(os.environ[RUN_DIR_VARIABLE]), int(os.environ["RANK"])
     die_with_parent(int((folder / AGENT_FILE).read_text()))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    # The program unblocks the scheduler's warning once it handles it.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {*STOP_SIGNALS} - {WARNING_SIGNAL})
     _redirect_output(folder, rank)
     if (folder / CORES_FILE).exists():
         cores = cores_of(int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))

@@ -24,6 +24,7 @@ from neox_launcher.orders import Orders
 from neox_launcher.outcome import HEAD_START_SECONDS, Failure, Outcome, judge
 from neox_launcher.reception import Reception
 from neox_launcher.run_folder import run_folder
+from neox_launcher.stop_signals import STOP_SIGNALS, WARNING_SIGNAL, name_of, unblock_warning
 from neox_launcher.terminal import pass_on, tell
 from neox_launcher.tools import Tools
 
@@ -34,6 +35,8 @@ _GRACE_SECONDS = 2.0
 _KILL_SECONDS = 6.0
 _DUMP_SECONDS = 8.0
 _PATIENCE_SECONDS = 5.0
+# A scheduler that signals the whole job reaches hosts and launcher at different moments.
+_SAME_REQUEST_SECONDS = 3.0
 _LOCAL_ADDRESS = "127.0.0.1"
 
 
@@ -79,6 +82,8 @@ class _Launch:
         self._facts: dict[int, Mapping[str, Any]] = {}
         self._signals: list[int] = []
         self._told = 0
+        self._relayed_at: float | None = None
+        self._is_stopping = False
         self._port: int | None = None
         self._is_started = False
         self._trouble_at: float | None = None
@@ -111,20 +116,30 @@ class _Launch:
 
     @contextmanager
     def listening_to_signals(self) -> Iterator[None]:
-        """Remember the signals that end a program instead of dying of them."""
-        numbers = [signal.SIGINT, signal.SIGTERM]
+        """Remember the signals that ask for a stop instead of dying of them."""
         # A lost connection counts as a request to stop, unless nohup says that it shall not.
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            numbers.append(signal.SIGHUP)
+        numbers = [
+            number
+            for number in STOP_SIGNALS
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+        ]
         before = {number: signal.signal(number, self._remember) for number in numbers}
+        mask = unblock_warning()
         try:
             yield
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
+        is_relayed = (
+            number != signal.SIGINT
+            and self._relayed_at is not None
+            and time.monotonic() - self._relayed_at < _SAME_REQUEST_SECONDS
+        )
+        if not is_relayed:
+            self._signals.append(number)
 
     def run(self, commands: Sequence[Command]) -> Outcome:
         """Until all nodes have told how it ended, or cannot any more."""
@@ -239,6 +254,7 @@ class _Launch:
         # A scheduler signals all nodes at once: together that is one request. An MPI whose process is gone
         # ends the others by a signal, too: nobody has asked for that.
         if not self._signals and not (node.is_mpi and self._lost):
+            self._relayed_at = time.monotonic()
             self._signals.append(int(message["number"]))
 
     def _note_dump(self, node: Node, message: Message) -> None:
@@ -287,14 +303,24 @@ class _Launch:
             self._nodes.send_all("kill")
 
     def _pass_signals_on(self) -> None:
-        if len(self._signals) <= self._told:
+        signals = tuple(self._signals)
+        if len(signals) <= self._told:
             return
-        self._told = len(self._signals)
-        if self._told > 1 or not self._is_started:
+        self._told = len(signals)
+        last = name_of(signals[-1])
+        # Schedulers repeat their warning: it is never the second request, which ends all at once.
+        if sum(number != WARNING_SIGNAL for number in signals) > 1:
             self._kill()
-            return
-        tell("\nstopping after this iteration; once more to stop at once\n")
-        self._nodes.send_all("stop")
+        elif not self._is_started:
+            tell(f"\n{last} received before the workers were started: ending\n")
+            self._kill()
+        elif not self._is_stopping:
+            self._is_stopping = True
+            hint = "" if signals[-1] == WARNING_SIGNAL else "; once more to stop at once"
+            tell(f"\n{last} received: stopping after this iteration{hint}\n")
+            self._nodes.send_all("stop", {"number": signals[0]})
+        elif signals[-1] != WARNING_SIGNAL:
+            tell(f"\n{last} received: already stopping; once more to stop at once\n")
 
     def _look_for_hang(self) -> None:
         if self._killed_at is not None or self._signals:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from neox_launcher.backends.base import Command
 from neox_launcher.errors import LaunchError
+from neox_launcher.stop_signals import warning_blocked
 from neox_launcher.terminal import tell
 
 __all__ = ["Tools"]
@@ -60,7 +61,9 @@ class Tools:
                 "stderr": subprocess.STDOUT,
             }
         environment = {**os.environ, **command.environment}
-        process = subprocess.Popen(command.argv, env=environment, start_new_session=True, **streams)  # type: ignore[call-overload]
+        # A scheduler may signal every process of a job; the launcher passes its warning on itself.
+        with warning_blocked():
+            process = subprocess.Popen(command.argv, env=environment, start_new_session=True, **streams)  # type: ignore[call-overload]
         self._processes.append((command, process))
         if command.stdin:
             with suppress(BrokenPipeError):

@@ -1,8 +1,9 @@
 """`python -m torch.distributed.run` as a node starts it: quiet, deaf to signals, never outliving the node.
 
 Signals are the launcher's to judge: the agent turns a SIGTERM into a SIGKILL of its workers after 30 seconds,
-saved or not. It starts with them blocked, and `neox_launcher.seat` unblocks them for the worker. Where a
-worker failed, the exit codes go to a file in the run folder instead of a table on the terminal.
+saved or not. It starts with them blocked, and `neox_launcher.seat` unblocks them for the worker; SIGUSR1
+stays blocked until the worker handles it. Where a worker failed, the exit codes go to a file in the run
+folder instead of a table on the terminal.
 """
 
 import json
@@ -13,12 +14,12 @@ import signal
 import sys
 from pathlib import Path
 
+from neox_launcher.stop_signals import STOP_SIGNALS
 from neox_launcher.worker import (
     AGENT_FILE,
     EXIT_CODES_FILE,
     NODE_FILE,
     RUN_DIR_VARIABLE,
-    STOP_SIGNALS,
     die_with_parent,
     write_aside,
 )

@@ -33,7 +33,7 @@ __all__ = [
     "NODE_FILE",
     "RESTART_VARIABLE",
     "RUN_DIR_VARIABLE",
-    "STOP_SIGNALS",
+    "STOP_FILE",
     "Progress",
     "answer_questions",
     "die_with_parent",
@@ -41,6 +41,7 @@ __all__ = [
     "register_worker",
     "report_facts",
     "report_failure",
+    "requested_signal",
     "worker_file",
     "write_aside",
 ]
@@ -51,7 +52,8 @@ RESTART_VARIABLE = "NEOX_RESTART"
 EXIT_CODES_FILE = "exit_codes.json"
 AGENT_FILE = "agent.pid"
 NODE_FILE = "node.pid"
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_FILE = "stop-signal"
+"""The number of the signal that the launcher was asked to stop by, which may reach workers as another."""
 ALL_DONE = -1
 """Instead of an iteration: what follows is no iteration, and may take long."""
 _BEAT_SECONDS = 1.0
@@ -180,6 +182,13 @@ def report_facts(rank: int, facts: Mapping[str, Any]) -> None:
     folder = _run_dir()
     if folder is not None:
         write_aside(worker_file(folder, rank, "facts"), json.dumps(facts))
+
+
+def requested_signal(received: int) -> signal.Signals:
+    """The signal that asked for a stop: the launcher's where it passed one on, else the one received."""
+    folder = _run_dir()
+    path = None if folder is None else folder / STOP_FILE
+    return signal.Signals(int(path.read_text()) if path is not None and path.exists() else received)
 
 
 def die_with_parent(parent: int | None = None) -> None:

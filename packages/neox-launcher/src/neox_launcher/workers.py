@@ -13,7 +13,8 @@ from typing import Any
 
 from neox_launcher.outcome import HEAD_START_SECONDS, Failure
 from neox_launcher.processes import Process, as_exit_code, children_of
-from neox_launcher.worker import EXIT_CODES_FILE, RUN_DIR_VARIABLE, worker_file
+from neox_launcher.stop_signals import WARNING_SIGNAL, warning_blocked
+from neox_launcher.worker import EXIT_CODES_FILE, RUN_DIR_VARIABLE, STOP_FILE, worker_file, write_aside
 
 __all__ = ["Workers"]
 
@@ -49,7 +50,8 @@ class Workers:
             OSError: it cannot be started.
         """
         env = {**environment, RUN_DIR_VARIABLE: str(self._folder)}
-        self._agent = subprocess.Popen(command, env=env, cwd=directory, start_new_session=True)
+        with warning_blocked():
+            self._agent = subprocess.Popen(command, env=env, cwd=directory, start_new_session=True)
 
     @property
     def has_ended(self) -> bool:
@@ -76,10 +78,12 @@ class Workers:
             if now - self._killed_at > _AGENT_SECONDS:
                 self._kill_agent()
 
-    def stop(self, within: float) -> None:
+    def stop(self, number: int, *, within: float) -> None:
         """Ask the workers to save and leave; without any yet, there is nothing to save.
 
         Args:
+            number: the signal that asked for it. Workers get SIGUSR1 as such, since they may have had it from
+                the scheduler already and take it any number of times; SIGTERM stands for every other.
             within: seconds that they get.
         """
         self._look_for_workers()
@@ -87,8 +91,9 @@ class Workers:
             self.kill()
             return
         self._stop_by = time.monotonic() + within
+        write_aside(self._folder / STOP_FILE, str(number))
         for process in self._processes.values():
-            process.send(signal.SIGTERM)
+            process.send(WARNING_SIGNAL if number == WARNING_SIGNAL else signal.SIGTERM)
 
     def kill(self) -> None:
         """End the workers at once; the agent gets a moment to say how they ended."""

@@ -20,6 +20,7 @@ from neox_launcher.config import Resolved, decode_resolved, load_config, resolve
 from neox_launcher.errors import ConfigError, NeoXError
 from neox_launcher.log import configure_logging
 from neox_launcher.ranks import RankInfo, read_rank, refuse_mpi_by_hand
+from neox_launcher.stop_signals import block_warning, unblock_warning
 from neox_launcher.worker import register_worker, report_failure
 
 __all__ = ["exit_worker", "request_options", "run_worker", "show"]
@@ -47,7 +48,14 @@ def request_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def run_worker(program: str, *, resolved: str | None, paths: Sequence[Path], overrides: Sequence[str]) -> int:
+def run_worker(
+    program: str,
+    *,
+    resolved: str | None,
+    paths: Sequence[Path],
+    overrides: Sequence[str],
+    saves_when_warned: bool = False,
+) -> int:
     """Run `module:function` with the resolved configuration.
 
     Args:
@@ -56,10 +64,13 @@ def run_worker(program: str, *, resolved: str | None, paths: Sequence[Path], ove
         resolved: encoded, from the launcher; None: the next two say it.
         paths: configuration files.
         overrides: `name=value`, stronger than the files.
+        saves_when_warned: the program handles SIGUSR1, a scheduler's warning, and unblocks it once it can;
+            other programs have nothing to save, so it ends them.
 
     Returns:
         The exit code: 0, or that of the failure, which has then been reported.
     """
+    (block_warning if saves_when_warned else unblock_warning)()
     me = read_rank() or RankInfo(
         rank=0, local_rank=0, world_size=1, local_world_size=1, master_addr="127.0.0.1", master_port=29500
     )

@@ -14,7 +14,8 @@ __all__ = ["main"]
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Train as configured, as one worker of a job."""
     program = "neox_model.train.run:train_from"
-    exit_worker(run_worker(program, resolved=resolved, paths=paths, overrides=overrides))
+    code = run_worker(program, resolved=resolved, paths=paths, overrides=overrides, saves_when_warned=True)
+    exit_worker(code)
 
 
 if __name__ == "__main__":

@@ -242,7 +242,11 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
     )
     hooks = [
         ProgressHook(progress),
-        StopHook(training.groups.control, exit_interval=config.training.exit_interval),
+        StopHook(
+            training.groups.control,
+            exit_interval=config.training.exit_interval,
+            save=config.checkpoint.save,
+        ),
         log,
         EvaluateHook(
             evaluator,

@@ -91,7 +91,7 @@ class LaunchSection(Section):
         origin="ours",
         gt=0,
         doc="Seconds that the workers get to finish the iteration and save after a request to stop (Ctrl-C, "
-        "SIGTERM).",
+        "SIGTERM, SIGUSR1).",
     )
     hang_timeout: float | None = param(
         1800.0,

@@ -1,7 +1,7 @@
 """Ends the training early, on a signal or every `exit_interval` iterations: on all ranks at the same one.
 
-A signal reaches each process at its own moment, so every iteration the ranks sum up who has seen one. The
-sum of one iteration is read in the next: nobody waits for it, and all ranks read the same.
+A signal reaches each process at its own moment, so every iteration the ranks agree on whether one has seen
+one. The answer of one iteration is read in the next: nobody waits for it, and all ranks read the same.
 """
 
 import logging
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import distributed
 
+from neox_launcher.stop_signals import WARNING_SIGNAL, name_of, unblock_warning
+from neox_launcher.worker import requested_signal
 from neox_model.parallel.groups import Group
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
@@ -23,7 +25,7 @@ __all__ = ["StopHook"]
 
 logger = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, WARNING_SIGNAL)
 # A scheduler that ends a job signals every process of it, and so does the launcher: one request, told twice.
 _SAME_REQUEST_SECONDS = 3.0
 
@@ -31,65 +33,100 @@ _SAME_REQUEST_SECONDS = 3.0
 class StopHook(Hook):
     """Asks the state to stop.
 
-    The first SIGTERM or SIGINT asks for a stop. Handling is then back to what it was, so that a second one
-    ends the process at once; but a SIGTERM soon after the first signal tells of the same request.
+    The first SIGTERM, SIGINT or SIGUSR1 asks for a stop. A second SIGTERM or SIGINT meets the handling from
+    before and so ends the process at once; but a SIGTERM soon after the first is taken for the same request.
+    SIGUSR1, a scheduler's warning, never ends the process, however often it comes. One that was sent while
+    the training was loading is pending until `on_start`, and ends the training before its first iteration.
 
     Args:
         control: a group of all ranks that communicates from host memory.
         exit_interval: stop when the iteration is a multiple of it; None: never.
+        save: the folder that checkpoints go to, for the log; None: there are none.
     """
 
-    def __init__(self, control: Group, *, exit_interval: int | None) -> None:
+    def __init__(self, control: Group, *, exit_interval: int | None, save: str | None = None) -> None:
         self._control = control
         self._exit_interval = exit_interval
-        self._signalled_at: float | None = None
+        self._save = save
+        self._received: int | None = None
+        self._ends_since: float | None = None
         self._previous: dict[signal.Signals, Any] = {}
-        self._answer: Callable[[], bool] | None = None
+        self._mask: set[Any] = set()
+        self._answer: Callable[[], int] | None = None
 
     def on_start(self, state: TrainState) -> None:
-        """Listen to signals."""
+        """Listen to signals; end the training at once where one has been waiting."""
         self._previous = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+        self._mask = unblock_warning()
+        if state.finished:
+            return
+        number = self._ask()()
+        if number:
+            state.request_stop(f"{name_of(number)} received", is_hurried=True)
+            logger.info(
+                "stopping before iteration %d: %s; there is nothing new to save",
+                state.iteration + 1,
+                state.stop_reason,
+            )
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Read the answer to the last iteration's question, and ask the next one."""
-        is_signalled = self._answer is not None and self._answer()
+        number = 0 if self._answer is None else self._answer()
         if state.finished:
             self._answer = None
             return
-        if is_signalled:
-            state.request_stop("a signal asked for it", is_hurried=True)
+        if number:
+            state.request_stop(f"{name_of(number)} received", is_hurried=True)
         elif self._exit_interval and state.iteration % self._exit_interval == 0:
             state.request_stop(f"exit_interval is {self._exit_interval}")
         if state.stop_reason is not None:
-            logger.info("stopping after iteration %d: %s", state.iteration, state.stop_reason)
+            logger.info(
+                "stopping after iteration %d: %s; %s", state.iteration, state.stop_reason, self._what_is_saved
+            )
         self._answer = None if state.finished else self._ask()
 
     def on_end(self, state: TrainState) -> None:
         """Hand signals back."""
         self._restore()
 
+    @property
+    def _what_is_saved(self) -> str:
+        if self._save is None:
+            return "no checkpoint is saved, because `save` is not set"
+        return f"saving a checkpoint in {self._save}"
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received = self._received or number
+        if number == WARNING_SIGNAL:
+            return
         now = time.monotonic()
-        if self._signalled_at is None:
-            self._signalled_at = now
-        elif number != signal.SIGTERM or now - self._signalled_at > _SAME_REQUEST_SECONDS:
+        if self._ends_since is None:
+            self._ends_since = now
+        elif number != signal.SIGTERM or now - self._ends_since > _SAME_REQUEST_SECONDS:
             self._restore()
             signal.raise_signal(number)
 
     def _restore(self) -> None:
+        if self._previous:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
 
-    def _ask(self) -> Callable[[], bool]:
-        """Start summing up the ranks that were signalled; the result waits for the sum."""
-        flag = torch.tensor([int(self._signalled_at is not None)])
-        if self._control.size == 1:
-            return lambda: bool(flag)
-        work = distributed.all_reduce(flag, group=self._control.process_group, async_op=True)
+    def _ask(self) -> Callable[[], int]:
+        """Start asking all ranks for the signal that they have received; the result waits for the answer.
 
-        def answer() -> bool:
+        Where ranks have received different ones, all read the one of the highest number; 0 is none.
+        """
+        flag = torch.tensor([0 if self._received is None else int(requested_signal(self._received))])
+        if self._control.size == 1:
+            return lambda: int(flag)
+        work = distributed.all_reduce(
+            flag, op=distributed.ReduceOp.MAX, group=self._control.process_group, async_op=True
+        )
+
+        def answer() -> int:
             work.wait()
-            return bool(flag)
+            return int(flag)
 
         return answer

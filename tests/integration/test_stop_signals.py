@@ -1,0 +1,223 @@
+"""SIGUSR1 and SIGTERM save and stop, whichever process of a launch they reach; the job then goes on exactly.
+
+Real launches of two workers on this machine. The training would take hours: what ends it is the signal.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from neox_model.checkpoint.directory import complete_checkpoints
+from neox_model.metrics.writers.jsonl import read_metrics
+from support.corpus import write_corpus
+
+LAUNCH = Path(sys.executable).with_name("neox-launch")
+DEADLINE_SECONDS = 180.0
+# What each process of a launch has on its command line.
+NODE, AGENT, WORKER = "neox_launcher.node", "neox_launcher.torch_agent", "neox_launcher.seat"
+SETTINGS = {
+    "split": "100,0,0",
+    "tokenizer-type": "CharLevelTokenizer",
+    "num-layers": 2,
+    "hidden-size": 16,
+    "num-attention-heads": 2,
+    "seq-length": 16,
+    "max-position-embeddings": 16,
+    "hidden-dropout": 0.1,
+    "train-micro-batch-size-per-gpu": 2,
+    "lr-decay-iters": 1_000,
+    "num-gpus": 2,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+    "save-interval": 1_000_000,
+    "eval-iters": 0,
+    "log-interval": 1,
+}
+
+
+class Job:
+    """A training that only a signal ends.
+
+    Args:
+        folder: gets everything.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.saved = folder, folder / "saved"
+        paths = {
+            "data-path": write_corpus(folder),
+            "log-dir": str(folder / "logs"),
+            "save": str(self.saved),
+            "load": str(self.saved),
+        }
+        self.config = folder / "job.yml"
+        self.config.write_text(yaml.safe_dump(SETTINGS | paths | {"train-iters": 1_000_000}))
+
+    def start(self, *overrides: str) -> subprocess.Popen[bytes]:
+        options = [word for override in overrides for word in ("--set", override)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        with (self.folder / "output.txt").open("wb") as output:
+            return subprocess.Popen(
+                [LAUNCH, "--config", self.config, *options],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text(errors="replace")
+
+    @property
+    def losses(self) -> dict[int, float]:
+        path = self.folder / "logs" / "metrics.jsonl"
+        records = read_metrics(path) if path.exists() else []
+        return {record["iteration"]: record["loss/train"] for record in records if "loss/train" in record}
+
+    @property
+    def checkpoints(self) -> list[int]:
+        names = [path.name for path in complete_checkpoints(self.saved)]
+        return sorted(int(name.removeprefix("global_step")) for name in names)
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, f"{what} did not happen\n{self.output}"
+            time.sleep(0.02)
+
+    def end_of(self, launcher: subprocess.Popen[bytes]) -> int:
+        try:
+            return launcher.wait(timeout=DEADLINE_SECONDS)
+        except subprocess.TimeoutExpired:
+            launcher.kill()
+            raise AssertionError(f"it goes on\n{self.output}") from None
+
+
+def processes_below(parent: int) -> dict[int, str]:
+    """Number and command line of every process that descends from another."""
+    children: dict[int, list[int]] = {}
+    commands = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            number = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            commands[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:  # It has ended meanwhile.
+            continue
+        children.setdefault(number, []).append(int(entry.name))
+    found, waiting = {}, [parent]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            found[child] = commands[child]
+            waiting.append(child)
+    return found
+
+
+def workers_of(launcher: int) -> list[int]:
+    found = processes_below(launcher).items()
+    return sorted(number for number, command in found if WORKER in command and AGENT not in command)
+
+
+def victims(launcher: int, who: str) -> list[int]:
+    """The processes that a scheduler, or a person, might signal."""
+    below = processes_below(launcher)
+    node = [number for number, command in below.items() if NODE in command]
+    assert len(node) == 1, below
+    assert len(workers_of(launcher)) == 2, below
+    return {
+        "launcher": [launcher],
+        "node": node,
+        "one worker": workers_of(launcher)[:1],
+        "every process": [launcher, *below],
+        "every process of the host": list(below),
+    }[who]
+
+
+def stop(job: Job, who: str, number: signal.Signals, *, after: int) -> int:
+    """Train until that many iterations are recorded, signal, and give the launcher's exit code."""
+    launcher = job.start()
+    job.wait_until(
+        lambda: max(job.losses, default=0) >= after or launcher.poll() is not None, f"iteration {after}"
+    )
+    assert launcher.poll() is None, job.output
+    for victim in victims(launcher.pid, who):
+        os.kill(victim, number)
+    return job.end_of(launcher)
+
+
+CASES = [
+    pytest.param("launcher", signal.SIGUSR1, 138, id="launcher-SIGUSR1"),
+    pytest.param("node", signal.SIGUSR1, 138, id="node-SIGUSR1"),
+    # Nobody asked the launcher: for it the workers have ended well.
+    pytest.param("one worker", signal.SIGUSR1, 0, id="one-worker-SIGUSR1"),
+    pytest.param("every process", signal.SIGUSR1, 138, id="every-process-SIGUSR1"),
+    pytest.param(
+        "every process of the host", signal.SIGUSR1, 138, id="host-SIGUSR1", marks=pytest.mark.sweep
+    ),
+    pytest.param("every process", signal.SIGTERM, 143, id="every-process-SIGTERM"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("who", "number", "code"), CASES)
+def test_a_signal_saves_the_last_iteration_and_the_job_resumes_there(tmp_path, who, number, code):
+    job = Job(tmp_path)
+    assert stop(job, who, number, after=3) == code, job.output
+    last = max(job.losses)
+    assert job.checkpoints == [last]
+    assert f"stopping after iteration {last}: {number.name} received; saving a checkpoint in" in job.output
+    assert f"saved {job.saved}/global_step{last}:" in job.output
+    stopped = job.losses
+    more = job.start(f"train-iters={last + 2}")
+    assert job.end_of(more) == 0, job.output
+    assert f"loaded {job.saved}/global_step{last}" in job.output
+    assert job.checkpoints == [last, last + 2]
+    assert sorted(job.losses) == list(range(1, last + 3))
+    assert {iteration: job.losses[iteration] for iteration in stopped} == stopped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["one worker", "every process"])
+def test_a_sigusr1_while_the_workers_load_ends_the_job_with_a_message(tmp_path, who):
+    job = Job(tmp_path)
+    launcher = job.start()
+    job.wait_until(lambda: len(workers_of(launcher.pid)) == 2, "the start of the workers")
+    for _ in range(2):
+        for victim in victims(launcher.pid, who):
+            os.kill(victim, signal.SIGUSR1)
+        time.sleep(0.1)
+    code = job.end_of(launcher)
+    assert code == (138 if who == "every process" else 0), job.output
+    assert "Traceback" not in job.output
+    assert job.losses == {}
+    assert job.checkpoints == []
+    assert "stopping before iteration 1: SIGUSR1 received; there is nothing new to save" in job.output or (
+        # They were so new that the launcher had heard of none of them.
+        who == "every process" and "SIGUSR1 received" in job.output
+    )
+
+
+@pytest.mark.slow
+def test_a_sigusr1_to_a_launcher_that_is_still_reading_ends_it_with_a_message(tmp_path):
+    job = Job(tmp_path)
+    launcher = job.start()
+    job.wait_until(lambda: _blocks_warning(launcher.pid), "the start of the launcher")
+    launcher.send_signal(signal.SIGUSR1)
+    assert job.end_of(launcher) == 138, job.output
+    assert "SIGUSR1 received" in job.output
+    assert job.losses == {}
+
+
+def _blocks_warning(pid: int) -> bool:
+    """Whether the process keeps SIGUSR1 pending, or handles it already."""
+    lines = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+    )
+    kept = int(lines["SigBlk"], 16) | int(lines["SigCgt"], 16)
+    return bool(kept >> (signal.SIGUSR1 - 1) & 1)
