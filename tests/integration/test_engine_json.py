@@ -45,13 +45,21 @@ BESIDES = {
 }
 
 
-def settings_of(tmp_path, *texts):
+# What DeepSpeed reads at stage 0, where neox-model does it.
+OURS = {"gradient_clipping": 0.0, "grad_accum_dtype": None}
+
+
+def resolved_of(tmp_path, *texts):
     paths = []
     for place, text in enumerate((MINIMAL, *texts)):
         path = tmp_path / f"{place}.yml"
         path.write_text(text)
         paths.append(path)
-    return engine_json(resolve(load_config(paths), devices=1))
+    return resolve(load_config(paths), devices=1)
+
+
+def settings_of(tmp_path, *texts):
+    return engine_json(resolved_of(tmp_path, *texts))
 
 
 def accepted_by_deepspeed(settings):
@@ -67,13 +75,21 @@ def test_deepspeed_reads_every_combination_as_it_is_meant(tmp_path, stage, preci
         settings = settings_of(tmp_path, stage, precision, beside)
         read = accepted_by_deepspeed(settings)
         assert read.zero_optimization_stage == settings["zero_optimization"]["stage"]
-        assert read.float16_config.enabled is (precision == "precision: fp16")
-        assert read.bfloat16_config.enabled is (precision == "precision: bfloat16")
-        assert {name: getattr(read, name) for name in expected} == expected
+        is_sharded = settings["zero_optimization"]["stage"] > 0
+        assert read.float16_config.enabled is (is_sharded and precision == "precision: fp16")
+        assert read.bfloat16_config.enabled is (is_sharded and precision == "precision: bfloat16")
+        found = {name: getattr(read, name) for name in expected}
+        assert found == (
+            expected
+            if is_sharded
+            else expected | {name: OURS[name] for name in OURS.keys() & expected.keys()}
+        )
 
 
 def test_documented_names_that_deepspeed_would_not_notice_are_translated(tmp_path):
-    read = accepted_by_deepspeed(settings_of(tmp_path, "aio: {thread_count: 3}\nfp32-allreduce: true"))
+    read = accepted_by_deepspeed(
+        settings_of(tmp_path, "zero-stage: 1\naio: {thread_count: 3}\nfp32-allreduce: true")
+    )
     assert read.aio_config["intra_op_parallelism"] == 3
     assert str(read.communication_data_type) == "torch.float32"
 
@@ -89,11 +105,10 @@ def test_the_example_of_the_guide_is_accepted():
     config = load_config([DATA / "guide_example.yml"])
     read = accepted_by_deepspeed(engine_json(resolve(config, devices=1)))
     assert read.train_batch_size == 4
-    assert read.float16_config.enabled
     assert read.wall_clock_breakdown
 
 
-def profile(settings: dict) -> None:
+def profile(report: str) -> None:
     """Two updates of a tiny model with our engine; runs in a rank."""
     os.environ.setdefault("LOCAL_RANK", "0")
     import torch
@@ -103,6 +118,7 @@ def profile(settings: dict) -> None:
     from neox_model.train.batch import as_batch
     from neox_model.train.engine import build_engine, prepare_deepspeed
     from neox_model.train.sequential_step import SequentialStep
+    from support.settings import resolved_from
 
     groups = create_groups(1, 1)
     prepare_deepspeed()
@@ -120,7 +136,9 @@ def profile(settings: dict) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     curve = WarmupThenDecay(style="constant", peak=0.1, floor=0.0, warmup=0.0, decay_iterations=9)
     schedule = LearningRateSchedule(optimizer, curve)
-    engine = build_engine(model, optimizer, schedule, settings=settings, groups=groups, is_pipeline=False)
+    profiler = {"enabled": True, "profile_step": 1, "output_file": report}
+    resolved = resolved_from({"gradient_accumulation_steps": 1, "flops_profiler": profiler})
+    engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
 
     step = SequentialStep(engine, accumulation=1, tokens=6, data=groups.data)
     for _ in range(2):
@@ -129,8 +147,5 @@ def profile(settings: dict) -> None:
 
 def test_the_profile_of_an_iteration_is_written_by_our_engine(tmp_path):
     report = tmp_path / "profile.txt"
-    settings = settings_of(
-        tmp_path, f"flops_profiler: {{enabled: true, profile_step: 1, output_file: {report}}}"
-    )
-    run_ranks(profile, size=1, settings=settings)
+    run_ranks(profile, size=1, report=str(report))
     assert "Profile Summary at step" in report.read_text()

@@ -16,32 +16,47 @@ from neox_model.checkpoint.engines import (
 )
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.logical import Fragment, optimizer_parts, restore_scalars
+from neox_model.optim.loss_scale import LossScale, LossScaleSettings
+from neox_model.optim.lr_schedule import LearningRateSchedule, WarmupThenDecay
+from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
+from neox_model.parallel.groups import ALONE
 from neox_model.parallel.logical import logical_parameter
 
-
-class FP16_Optimizer:  # noqa: N801
-    """The layout of DeepSpeed's wrapper around fused optimizers: one flat master per group."""
-
-    def __init__(self, groups: list[list[nn.Parameter]]) -> None:
-        self.fp16_groups = groups
-        self.fp32_groups_flat = [
-            torch.cat([param.detach().float().view(-1) for param in group]) for group in groups
-        ]
-        self.optimizer = torch.optim.AdamW(self.fp32_groups_flat)
+CPU = torch.device("cpu")
 
 
-def test_the_flat_masters_of_fused_optimizers():
-    first, second = nn.Parameter(torch.randn(2, 3).half()), nn.Parameter(torch.randn(4).half())
-    wrapper = FP16_Optimizer([[first, second], [nn.Parameter(torch.zeros(1).half())]])
-    adapter = adapter_of(wrapper)
-    held = list(adapter.held(wrapper))
-    assert [(run.numel, run.offset) for run in held] == [(6, 0), (4, 6), (1, 0)]
-    assert [run.holder is wrapper.fp32_groups_flat[0] for run in held] == [True, True, False]
-    assert inner_optimizer(wrapper) is wrapper.optimizer
-    wrapper.fp32_groups_flat[0].copy_(torch.arange(10.0))
-    adapter.to_model(wrapper)
-    assert (first.tolist(), second.tolist()) == ([[0, 1, 2], [3, 4, 5]], [6, 7, 8, 9])
+def test_the_float32_masters_of_stage_0():
+    model = nn.Linear(3, 2)
+    update = mixed_precision(model, LossScale(LossScaleSettings(initial=8.0, is_dynamic=True), CPU))
+    adapter = adapter_of(update)
+    held = list(adapter.held(update))
+    assert [(run.param, run.holder) for run in held] == list(
+        zip(model.parameters(), update.masters, strict=True)
+    )
+    assert [(run.start, run.numel, run.offset) for run in held] == [(0, 6, 0), (0, 2, 0)]
+    assert {run.holder.dtype for run in held} == {torch.float32}
+    assert inner_optimizer(update) is update.optimizer
+    with torch.no_grad():
+        update.masters[1].copy_(torch.tensor([1.0, 2.0]))
+    adapter.to_model(update)
+    assert model.bias.tolist() == [1.0, 2.0]
+    assert model.bias.dtype == torch.float16
     assert not adapter.splits_over_data
+
+
+def mixed_precision(model: nn.Module, scale: LossScale) -> MixedPrecisionOptimizer:
+    optimizer = torch.optim.AdamW(model.parameters())
+    curve = WarmupThenDecay(style="constant", peak=0.1, floor=0.0, warmup=0.0, decay_iterations=9)
+    return MixedPrecisionOptimizer(
+        optimizer,
+        LearningRateSchedule(optimizer, curve),
+        dtype=torch.float16,
+        accumulation_dtype=torch.float16,
+        max_norm=0.0,
+        reduce=lambda gradients: None,
+        groups=ALONE,
+        loss_scale=scale,
+    )
 
 
 def test_an_unknown_wrapper_is_named():
@@ -54,18 +69,19 @@ def engine(**scaler: object) -> SimpleNamespace:
     return SimpleNamespace(optimizer=optimizer, global_steps=0, global_samples=0, skipped_steps=0)
 
 
-def test_a_dynamic_loss_scale_goes_on():
+def test_a_dynamic_loss_scale_continues_from_zeros_to_ours_and_back():
     stored = engine(dynamic=True, cur_scale=64.0, cur_iter=9, last_overflow_iter=5, cur_hysteresis=1)
     stored.global_steps, stored.global_samples, stored.skipped_steps = 9, 36, 1
     state = read_engine_state(stored)
-    # The other kind of wrapper has no hysteresis, and another name for its scaler.
-    other = engine()
-    config = SimpleNamespace(dynamic_loss_scale=True, cur_scale=2.0**16, cur_iter=0, last_overflow_iter=-1)
-    other.optimizer = SimpleNamespace(loss_scale_config=config)
-    restore_engine_state(other, state, loss_scale=True)
-    assert (config.cur_scale, config.cur_iter, config.last_overflow_iter) == (64.0, 9, 5)
-    assert not hasattr(config, "cur_hysteresis")
-    assert (other.global_steps, other.global_samples, other.skipped_steps) == (9, 36, 1)
+    ours = engine()
+    scale = LossScale(LossScaleSettings(initial=2.0**16, is_dynamic=True), CPU)
+    ours.optimizer = mixed_precision(nn.Linear(3, 2), scale)
+    restore_engine_state(ours, state, loss_scale=True)
+    assert float(scale.value) == 64.0
+    assert (ours.global_steps, ours.global_samples, ours.skipped_steps) == (9, 36, 1)
+    assert read_engine_state(ours) == state
+    restore_engine_state(ours, state | {"cur_scale": 2.0}, loss_scale=False)
+    assert read_engine_state(ours) == state
 
 
 @pytest.mark.parametrize(("dynamic", "loss_scale"), [(False, True), (True, False)])

@@ -76,3 +76,28 @@ def test_schedule_continues_exactly_from_its_state():
     uninterrupted.step()
     resumed.step()
     assert resumed.get_lr() == uninterrupted.get_lr()
+
+
+def test_a_count_on_the_device_gives_the_same_rates_and_state():
+    on_host, on_device = make_schedule(), make_schedule()
+    on_device.load_state_dict({"applied_updates": 2})
+    on_host.load_state_dict({"applied_updates": 2})
+    on_device.move_to(torch.device("cpu"))
+    for skipped in (False, True, False, False, True, False):
+        if not skipped:
+            on_host.step()
+        on_device.advance(torch.tensor(float(skipped)))
+        assert isinstance(on_device.current_rate, torch.Tensor)
+        assert on_device.get_lr() == on_host.get_lr()
+        assert on_device.state_dict() == on_host.state_dict()
+    on_device.load_state_dict({"applied_updates": 1})
+    assert on_device.get_lr() == [rates("linear").rate(1)]
+
+
+def test_rates_on_the_device_are_made_ahead_in_blocks():
+    schedule = make_schedule()
+    schedule.curve = rates("cosine", decay_iterations=4000)
+    schedule.move_to(torch.device("cpu"))
+    for _ in range(2500):
+        schedule.advance(torch.tensor(0.0))
+    assert schedule.get_lr() == [schedule.curve.rate(2500)]

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neox_launcher.config import engine_json
 from neox_model.build.model import build_model
 from neox_model.optim.lr_schedule import LearningRateSchedule, WarmupThenDecay
 from neox_model.parallel.groups import ALONE, Groups
@@ -74,14 +73,7 @@ def engine_run(settings: dict[str, Any], groups: Groups) -> tuple[list[float], n
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     curve = WarmupThenDecay(style="constant", peak=0.1, floor=0.0, warmup=0.0, decay_iterations=9)
     is_pipeline = resolved.derived.uses_pipeline
-    engine = build_engine(
-        model,
-        optimizer,
-        LearningRateSchedule(optimizer, curve),
-        settings=engine_json(resolved) | {"gradient_clipping": 0.0},
-        groups=groups,
-        is_pipeline=is_pipeline,
-    )
+    engine = build_engine(resolved, model, optimizer, LearningRateSchedule(optimizer, curve), groups=groups)
     options: dict[str, Any] = {
         "accumulation": ACCUMULATION,
         "tokens": 1,

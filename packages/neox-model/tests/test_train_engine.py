@@ -21,6 +21,9 @@ class Toy(torch.nn.Module):
         return torch.nn.functional.cross_entropy(logits, targets[0].flatten()) * self.factor
 
 
+ENGINES = {f"ZeRO {stage}": {"zero_optimization": {"stage": stage}} for stage in range(3)}
+
+
 def start_and_train() -> dict:
     """What one update of each kind of engine tells; runs in a rank."""
     os.environ.setdefault("LOCAL_RANK", "0")
@@ -33,6 +36,7 @@ def start_and_train() -> dict:
     from neox_model.train.batch import as_batch
     from neox_model.train.engine import build_engine, prepare_deepspeed
     from neox_model.train.sequential_step import SequentialStep
+    from support.settings import resolved_from
 
     groups = create_groups(1, 1)
     prepare_deepspeed()
@@ -50,15 +54,16 @@ def start_and_train() -> dict:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         curve = WarmupThenDecay(style="constant", peak=0.1, floor=0.0, warmup=0.0, decay_iterations=9)
         schedule = LearningRateSchedule(optimizer, curve)
-        settings = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1e-3} | kind
-        engine = build_engine(model, optimizer, schedule, settings=settings, groups=groups, is_pipeline=False)
+        settings = {"gradient_accumulation_steps": 1, "gradient_clipping": 1e-3} | kind
+        engine = build_engine(resolved_from(settings), model, optimizer, schedule, groups=groups)
 
         step = SequentialStep(engine, accumulation=1, tokens=6, data=groups.data)
         report = step(iter([as_batch(torch.tensor([[1, 2, 3, 4], [4, 5, 6, 7]]))]))
         return {
             "optimizer": type(engine.inner.optimizer).__name__,
             "norm": float(report.grad_norm),
-            "skipped": report.skipped,
+            "loss_scale": None if report.loss_scale is None else float(report.loss_scale),
+            "skipped": bool(report.skipped),
             "updates": schedule.applied_updates,
         }
 
@@ -67,10 +72,16 @@ def start_and_train() -> dict:
         "refused": refused,
         "muon": "deepspeed.runtime.zero.muon.original_muon" in sys.modules,
         "compiled": compiled,
-        "plain": train({}, 1.0),
-        "zero": train({"zero_optimization": {"stage": 1}}, 1.0),
-        "bf16": train({"bf16": {"enabled": True}}, 1.0),
-        "overflow": train({"bf16": {"enabled": True}}, float("inf")),
+        "engines": {
+            f"{name}, {precision}": train(settings | {"precision": precision}, 1.0)
+            for name, settings in ENGINES.items()
+            for precision in ("fp32", "bfloat16", "fp16")
+        },
+        "overflows": {
+            f"{name}, {precision}": train(settings | {"precision": precision}, float("inf"))
+            for name, settings in ENGINES.items()
+            for precision in ("fp32", "bfloat16", "fp16")
+        },
     }
 
 
@@ -90,16 +101,30 @@ def test_muon_is_imported_beforehand_without_the_compiler(started):
     assert started["compiled"] == []
 
 
-def test_every_engine_tells_the_norm_before_clipping(started):
-    assert started["plain"]["optimizer"] == "AdamW"
-    assert started["plain"]["norm"] == pytest.approx(started["zero"]["norm"], rel=1e-5)
-    assert started["plain"]["norm"] == pytest.approx(started["bf16"]["norm"], rel=0.02)
-    assert started["plain"]["norm"] > 0.1
+def test_every_engine_reports_the_norm_before_clipping(started):
+    norms = {name: found["norm"] for name, found in started["engines"].items()}
+    assert norms["ZeRO 0, fp32"] > 0.1
+    for name, norm in norms.items():
+        assert norm == pytest.approx(norms["ZeRO 0, fp32"], rel=1e-5 if "fp32" in name else 0.02), name
 
 
-def test_a_skipped_update_is_told_and_leaves_the_schedule_where_it_is(started):
-    assert (started["plain"]["skipped"], started["plain"]["updates"]) == (False, 1)
-    assert (started["overflow"]["skipped"], started["overflow"]["updates"]) == (True, 0)
+def test_stage_0_is_ours_in_every_precision_and_zero_is_deepspeeds(started):
+    classes = {name: found["optimizer"] for name, found in started["engines"].items()}
+    ours = {name for name, found in classes.items() if found == "MixedPrecisionOptimizer"}
+    assert ours == {"ZeRO 0, fp32", "ZeRO 0, bfloat16", "ZeRO 0, fp16"}
+    assert classes["ZeRO 1, bfloat16"] == "BF16_Optimizer"
+
+
+def test_only_float16_reports_the_scale_of_its_loss(started):
+    scales = {name: found["loss_scale"] for name, found in started["engines"].items()}
+    assert scales == {name: 65536.0 if "fp16" in name else None for name in scales}
+
+
+def test_a_loss_that_is_not_finite_is_a_skipped_update_on_every_engine(started):
+    for name, found in started["engines"].items():
+        assert (found["skipped"], found["updates"]) == (False, 1), name
+    for name, found in started["overflows"].items():
+        assert (found["skipped"], found["updates"]) == (True, 0), name
 
 
 def stop_when_one_rank_is_told() -> list:

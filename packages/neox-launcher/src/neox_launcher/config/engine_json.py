@@ -22,12 +22,13 @@ _UNKNOWN_ZERO_KEYS = {"grad_hooks", "elastic_checkpoint"}
 def engine_json(resolved: Resolved) -> dict[str, Any]:
     """DeepSpeed's configuration for this training, as plain JSON values."""
     config, derived = resolved.config, resolved.derived
-    engine = config.engine
+    engine, is_sharded = config.engine, config.zero.zero_optimization.stage >= 1
     settings: dict[str, Any] = {
         "train_batch_size": derived.train_batch_size,
         "train_micro_batch_size_per_gpu": derived.micro_batch_size,
         "gradient_accumulation_steps": derived.accumulation,
-        "gradient_clipping": config.optimizer.gradient_clipping,
+        # Always given: DeepSpeed's default has changed once. At stage 0 neox-model clips.
+        "gradient_clipping": config.optimizer.gradient_clipping if is_sharded else 0.0,
         "steps_per_print": engine.steps_per_print if "steps_per_print" in engine.model_fields_set else _NEVER,
         "wall_clock_breakdown": engine.wall_clock_breakdown,
         "dump_state": engine.dump_state,
@@ -40,15 +41,8 @@ def engine_json(resolved: Resolved) -> dict[str, Any]:
     if config.parallelism.sequence_parallel:
         # DeepSpeed would send each tensor-parallel rank's share of what it takes for copies of one tensor.
         settings["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
-    if derived.precision == "fp16":
-        settings["fp16"] = config.precision.fp16.model_dump(mode="json") | {"enabled": True}
-    if derived.precision == "bf16":
-        settings["bf16"] = {"enabled": True}
-    if engine.communication_data_type is not None:
-        settings["communication_data_type"] = engine.communication_data_type
-    accumulated = accumulation_dtype(resolved)
-    if accumulated is not None:
-        settings["data_types"] = {"grad_accum_dtype": accumulated}
+    if is_sharded:
+        settings |= _precision(resolved)
     if engine.flops_profiler.enabled:
         settings["flops_profiler"] = engine.flops_profiler.model_dump(mode="json")
     if engine.aio.model_fields_set:
@@ -56,14 +50,30 @@ def engine_json(resolved: Resolved) -> dict[str, Any]:
     return settings
 
 
-def accumulation_dtype(resolved: Resolved) -> str | None:
-    """In what gradients are summed over micro-batches; None is the model's own.
+def _precision(resolved: Resolved) -> dict[str, Any]:
+    """Number formats under ZeRO. At stage 0 the update is neox-model's in every format."""
+    config, precision = resolved.config, resolved.derived.precision
+    settings: dict[str, Any] = {"data_types": {"grad_accum_dtype": accumulation_dtype(resolved)}}
+    if precision == "fp16":
+        settings["fp16"] = config.precision.fp16.model_dump(mode="json") | {"enabled": True}
+    if precision == "bf16":
+        # Without the immediate update, a pipeline's output projection loses its gradient: DeepSpeed clears it
+        # when the backward pass reaches the hidden states, after the head has been passed.
+        settings["bf16"] = {"enabled": True, "immediate_grad_update": True, "check_grad_overflow": True}
+    if config.engine.communication_data_type is not None:
+        settings["communication_data_type"] = config.engine.communication_data_type
+    return settings
 
-    Sums of many bf16 gradients lose their small terms, so ZeRO sums them in fp32 unless told otherwise.
+
+def accumulation_dtype(resolved: Resolved) -> str:
+    """The format in which gradients are summed over micro-batches.
+
+    Sums of many bf16 gradients lose their small terms, so they are summed in fp32 unless configured
+    otherwise.
     """
     given = resolved.config.engine.data_types.grad_accum_dtype
-    is_zero = resolved.config.zero.zero_optimization.stage >= 1
-    return given or ("fp32" if is_zero and resolved.derived.precision == "bf16" else None)
+    precision = resolved.derived.precision
+    return given or ("fp32" if precision == "bf16" else precision)
 
 
 def _aio(aio: Aio) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 
 from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from neox_model.build.activation_checkpointing import Recomputation, run_layers
 from neox_model.build.plan import LayerPlan, share_parameters
@@ -60,6 +61,7 @@ class PipelineModel(PipelineModule):
         if self._local_stop == len(plan):
             self.loss_fn = partial(_loss_of_hidden, loss, self.forward_funcs.pop())
         self.recomputation = recomputation
+        self._sums_ties = True
         self._give_shared_layers_their_own_modules(plan)
         self.plan_names = _plan_names(plan, self._local_start, self._local_stop)
         _count_once_in_norms(self, groups)
@@ -83,6 +85,19 @@ class PipelineModel(PipelineModule):
             elif key in self.tied_comms:
                 self.tied_comms[key]["weight_attr"] = [path for path, _ in first.named_parameters()]
             seen.add(key)
+
+    def take_over_ties(self) -> list[tuple[nn.Parameter, ProcessGroup]]:
+        """Return this stage's tied weights, each with the group that sums its gradients.
+
+        DeepSpeed sums none of them from then on.
+        """
+        ties = super().get_tied_weights_and_groups()
+        self._sums_ties = False
+        return ties
+
+    def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, ProcessGroup]]:
+        """Tied weights whose gradients DeepSpeed sums after each batch."""
+        return super().get_tied_weights_and_groups() if self._sums_ties else []
 
     def forward(self, inputs: Any) -> Any:
         """What this stage makes of what the stage before sent (the first stage: of the tokens)."""

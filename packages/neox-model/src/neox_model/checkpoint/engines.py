@@ -1,12 +1,13 @@
-"""Where each DeepSpeed engine keeps the master weights, and how they get back into the model.
+"""Where each engine keeps the master weights, and how they are copied back into the model.
 
-DeepSpeed wraps the optimizer in one of five classes, by precision and ZeRO stage; each cuts and flattens the
-parameters its own way. One adapter per class lists, for this rank, which run of which parameter lies where in
-which optimizer tensor. Everything else (names, states, files) is the same for all of them.
+The optimizer is wrapped by ours at ZeRO stage 0, and by one of DeepSpeed's three classes at the other stages;
+each of those cuts and flattens the parameters its own way. One adapter per class lists, for this rank, which
+run of which parameter lies where in which optimizer tensor. Everything else (names, states, files) is the
+same for all.
 
 Wrappers are recognised by class name, so that reading weights alone never imports DeepSpeed.
 Source: DeepSpeed 0.19.8, `runtime/zero/stage_1_and_2.py`, `runtime/zero/stage3.py`,
-`runtime/bf16_optimizer.py`, `runtime/fp16/fused_optimizer.py`, `runtime/fp16/unfused_optimizer.py`.
+`runtime/bf16_optimizer.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -95,18 +96,9 @@ def _held_as_is(optimizer: Any) -> Iterator[Held]:
             yield Held(param, 0, param.numel(), param, 0)
 
 
-def _held_unfused(optimizer: Any) -> Iterator[Held]:
-    for params, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
-        for param, master in zip(params, masters, strict=True):
-            yield Held(param, 0, param.numel(), master, 0)
-
-
-def _held_fused(optimizer: Any) -> Iterator[Held]:
-    for params, flat in zip(optimizer.fp16_groups, optimizer.fp32_groups_flat, strict=True):
-        offset = 0
-        for param in params:
-            yield Held(param, 0, param.numel(), flat, offset)
-            offset += param.numel()
+def _held_as_masters(optimizer: Any) -> Iterator[Held]:
+    for param, master in zip(optimizer.parameters, optimizer.masters, strict=True):
+        yield Held(param, 0, param.numel(), master, 0)
 
 
 def _held_bf16(optimizer: Any) -> Iterator[Held]:
@@ -147,15 +139,8 @@ def _nothing(optimizer: Any) -> None:
     """The optimizer works on the model's own weights."""
 
 
-def _unfused_to_model(optimizer: Any) -> None:
-    for held in _held_unfused(optimizer):
-        held.param.data.copy_(held.holder.data)
-
-
-def _fused_to_model(optimizer: Any) -> None:
-    for held in _held_fused(optimizer):
-        run = held.holder.data.narrow(0, held.offset, held.numel)
-        held.param.data.copy_(run.view_as(held.param))
+def _masters_to_model(optimizer: Any) -> None:
+    optimizer.to_model()
 
 
 def _partition_to_model(optimizer: Any) -> None:
@@ -172,8 +157,9 @@ def _zero_3_to_model(optimizer: Any) -> None:
 
 _ADAPTERS = {
     "Optimizer": Adapter(held=_held_as_is, to_model=_nothing, splits_over_data=False),
-    "FP16_UnfusedOptimizer": Adapter(held=_held_unfused, to_model=_unfused_to_model, splits_over_data=False),
-    "FP16_Optimizer": Adapter(held=_held_fused, to_model=_fused_to_model, splits_over_data=False),
+    "MixedPrecisionOptimizer": Adapter(
+        held=_held_as_masters, to_model=_masters_to_model, splits_over_data=False
+    ),
     "BF16_Optimizer": Adapter(held=_held_bf16, to_model=_partition_to_model, splits_over_data=True),
     "DeepSpeedZeroOptimizer": Adapter(
         held=_held_zero_1_and_2, to_model=_partition_to_model, splits_over_data=True
@@ -188,10 +174,13 @@ _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 def read_engine_state(engine: Any) -> dict[str, Any]:
-    """The engine's counters and its loss scaler's numbers."""
-    state = {name: int(getattr(engine, name)) for name in _COUNTERS}
-    scaler = _loss_scaler(engine.optimizer)
-    return state | {name: getattr(scaler, name) for name in _LOSS_SCALE if hasattr(scaler, name)}
+    """Read the engine's counters and its loss scale."""
+    counters = {name: int(getattr(engine, name)) for name in _COUNTERS}
+    own = _own_loss_scale(engine.optimizer)
+    if own is not None:
+        return counters | own.state_dict()
+    scaler = getattr(engine.optimizer, "loss_scaler", None)
+    return counters | {name: getattr(scaler, name) for name in _LOSS_SCALE if hasattr(scaler, name)}
 
 
 def restore_engine_state(engine: Any, state: Mapping[str, Any], *, loss_scale: bool) -> None:
@@ -200,23 +189,25 @@ def restore_engine_state(engine: Any, state: Mapping[str, Any], *, loss_scale: b
     Args:
         engine: the DeepSpeed engine.
         state: from the checkpoint.
-        loss_scale: whether the loss scaler goes on from the checkpoint's scale.
+        loss_scale: whether the loss scale continues from the checkpoint's.
     """
     for name in _COUNTERS:
         setattr(engine, name, state[name])
-    scaler = _loss_scaler(engine.optimizer)
-    if loss_scale and _is_dynamic(scaler):
+    own, scaler = _own_loss_scale(engine.optimizer), getattr(engine.optimizer, "loss_scaler", None)
+    if not loss_scale:
+        return
+    if own is not None:
+        own.load_state_dict(state)
+    elif getattr(scaler, "dynamic", False):
         for name in _LOSS_SCALE:
             if state.get(name) is not None and hasattr(scaler, name):
                 setattr(scaler, name, state[name])
 
 
-def _loss_scaler(optimizer: Any) -> Any:
-    return getattr(optimizer, "loss_scale_config", getattr(optimizer, "loss_scaler", None))
-
-
-def _is_dynamic(scaler: Any) -> bool:
-    return bool(getattr(scaler, "dynamic_loss_scale", getattr(scaler, "dynamic", False)))
+def _own_loss_scale(optimizer: Any) -> Any:
+    """Our loss scale at stage 0, None elsewhere: DeepSpeed's attribute of that name is a number."""
+    own = getattr(optimizer, "loss_scale", None)
+    return own if hasattr(own, "load_state_dict") else None
 
 
 def scalar_device(optimizer: Any, holder: Tensor) -> torch.device:

@@ -10,20 +10,26 @@ import importlib
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import deepspeed
+import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder.builder import OpBuilder
 from deepspeed.runtime import compiler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from neox_launcher.config import Resolved, engine_json
+from neox_launcher.config.engine_json import accumulation_dtype
 from neox_launcher.errors import NeoXError
-from neox_model.optim.clipping import GradientClipper
+from neox_model.build.choices import DTYPES
+from neox_model.optim.loss_scale import LossScale, LossScaleSettings
 from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss
+from neox_model.parallel.gradient_reduction import GradientReduction
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.mpu import ModelParallelUnit
 
@@ -38,21 +44,40 @@ class Engine:
 
     Args:
         inner: DeepSpeed's engine, plain or pipeline.
-        clipper: where DeepSpeed would not tell the gradient norm, the one who computes it.
+        optimizer: what makes the updates under ZeRO stage 0; None where DeepSpeed's ZeRO does, and for an
+            engine that cannot train.
+        min_loss_scale: the value below which the loss scale cannot fall.
     """
 
     inner: Any
-    clipper: GradientClipper | None
+    optimizer: MixedPrecisionOptimizer | None = None
+    min_loss_scale: float | None = None
 
     @property
     def grad_norm(self) -> Tensor | float | None:
         """Global 2-norm of the last update's gradients before clipping; None before the first update."""
-        return self.inner.get_global_grad_norm() if self.clipper is None else self.clipper.norm
+        return self.inner.get_global_grad_norm() if self.optimizer is None else self.optimizer.norm
 
     @property
-    def skipped_last_update(self) -> bool:
-        """Whether the last update was not applied, because a 16-bit gradient overflowed."""
-        return not self.inner.was_step_applied()
+    def skipped_last_update(self) -> Tensor | bool:
+        """Whether the last update was not applied because a gradient or the loss was not finite."""
+        if self.optimizer is None:
+            return not self.inner.was_step_applied()
+        return False if self.optimizer.found_inf is None else self.optimizer.found_inf > 0
+
+    @property
+    def loss_scale(self) -> Tensor | float | None:
+        """The scale of the next backward pass; None where the loss is not scaled."""
+        if self.min_loss_scale is None:
+            return None
+        scale = self.inner.optimizer.loss_scale
+        return scale.value if isinstance(scale, LossScale) else float(scale)
+
+    def guard(self, loss: Tensor) -> Tensor:
+        """Return the loss of a micro-batch, prepared for the backward pass (see `guard_loss`)."""
+        # DeepSpeed's ZeRO scales the loss itself.
+        own = None if self.optimizer is None else self.optimizer.loss_scale
+        return guard_loss(loss, None if own is None else own.value)
 
 
 def prepare_deepspeed() -> None:
@@ -86,47 +111,130 @@ def _import_muon_uncompiled() -> None:
 
 
 def build_engine(
+    resolved: Resolved,
     model: nn.Module,
     optimizer: Optimizer,
     schedule: LearningRateSchedule,
     *,
-    settings: dict[str, Any],
     groups: Groups,
-    is_pipeline: bool,
 ) -> Engine:
-    """DeepSpeed's engine with our optimizer and schedule.
+    """Build DeepSpeed's engine with our optimizer and schedule.
+
+    Under ZeRO stage 0 the update is ours in every precision, and DeepSpeed's engine takes the model for a
+    float32 one; its own 16-bit wrappers are used by ZeRO alone.
 
     Args:
-        model: a plain module or a DeepSpeed PipelineModule.
+        resolved: the configuration.
+        model: a plain module or a DeepSpeed PipelineModule; float32, cast here.
         optimizer: over the model's parameters.
-        schedule: stepped by the engine after each update that was applied.
-        settings: the dict that `deepspeed.initialize` takes; not changed.
+        schedule: advanced after each update that was applied.
         groups: this rank's groups.
-        is_pipeline: the model is a PipelineModule, which brings groups of its own.
-
-    Raises:
-        NeoXError: the precision is one that this device does not have.
     """
-    if settings.get("fp16", {}).get("enabled", False) and not get_accelerator().is_fp16_supported():
-        raise NeoXError("precision fp16 needs a GPU, and none was found; use bfloat16 or fp32")
-    clipper = None
-    if _leaves_clipping_to_us(settings):
-        clipper = GradientClipper(optimizer, max_norm=settings.get("gradient_clipping", 0.0), groups=groups)
-        settings = settings | {"gradient_clipping": 0.0}
-    with _quiet():
+    build = _build_plain if resolved.config.zero.zero_optimization.stage == 0 else _build_zero
+    engine = build(resolved, model, optimizer, schedule, groups)
+    if resolved.derived.uses_pipeline:
+        _guard_losses_of(engine)
+    return engine
+
+
+def _build_plain(
+    resolved: Resolved, model: Any, optimizer: Optimizer, schedule: LearningRateSchedule, groups: Groups
+) -> Engine:
+    """Stage 0: gradients are summed, reduced and applied by our own optimizer."""
+    is_pipeline = resolved.derived.uses_pipeline
+    device = torch.device(get_accelerator().current_device_name())
+    # Weights may have been initialized on the host; masters are made where they will be updated.
+    model.to(device)
+    ties = model.take_over_ties() if is_pipeline else ()
+    scaling = _loss_scale_settings(resolved)
+    update = MixedPrecisionOptimizer(
+        optimizer,
+        schedule,
+        dtype=DTYPES[resolved.derived.precision],
+        accumulation_dtype=DTYPES[accumulation_dtype(resolved)],
+        max_norm=resolved.config.optimizer.gradient_clipping,
+        reduce=_reduction(resolved, groups),
+        groups=groups,
+        loss_scale=None if scaling is None else LossScale(scaling, device),
+        ties=ties,
+    )
+    # DeepSpeed wraps what it knows to be an optimizer; what a function returns it takes as it is.
+    inner = _initialize(resolved, model, groups, optimizer=lambda parameters: update)
+    reduction = "pipeline_enable_backward_allreduce" if is_pipeline else "enable_backward_allreduce"
+    setattr(inner, reduction, False)
+    scale = update.loss_scale
+    return Engine(inner, update, min_loss_scale=None if scale is None else scale.floor)
+
+
+def _build_zero(
+    resolved: Resolved, model: Any, optimizer: Optimizer, schedule: LearningRateSchedule, groups: Groups
+) -> Engine:
+    """Stages 1 to 3: everything is DeepSpeed's."""
+    inner = _initialize(resolved, model, groups, optimizer=optimizer, lr_scheduler=schedule)
+    scaling = _loss_scale_settings(resolved)
+    if scaling is None:
+        return Engine(inner)
+    # It would end the run by a bare exception at the first overflow at the minimum; the guard ends it
+    # (train/hooks).
+    inner.optimizer.loss_scaler.raise_error_at_min_scale = False
+    return Engine(inner, min_loss_scale=scaling.minimum if scaling.is_dynamic else scaling.initial)
+
+
+def _initialize(resolved: Resolved, model: Any, groups: Groups, **parts: Any) -> Any:
+    with _quiet(), _any_precision():
         inner, *_ = deepspeed.initialize(
             model=model,
-            optimizer=optimizer,
-            lr_scheduler=schedule,
-            mpu=None if is_pipeline else ModelParallelUnit(groups),
-            config=settings,
+            mpu=None if resolved.derived.uses_pipeline else ModelParallelUnit(groups),
+            config=engine_json(resolved),
             dist_init_required=False,
+            **parts,
         )
-    if groups.data.size == 1 and not _reduces_in_the_optimizer(settings):
-        # One replica has nobody to sum gradients with; DeepSpeed would still copy all of them there and back.
-        reduction = "pipeline_enable_backward_allreduce" if is_pipeline else "enable_backward_allreduce"
-        setattr(inner, reduction, False)
-    return Engine(inner, clipper)
+    return inner
+
+
+def _loss_scale_settings(resolved: Resolved) -> LossScaleSettings | None:
+    if resolved.derived.precision != "fp16":
+        return None
+    fp16 = resolved.config.precision.fp16
+    is_dynamic = fp16.loss_scale == 0
+    return LossScaleSettings(
+        initial=2.0**fp16.initial_scale_power if is_dynamic else fp16.loss_scale,
+        is_dynamic=is_dynamic,
+        window=fp16.loss_scale_window,
+        hysteresis=fp16.hysteresis,
+        consecutive_hysteresis=fp16.consecutive_hysteresis,
+        minimum=fp16.min_loss_scale,
+    )
+
+
+def _reduction(resolved: Resolved, groups: Groups) -> GradientReduction:
+    engine = resolved.config.engine
+    name = engine.communication_data_type
+    return GradientReduction(
+        group=groups.data,
+        dtype=None if name is None else DTYPES[name],
+        divides_first=engine.prescale_gradients,
+        predivide_factor=engine.gradient_predivide_factor,
+    )
+
+
+def _guard_losses_of(engine: Engine) -> None:
+    """A pipeline computes its loss inside the engine, on the last stage: prepare it there."""
+    model = engine.inner.module
+    loss_of: Callable[..., Tensor] = model.loss_fn
+    model.loss_fn = lambda hidden_SBD, targets: engine.guard(loss_of(hidden_SBD, targets))
+
+
+@contextlib.contextmanager
+def _any_precision() -> Iterator[None]:
+    """Let DeepSpeed train in float16 without float16 instructions: slower, with the same result."""
+    kind = type(get_accelerator())
+    supported = kind.is_fp16_supported
+    kind.is_fp16_supported = lambda self: True
+    try:
+        yield
+    finally:
+        kind.is_fp16_supported = supported
 
 
 @contextlib.contextmanager
@@ -156,19 +264,7 @@ def build_pipeline_forward(model: nn.Module, *, micro_batch_size: int) -> Engine
     }
     with _quiet():
         inner, *_ = deepspeed.initialize(model=model, config=settings, dist_init_required=False)
-    return Engine(inner, None)
-
-
-def _leaves_clipping_to_us(settings: dict[str, Any]) -> bool:
-    """32-bit weights under ZeRO stage 0: DeepSpeed does not wrap the optimizer and keeps no gradient norm."""
-    sixteen_bit = any(settings.get(kind, {}).get("enabled", False) for kind in ("fp16", "bf16"))
-    return not sixteen_bit and settings.get("zero_optimization", {}).get("stage", 0) == 0
-
-
-def _reduces_in_the_optimizer(settings: dict[str, Any]) -> bool:
-    """ZeRO's optimizers take gradients from what is reduced, and float16's looks for overflows there."""
-    is_sharded = settings.get("zero_optimization", {}).get("stage", 0) > 0
-    return is_sharded or bool(settings.get("fp16", {}).get("enabled", False))
+    return Engine(inner)
 
 
 def _refuse_to_compile(builder: OpBuilder, verbose: bool = True) -> None:

@@ -36,12 +36,14 @@ class PipelineStep:
 
     def __call__(self, batches: Iterator[Batch]) -> StepReport:
         """Train on the next micro-batches."""
+        loss_scale = self._engine.loss_scale
         loss = self._engine.inner.train_batch(data_iter=self._stage_inputs(batches, self._accumulation))
         return StepReport(
             loss=loss.detach(),
             grad_norm=self._engine.grad_norm,
             skipped=self._engine.skipped_last_update,
             tokens=self._tokens,
+            loss_scale=loss_scale,
         )
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:

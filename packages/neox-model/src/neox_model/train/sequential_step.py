@@ -43,10 +43,11 @@ class SequentialStep:
         """Train on the next micro-batches."""
         inner = self._engine.inner
         inner.train()
+        loss_scale = self._engine.loss_scale
         total = torch.zeros((), device=inner.device)
         for batch in self._weigh(batches, self._accumulation, inner.device):
             loss = inner(batch.inputs, batch.targets)
-            inner.backward(loss)
+            inner.backward(self._engine.guard(loss))
             inner.step()
             total += loss.detach()
         return StepReport(
@@ -54,6 +55,7 @@ class SequentialStep:
             grad_norm=self._engine.grad_norm,
             skipped=self._engine.skipped_last_update,
             tokens=self._tokens,
+            loss_scale=loss_scale,
         )
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:

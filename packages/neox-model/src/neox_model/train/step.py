@@ -21,14 +21,16 @@ class StepReport:
     Args:
         loss: mean over micro-batches and data-parallel ranks, the same on every rank.
         grad_norm: global 2-norm of the gradients before clipping; None when nothing computed it.
-        skipped: the update was not applied, because a 16-bit gradient overflowed.
+        skipped: the update was not applied, because a gradient or the loss was not finite.
         tokens: tokens of this iteration, over all data-parallel ranks.
+        loss_scale: the scale of this iteration's loss in float16; None elsewhere.
     """
 
     loss: Tensor
     grad_norm: Tensor | float | None
-    skipped: bool
+    skipped: Tensor | bool
     tokens: int
+    loss_scale: Tensor | float | None = None
 
 
 class TrainStep(Protocol):

@@ -18,6 +18,8 @@ _FIELDS = {
     "loss/train": "loss {:.4f}",
     "optimizer/learning_rate": "lr {:.3e}",
     "optimizer/grad_norm": "grad norm {:.3f}",
+    "optimizer/loss_scale": "loss scale {:g}",
+    "optimizer/skipped_iterations": "{:.0f} updates skipped",
     "throughput/tokens_per_second": "{:,.0f} tokens/s",
     "throughput/tflops_per_device": "{:.3g} TFLOP/s",
 }

@@ -15,6 +15,9 @@ from neox_model.train.step import StepReport
 
 __all__ = ["LogHook"]
 
+# Written only once an update has been skipped.
+_SKIPPED = "optimizer/skipped_iterations"
+
 
 class LogHook(Hook):
     """Keeps each iteration's report and writes them all, one line per iteration, once per interval.
@@ -45,7 +48,7 @@ class LogHook(Hook):
         self._throughput = throughput
         self._timers = timers
         self._interval = interval
-        self._pending: list[tuple[int, dict[str, float], StepReport]] = []
+        self._pending: list[tuple[int, dict[str, Tensor | float | None]]] = []
 
     def on_start(self, state: TrainState) -> None:
         """Start the clock."""
@@ -59,10 +62,15 @@ class LogHook(Hook):
             return
         if (state.iteration - 1) % self._interval == 0:
             self.write_pending()
-        metrics = {"optimizer/learning_rate": self._rate}
+        metrics: dict[str, Tensor | float | None] = {
+            "loss/train": report.loss,
+            "optimizer/learning_rate": self._rate,
+            "optimizer/grad_norm": report.grad_norm,
+            "optimizer/loss_scale": report.loss_scale,
+        }
         if state.iteration % self._interval == 0 or state.finished:
             metrics |= self._speed(state)
-        self._pending.append((state.iteration, metrics, report))
+        self._pending.append((state.iteration, metrics))
         self._rate = self._schedule.current_rate
 
     def on_end(self, state: TrainState) -> None:
@@ -73,33 +81,35 @@ class LogHook(Hook):
         """Write all reports kept so far; waits for the device."""
         if not self._pending:
             return
-        losses = torch.stack([report.loss.float() for _, _, report in self._pending]).tolist()
-        norms = _read([report.grad_norm for _, _, report in self._pending])
-        for (iteration, others, _), loss, norm in zip(self._pending, losses, norms, strict=True):
-            metrics = {"loss/train": loss} | others
-            if norm is not None:
-                metrics["optimizer/grad_norm"] = norm
+        read = iter(_read([value for _, metrics in self._pending for value in metrics.values()]))
+        for iteration, metrics in self._pending:
+            values = {name: next(read) for name in metrics}
+            known = {name: value for name, value in values.items() if value is not None}
+            if not known.get(_SKIPPED):
+                known.pop(_SKIPPED, None)
             for writer in self._writers:
-                writer.write(metrics, iteration)
+                writer.write(known, iteration)
         self._pending.clear()
         for writer in self._writers:
             writer.flush()
 
-    def _speed(self, state: TrainState) -> dict[str, float]:
+    def _speed(self, state: TrainState) -> dict[str, Tensor | float | None]:
         seconds, activities = self._timers.read()
         iterations = state.iteration - self._written_iteration
-        metrics = self._throughput.rates(state.tokens - self._written_tokens, seconds)
+        metrics: dict[str, Tensor | float | None] = dict(
+            self._throughput.rates(state.tokens - self._written_tokens, seconds)
+        )
         metrics["time/iteration"] = seconds / iterations
         metrics["time/left"] = seconds / iterations * (state.last_iteration - state.iteration)
         metrics |= {f"time/{name}": spent for name, spent in activities.items()}
-        if state.skipped_iterations:
-            metrics["optimizer/skipped_iterations"] = state.skipped_iterations
+        metrics[_SKIPPED] = state.skipped_iterations
         self._written_tokens, self._written_iteration = state.tokens, state.iteration
         return metrics
 
 
 def _read(values: list[Tensor | float | None]) -> list[float | None]:
-    """Numbers of which some may lie on a device, read together."""
-    tensors = [value.float().reshape(()) for value in values if isinstance(value, Tensor)]
+    """Read numbers of which some may lie on a device, those together."""
+    # float64 holds each of them exactly.
+    tensors = [value.double().reshape(()) for value in values if isinstance(value, Tensor)]
     read = iter(torch.stack(tensors).tolist() if tensors else [])
     return [next(read) if isinstance(value, Tensor) else value for value in values]

@@ -1,0 +1,110 @@
+"""The loss scale of float16 training, kept on the device.
+
+Small float16 gradients underflow to zero. The loss is therefore multiplied by a scale before the backward
+pass, and gradients are divided by it before the update. A dynamic scale is halved when gradients overflow and
+doubled after a run of updates without overflow.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["LossScale", "LossScaleSettings"]
+
+_FACTOR = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScaleSettings:
+    """How the loss scale starts and changes.
+
+    Args:
+        initial: the first scale; the only one if it is not dynamic.
+        is_dynamic: follow overflows.
+        window: updates without overflow after which the scale doubles.
+        hysteresis: overflows after which the scale halves.
+        consecutive_hysteresis: every update without overflow restores the whole hysteresis.
+        minimum: lower bound of a dynamic scale.
+    """
+
+    initial: float
+    is_dynamic: bool
+    window: int = 1000
+    hysteresis: int = 2
+    consecutive_hysteresis: bool = False
+    minimum: float = 1.0
+
+
+class LossScale:
+    """A loss scale whose numbers are device tensors: updating it never waits for the device.
+
+    The rules, and the names of the saved numbers, are those of DeepSpeed's dynamic loss scaler, so that a run
+    may change between ZeRO stages.
+
+    Args:
+        settings: how it starts and changes.
+        device: where the numbers are kept.
+
+    Attributes:
+        value: the scale of the next backward pass, a float32 scalar.
+    """
+
+    def __init__(self, settings: LossScaleSettings, device: torch.device) -> None:
+        self.settings = settings
+        self.value = torch.tensor(float(settings.initial), dtype=torch.float32, device=device)
+        self._updates = torch.tensor(0, device=device)
+        self._last_overflow = torch.tensor(-1, device=device)
+        self._hysteresis = torch.tensor(settings.hysteresis, device=device)
+
+    @property
+    def floor(self) -> float:
+        """The scale below which it cannot fall: its only value if it is static."""
+        return self.settings.minimum if self.settings.is_dynamic else self.settings.initial
+
+    def update(self, found_inf: Tensor) -> None:
+        """Count one update.
+
+        Args:
+            found_inf: 1 where its gradients overflowed, else 0; a scalar on the device.
+        """
+        if not self.settings.is_dynamic:
+            return
+        overflows = found_inf > 0
+        full = torch.full_like(self._hysteresis, self.settings.hysteresis)
+        halves = overflows & (self._hysteresis <= 1)
+        stable = self._updates - self._last_overflow - 1
+        doubles = ~overflows & (stable > 0) & (stable % self.settings.window == 0)
+        restores = ~overflows if self.settings.consecutive_hysteresis else doubles
+
+        lowered = (self.value / _FACTOR).clamp(min=self.settings.minimum)
+        scale = torch.where(halves, lowered, self.value)
+        self.value = torch.where(doubles, self.value * _FACTOR, scale)
+        spent = torch.where(overflows & ~halves, self._hysteresis - 1, self._hysteresis)
+        self._hysteresis = torch.where(restores, full, spent)
+        self._last_overflow = torch.where(overflows, self._updates, self._last_overflow)
+        self._updates = self._updates + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The numbers that a checkpoint holds; waits for the device."""
+        return {
+            "cur_scale": float(self.value),
+            "cur_iter": int(self._updates),
+            "last_overflow_iter": int(self._last_overflow),
+            "cur_hysteresis": int(self._hysteresis),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from saved numbers; a static scale, and numbers that are missing, stay as configured."""
+        if not self.settings.is_dynamic:
+            return
+        for name, tensor in (
+            ("cur_scale", self.value),
+            ("cur_iter", self._updates),
+            ("last_overflow_iter", self._last_overflow),
+            ("cur_hysteresis", self._hysteresis),
+        ):
+            if state.get(name) is not None:
+                tensor.fill_(state[name])

@@ -1,0 +1,213 @@
+"""One update in any precision: reduce, unscale, measure, clip, skip or apply, and count.
+
+The model may compute in 16 bit. The optimizer then updates float32 master weights, and the 16-bit weights are
+copies of them. Nothing here waits for the device when the optimizer can skip an update by itself: the norm,
+the loss scale, the number of applied updates and the learning rate stay device tensors.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup, all_reduce
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from neox_model.optim.gradient_norm import global_gradient_norm
+from neox_model.optim.loss_scale import LossScale
+from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.parallel.groups import Groups
+
+__all__ = ["MixedPrecisionOptimizer", "Tie", "guard_loss", "skips_on_device"]
+
+Tie = tuple[Parameter, ProcessGroup]
+
+
+def skips_on_device(optimizer: Optimizer) -> bool:
+    """Report whether the optimizer takes `found_inf` and a learning rate as device tensors.
+
+    torch's fused Adam and AdamW do. With every other optimizer the host reads `found_inf` once per update.
+    (torch's fused SGD takes it, too, but leaves its momentum uninitialized when the first update is skipped.)
+    """
+    is_adam = isinstance(optimizer, torch.optim.Adam)
+    return is_adam and all(bool(group.get("fused")) for group in optimizer.param_groups)
+
+
+class MixedPrecisionOptimizer:
+    """Wraps an optimizer so that one call of `step` is one whole update of the training.
+
+    Args:
+        optimizer: over the model's parameters, which are float32. Its groups are changed to hold the master
+            weights.
+        schedule: of its learning rate; advanced by every applied update.
+        dtype: what the model computes in. Other than float32, the parameters are cast to it and their float32
+            values become the masters.
+        accumulation_dtype: what gradients are summed in over micro-batches; `dtype` or float32.
+        max_norm: gradients are scaled down to this 2-norm; 0 does not clip.
+        reduce: averages gradients over data-parallel ranks, in place.
+        groups: this rank's groups.
+        loss_scale: by which the loss was multiplied; None if it was not.
+        ties: weights of which other pipeline stages hold copies, with the group that sums their gradients.
+
+    Attributes:
+        param_groups: the wrapped optimizer's.
+        norm: 2-norm of the last update's gradients before clipping, without the loss scale.
+        found_inf: 1 where the last update was skipped because the norm was not finite, else 0.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedule: LearningRateSchedule,
+        *,
+        dtype: torch.dtype,
+        accumulation_dtype: torch.dtype,
+        max_norm: float,
+        reduce: Callable[[Sequence[Tensor]], None],
+        groups: Groups,
+        loss_scale: LossScale | None = None,
+        ties: Sequence[Tie] = (),
+    ) -> None:
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.loss_scale = loss_scale
+        self.norm: Tensor | None = None
+        self.found_inf: Tensor | None = None
+        self._max_norm = max_norm
+        self._reduce = reduce
+        self._groups = groups
+        self._ties = ties
+        self.parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.masters = self.parameters if dtype == torch.float32 else self._make_masters(dtype)
+        self._sums_in_masters = self.masters is not self.parameters and accumulation_dtype == torch.float32
+        if self._sums_in_masters:
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
+        if skips_on_device(optimizer):
+            schedule.move_to(self.parameters[0].device)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The wrapped optimizer's parameter groups."""
+        return self.optimizer.param_groups
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Apply one update with the gradients summed so far, and drop them. Collective over all ranks."""
+        self._sum_over_stages()
+        pairs = list(zip(self.parameters, self.masters, strict=True))
+        trained = [pair for pair in pairs if _gradient(*pair) is not None]
+        self._reduce([_gradient(*pair) for pair in trained])  # type: ignore[misc]
+        gradients = [self._master_gradient(*pair) for pair in trained]
+        parameters = [parameter for parameter, _ in trained]
+        self._scale(gradients, global_gradient_norm(parameters, gradients, self._groups))
+        self._apply()
+        self._copy_to_model()
+        for master in self.masters:
+            master.grad = None
+
+    def to_model(self) -> None:
+        """Copy the master weights into the weights that the model computes with."""
+        with torch.no_grad():
+            self._copy_to_model()
+
+    def _make_masters(self, dtype: torch.dtype) -> list[Parameter]:
+        """Cast the model's parameters; what they were becomes the masters, without a copy."""
+        masters: list[Parameter] = []
+        for group in self.param_groups:
+            made = [nn.Parameter(parameter.data) for parameter in group["params"]]
+            for parameter in group["params"]:
+                parameter.data = parameter.data.to(dtype)
+            group["params"] = made
+            masters += made
+        return masters
+
+    def _sum_over_stages(self) -> None:
+        """Sum the gradients of tied weights over the pipeline stages that hold a copy."""
+        master_of = dict(zip(map(id, self.parameters), self.masters, strict=True))
+        for parameter, group in self._ties:
+            all_reduce(_gradient(parameter, master_of[id(parameter)]), group=group)
+
+    def _master_gradient(self, parameter: Parameter, master: Parameter) -> Tensor:
+        if master.grad is None:
+            assert parameter.grad is not None
+            master.grad = parameter.grad.to(master.dtype)
+            parameter.grad = None
+        return master.grad
+
+    def _scale(self, gradients: list[Tensor], scaled_norm: Tensor) -> None:
+        """Undo the loss scale and clip, in one pass; keep the norm and whether it is finite."""
+        self.found_inf = (~scaled_norm.isfinite()).to(torch.float32)
+        self.norm = scaled_norm if self.loss_scale is None else scaled_norm / self.loss_scale.value
+        factor = None if self.loss_scale is None else 1.0 / self.loss_scale.value
+        if self._max_norm > 0:
+            clip = (self._max_norm / (self.norm + 1e-6)).clamp(max=1.0)
+            factor = clip if factor is None else clip * factor
+        if factor is not None:
+            torch._foreach_mul_(gradients, factor)
+
+    def _apply(self) -> None:
+        """Update the masters unless a gradient is not finite, then the schedule and the loss scale."""
+        assert self.found_inf is not None
+        if skips_on_device(self.optimizer):
+            self.optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
+            self.optimizer.step()
+            self.schedule.advance(self.found_inf)
+        elif not bool(self.found_inf):
+            self.optimizer.step()
+            self.schedule.step()
+        if self.loss_scale is not None:
+            self.loss_scale.update(self.found_inf)
+
+    def _copy_to_model(self) -> None:
+        if self.masters is not self.parameters:
+            torch._foreach_copy_(
+                [parameter.data for parameter in self.parameters], [master.data for master in self.masters]
+            )
+
+
+def _gradient(parameter: Parameter, master: Parameter) -> Tensor | None:
+    """Where the gradient has been summed; None when there is none."""
+    return parameter.grad if master.grad is None else master.grad
+
+
+def _move_gradient_to(master: Parameter) -> Callable[[Tensor], None]:
+    """Make a hook that adds a parameter's gradient to its master's, in the master's format."""
+
+    @torch.no_grad()
+    def move(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if master.grad is None:
+            master.grad = parameter.grad.to(master.dtype)
+        else:
+            master.grad.add_(parameter.grad)
+        parameter.grad = None
+
+    return move
+
+
+class _GuardLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, scale: Tensor | None) -> Tensor:
+        ctx.loss, ctx.scale = loss.detach(), scale
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        # 0 * loss is 0, or NaN where the loss is not finite.
+        factor = 1.0 + 0.0 * ctx.loss if ctx.scale is None else ctx.scale + 0.0 * ctx.loss
+        return gradients[0] * factor, None
+
+
+def guard_loss(loss: Tensor, scale: Tensor | None) -> Tensor:
+    """Return the loss, prepared so that its gradients are scaled, and are NaN where the loss is not finite.
+
+    A loss may overflow while its gradients stay finite. This makes every rank's norm NaN then, so that every
+    rank skips the update.
+
+    Args:
+        loss: a scalar.
+        scale: factor of the gradients, a scalar on the device; None is 1.
+    """
+    return _GuardLoss.apply(loss, scale)

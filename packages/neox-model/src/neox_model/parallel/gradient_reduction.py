@@ -1,0 +1,72 @@
+"""Averaging gradients over data-parallel ranks, many tensors in one message."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor, distributed
+
+from neox_model.parallel.groups import Group
+
+__all__ = ["GradientReduction"]
+
+# 256 MB of float32: large enough for the full bandwidth, small enough for the copy beside the gradients.
+_BUCKET_ELEMENTS = 2**26
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientReduction:
+    """Replaces gradients by their mean over the data group, in place.
+
+    Args:
+        group: the data-parallel ranks.
+        dtype: number format of the messages; None is the gradients' own.
+        divides_first: divide by the number of ranks before the sum, not after it.
+        predivide_factor: divide by this before the sum, and by the rest after it.
+    """
+
+    group: Group
+    dtype: torch.dtype | None = None
+    divides_first: bool = False
+    predivide_factor: float = 1.0
+
+    @torch.no_grad()
+    def __call__(self, gradients: Sequence[Tensor]) -> None:
+        """Average these gradients. Collective: every rank passes the same shapes in the same order."""
+        if self.group.size == 1:
+            return
+        for bucket in _buckets(gradients):
+            is_alone = len(bucket) == 1 and bucket[0].is_contiguous()
+            flat = bucket[0].view(-1) if is_alone else torch.cat([part.reshape(-1) for part in bucket])
+            mean = self._mean(flat)
+            if mean.data_ptr() != bucket[0].data_ptr():
+                pieces = mean.split([part.numel() for part in bucket])
+                torch._foreach_copy_(
+                    bucket, [piece.view_as(part) for piece, part in zip(pieces, bucket, strict=True)]
+                )
+
+    def _mean(self, flat: Tensor) -> Tensor:
+        sent = flat if self.dtype is None else flat.to(self.dtype)
+        before = float(self.group.size) if self.divides_first else self.predivide_factor
+        after = self.group.size / before
+        if before != 1.0:
+            sent.div_(before)
+        distributed.all_reduce(sent, group=self.group.process_group)
+        if after != 1.0:
+            sent.div_(after)
+        return sent
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Runs of tensors of one dtype with at most `_BUCKET_ELEMENTS` elements, or a single larger tensor."""
+    for _, run in groupby(gradients, key=lambda gradient: gradient.dtype):
+        bucket: list[Tensor] = []
+        elements = 0
+        for gradient in run:
+            if bucket and elements + gradient.numel() > _BUCKET_ELEMENTS:
+                yield bucket
+                bucket, elements = [], 0
+            bucket.append(gradient)
+            elements += gradient.numel()
+        yield bucket
