@@ -19,7 +19,7 @@ from neox_launcher.launch import Request, plan_launch
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.hosts import find_pool, select
 from neox_launcher.resources.local_gpus import count_gpus
-from neox_launcher.resources.world import World, missing_devices
+from neox_launcher.resources.world import World, missing_devices, slow_without_gpus
 from neox_launcher.supervision import Failure, Outcome
 
 
@@ -250,13 +250,13 @@ def test_a_fused_operator_asked_for_by_name_needs_a_gpu(load, name):
 @pytest.mark.parametrize(
     ("text", "name"), [("precision: fp16", "precision"), ("fp16: {enabled: true}", "fp16.enabled")]
 )
-def test_float16_needs_a_gpu(load, text, name):
+def test_float16_without_a_gpu_is_a_note(load, text, name):
     asked = load(text)
-    (problem,) = missing_devices(asked, local_world(asked, gpus=0))
-    assert (problem.name, problem.place.line) == (name, 1)
-    assert problem.what == "needs GPUs, and this host has none that are visible"
-    assert problem.remedy.startswith("use precision: bfloat16 or fp32")
-    assert missing_devices(asked, local_world(asked, gpus=1)) == []
+    assert missing_devices(asked, local_world(asked, gpus=0)) == []
+    (note,) = slow_without_gpus(asked, local_world(asked, gpus=0))
+    assert (note.name, note.place.line, note.what) == (name, 1, "is slow without GPUs")
+    assert slow_without_gpus(asked, local_world(asked, gpus=1)) == []
+    assert slow_without_gpus(load("precision: bfloat16"), local_world(asked, gpus=0)) == []
 
 
 def fake_smi(folder, text, code=0):

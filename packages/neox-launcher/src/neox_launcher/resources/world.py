@@ -8,7 +8,7 @@ from neox_launcher.config import NeoXConfig
 from neox_launcher.config.problems import Problem, in_words, place_of
 from neox_launcher.resources.host import Host
 
-__all__ = ["World", "missing_devices"]
+__all__ = ["World", "missing_devices", "slow_without_gpus"]
 
 _FUSIONS = (
     "scaled_upper_triang_masked_softmax_fusion",
@@ -73,6 +73,15 @@ def missing_devices(config: NeoXConfig, world: World) -> list[Problem]:
     ]
 
 
+def slow_without_gpus(config: NeoXConfig, world: World) -> list[Problem]:
+    """Notes about settings that work without GPUs, and take longer there than others would."""
+    if world.gpus != 0 or not config.precision.is_fp16:
+        return []
+    name = "precision" if config.precision.precision == "fp16" else "fp16.enabled"
+    note = Problem(name, "is slow without GPUs", "use bfloat16 or fp32 unless this is a test of fp16")
+    return [note.located(place_of(config.sources, name), in_words(config.value_of(name)))]
+
+
 def _without_gpus(config: NeoXConfig) -> Iterator[Problem]:
     """What the configuration asks for that a CPU does not have."""
     if config.parallelism.distributed_backend == "nccl":
@@ -80,12 +89,6 @@ def _without_gpus(config: NeoXConfig) -> Iterator[Problem]:
             "distributed_backend",
             "needs GPUs, and this host has none that are visible",
             "leave it out (gloo is used then), or look at CUDA_VISIBLE_DEVICES and nvidia-smi",
-        )
-    if config.precision.is_fp16:
-        yield Problem(
-            "precision" if config.precision.precision == "fp16" else "fp16.enabled",
-            "needs GPUs, and this host has none that are visible",
-            "use precision: bfloat16 or fp32, or look at CUDA_VISIBLE_DEVICES and nvidia-smi",
         )
     for name in _FUSIONS:
         if config.value_of(name) is True:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from neox_model.checkpoint import directory as folders
@@ -163,12 +164,32 @@ def _write(
             if save_optimizer:
                 states, scalars[fragment.name] = optimizer_parts(fragment, inner_optimizer(engine.optimizer))
                 parts += states
+    _check_finite(parts)
     if save_rng:
         parts += _rng_parts(groups.world.rank)
     file = f"shard-{groups.world.rank:05d}.safetensors"
     pieces, size = write_shard(folder / file, parts)
     names = {name for name, _ in named_logical_parameters(model)}
     return _Shard(file=file, size=size, pieces=pieces, scalars=scalars, names=names)
+
+
+def _check_finite(parts: list[Part]) -> None:
+    """Refuse to write weights and states that no training can continue from.
+
+    Raises:
+        CheckpointError: an element is not finite.
+    """
+    parts = [part for part in parts if part.values.is_floating_point()]
+    if not parts:
+        return
+    # Read together: one wait for the device.
+    are_finite = torch.stack([part.values.isfinite().all() for part in parts]).tolist()
+    broken = [part.name for part, is_finite in zip(parts, are_finite, strict=True) if not is_finite]
+    if broken:
+        more = f" and {len(broken) - 1:,} more tensors" if len(broken) > 1 else ""
+        raise CheckpointError(
+            f"{broken[0]}{more} held values that are not finite; earlier checkpoints are kept"
+        )
 
 
 def _rng_parts(rank: int) -> list[Part]:

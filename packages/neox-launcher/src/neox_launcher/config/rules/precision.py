@@ -35,6 +35,18 @@ def amp_excludes_zero(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem("amp.enabled", "does not work with ZeRO", "use bf16 or fp16, or stage: 0")
 
 
+def gradients_are_summed_in_fp32_or_the_models_format(c: NeoXConfig) -> Iterator[Problem]:
+    """A third format would lose digits twice."""
+    given = c.engine.data_types.grad_accum_dtype
+    named = "fp16" if c.precision.is_fp16 else "bf16" if c.precision.is_bf16 else "fp32"
+    if given not in (None, "fp32", named):
+        yield Problem(
+            "data_types.grad_accum_dtype",
+            f"does not go with training in {named}",
+            "use fp32" if named == "fp32" else f"use fp32 or {named}",
+        )
+
+
 def fp16_cross_entropy_needs_fp16(c: NeoXConfig) -> Iterator[Problem]:
     """The loss can be float16 only where the logits are."""
     if c.precision.fp16_lm_cross_entropy and not c.precision.is_fp16:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from neox_model.metrics.throughput import Throughput
@@ -10,6 +9,7 @@ from neox_model.metrics.timers import Timers
 from neox_model.metrics.writers import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.train.hooks.base import Hook
+from neox_model.train.read_back import read_back
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
@@ -81,7 +81,7 @@ class LogHook(Hook):
         """Write all reports kept so far; waits for the device."""
         if not self._pending:
             return
-        read = iter(_read([value for _, metrics in self._pending for value in metrics.values()]))
+        read = iter(read_back([value for _, metrics in self._pending for value in metrics.values()]))
         for iteration, metrics in self._pending:
             values = {name: next(read) for name in metrics}
             known = {name: value for name, value in values.items() if value is not None}
@@ -105,11 +105,3 @@ class LogHook(Hook):
         metrics[_SKIPPED] = state.skipped_iterations
         self._written_tokens, self._written_iteration = state.tokens, state.iteration
         return metrics
-
-
-def _read(values: list[Tensor | float | None]) -> list[float | None]:
-    """Read numbers of which some may lie on a device, those together."""
-    # float64 holds each of them exactly.
-    tensors = [value.double().reshape(()) for value in values if isinstance(value, Tensor)]
-    read = iter(torch.stack(tensors).tolist() if tensors else [])
-    return [next(read) if isinstance(value, Tensor) else value for value in values]

@@ -1,0 +1,178 @@
+"""Watches that losses and gradient norms are finite, and ends a training that no longer updates its weights.
+
+An update whose loss or gradients are not finite is not applied; that happens on the device, in the optimizer.
+In float16 it is normal while the loss scale can still fall. Elsewhere it is reported with the documents of
+its batch.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from neox_launcher.errors import NeoXError
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.train.hooks.base import Hook
+from neox_model.train.read_back import read_back
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
+
+__all__ = ["NonfiniteGuard"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Iteration:
+    """What one iteration reported, read from the device."""
+
+    number: int
+    samples: range
+    loss: float
+    grad_norm: float | None
+    skipped: bool
+    loss_scale: float | None
+
+    @property
+    def is_finite(self) -> bool:
+        return not self.skipped and math.isfinite(self.loss) and math.isfinite(self.grad_norm or 0.0)
+
+    def __str__(self) -> str:
+        norm = "" if self.grad_norm is None else f", gradient norm {self.grad_norm:g}"
+        scale = "" if self.loss_scale is None else f", loss scale {self.loss_scale:g}"
+        return f"iteration {self.number:,}: loss {self.loss:g}{norm}{scale}"
+
+
+class NonfiniteGuard(Hook):
+    """Reports updates that were not applied, and ends the training after several in a row.
+
+    Reports lie on the device; those of an interval are read together, one iteration late. All ranks read the
+    same numbers, so all end at the same iteration.
+
+    Args:
+        patience: the training ends after so many such iterations in a row, those apart in which the loss
+            scale still falls.
+        interval: iterations between two readings.
+        min_loss_scale: below which the loss scale cannot fall; None where the loss is not scaled.
+        documents: names the documents of a range of training samples.
+        reports: whether this rank writes to the log.
+        before_end: called before the training is ended, for what is not yet recorded.
+    """
+
+    def __init__(
+        self,
+        *,
+        patience: int,
+        interval: int,
+        min_loss_scale: float | None,
+        documents: Callable[[range], str],
+        reports: bool,
+        before_end: Callable[[], None],
+    ) -> None:
+        self._patience = patience
+        self._interval = interval
+        self._min_loss_scale = min_loss_scale
+        self._documents = documents
+        self._reports = reports
+        self._before_end = before_end
+        self._pending: list[tuple[int, range, StepReport]] = []
+        self._in_a_row: list[_Iteration] = []
+        self._last: _Iteration | None = None
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Keep the report, and read those of an interval that is over.
+
+        Raises:
+            NeoXError: the last `patience` iterations were not finite.
+        """
+        if (state.iteration - 1) % self._interval == 0:
+            self._read_pending()
+        samples = range(state.samples - state.samples_per_iteration, state.samples)
+        self._pending.append((state.iteration, samples, report))
+
+    def on_end(self, state: TrainState) -> None:
+        """Read what is left."""
+        self._read_pending()
+
+    def refuse_to_save(self) -> None:
+        """Check the last iteration before its state is saved; waits for the device.
+
+        Raises:
+            NeoXError: the last `patience` iterations were not finite.
+            CheckpointError: its loss is not finite.
+        """
+        self._read_pending()
+        if self._last is not None and not math.isfinite(self._last.loss):
+            raise CheckpointError(
+                f"the loss of iteration {self._last.number:,} is {self._last.loss:g}; the state after it is "
+                "not saved, and earlier checkpoints are kept"
+            )
+
+    def _read_pending(self) -> None:
+        for iteration in _read(self._pending):
+            self._judge(iteration)
+        self._pending.clear()
+
+    def _judge(self, iteration: _Iteration) -> None:
+        self._last = iteration
+        if iteration.is_finite:
+            self._in_a_row.clear()
+            return
+        if self._scale_can_fall(iteration):
+            self._in_a_row.clear()
+            if self._reports:
+                logger.info("%s: overflow in float16, the update is not applied", iteration)
+            return
+        self._in_a_row.append(iteration)
+        if self._reports:
+            logger.error(
+                "%s: the update is not applied; its batch is samples %d to %d, of %s",
+                iteration,
+                iteration.samples.start,
+                iteration.samples.stop - 1,
+                self._documents(iteration.samples),
+            )
+        if len(self._in_a_row) >= self._patience:
+            self._before_end()
+            raise NeoXError(self._why_it_ends())
+
+    def _scale_can_fall(self, iteration: _Iteration) -> bool:
+        if self._min_loss_scale is None or iteration.loss_scale is None:
+            return False
+        return iteration.loss_scale > self._min_loss_scale
+
+    def _why_it_ends(self) -> str:
+        listed = "; ".join(str(iteration) for iteration in self._in_a_row[-3:])
+        at_minimum = ""
+        if self._min_loss_scale is not None:
+            at_minimum = f" with the loss scale at its lowest value, {self._min_loss_scale:g}"
+        return (
+            f"the last {len(self._in_a_row)} updates in a row were not applied{at_minimum}, because a loss "
+            f"or a gradient was not finite ({listed}); resume from the last checkpoint with a smaller "
+            f"learning rate, {'with bfloat16, ' if at_minimum else ''}with gradient-clipping, or without these "
+            "documents (nonfinite-patience says how many such updates in a row are allowed)"
+        )
+
+
+def _read(pending: list[tuple[int, range, StepReport]]) -> list[_Iteration]:
+    """Read the reports' numbers together."""
+    numbers = iter(
+        read_back(
+            [
+                value
+                for _, _, report in pending
+                for value in (report.loss, report.grad_norm, report.skipped, report.loss_scale)
+            ]
+        )
+    )
+    return [
+        _Iteration(
+            number=number,
+            samples=samples,
+            loss=next(numbers) or 0.0,
+            grad_norm=next(numbers),
+            skipped=bool(next(numbers)),
+            loss_scale=next(numbers),
+        )
+        for number, samples, _ in pending
+    ]

@@ -1,0 +1,16 @@
+"""Reading numbers that lie on the device, many with one wait."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["read_back"]
+
+
+def read_back(values: Sequence[Tensor | float | None]) -> list[float | None]:
+    """Read numbers of which some may be scalars on the device; None stays None."""
+    # float64 holds every float32 and every count exactly.
+    tensors = [value.double().reshape(()) for value in values if isinstance(value, Tensor)]
+    read = iter(torch.stack(tensors).tolist() if tensors else [])
+    return [next(read) if isinstance(value, Tensor) else value for value in values]
