@@ -50,6 +50,7 @@ def declares_or_describes(source: Source) -> bool:
         "implied",
         "not_yet",
         "reference",
+        "resume",
         "rules",
         "suggest",
         "shapes",

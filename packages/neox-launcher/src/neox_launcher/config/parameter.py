@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
@@ -21,6 +21,7 @@ from neox_launcher.config.scalars import WORDS, read_scalar
 __all__ = [
     "FILLED_IN",
     "Parameter",
+    "Resume",
     "Section",
     "block",
     "condition_of",
@@ -31,7 +32,12 @@ __all__ = [
     "key_of",
     "named_blocks",
     "param",
+    "resume_of",
 ]
+
+# What a change means for a training that resumes: another model (refused), another training (reported), or
+# nothing.
+Resume = Literal["model", "training", "free"]
 
 # Default of a field that the loader computes from other values when it is absent.
 FILLED_IN: Any = object()
@@ -49,6 +55,7 @@ def param(
     source: str | None = None,
     free_choice: str | None = None,
     needed: bool = False,
+    resume: Resume | None = None,
     **limits: Any,
 ) -> Any:
     """One parameter of a `Section`.
@@ -62,6 +69,7 @@ def param(
         source: where its mathematics comes from.
         free_choice: values that are possible where the type cannot say it.
         needed: with a default of None: must be given when `enabled` of its block is true.
+        resume: what a change means for a training that resumes; None: what its section says.
         limits: `ge`, `gt`, `le`, `lt`, `min_length`, `pattern`, as pydantic knows them.
     """
     if not doc:
@@ -79,6 +87,7 @@ def param(
         "free_choice": free_choice,
         "filled_in": is_filled_in,
         "needed": needed,
+        "resume": resume,
     }
     make: Any = Field
     return make(
@@ -89,9 +98,16 @@ def param(
     )
 
 
-def block(kind: type["Section"] | None = None, *, doc: str, origin: str) -> Any:
-    """A nested group of parameters; without `kind` it holds a required parameter and has no default."""
-    extra: dict[str, Any] = {"neox": {"origin": origin}}
+def block(kind: type["Section"] | None = None, *, doc: str, origin: str, resume: Resume | None = None) -> Any:
+    """A nested group of parameters; without `kind` it holds a required parameter and has no default.
+
+    Args:
+        kind: the section that it is.
+        doc: what the parameters are for.
+        origin: the family whose name it is.
+        resume: of the parameters that do not declare it themselves; None: what the section around says.
+    """
+    extra: dict[str, Any] = {"neox": {"origin": origin, "resume": resume}}
     if kind is None:
         return Field(description=doc, json_schema_extra=extra)
     # Constructed, not validated: a block that nobody writes costs no schema.
@@ -129,6 +145,7 @@ class Parameter:
         source: where its mathematics comes from.
         is_block: it is a group of parameters.
         needed: must be given when its block is enabled.
+        resume: what a change means for a training that resumes; None for blocks.
     """
 
     name: str
@@ -144,14 +161,25 @@ class Parameter:
     source: str | None
     is_block: bool
     needed: bool
+    resume: Resume | None
 
 
 class Section(BaseModel):
-    """A group of parameters; frozen, and strict about names."""
+    """A group of parameters; frozen, and strict about names.
+
+    `class Name(Section, resume=...)` says what a change of its parameters means for a training that resumes,
+    where they do not declare it themselves.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True, defer_build=True
     )
+
+    resume_default: ClassVar[Resume | None] = None
+
+    def __init_subclass__(cls, *, resume: Resume | None = None, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        cls.resume_default = resume
 
     @field_validator("*", mode="before")
     @classmethod
@@ -163,17 +191,26 @@ class Section(BaseModel):
         return read_scalar(value, _scalars_of(cls, name))
 
     @classmethod
-    def parameters(cls, prefix: str = "") -> Iterator[Parameter]:
-        """The parameters in order of declaration, blocks first and then what they hold."""
+    def parameters(cls, prefix: str = "", around: Resume | None = None) -> Iterator[Parameter]:
+        """The parameters in order of declaration, blocks first and then what they hold.
+
+        Args:
+            prefix: of their names.
+            around: `resume` of the section or block around this one.
+
+        Raises:
+            TypeError: neither a parameter nor what is around it declares `resume`.
+        """
         for name, field in cls.model_fields.items():
-            yield _describe(prefix + name, field)
+            resume = resume_of(cls, name, around)
+            yield _describe(prefix + name, field, resume)
             inner, entry = inner_section(field), entry_section(field)
             if inner is not None:
-                yield from inner.parameters(f"{prefix}{name}.")
+                yield from inner.parameters(f"{prefix}{name}.", resume)
             if entry is not None:
                 each = f"{prefix}{name}.{key_of(field)}"
                 yield _describe_entry(each, entry, field)
-                yield from entry.parameters(f"{each}.")
+                yield from entry.parameters(f"{each}.", resume)
 
     def replaced(self, **changes: Any) -> Self:
         """The same section with some values changed."""
@@ -215,19 +252,28 @@ def is_filled_in(field: FieldInfo) -> bool:
     return bool(_details(field).get("filled_in"))
 
 
+def resume_of(section: type[Section], name: str, around: Resume | None) -> Resume | None:
+    """What a change of a field means for a training that resumes: its own word, its section's, `around`."""
+    field = section.model_fields.get(name)
+    own: Resume | None = None if field is None else _details(field).get("resume")
+    return own or section.resume_default or around
+
+
 def _details(field: FieldInfo) -> dict[str, Any]:
     extra = field.json_schema_extra
     found = extra.get("neox") if isinstance(extra, dict) else None
     return found if isinstance(found, dict) else {}
 
 
-def _describe(name: str, field: FieldInfo) -> Parameter:
+def _describe(name: str, field: FieldInfo, resume: Resume | None) -> Parameter:
     details = _details(field)
     kinds = _members(field.annotation)
     choices = tuple(str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind))
     free = details.get("free_choice")
     is_block = inner_section(field) is not None or entry_section(field) is not None
     default = None if field.default is PydanticUndefined else field.default
+    if resume is None and not is_block:
+        raise TypeError(f"{name} declares no `resume`: what a change means for a training that resumes")
     return Parameter(
         name=name,
         type="block" if is_block else _type_in_words(kinds),
@@ -242,13 +288,14 @@ def _describe(name: str, field: FieldInfo) -> Parameter:
         source=details.get("source"),
         is_block=is_block,
         needed=is_needed(field),
+        resume=None if is_block else resume,
     )
 
 
 def _describe_entry(name: str, kind: type[Section], field: FieldInfo) -> Parameter:
     """The parameter that stands for every entry of named blocks."""
     doc = (kind.__doc__ or "").partition("\n")[0]
-    return replace(_describe(name, field), doc=doc, needed=False)
+    return replace(_describe(name, field, None), doc=doc, needed=False)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:

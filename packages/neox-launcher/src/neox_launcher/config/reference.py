@@ -32,7 +32,18 @@ neox-launch --config FILE       train
 *Origin* names the family that a parameter's name comes from: DSL (DeepSpeed launcher), DSC (DeepSpeed
 configuration), Meg (Megatron-LM), NeoX (GPT-NeoX), ours. A dagger (†) marks parameters some values of
 which are documented but not built yet: `neox-config check` notes them, `neox-launch` refuses them.
+
+*On resuming* says what happens when the value differs from that of the checkpoint: `model` values make
+another model and are refused unless `finetune: true`; `training` values are listed in the log, and refused
+where the optimizer states could not be used; `free` values may differ. Values without effect do not count.
 """
+
+
+_ON_RESUMING: dict[str | None, str] = {
+    "model": "a change is refused unless finetune is true: it makes another model",
+    "training": "a change is reported: it makes another training",
+    "free": "free to change",
+}
 
 
 def reference() -> str:
@@ -54,6 +65,7 @@ def describe_parameter(parameter: Parameter) -> str:
         ("limits", parameter.limits),
         ("default", _default(parameter)),
         ("used when", parameter.used_when or ""),
+        ("on resuming", _ON_RESUMING.get(parameter.resume, "")),
         ("origin", parameter.origin),
         ("source", parameter.source or ""),
         ("also called", ", ".join(name for name, target in SHORTHANDS.items() if target == parameter.name)),
@@ -67,7 +79,8 @@ def describe_parameter(parameter: Parameter) -> str:
 
 
 def _table(parameters: Iterable[Parameter]) -> str:
-    rows = ["| parameter | type | default | meaning | origin |", "| --- | --- | --- | --- | --- |"]
+    heads = "| parameter | type | default | meaning | on resuming | origin |"
+    rows = [heads, "| --- | --- | --- | --- | --- | --- |"]
     rows += [_row(parameter) for parameter in parameters]
     return "\n".join(rows) + "\n"
 
@@ -86,11 +99,8 @@ def _row(parameter: Parameter) -> str:
     if parameter.source:
         doc += f" ({parameter.source})"
     name = f"`{parameter.name}`" + (" †" if parameter.name in NOT_YET else "")
-    return (
-        "| "
-        + " | ".join(_cell(text) for text in (name, kind, _default(parameter), doc, parameter.origin))
-        + " |"
-    )
+    cells = (name, kind, _default(parameter), doc, parameter.resume or "", parameter.origin)
+    return "| " + " | ".join(map(_cell, cells)) + " |"
 
 
 def _default(parameter: Parameter) -> str:

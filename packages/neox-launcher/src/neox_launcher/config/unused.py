@@ -10,7 +10,7 @@ from neox_launcher.config.problems import Place, Problem, in_words
 from neox_launcher.config.scalars import number_from
 from neox_launcher.config.schema import NeoXConfig, field_named
 
-__all__ = ["is_understood", "unused_values"]
+__all__ = ["is_in_use", "is_understood", "unused_values"]
 
 # `used_when` of a parameter, where it names another one: "stage is 1 or 2", "pipe_parallel_size >= 1".
 _CONDITION = re.compile(r"(?P<name>\w+) (is (?P<not>not )?(?P<choices>.+)|>= (?P<least>\d+))")
@@ -39,6 +39,15 @@ def unused_values(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[P
         what = _why_unused(name, condition, config)
         if what:
             yield Problem(name, f"has no effect: {what}", value=in_words(value), place=place)
+
+
+def is_in_use(name: str, config: NeoXConfig) -> bool:
+    """Whether a parameter can have an effect under the other settings; True where that cannot be known."""
+    declared = field_named(name)
+    condition = None if declared is None else condition_of(declared)
+    if _is_switched_off(config, name):
+        return False
+    return condition is None or not _why_unused(name, condition, config)
 
 
 def is_understood(name: str, condition: str) -> bool:
@@ -99,7 +108,9 @@ def _is(choice: str, value: object) -> bool:
 
 def _is_switched_off(config: NeoXConfig, name: str) -> bool:
     """Whether a block around the parameter says `enabled: false`: nothing in it is expected to act."""
-    outer = name.rpartition(".")[0]
+    outer, _, own = name.rpartition(".")
+    if own == "enabled":
+        outer = outer.rpartition(".")[0]
     while outer:
         if field_named(f"{outer}.enabled") is not None and not config.value_of(f"{outer}.enabled"):
             return True

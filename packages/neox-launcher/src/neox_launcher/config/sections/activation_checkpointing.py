@@ -7,7 +7,7 @@ __all__ = ["ActivationCheckpointingSection"]
 _WHEN_ON = "checkpoint_activations is true"
 
 
-class ActivationCheckpointingSection(Section):
+class ActivationCheckpointingSection(Section, resume="free"):
     """Which layers are recomputed, and where their inputs wait."""
 
     checkpoint_activations: bool = param(

@@ -29,7 +29,7 @@ class SparsityConfig(Section):
     """Block layouts of sparse layers; attention stays causal whatever is said here."""
 
     mode: Literal["dense", "fixed", "bigbird", "bslongformer", "variable"] = param(
-        "fixed", origin="DSC", doc="Not used: attention-config decides per layer."
+        "fixed", origin="DSC", resume="free", doc="Not used: attention-config decides per layer."
     )
     block: int = param(
         16, origin="DSC", gt=0, doc="Side of the square blocks, in tokens; divides seq-length."
@@ -46,9 +46,11 @@ class SparsityConfig(Section):
         doc="Blocks of a window that all later ones see.",
     )
     attention: Literal["unidirectional", "bidirectional"] = param(
-        "bidirectional", origin="DSC", doc="Not used: attention is causal."
+        "bidirectional", origin="DSC", resume="free", doc="Not used: attention is causal."
     )
-    horizontal_global_attention: bool = param(False, origin="DSC", doc="Not used: attention is causal.")
+    horizontal_global_attention: bool = param(
+        False, origin="DSC", resume="free", doc="Not used: attention is causal."
+    )
     num_different_global_patterns: int = param(
         1,
         origin="DSC",
@@ -108,7 +110,7 @@ class SparsityConfig(Section):
         return tuple(zip(starts, stops, strict=False))
 
 
-class AttentionSection(Section):
+class AttentionSection(Section, resume="model"):
     """How each layer attends, and how it knows where tokens are."""
 
     attention_config: tuple[Any, ...] | None = param(
@@ -162,18 +164,21 @@ class AttentionSection(Section):
     rope_fusion: Fusion = param(
         False,
         origin="NeoX",
+        resume="free",
         used_when="pos_emb is rotary",
         doc="Rotate queries and keys in one kernel; with auto where that is faster.",
     )
     scaled_upper_triang_masked_softmax_fusion: Fusion = param(
         False,
         origin="Meg",
+        resume="free",
         doc="Scale, hide later tokens and apply softmax in one kernel, instead of PyTorch's attention. With "
         "auto only where scores are made anyway (layer scaling) and that is faster.",
     )
     scaled_masked_softmax_fusion: Fusion = param(
         False,
         origin="Meg",
+        resume="free",
         doc="Scale, apply any mask and softmax in one kernel, instead of PyTorch's attention. With auto only "
         "where scores are made anyway (layer scaling) and that is faster.",
     )
@@ -187,6 +192,7 @@ class AttentionSection(Section):
     attention_softmax_in_fp32: bool = param(
         False,
         origin="Meg",
+        resume="free",
         doc="Compute the attention softmax in float32 whatever the precision; here it always is.",
     )
 

@@ -71,7 +71,7 @@ class Autotuning(Section):
     )
 
 
-class AutotuningSection(Section):
+class AutotuningSection(Section, resume="free"):
     """The search for the fastest settings by trial runs."""
 
     autotuning: Autotuning = block(Autotuning, origin="DSC", doc="Trial runs before training.")

@@ -34,7 +34,7 @@ class CheckpointOptions(Section):
     )
 
 
-class CheckpointSection(Section):
+class CheckpointSection(Section, resume="free"):
     """Where checkpoints are, how often they are written, what is in them."""
 
     save: str | None = param(

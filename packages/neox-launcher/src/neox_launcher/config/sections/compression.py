@@ -65,13 +65,17 @@ class WeightQuantizationShared(Section):
 
     enabled: bool = param(False, origin="DSC", doc="Quantize weights.")
     quantizer_kernel: bool = param(
-        False, origin="DSC", used_when="training is in fp16", doc="Quantize in a compiled kernel."
+        False,
+        origin="DSC",
+        resume="free",
+        used_when="training is in fp16",
+        doc="Quantize in a compiled kernel.",
     )
     schedule_offset: int = param(0, origin="DSC", ge=0, doc=_OFFSET)
     quantize_groups: int = param(
         1, origin="DSC", gt=0, doc="Parts of a matrix, each with a scale of its own."
     )
-    quantize_verbose: bool = param(False, origin="DSC", doc="Report what is quantized.")
+    quantize_verbose: bool = param(False, origin="DSC", resume="free", doc="Report what is quantized.")
     quantization_type: Literal["symmetric", "asymmetric"] = param(
         "symmetric", origin="DSC", doc="Whether zero is the middle of the range."
     )
@@ -288,7 +292,7 @@ class CompressionTraining(Section):
     channel_pruning: ChannelPruning = block(ChannelPruning, origin="DSC", doc="Convolutions lose channels.")
 
 
-class CompressionSection(Section):
+class CompressionSection(Section, resume="model"):
     """Smaller models by quantization, pruning and fewer layers."""
 
     compression_training: CompressionTraining = block(

@@ -13,7 +13,7 @@ _GIVEN = "weight_by_num_documents is false"
 _WEIGHTS = "Share of each of the {} data; any scale."
 
 
-class DataSection(Section):
+class DataSection(Section, resume="training"):
     """Indexed datasets by prefix: PREFIX.bin and PREFIX.idx."""
 
     data_path: str | None = param(
@@ -52,11 +52,12 @@ class DataSection(Section):
         doc="Exponent of the number of documents: 1 follows the sizes, 0 gives equal shares.",
     )
     data_impl: Literal["infer", "mmap", "cached", "lazy"] = param(
-        "infer", origin="Meg", doc="How datasets are read; infer looks at the index file."
+        "infer", origin="Meg", resume="free", doc="How datasets are read; infer looks at the index file."
     )
     mmap_warmup: bool = param(
         False,
         origin="Meg",
+        resume="free",
         used_when="data_impl is mmap or infer",
         doc="Read the files once before training.",
     )
@@ -77,15 +78,16 @@ class DataSection(Section):
     data_cache_dir: str | None = param(
         None,
         origin="ours",
+        resume="free",
         none_means="neox-data in $XDG_CACHE_HOME or ~/.cache",
         used_when="sample_order is gpt_neox",
         doc="Folder for index files where the data's own folder cannot be written; yours alone (chmod 700).",
     )
     num_workers: int = param(
-        2, origin="Meg", ge=0, doc="Threads that fetch samples ahead; 0 fetches when asked."
+        2, origin="Meg", resume="free", ge=0, doc="Threads that fetch samples ahead; 0 fetches when asked."
     )
     short_seq_prob: float = param(
-        0.1, origin="Meg", ge=0, le=1, doc="Not used: it belongs to BERT's samples."
+        0.1, origin="Meg", resume="free", ge=0, le=1, doc="Not used: it belongs to BERT's samples."
     )
     reset_position_ids: bool = param(
         False,

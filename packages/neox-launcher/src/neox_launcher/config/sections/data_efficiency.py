@@ -102,7 +102,12 @@ class Curriculum(Section):
 
     enabled: bool = param(False, origin="DSC", doc="Show easy samples first.")
     data_cluster_path: str | None = param(
-        None, origin="DSC", needed=True, min_length=1, doc="Folder for the groups of samples by difficulty."
+        None,
+        origin="DSC",
+        resume="free",
+        needed=True,
+        min_length=1,
+        doc="Folder for the groups of samples by difficulty.",
     )
     curriculum_metrics: dict[str, Metric] = named_blocks(
         "metric",
@@ -117,7 +122,7 @@ class DataSampling(Section):
 
     enabled: bool = param(False, origin="DSC", doc="Choose samples by a curriculum.")
     num_epochs: int = param(1000, origin="DSC", gt=0, doc="Most passes over the data.")
-    num_workers: int = param(0, origin="DSC", ge=0, doc="Threads that fetch samples ahead.")
+    num_workers: int = param(0, origin="DSC", resume="free", ge=0, doc="Threads that fetch samples ahead.")
     curriculum_learning: Curriculum = block(Curriculum, origin="DSC", doc="Easy samples first.")
 
 
@@ -161,13 +166,18 @@ class RandomLtd(Section):
         None, origin="DSC", needed=True, min_length=1, doc="Numbers of these layers, from 0."
     )
     model_mask_name: str | None = param(
-        None, origin="DSC", needed=True, min_length=1, doc="Name of the layers' argument for the mask."
+        None,
+        origin="DSC",
+        resume="free",
+        needed=True,
+        min_length=1,
+        doc="Name of the layers' argument for the mask.",
     )
     model_type: Literal["decoder", "encoder"] | None = param(
-        None, origin="DSC", needed=True, doc="Whether tokens see earlier ones only (decoder)."
+        None, origin="DSC", resume="free", needed=True, doc="Whether tokens see earlier ones only (decoder)."
     )
     hidden_state_order: Literal["batch_seq_dim", "seq_batch_dim"] | None = param(
-        None, origin="DSC", needed=True, doc="Order of the axes between layers."
+        None, origin="DSC", resume="free", needed=True, doc="Order of the axes between layers."
     )
     random_ltd_schedule: RandomLtdSchedule = block(
         RandomLtdSchedule, origin="DSC", doc="How many tokens are kept, over time."
@@ -209,7 +219,7 @@ class CurriculumLearning(Section):
     schedule_config: Pace = block(Pace, origin="DSC", doc="How fast the length grows.")
 
 
-class DataEfficiencySection(Section):
+class DataEfficiencySection(Section, resume="training"):
     """Curricula, and layers that see a part of the tokens."""
 
     data_efficiency: DataEfficiency = block(

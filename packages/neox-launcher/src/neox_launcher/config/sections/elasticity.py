@@ -33,6 +33,7 @@ class Elasticity(Section):
     min_time: int = param(
         0,
         origin="DSC",
+        resume="free",
         ge=0,
         used_when="version is 0.1",
         doc="Not used: a job gets smaller when a host is lost, whenever that is.",
@@ -70,7 +71,7 @@ class Elasticity(Section):
         return value
 
 
-class ElasticitySection(Section):
+class ElasticitySection(Section, resume="training"):
     """Batch sizes for a number of devices that changes."""
 
     elasticity: Elasticity = block(

@@ -24,7 +24,8 @@ class DataTypes(Section):
     grad_accum_dtype: Literal["fp32", "fp16", "bf16"] | None = param(
         None,
         origin="DSC",
-        none_means="the model's; fp32 with bf16 and ZeRO",
+        resume="training",
+        none_means="fp32 when training is in bf16, else the model's",
         doc="Format in which gradients are accumulated.",
     )
 
@@ -70,25 +71,31 @@ class Eigenvalue(Section):
     layer_num: int = param(0, origin="DSC", ge=0, doc="Layers in that list.")
 
 
-class EngineSection(Section):
+class EngineSection(Section, resume="free"):
     """What is passed on to DeepSpeed as it is."""
 
     deepspeed: bool = param(True, origin="DSC", doc="Train with DeepSpeed; there is no other engine.")
     prescale_gradients: bool = param(
         False,
         origin="DSC",
+        resume="training",
         doc="Divide gradients by the data-parallel size before they are summed, not after.",
     )
     gradient_predivide_factor: float = param(
         1.0,
         origin="DSC",
+        resume="training",
         gt=0,
         used_when="prescale_gradients is false",
         doc="Divide gradients by this before they are summed, and by data-parallel size / this after.",
     )
     sparse_gradients: bool = param(False, origin="DSC", doc="Send embedding gradients in sparse form.")
     communication_data_type: Literal["fp16", "bf16", "fp32"] | None = param(
-        None, origin="DSC", none_means="the training's own format", doc="Format in which gradients travel."
+        None,
+        origin="DSC",
+        resume="training",
+        none_means="the training's own format",
+        doc="Format in which gradients travel.",
     )
     steps_per_print: int = param(
         10, origin="DSC", gt=0, doc="Iterations between DeepSpeed's own reports; quiet unless it is given."

@@ -7,7 +7,7 @@ from neox_launcher.config.parameter import Section, param
 __all__ = ["GenerationSection"]
 
 
-class GenerationSection(Section):
+class GenerationSection(Section, resume="free"):
     """Sampling, prompts and results."""
 
     text_gen_type: Literal["unconditional", "input-file", "interactive"] | None = param(

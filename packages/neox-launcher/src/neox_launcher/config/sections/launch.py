@@ -10,7 +10,7 @@ __all__ = ["MPI_LAUNCHERS", "LaunchSection"]
 MPI_LAUNCHERS = ("openmpi", "mvapich", "mpich")
 
 
-class LaunchSection(Section):
+class LaunchSection(Section, resume="free"):
     """Hosts, devices and the way to start a worker on each."""
 
     hostfile: str | None = param(

@@ -7,7 +7,7 @@ __all__ = ["LoggingSection"]
 _NOISE = "log_gradient_noise_scale is true"
 
 
-class LoggingSection(Section):
+class LoggingSection(Section, resume="free"):
     """Progress, TensorBoard, Weights & Biases, and what else is measured."""
 
     log_interval: int = param(100, origin="Meg", gt=0, doc="Iterations between reports.")

@@ -7,7 +7,7 @@ from neox_launcher.config.parameter import Section, param
 __all__ = ["LrScheduleSection"]
 
 
-class LrScheduleSection(Section):
+class LrScheduleSection(Section, resume="training"):
     """Warm-up, decay and floor of the learning rate; its peak is optimizer.params.lr."""
 
     lr_decay_style: Literal["constant", "linear", "cosine", "exponential"] = param(
@@ -36,10 +36,12 @@ class LrScheduleSection(Section):
     override_lr_scheduler: bool = param(
         False,
         origin="Meg",
+        resume="free",
         doc="After loading, go on with the schedule written here, not with the checkpoint's.",
     )
     use_checkpoint_lr_scheduler: bool = param(
         False,
         origin="Meg",
+        resume="free",
         doc="After loading, go on with the checkpoint's schedule, not with the one written here.",
     )

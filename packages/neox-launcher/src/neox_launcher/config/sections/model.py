@@ -23,7 +23,7 @@ InitMethod = Literal[
 GATED_ACTIVATIONS = ("geglu", "swiglu", "reglu")
 
 
-class ModelSection(Section):
+class ModelSection(Section, resume="model"):
     """What is built, whatever the devices."""
 
     num_layers: int = param(origin="Meg", gt=0, doc="Transformer layers.")
@@ -48,6 +48,7 @@ class ModelSection(Section):
         FILLED_IN,
         none_means="max_position_embeddings",
         origin="Meg",
+        resume="training",
         gt=0,
         doc="Tokens of one training sample.",
     )
@@ -116,17 +117,20 @@ class ModelSection(Section):
     bias_dropout_fusion: Fusion = param(
         False,
         origin="Meg",
+        resume="free",
         doc="Add the bias, drop out and add the residual in one kernel; with auto where that is faster.",
     )
     layernorm_fusion: Fusion = param(
         False,
         origin="NeoX",
+        resume="free",
         used_when="norm is layernorm",
         doc="Use this project's layer norm kernel; with auto where that is faster.",
     )
     compile: Fusion = param(
         "auto",
         origin="ours",
+        resume="free",
         doc="Compile the layers with torch.compile before training: true does, or says why it cannot. "
         "auto does on a GPU where a trial shows it to be right and faster, in trainings long enough to repay "
         "it (a tenth of the layers' time is more than a minute); on a CPU it does not. The log says which, "
@@ -135,12 +139,18 @@ class ModelSection(Section):
     hidden_dropout: float = param(
         0.1,
         origin="Meg",
+        resume="training",
         ge=0,
         lt=1,
         doc="Share that is dropped of the embeddings and of what each part adds to the stream.",
     )
     attention_dropout: float = param(
-        0.1, origin="Meg", ge=0, lt=1, doc="Share of the attention probabilities that is dropped."
+        0.1,
+        origin="Meg",
+        resume="training",
+        ge=0,
+        lt=1,
+        doc="Share of the attention probabilities that is dropped.",
     )
     apply_residual_connection_post_layernorm: bool = param(
         False, origin="Meg", doc="Add to the normalized input of each part instead of to its input."
@@ -177,6 +187,7 @@ class ModelSection(Section):
     init_method: InitMethod = param(
         "normal",
         origin="NeoX",
+        resume="free",
         doc="Initialization of embeddings, query-key-value and the feed-forward input. Standard "
         "deviations: normal "
         "init-method-std; scaled ones are divided by sqrt(2 * num-layers); small_init sqrt(2 / (5 * "
@@ -186,12 +197,14 @@ class ModelSection(Section):
     output_layer_init_method: InitMethod = param(
         "scaled_normal",
         origin="NeoX",
+        resume="free",
         doc="Initialization of the two projections that write into the stream: attention and "
         "feed-forward output.",
     )
     init_method_std: float = param(
         0.02,
         origin="Meg",
+        resume="free",
         gt=0,
         used_when="an init method is normal or scaled_normal",
         doc="Standard deviation.",
@@ -199,6 +212,7 @@ class ModelSection(Section):
     use_cpu_initialization: bool = param(
         False,
         origin="Meg",
+        resume="free",
         doc="Make the initial weights in host memory; the values are the same either way.",
     )
     gmlp_attn_dim: int | None = param(
@@ -213,6 +227,7 @@ class ModelSection(Section):
     onnx_safe: bool = param(
         False,
         origin="Meg",
+        resume="free",
         doc="Keep to operators that torch's ONNX exporter translates: attention is written out instead of "
         "calling PyTorch's fused one, and no kernel of this project is used.",
     )

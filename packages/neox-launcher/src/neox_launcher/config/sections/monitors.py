@@ -84,7 +84,7 @@ class Comet(Section):
     )
 
 
-class MonitorsSection(Section):
+class MonitorsSection(Section, resume="free"):
     """Metrics as DeepSpeed's monitors name them (`Train/Samples/train_loss`, `lr`), by the sample."""
 
     tensorboard: TensorBoard = block(TensorBoard, origin="DSC", doc="TensorBoard events by the sample.")

@@ -64,7 +64,11 @@ class OptimizerParams(Section):
         FILLED_IN, none_means="the weight-decay outside the block", origin="DSC", ge=0, doc="Weight decay."
     )
     torch_adam: bool = param(
-        False, origin="DSC", used_when="type is Adam", doc="Not used: Adam is always torch's fused one."
+        False,
+        origin="DSC",
+        resume="free",
+        used_when="type is Adam",
+        doc="Not used: Adam is always torch's fused one.",
     )
     adam_w_mode: bool = param(
         True,
@@ -84,11 +88,12 @@ class OptimizerParams(Section):
     cuda_aware: bool = param(
         False,
         origin="DSC",
+        resume="free",
         used_when="comm_backend_name is mpi",
         doc="The MPI library can send device memory.",
     )
     comm_backend_name: Literal["nccl", "mpi", "hccl", "compressed", "gloo"] = param(
-        "nccl", origin="DSC", used_when=_ONE_BIT, doc="What carries the compressed gradients."
+        "nccl", origin="DSC", resume="free", used_when=_ONE_BIT, doc="What carries the compressed gradients."
     )
     var_freeze_step: int = param(
         100000,
@@ -217,7 +222,7 @@ class Scheduler(Section):
     params: SchedulerParams = block(SchedulerParams, origin="DSC", doc="Arguments of the schedule.")
 
 
-class OptimizerSection(Section):
+class OptimizerSection(Section, resume="training"):
     """The optimizer, weight decay and gradient clipping."""
 
     optimizer: Optimizer = block(origin="DSC", doc="Which optimizer, and its arguments.")
@@ -232,5 +237,5 @@ class OptimizerSection(Section):
         0.0, origin="DSC", ge=0, doc="Largest length (2-norm) of the whole gradient; 0 does not clip."
     )
     zero_allow_untested_optimizer: bool = param(
-        False, origin="DSC", doc="Allow ZeRO with optimizers other than Adam and LAMB."
+        False, origin="DSC", resume="free", doc="Allow ZeRO with optimizers other than Adam and LAMB."
     )

@@ -7,7 +7,7 @@ from neox_launcher.config.parameter import Section, param
 __all__ = ["ParallelismSection"]
 
 
-class ParallelismSection(Section):
+class ParallelismSection(Section, resume="free"):
     """Pipeline and tensor (model) parallel sizes; what remains of the devices is data parallel."""
 
     pipe_parallel_size: int = param(

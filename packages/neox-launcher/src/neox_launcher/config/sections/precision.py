@@ -64,7 +64,7 @@ class Amp(Section):
     enabled: bool = param(False, origin="DSC", doc="Use apex's mixed precision.")
 
 
-class PrecisionSection(Section):
+class PrecisionSection(Section, resume="training"):
     """Number formats; of fp16, bf16 and amp at most one is enabled."""
 
     precision: Literal["fp16", "fp32", "bfloat16"] | None = param(
@@ -87,3 +87,8 @@ class PrecisionSection(Section):
     def is_fp16(self) -> bool:
         """Whether training is in float16."""
         return self.fp16.enabled or self.precision == "fp16"
+
+    @property
+    def is_bf16(self) -> bool:
+        """Whether training is in bfloat16."""
+        return self.bf16.enabled or self.precision == "bfloat16"

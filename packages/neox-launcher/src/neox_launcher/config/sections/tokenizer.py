@@ -7,7 +7,7 @@ from neox_launcher.config.parameter import Section, param
 __all__ = ["TokenizerSection"]
 
 
-class TokenizerSection(Section):
+class TokenizerSection(Section, resume="model"):
     """How text becomes tokens."""
 
     tokenizer_type: Literal[

@@ -7,7 +7,7 @@ from neox_launcher.config.parameter import Section, param
 __all__ = ["TrainingSection"]
 
 
-class TrainingSection(Section):
+class TrainingSection(Section, resume="training"):
     """Iterations, batch sizes, seed and evaluation."""
 
     train_iters: int = param(
@@ -50,19 +50,33 @@ class TrainingSection(Section):
         lt=2**32,
         doc="Start of every random number: weights, dropout and data order.",
     )
-    eval_iters: int = param(100, origin="Meg", ge=0, doc="Batches of one evaluation; 0 evaluates nothing.")
-    eval_interval: int = param(1000, origin="Meg", gt=0, doc="Iterations between evaluations.")
+    nonfinite_patience: int = param(
+        3,
+        origin="ours",
+        resume="free",
+        gt=0,
+        doc="The training ends with an error after this many updates in a row that were not applied because "
+        "a loss or a gradient was not finite. In float16 they count only while the loss scale cannot fall.",
+    )
+    eval_iters: int = param(
+        100, origin="Meg", resume="free", ge=0, doc="Batches of one evaluation; 0 evaluates nothing."
+    )
+    eval_interval: int = param(1000, origin="Meg", resume="free", gt=0, doc="Iterations between evaluations.")
     exit_interval: int | None = param(
         None,
         origin="Meg",
+        resume="free",
         gt=0,
         none_means="train to the end",
         doc="Save and stop at the first iteration that this divides, after an evaluation that is due there.",
     )
-    adlr_autoresume: bool = param(False, origin="Meg", doc="Ask NVIDIA's ADLR cluster service when to stop.")
+    adlr_autoresume: bool = param(
+        False, origin="Meg", resume="free", doc="Ask NVIDIA's ADLR cluster service when to stop."
+    )
     adlr_autoresume_interval: int = param(
         1000,
         origin="Meg",
+        resume="free",
         gt=0,
         used_when="adlr_autoresume is true",
         doc="Iterations between those questions.",

@@ -140,14 +140,18 @@ class ZeroOptimization(Section):
         doc="Ranks of a second, nearer partition of the parameters; 1 is off, best is the devices of a host.",
     )
     zero_quantized_weights: bool = param(
-        False, origin="DSC", source="arXiv:2306.10209", doc="Gather weights in eight bits."
+        False, origin="DSC", resume="training", source="arXiv:2306.10209", doc="Gather weights in eight bits."
     )
     zero_quantized_gradients: bool = param(
-        False, origin="DSC", source="arXiv:2306.10209", doc="Reduce gradients in fewer bits."
+        False,
+        origin="DSC",
+        resume="training",
+        source="arXiv:2306.10209",
+        doc="Reduce gradients in fewer bits.",
     )
 
 
-class ZeroSection(Section):
+class ZeroSection(Section, resume="free"):
     """ZeRO."""
 
     zero_optimization: ZeroOptimization = block(
