@@ -16,6 +16,7 @@ from torch import nn
 
 from neox_model.checkpoint import CheckpointError, load_checkpoint, load_weights, save, save_checkpoint
 from neox_model.checkpoint.contents import MANIFEST, Manifest
+from neox_model.checkpoint.load import read_training_state
 from neox_model.parallel.groups import ALONE, Groups
 from neox_model.parallel.logical import logical_parameter
 from neox_model.parallel.topology import create_groups
@@ -67,7 +68,12 @@ class Run:
         self.engine = Engine(self.model, optimizer)
         self.state, self.schedule = Remembers(tokens=0), Remembers(applied_updates=0)
         self.groups = groups
-        self.config = {"hidden_size": width, "num_layers": layers, "lr": 0.1}
+        self.config = {
+            "in_effect": {
+                "model": {"hidden_size": width, "num_layers": layers, "activation": "gelu"},
+                "training": {"train_batch_size": 16, "optimizer.params.adam_w_mode": True},
+            }
+        }
         self.iteration: int | None = 0
 
     def train(self) -> None:
@@ -194,16 +200,108 @@ def test_learning_rate_curves_must_agree_or_one_must_be_chosen(tmp_path, trained
     ("sizes", "message"),
     [
         ({"width": 5}, r"layers.0 has the shape \(4, 3\) .* \(5, 3\) .* hidden-size: 4 there, 5 here"),
-        ({"layers": 2}, "layers.1 is not in the checkpoint; .* num-layers: 1 there, 2 here"),
+        ({"layers": 2}, "layers.1 is not in the checkpoint; num-layers: 1 there, 2 here"),
     ],
 )
 def test_another_model_is_refused_with_the_parameters_that_differ(tmp_path, trained, sizes, message):
     trained.save(tmp_path)
-    with pytest.raises(CheckpointError, match=message):
+    difference = message.rpartition("; ")[2].rpartition(" .* ")[2]
+    with pytest.raises(CheckpointError, match=f"not this configuration's; {difference}; .* finetune: true"):
         Run(**sizes).load(tmp_path)
-    run = Run(**sizes)
     with pytest.raises(CheckpointError, match=message):
+        Run(**sizes).load(tmp_path, finetune=True)
+    run = Run(**sizes)
+    with pytest.raises(CheckpointError, match=difference):
         load_weights(tmp_path, model=run.model, groups=ALONE, config=run.config)
+
+
+def changed(run: Run, kind: str, **values: Any) -> Run:
+    """The run with other values in effect; a name's double underscore is a dot."""
+    named = {name.replace("__", "."): value for name, value in values.items()}
+    in_effect = run.config["in_effect"]
+    run.config = run.config | {"in_effect": in_effect | {kind: in_effect[kind] | named}}
+    return run
+
+
+def test_another_function_of_the_same_weights_is_refused_but_by_finetune(tmp_path, trained, caplog):
+    trained.save(tmp_path)
+    run = changed(Run(), "model", activation="relu")
+    before = run.weights
+    with pytest.raises(CheckpointError, match=r"activation: gelu there, relu here; .*finetune: true"):
+        run.load(tmp_path)
+    with pytest.raises(CheckpointError, match="activation: gelu there, relu here; give the checkpoint's"):
+        load_weights(tmp_path, model=run.model, groups=ALONE, config=run.config)
+    assert run.weights == before
+    with caplog.at_level(logging.WARNING):
+        run.load(tmp_path, finetune=True)
+    assert run.weights == trained.weights
+    assert caplog.messages == [
+        "the model is changed by finetune:\n"
+        "  parameter   checkpoint  this run\n"
+        "  activation  gelu        relu"
+    ]
+
+
+def test_another_training_is_one_table_in_the_log(tmp_path, trained, caplog):
+    trained.save(tmp_path)
+    run = changed(Run(), "training", train_batch_size=32, warmup=0.5)
+    with caplog.at_level(logging.WARNING):
+        run.load(tmp_path, finetune=True)
+        assert caplog.messages == []
+        run.load(tmp_path)
+    # An older version without `warmup` had its default.
+    assert caplog.messages == [
+        "the training continues with other settings than the checkpoint's:\n"
+        "  parameter         checkpoint  this run\n"
+        "  train-batch-size  16          32\n"
+        "  warmup            0.01        0.5"
+    ]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        run.load(tmp_path, schedule_source="checkpoint")
+    assert "warmup" not in caplog.text
+
+
+def test_states_that_mean_something_else_are_refused(tmp_path, trained):
+    trained.save(tmp_path)
+    run = changed(Run(), "training", optimizer__params__adam_w_mode=False)
+    with pytest.raises(
+        CheckpointError, match=r"params.adam-w-mode: true there, false here; .*no-load-optim: true"
+    ):
+        run.load(tmp_path)
+    run.load(tmp_path, load_optimizer=False)
+    assert run.weights == trained.weights
+    assert not run.engine.optimizer.state
+
+
+def test_the_settings_of_an_unknown_version_are_said_to_be_unknown(tmp_path, trained, caplog):
+    trained.config = {"num_layers": "a"}
+    trained.save(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        Run().load(tmp_path)
+    (message,) = caplog.messages
+    assert message.startswith(
+        "the checkpoint was written by another version, and its settings are not compared"
+    )
+
+
+def test_an_older_checkpoint_says_how_many_samples_were_read(tmp_path, trained):
+    trained.config |= {"samples_per_iteration": 16, "eval_interval": 2, "eval_iters": 3}
+    trained.state.state = {"iteration": 2}
+    trained.save(tmp_path)
+    expected = {"iteration": 2, "samples": 32, "validation_samples": 48}
+    assert read_training_state(tmp_path, groups=ALONE) == expected
+    run = Run()
+    run.load(tmp_path)
+    assert run.state.state == expected
+    assert read_training_state(tmp_path / "none", groups=ALONE) is None
+
+
+def test_a_checkpoint_that_cannot_say_how_many_samples_were_read_is_refused(tmp_path, trained):
+    trained.state.state = {"iteration": 2}
+    trained.save(tmp_path)
+    with pytest.raises(CheckpointError, match="does not record how many samples were read; set finetune"):
+        Run().load(tmp_path)
 
 
 def test_a_smaller_model_does_not_silently_leave_layers_out(tmp_path):
@@ -211,7 +309,7 @@ def test_a_smaller_model_does_not_silently_leave_layers_out(tmp_path):
     run.train()
     run.save(tmp_path)
     with pytest.raises(CheckpointError, match=r"layers\.1 is in the checkpoint and not in this model"):
-        Run().load(tmp_path)
+        Run().load(tmp_path, finetune=True)
 
 
 def test_another_optimizer_is_refused_unless_its_states_mean_the_same(tmp_path, trained):
@@ -347,14 +445,15 @@ def test_a_failure_on_one_rank_is_the_same_error_on_all(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", "latest"]
 
 
-def test_another_order_of_samples_is_told_in_one_line_when_training_goes_on(tmp_path, trained, caplog):
-    trained.config = trained.config | {"samples_per_iteration": 16}
+def test_another_order_of_samples_is_said_when_training_continues(tmp_path, trained, caplog):
+    trained.config = trained.config | {"samples_digest": "a"}
     trained.save(tmp_path)
     run = Run()
-    run.config = run.config | {"samples_per_iteration": 32}
     with caplog.at_level(logging.WARNING):
-        run.load(tmp_path, finetune=True)
-        assert caplog.messages == []
-        run.load(tmp_path)
+        for digest in ("b", "a"):
+            run.config = run.config | {"samples_digest": digest}
+            run.load(tmp_path)
     (message,) = caplog.messages
-    assert message.endswith("some twice or not at all: samples-per-iteration was 16, is 32")
+    assert message.startswith(
+        "samples come in another order than before the checkpoint: some will be read twice"
+    )

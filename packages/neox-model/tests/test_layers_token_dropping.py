@@ -155,7 +155,7 @@ def test_tensor_parallel_ranks_see_the_same_tokens_and_their_streams_stay_togeth
 def test_the_hook_sets_the_number_for_the_coming_iteration_also_after_a_restart():
     model = model_of(kept=None)
     hook = DropTokensHook(model, KeptTokens(first=4, last=12, iterations=4, step=1).at)
-    state = TrainState(last_iteration=9)
+    state = TrainState(last_iteration=9, samples_per_iteration=8)
     report = StepReport(loss=torch.tensor(0.0), grad_norm=None, skipped=False, tokens=1)
     hook.on_start(state)
     seen = [[layer.kept_tokens for layer in token_dropping_layers(model)]]
@@ -166,6 +166,6 @@ def test_the_hook_sets_the_number_for_the_coming_iteration_also_after_a_restart(
     assert seen == [[4, 4], [6, 6], [8, 8], [10, 10], [12, 12], [12, 12]]
     restarted = model_of(kept=None)
     DropTokensHook(restarted, KeptTokens(first=4, last=12, iterations=4, step=1).at).on_start(
-        TrainState(last_iteration=9, iteration=2)
+        TrainState(last_iteration=9, samples_per_iteration=8, iteration=2)
     )
     assert [layer.kept_tokens for layer in token_dropping_layers(restarted)] == [8, 8]

@@ -97,7 +97,7 @@ def test_replicas_read_their_own_slices_and_resuming_reads_on(tmp_path):
         here = groups(data=Group(rank, 2, None, (0, 1)))
         open_train = open_streams(resolved, datasets, here, vocab_size=512, end_of_document=END)["train"]
         whole = [batch.tokens_BS for batch, _ in zip(open_train(0), range(6), strict=False)]
-        resumed = [batch.tokens_BS for batch, _ in zip(open_train(2), range(2), strict=False)]
+        resumed = [batch.tokens_BS for batch, _ in zip(open_train(2 * 8), range(2), strict=False)]
         assert all((a == b).all() for a, b in zip(whole[4:], resumed, strict=True))
         seen.append(whole)
     expected = [datasets["train"][item][:-1].tolist() for item in range(8)]
@@ -118,7 +118,7 @@ def test_the_lazy_order_writes_nothing_and_is_the_same_for_any_ranks_and_after_r
             here = groups(data=Group(rank, 2, None, (0, 1)))
             open_train = open_streams(resolved, datasets, here, vocab_size=512, end_of_document=END)["train"]
             for iteration in (0, 1):
-                stream = open_train(iteration)
+                stream = open_train(iteration * 8)
                 for step in range(resolved.derived.accumulation):
                     rows[iteration, step, rank] = next(stream).tokens_BS.tolist()
         return [row for place in sorted(rows) for row in rows[place]]

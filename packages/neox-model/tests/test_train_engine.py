@@ -146,7 +146,7 @@ def stop_when_one_rank_is_told() -> list:
     def step(batches: object) -> StepReport:
         return StepReport(loss=torch.tensor(0.0), grad_norm=None, skipped=False, tokens=1)
 
-    state = TrainState(last_iteration=1000)
+    state = TrainState(last_iteration=1000, samples_per_iteration=8)
     train(state, step, iter(()), [Signaller(), StopHook(groups.control, exit_interval=None)])
     return [state.iteration, state.stop_reason]
 

@@ -23,8 +23,12 @@ from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.loop import train
+from neox_model.train.position import Position
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
+
+# Of an iteration: two micro-batches of two.
+SAMPLES = 4
 
 
 class CountingStep:
@@ -54,8 +58,10 @@ class Recorder(Hook):
         self.calls.append(("end", state.iteration))
 
 
-def run(*hooks, last=4, iteration=0):
-    state = TrainState(last_iteration=last, iteration=iteration)
+def run(*hooks, last=4, iteration=0, evaluated=0):
+    state = TrainState(last_iteration=last, samples_per_iteration=SAMPLES, iteration=iteration)
+    # As a checkpoint of this iteration holds it, for hooks that evaluate every second iteration.
+    state.samples, state.validation_samples = SAMPLES * iteration, evaluated
     train(state, CountingStep(), iter(range(iteration, 100)), hooks)
     return state
 
@@ -74,9 +80,10 @@ def test_a_finished_training_only_starts_and_ends():
 
 def test_state_counts_iterations_tokens_and_skipped_updates_and_survives_a_restart():
     state = run(last=6)
-    again = TrainState(last_iteration=6)
+    again = TrainState(last_iteration=6, samples_per_iteration=5)
     again.load_state_dict(json.loads(json.dumps(state.state_dict())))
     assert (again.iteration, again.tokens, again.skipped_iterations) == (6, 48, 2)
+    assert again.position == Position(iteration=6, samples=6 * SAMPLES, validation_samples=0)
 
 
 # Stopping
@@ -235,7 +242,7 @@ class Numbers:
     """A stream of numbers that remembers being closed."""
 
     def __init__(self, first, log):
-        self._next = first * 2  # two micro-batches per iteration
+        self._next = first // 2  # two samples per micro-batch
         self._log = log
 
     def __iter__(self):
@@ -252,7 +259,9 @@ class Numbers:
 
 def make_evaluate_hook(log, writers=(), interval=2):
     streams = {"valid": lambda first: Numbers(first, log)}
-    evaluator = Evaluator(CountingStep().evaluate, streams, iterations=3, accumulation=2)
+    evaluator = Evaluator(
+        CountingStep().evaluate, streams, iterations=3, accumulation=2, samples_per_iteration=SAMPLES
+    )
     return evaluator, EvaluateHook(
         evaluator, interval=interval, writers=writers, timers=Timers(), before_evaluation=lambda: None
     )
@@ -268,9 +277,20 @@ def test_each_evaluation_reads_on_where_the_one_before_ended():
 def test_a_resumed_training_evaluates_on_the_same_data_as_an_uninterrupted_one(half):
     uninterrupted, first_half, second_half = [], [], []
     run(make_evaluate_hook(uninterrupted)[1], last=5)
-    run(StopHook(SINGLE, exit_interval=half), make_evaluate_hook(first_half)[1], last=5)
-    run(make_evaluate_hook(second_half)[1], last=5, iteration=half)
+    stopped = run(StopHook(SINGLE, exit_interval=half), make_evaluate_hook(first_half)[1], last=5)
+    evaluated = stopped.validation_samples
+    run(make_evaluate_hook(second_half)[1], last=5, iteration=half, evaluated=evaluated)
     assert first_half + second_half == uninterrupted
+
+
+def test_a_resumed_training_evaluates_what_follows_at_another_interval():
+    log = []
+    stopped = run(StopHook(SINGLE, exit_interval=4), make_evaluate_hook(log)[1], last=9)
+    assert log == [*range(6), "closed", *range(6, 12), "closed"]
+    log.clear()
+    evaluated = stopped.validation_samples
+    run(make_evaluate_hook(log, interval=3)[1], last=8, iteration=4, evaluated=evaluated)
+    assert log == [*range(12, 18), "closed", *range(18, 24), "closed"]
 
 
 def test_who_waits_for_the_end_does_not_wait_for_an_evaluation():

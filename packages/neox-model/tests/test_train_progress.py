@@ -15,7 +15,7 @@ from support.distributed import run_ranks
 def test_progress_is_the_iteration_and_ends_with_the_training(tmp_path, monkeypatch):
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
     hook = ProgressHook(Progress(3))
-    state = TrainState(last_iteration=9)
+    state = TrainState(last_iteration=9, samples_per_iteration=8)
     state.iteration = 7
     hook.on_step(state, None)
     assert int((tmp_path / "rank-3.progress").read_text()) == 7
@@ -39,7 +39,7 @@ def test_a_save_is_progress_as_long_as_it_lasts(tmp_path, monkeypatch):
     hook = CheckpointHook(
         save, interval=2, timers=Timers(), before_save=lambda: None, while_saving=progress.kept_up
     )
-    state = TrainState(last_iteration=9)
+    state = TrainState(last_iteration=9, samples_per_iteration=8)
     state.iteration = 4
     hook.on_step(state, None)
     assert len(saved) == 1
@@ -47,7 +47,7 @@ def test_a_save_is_progress_as_long_as_it_lasts(tmp_path, monkeypatch):
 
 def test_by_hand_nothing_is_told(monkeypatch):
     monkeypatch.delenv("NEOX_RUN_DIR", raising=False)
-    ProgressHook(Progress(0)).on_end(TrainState(last_iteration=1))
+    ProgressHook(Progress(0)).on_end(TrainState(last_iteration=1, samples_per_iteration=8))
 
 
 def test_the_newest_collective_of_each_group_counts():

@@ -56,7 +56,7 @@ def test_a_trace_is_what_training_reads_from_the_start_and_resumed(settings, cha
         groups = Groups(data=here, model=SINGLE, pipe=SINGLE, world=SINGLE, control=SINGLE)
         open_train = open_streams(resolved, datasets, groups, vocab_size=512, end_of_document=0)["train"]
         for first in (0, 4):
-            stream = open_train(first)
+            stream = open_train(first * resolved.derived.train_batch_size, first)
             for iteration in range(first, 6):
                 traced = list(readings_at(data, iteration, rank))
                 for step in range(2):

@@ -9,13 +9,15 @@ from torch import distributed
 
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_launcher.config import NeoXConfig, Resolved
+from neox_launcher.config.resume import IN_EFFECT, SAMPLES_PER_ITERATION, flat_values, in_effect
+from neox_launcher.config.shapes import pad_vocabulary
 from neox_launcher.ranks import read_rank
 from neox_launcher.worker import answer_questions
 from neox_model.parallel.flight_recorder import last_collectives
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.topology import create_groups
 
-__all__ = ["flat_values", "join_processes", "leave_processes", "load_tokenizer"]
+__all__ = ["flat_values", "join_processes", "leave_processes", "load_tokenizer", "recorded_values"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,15 @@ def load_tokenizer(config: NeoXConfig) -> Tokenizer:
     )
 
 
-def flat_values(config: NeoXConfig) -> dict[str, Any]:
-    """The configuration as users write it: parameter name to plain value."""
-    sections = config.model_dump(mode="json").values()
-    return {name: value for section in sections for name, value in section.items()}
+def recorded_values(resolved: Resolved, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What a checkpoint records of the run that writes it, and is compared with the run that reads it."""
+    config = resolved.config
+    vocabulary = pad_vocabulary(tokenizer.vocab_size, config.model.make_vocab_size_divisible_by)
+    files = {
+        "vocab_file": f"sha256 {tokenizer.fingerprint[:16]}",
+        "make_vocab_size_divisible_by": f"{vocabulary:,} entries",
+    }
+    return flat_values(config) | {
+        SAMPLES_PER_ITERATION: resolved.derived.train_batch_size,
+        IN_EFFECT: in_effect(resolved, tokenizer=files),
+    }

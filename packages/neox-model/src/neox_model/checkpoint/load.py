@@ -15,8 +15,17 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from neox_launcher.config.resume import Changes
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
+from neox_model.checkpoint.comparison import (
+    changes_since,
+    log_model_changes,
+    log_training_changes,
+    refuse_model_changes,
+    refuse_state_changes,
+    training_state,
+)
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.engines import adapter_of, inner_optimizer, restore_engine_state
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
@@ -28,14 +37,13 @@ from neox_model.checkpoint.logical import (
     state_tensor,
 )
 from neox_model.checkpoint.outcome import gather, shared_outcome
-from neox_model.checkpoint.sample_order import change_of_order
 from neox_model.checkpoint.save import Restorable, Schedule, layout_of, rng_prefix
 from neox_model.checkpoint.shards import DTYPES, ShardReader
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import mixed_seed, seed_streams
 
-__all__ = ["ScheduleSource", "load_checkpoint", "load_weights"]
+__all__ = ["ScheduleSource", "load_checkpoint", "load_weights", "read_training_state"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,30 +52,8 @@ ScheduleSource = Literal["agreement", "config", "checkpoint"]
 # Optimizers whose states mean the same, so that one can go on from another's.
 _ADAM = {"Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam"}
 
-# What decides the names and shapes of weights.
-_SHAPE_PARAMETERS = (
-    "num_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_kv_heads",
-    "intermediate_size",
-    "use_bias_in_attn_linear",
-    "use_bias_in_mlp",
-    "max_position_embeddings",
-    "seq_length",
-    "norm",
-    "activation",
-    "pos_emb",
-    "rpe_num_buckets",
-    "attention_config",
-    "gmlp_attn_dim",
-    "no_weight_tying",
-    "num_unique_layers",
-    "param_sharing_style",
-    "make_vocab_size_divisible_by",
-    "tokenizer_type",
-    "vocab_file",
-)
+_SAME_MODEL = "give the checkpoint's values, or let load name another folder"
+_OR_FINETUNE = "give the checkpoint's values, or set finetune: true to take the weights alone"
 
 
 def load_checkpoint(
@@ -97,8 +83,7 @@ def load_checkpoint(
         groups: this rank's process groups.
         schedule: the learning-rate schedule.
         state: the training loop's state.
-        config: flat parameter name to plain value, for messages about what differs; with
-            SAMPLES_PER_ITERATION.
+        config: what this run would record in a checkpoint; it is compared with what the checkpoint records.
         seed: the run's seed; with the iteration, it starts new random streams when the layout has changed.
         finetune: take the weights alone and begin at iteration 0.
         load_optimizer: take the optimizer's states.
@@ -110,7 +95,7 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: damaged, of another model, or its schedule or optimizer does not agree; the same
-            message on all ranks.
+            message on all ranks. With `finetune` the model may differ where its weights have the same shapes.
     """
     folder = _find(directory, groups)
     if folder is None:
@@ -120,10 +105,14 @@ def load_checkpoint(
     names = _all_names(model, groups)
     with _reading(folder, groups):
         manifest = Manifest.read(folder)
-        _check_weights(manifest, fragments, names, config)
+        changes = changes_since(manifest, config)
+        if not finetune:
+            refuse_model_changes(changes, remedy=_OR_FINETUNE)
+        _check_weights(manifest, fragments, names, changes)
         reader = ShardReader(folder, manifest.files)
         _fill_weights(fragments, manifest, reader)
         if load_optimizer and not finetune:
+            refuse_state_changes(changes)
             _fill_states(fragments, manifest, reader, optimizer)
         if not finetune:
             _restore_schedule(schedule, manifest.schedule, schedule_source)
@@ -132,16 +121,37 @@ def load_checkpoint(
     adapter_of(engine.optimizer).to_model(engine.optimizer)
     if finetune:
         logger.info("loaded the weights of %s", folder)
+        if groups.world.rank == 0:
+            log_model_changes(changes)
         return 0
     restore_engine_state(engine, manifest.engine, loss_scale=load_optimizer)
-    state.load_state_dict(dict(manifest.training))
+    state.load_state_dict(training_state(manifest))
     logger.info("loaded %s, written by %s", folder, _sizes(manifest))
-    changed = change_of_order(manifest.config, config)
-    if changed is not None:
-        logger.warning(
-            "samples come in another order than before the checkpoint, some twice or not at all: %s", changed
-        )
+    if groups.world.rank == 0:
+        log_training_changes(manifest, config, keeps_curve=schedule_source == "checkpoint")
     return manifest.iteration
+
+
+def read_training_state(directory: Path, *, groups: Groups) -> dict[str, Any] | None:
+    """Read the state of the training loop from the newest checkpoint. Collective over all ranks.
+
+    Args:
+        directory: where the checkpoints and `latest` live.
+        groups: this rank's process groups.
+
+    Returns:
+        What the state's `load_state_dict` takes; None when the folder holds no checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged; the same on all ranks.
+    """
+    folder, found = _find(directory, groups), None
+    if folder is None:
+        return None
+    with _reading(folder, groups):
+        if groups.world.rank == 0:
+            found = training_state(Manifest.read(folder))
+    return gather(groups.control, found)[0]
 
 
 def load_weights(directory: Path, *, model: nn.Module, groups: Groups, config: Mapping[str, Any]) -> int:
@@ -151,7 +161,7 @@ def load_weights(directory: Path, *, model: nn.Module, groups: Groups, config: M
         directory: where the checkpoints and `latest` live.
         model: any layout and dtype.
         groups: this rank's process groups.
-        config: flat parameter name to plain value, for messages about what differs.
+        config: what this run would record in a checkpoint; it is compared with what the checkpoint records.
 
     Returns:
         The checkpoint's iteration.
@@ -168,7 +178,9 @@ def load_weights(directory: Path, *, model: nn.Module, groups: Groups, config: M
     names = _all_names(model, groups)
     with _reading(folder, groups):
         manifest = Manifest.read(folder)
-        _check_weights(manifest, fragments, names, config)
+        changes = changes_since(manifest, config)
+        refuse_model_changes(changes, remedy=_SAME_MODEL)
+        _check_weights(manifest, fragments, names, changes)
         _fill_weights(fragments, manifest, ShardReader(folder, manifest.files))
     logger.info("loaded the weights of %s", folder)
     return manifest.iteration
@@ -197,9 +209,7 @@ def _reading(folder: Path, groups: Groups) -> Iterator[None]:
             raise CheckpointError(f"{error}{folders.offer_earlier(folder.parent, folder)}") from error
 
 
-def _check_weights(
-    manifest: Manifest, fragments: list[Fragment], names: set[str], config: Mapping[str, Any]
-) -> None:
+def _check_weights(manifest: Manifest, fragments: list[Fragment], names: set[str], changes: Changes) -> None:
     stored = manifest.weight_names
     problems = [f"{name} is not in the checkpoint" for name in sorted(names - stored)]
     problems += [f"{name} is in the checkpoint and not in this model" for name in sorted(stored - names)]
@@ -211,21 +221,8 @@ def _check_weights(
     ]
     if problems:
         more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
-        raise CheckpointError(
-            f"it is another model's: {problems[0]}{more}{_differences(manifest.config, config)}"
-        )
-
-
-def _differences(stored: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    differing = [
-        f"{name.replace('_', '-')}: {stored[name]} there, {here[name]} here"
-        for name in _SHAPE_PARAMETERS
-        if name in stored and name in here and stored[name] != here[name]
-    ]
-    if not differing:
-        return ""
-    listed = "; ".join(differing)
-    return f"; the configurations differ in {listed}; give the checkpoint's values, or another load"
+        differing = "".join(f"; {change}" for change in changes.model)
+        raise CheckpointError(f"it is another model's: {problems[0]}{more}{differing}; {_SAME_MODEL}")
 
 
 def _fill_weights(fragments: list[Fragment], manifest: Manifest, reader: ShardReader) -> None:

@@ -11,20 +11,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from neox_data.tokenizers import Tokenizer
 from neox_launcher.config import Resolved
 from neox_launcher.errors import ConfigError
 from neox_model.build.choices import DTYPES
 from neox_model.build.model import build_model, padded_vocab_size
 from neox_model.build.zero_sharding import without_zero
-from neox_model.checkpoint.load import load_weights
+from neox_model.checkpoint.load import load_weights, read_training_state
 from neox_model.parallel.groups import Groups
-from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer
+from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 from neox_model.train.batch import Batch
 from neox_model.train.data import build_datasets, choose_weights, open_streams
 from neox_model.train.datasets import check_tokenizers
 from neox_model.train.engine import build_pipeline_forward, prepare_deepspeed
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.pipeline_step import PipelineStep
+from neox_model.train.position import Position
 from neox_model.train.sequential_step import mean_loss
 
 __all__ = ["evaluate_from"]
@@ -50,7 +52,8 @@ def evaluate_from(resolved: Resolved) -> str:
     prepare_deepspeed()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
-    datasets = build_datasets(resolved, ("valid", "test"))
+    position = Position.from_state(read_training_state(Path(folder), groups=groups))
+    datasets = build_datasets(resolved, ("valid", "test"), position=position)
     streams = open_streams(
         resolved,
         datasets,
@@ -58,17 +61,19 @@ def evaluate_from(resolved: Resolved) -> str:
         vocab_size=padded_vocab_size(config, tokenizer.vocab_size),
         end_of_document=tokenizer.end_of_document,
     )
-    iteration, losses = _load_model(
-        without_zero(resolved), Path(folder), groups, vocab_size=tokenizer.vocab_size
-    )
+    losses = _load_model(without_zero(resolved), Path(folder), groups, tokenizer)
     evaluator = Evaluator(
-        losses, streams, iterations=config.training.eval_iters, accumulation=resolved.derived.accumulation
+        losses,
+        streams,
+        iterations=config.training.eval_iters,
+        accumulation=resolved.derived.accumulation,
+        samples_per_iteration=resolved.derived.train_batch_size,
     )
-    places = {"valid": iteration // config.training.eval_interval, "test": 0}
+    firsts = {"valid": position.validation_samples, "test": 0}
     names = {"valid": "validation", "test": "test"}
     lines = [
-        f"{names[part]} {evaluator.evaluate(part, place)}"
-        for part, place in places.items()
+        f"{names[part]} {evaluator.evaluate(part, first)}"
+        for part, first in firsts.items()
         if evaluator.has(part)
     ]
     leave_processes()
@@ -80,22 +85,22 @@ def evaluate_from(resolved: Resolved) -> str:
 
 
 def _load_model(
-    resolved: Resolved, folder: Path, groups: Groups, *, vocab_size: int
-) -> tuple[int, Callable[[Iterator[Batch], int], Tensor]]:
-    """The checkpoint's iteration, and the mean loss of micro-batches under its weights."""
-    model = build_model(resolved, groups, vocab_size=vocab_size)
+    resolved: Resolved, folder: Path, groups: Groups, tokenizer: Tokenizer
+) -> Callable[[Iterator[Batch], int], Tensor]:
+    """The mean loss of micro-batches under the checkpoint's weights."""
+    model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
     model.to(device=_device(), dtype=DTYPES[resolved.derived.precision])
-    iteration = load_weights(folder, model=model, groups=groups, config=flat_values(resolved.config))
+    load_weights(folder, model=model, groups=groups, config=recorded_values(resolved, tokenizer))
     weigh = choose_weights(resolved.config, groups)
     if resolved.derived.uses_pipeline:
         engine = build_pipeline_forward(model, micro_batch_size=resolved.derived.micro_batch_size)
-        return iteration, PipelineStep(engine, weigh=weigh).evaluate
+        return PipelineStep(engine, weigh=weigh).evaluate
     model.eval()
 
     def losses(batches: Iterator[Batch], count: int) -> Tensor:
         return mean_loss(model, weigh(batches, count, _device()), groups.data)
 
-    return iteration, losses
+    return losses
 
 
 def _device() -> torch.device:

@@ -18,7 +18,7 @@ from neox_model.checkpoint import load_weights
 from neox_model.generate.decode import Decoder
 from neox_model.generate.modes import MODES, Job
 from neox_model.generate.sampling import Sampler
-from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer
+from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 
 __all__ = ["as_plain_model", "choose_mode", "generate_from"]
 
@@ -41,7 +41,7 @@ def generate_from(resolved: Resolved) -> None:
     model = build_model(plain, groups, vocab_size=tokenizer.vocab_size)
     for param in model.parameters():
         param.data = param.data.to(DTYPES[plain.derived.precision])
-    load_weights(Path(directory), model=model, groups=groups, config=flat_values(config))
+    load_weights(Path(directory), model=model, groups=groups, config=recorded_values(resolved, tokenizer))
     settings = config.generation
     decoder = Decoder(
         model.eval(),

@@ -7,8 +7,10 @@ from neox_data.blend import SampleDataset
 from neox_data.curriculum.dataset import CurriculumDataset, load_or_build_clusters
 from neox_data.curriculum.metric_index import MetricIndex
 from neox_data.curriculum.pace import Pace, fixed_discrete, fixed_linear, fixed_root
+from neox_data.errors import DataError
 from neox_launcher.config import NeoXConfig, Resolved
 from neox_launcher.config.sections.data_efficiency import TRUNCATES, Curriculum, CurriculumLearning, Metric
+from neox_model.train.position import Position
 
 __all__ = ["PACES", "drawn_by_difficulty", "length_pace", "prefetch_threads"]
 
@@ -30,11 +32,17 @@ def prefetch_threads(config: NeoXConfig) -> int:
     return config.data.num_workers
 
 
-def drawn_by_difficulty(resolved: Resolved, dataset: SampleDataset) -> SampleDataset:
+def drawn_by_difficulty(resolved: Resolved, dataset: SampleDataset, position: Position) -> SampleDataset:
     """The training samples in the order of the configured curriculum; as they are without one.
 
+    Args:
+        resolved: the configuration.
+        dataset: the training samples.
+        position: where the training resumes.
+
     Raises:
-        DataError: an analysis is missing, damaged or of other data.
+        DataError: an analysis is missing, damaged or of other data; or the iterations before `position` had
+            another batch size, by which other samples were drawn.
     """
     config = resolved.config
     indices = {
@@ -51,6 +59,12 @@ def drawn_by_difficulty(resolved: Resolved, dataset: SampleDataset) -> SampleDat
     if curriculum is None or not indices:
         return dataset
     iterations, batch = config.training.train_iters, resolved.derived.train_batch_size
+    if position.samples != position.iteration * batch:
+        raise DataError(
+            f"the checkpoint's training read {position.samples:,} samples in {position.iteration:,} "
+            f"iterations, and a curriculum that chooses samples cannot continue with {batch:,} in each; give "
+            "the checkpoint's train-batch-size, or set finetune: true to begin the curriculum again"
+        )
     assert curriculum.data_cluster_path is not None, "needed when the block is enabled"
     clusters = load_or_build_clusters(
         indices, num_samples=len(dataset), iterations=iterations, folder=curriculum.data_cluster_path

@@ -1,4 +1,4 @@
-"""From datasets to streams of batches: who reads which, from which iteration on."""
+"""From datasets to streams of batches: who reads which, from which sample on."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +17,7 @@ __all__ = ["Stream", "build_datasets", "choose_weights", "num_samples", "open_st
 
 
 class Stream:
-    """The micro-batches of one rank, from an iteration on.
+    """The micro-batches of one rank, from a sample on.
 
     Args:
         loader: gives token windows; None on ranks that need no tokens, which get an empty stream.
@@ -61,8 +61,10 @@ class Stream:
 
 def open_streams(
     resolved: Resolved, datasets: Datasets, groups: Groups, *, vocab_size: int, end_of_document: int
-) -> dict[str, Callable[[int], Stream]]:
-    """For each part, the function that opens its stream at an iteration.
+) -> dict[str, Callable[..., Stream]]:
+    """For each part, the function that opens its stream at a sample.
+
+    The function takes the number of samples read before and, for the lengths of a curriculum, the iteration.
 
     Args:
         resolved: says which micro-batches there are.
@@ -81,7 +83,9 @@ def open_streams(
         restarts_positions=data.reset_position_ids and resolved.config.attention.pos_emb == "learned",
     )
 
-    def open_stream(part: str, dataset: SampleDataset, iteration: int) -> Stream:
+    pace = length_pace(resolved.config)
+
+    def open_stream(part: str, dataset: SampleDataset, samples: int, iteration: int = 0) -> Stream:
         if not needs_tokens:
             return Stream(None, vocab_size=vocab_size)
         sampler = BatchSampler(
@@ -90,13 +94,13 @@ def open_streams(
             data_parallel_rank=groups.data.rank,
             data_parallel_size=groups.data.size,
             accumulation=resolved.derived.accumulation,
+            start=samples,
         )
         loader = PrefetchLoader(
             dataset,
             sampler,
-            start_iteration=iteration,
             num_threads=prefetch_threads(resolved.config) if part == "train" else data.num_workers,
-            length_at=length_pace(resolved.config) if part == "train" else None,
+            length_at=None if pace is None or part != "train" else lambda since: pace(iteration + since),
         )
         return Stream(loader, vocab_size=vocab_size, ends=ends)
 

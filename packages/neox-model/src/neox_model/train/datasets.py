@@ -16,6 +16,7 @@ from neox_data.tokenizers import Tokenizer
 from neox_data.weights import normalise_weights, weights_by_num_documents
 from neox_launcher.config import Resolved
 from neox_model.train.curriculum import drawn_by_difficulty
+from neox_model.train.position import START, Position
 
 __all__ = [
     "ORDERS",
@@ -31,34 +32,43 @@ Datasets = dict[str, SampleDataset]
 PARTS = ("train", "valid", "test")
 
 
-def num_samples(resolved: Resolved) -> dict[str, int]:
-    """Samples that a whole training asks of each part.
+def num_samples(resolved: Resolved, position: Position = START) -> dict[str, int]:
+    """Samples that a whole training asks of each part: what it has read, and what is left at its batch size.
 
     Source: GPT-NeoX, so that datasets are shuffled alike.
     """
     training, batch = resolved.config.training, resolved.derived.train_batch_size
-    num_evaluations = training.train_iters // training.eval_interval + 1
+    iterations = max(0, training.train_iters - position.iteration)
+    evaluations = training.train_iters // training.eval_interval + 1
+    evaluations = max(1, evaluations - position.iteration // training.eval_interval)
+    evaluated = training.eval_iters * batch
     return {
-        "train": training.train_iters * batch,
-        "valid": num_evaluations * training.eval_iters * batch,
-        "test": training.eval_iters * batch,
+        "train": position.samples + iterations * batch,
+        "valid": position.validation_samples + evaluations * evaluated if evaluated else 0,
+        "test": evaluated,
     }
 
 
-def build_datasets(resolved: Resolved, parts: Collection[str] = PARTS) -> Datasets:
+def build_datasets(
+    resolved: Resolved, parts: Collection[str] = PARTS, *, position: Position = START
+) -> Datasets:
     """The parts that have documents and are asked for samples.
 
     Args:
         resolved: names the data.
         parts: those of them that are built.
+        position: where the training resumes.
 
     Raises:
-        DataError: files are missing or damaged, or do not hold what is asked for.
+        DataError: files are missing or damaged, or do not hold what is asked for; or a training with a
+            curriculum that chooses samples resumes with another batch size.
     """
-    wanted = {part: count for part, count in num_samples(resolved).items() if count and part in parts}
-    datasets = _before_curriculum(resolved, wanted)
+    counts = num_samples(resolved, position)
+    datasets = _before_curriculum(
+        resolved, {part: count for part, count in counts.items() if count and part in parts}
+    )
     if "train" in datasets:
-        datasets["train"] = drawn_by_difficulty(resolved, datasets["train"])
+        datasets["train"] = drawn_by_difficulty(resolved, datasets["train"], position)
     return datasets
 
 

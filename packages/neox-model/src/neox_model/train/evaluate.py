@@ -48,17 +48,16 @@ class BatchStream(Protocol):
 class Evaluator:
     """Runs evaluations, each on its own stretch of a part's data.
 
-    Evaluation number p reads the micro-batches from p * iterations * accumulation on, whatever was
-    evaluated before: a resumed training sees the data that an uninterrupted one sees.
-
     Args:
         mean_loss: the mean loss of so many micro-batches of a stream; collective.
-        open_stream: part -> function of the first iteration, giving the stream from there.
+        open_stream: part -> function of the first sample, giving the stream from there.
         iterations: of `accumulation` micro-batches each, per evaluation.
         accumulation: micro-batches per iteration.
+        samples_per_iteration: over all data-parallel ranks.
 
     Attributes:
         results: the last evaluation of each part.
+        samples: that one evaluation reads.
     """
 
     def __init__(
@@ -68,8 +67,10 @@ class Evaluator:
         *,
         iterations: int,
         accumulation: int,
+        samples_per_iteration: int,
     ) -> None:
         self.results: dict[str, Evaluation] = {}
+        self.samples = iterations * samples_per_iteration
         self._mean_loss = mean_loss
         self._open_stream = open_stream
         self._iterations = iterations
@@ -79,9 +80,9 @@ class Evaluator:
         """Whether there is anything to evaluate on."""
         return self._iterations > 0 and part in self._open_stream
 
-    def evaluate(self, part: str, place: int) -> Evaluation:
-        """Loss on the stretch number `place` of a part. Collective over all ranks."""
-        with closing(self._open_stream[part](place * self._iterations)) as stream:
+    def evaluate(self, part: str, first: int) -> Evaluation:
+        """Loss on the samples of a part from number `first` on. Collective over all ranks."""
+        with closing(self._open_stream[part](first)) as stream:
             loss = self._mean_loss(stream, self._iterations * self._accumulation)
         self.results[part] = Evaluation(float(loss))
         return self.results[part]

@@ -16,9 +16,9 @@ def train(state: TrainState, step: TrainStep, batches: Iterator[Batch], hooks: S
     Collective over all ranks: hooks may end the loop only on all ranks at the same iteration.
 
     Args:
-        state: counted up here, and by nobody else.
+        state: iterations and what they used are counted here, and nowhere else.
         step: one iteration.
-        batches: this rank's micro-batches, from the state's iteration on.
+        batches: this rank's micro-batches, from the state's sample on.
         hooks: called in this order at the start, after every iteration and at the end.
     """
     for hook in hooks:

@@ -11,7 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from neox_launcher.config import NeoXConfig, Resolved, engine_json
+from neox_data.blend import SampleDataset
+from neox_data.tokenizers import Tokenizer
+from neox_launcher.config import NeoXConfig, Resolved
 from neox_launcher.config.estimate import flops_per_token
 from neox_launcher.config.shapes import shape_of
 from neox_launcher.worker import Progress, is_restart
@@ -19,9 +21,10 @@ from neox_model.build.compilation import compile_layers
 from neox_model.build.model import build_model, padded_vocab_size
 from neox_model.build.token_dropping import kept_tokens
 from neox_model.checkpoint.claim import claimed
-from neox_model.checkpoint.load import ScheduleSource, load_checkpoint
+from neox_model.checkpoint.comparison import SAMPLES_DIGEST
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
 from neox_model.checkpoint.outcome import gather
-from neox_model.checkpoint.sample_order import SAMPLES_PER_ITERATION
 from neox_model.checkpoint.save import save_checkpoint
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
@@ -31,10 +34,11 @@ from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import seed_streams
-from neox_model.processes import flat_values, join_processes, leave_processes, load_tokenizer
+from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 from neox_model.train.curriculum import length_pace
 from neox_model.train.data import build_datasets, choose_weights, open_streams
 from neox_model.train.datasets import check_tokenizers
+from neox_model.train.documents import documents_of
 from neox_model.train.engine import Engine, build_engine, prepare_deepspeed
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.hooks.base import Hook
@@ -42,12 +46,15 @@ from neox_model.train.hooks.checkpoint import CheckpointHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
+from neox_model.train.hooks.guard import NonfiniteGuard
 from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.norms import NormsHook, tensor_norms
 from neox_model.train.hooks.progress import ProgressHook
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.loop import train
 from neox_model.train.pipeline_step import PipelineStep
+from neox_model.train.position import START, Position
+from neox_model.train.sample_digest import digest_of_samples
 from neox_model.train.sequential_step import SequentialStep
 from neox_model.train.state import TrainState
 from neox_model.train.step import TrainStep
@@ -71,6 +78,8 @@ class _Training:
     engine: Engine
     schedule: LearningRateSchedule
     state: TrainState
+    tokenizer: Tokenizer
+    samples: SampleDataset | None
 
     @property
     def config(self) -> NeoXConfig:
@@ -80,11 +89,12 @@ class _Training:
     def model(self) -> nn.Module:
         return self.engine.inner.module
 
-    @property
-    def recorded(self) -> dict[str, Any]:
-        """What a checkpoint says about the run that wrote it."""
-        samples = self.resolved.derived.train_batch_size
-        return flat_values(self.config) | {SAMPLES_PER_ITERATION: samples}
+    def recorded(self, samples: int) -> dict[str, Any]:
+        """What a checkpoint records of the run, after so many training samples."""
+        values = recorded_values(self.resolved, self.tokenizer)
+        if self.groups.world.rank == 0 and self.samples is not None:
+            values[SAMPLES_DIGEST] = digest_of_samples(self.samples, samples)
+        return values
 
 
 def train_from(resolved: Resolved) -> str | None:
@@ -115,23 +125,27 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
     prepare_deepspeed()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
-    datasets = build_datasets(resolved)
+    position = _position(resolved, groups)
+    datasets = build_datasets(resolved, position=position)
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
     optimizer = build_optimizer(config, model)
     schedule = build_schedule(config, optimizer, decay_iterations=derived.lr_decay_iters)
-    engine = build_engine(
-        model,
-        optimizer,
-        schedule,
-        settings=engine_json(resolved),
-        groups=groups,
-        is_pipeline=derived.uses_pipeline,
-    )
+    engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
     compile_layers(engine.inner.module, resolved, groups)
     seed_streams(config.training.seed, groups)
-    state = TrainState(last_iteration=config.training.train_iters)
-    training = _Training(resolved=resolved, groups=groups, engine=engine, schedule=schedule, state=state)
-    _load(training)
+    state = TrainState(
+        last_iteration=config.training.train_iters, samples_per_iteration=derived.train_batch_size
+    )
+    training = _Training(
+        resolved=resolved,
+        groups=groups,
+        engine=engine,
+        schedule=schedule,
+        state=state,
+        tokenizer=tokenizer,
+        samples=datasets.get("train"),
+    )
+    _load(training, position)
     if state.finished:
         logger.info("all %d iterations are done: what is left is to evaluate", state.last_iteration)
     streams = open_streams(
@@ -143,10 +157,14 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
     )
     step = _build_step(training)
     evaluator = Evaluator(
-        step.evaluate, streams, iterations=config.training.eval_iters, accumulation=derived.accumulation
+        step.evaluate,
+        streams,
+        iterations=config.training.eval_iters,
+        accumulation=derived.accumulation,
+        samples_per_iteration=derived.train_batch_size,
     )
     with ExitStack() as resources:
-        batches = resources.enter_context(closing(streams["train"](state.iteration)))
+        batches = resources.enter_context(closing(streams["train"](state.samples, state.iteration)))
         opened = open_writers(resolved, iteration=state.iteration) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
         hooks = _build_hooks(training, evaluator, writers)
@@ -183,8 +201,20 @@ def _with_lengths(training: _Training, step: TrainStep) -> TrainStep:
     )
 
 
-def _load(training: _Training) -> None:
-    """Go on from the newest checkpoint in `load`, if there is one."""
+def _position(resolved: Resolved, groups: Groups) -> Position:
+    """Where the data continues, which decides how many samples are asked of it. Collective over all ranks."""
+    section = resolved.config.checkpoint
+    if section.load is None or section.finetune:
+        return START
+    return Position.from_state(read_training_state(Path(section.load), groups=groups))
+
+
+def _load(training: _Training, position: Position) -> None:
+    """Continue from the newest checkpoint in `load`, if there is one.
+
+    Raises:
+        CheckpointError: it cannot be loaded, or is not the one that `position` was read from.
+    """
     section = training.config.checkpoint
     if section.load is None:
         return
@@ -195,7 +225,7 @@ def _load(training: _Training) -> None:
         groups=training.groups,
         schedule=training.schedule,
         state=training.state,
-        config=training.recorded,
+        config=training.recorded(position.samples),
         seed=training.config.training.seed,
         finetune=section.finetune,
         load_optimizer=not section.no_load_optim,
@@ -204,6 +234,11 @@ def _load(training: _Training) -> None:
     )
     if iteration is None:
         logger.info("%s holds no checkpoint: starting from new weights", section.load)
+    if training.state.position != position:
+        raise CheckpointError(
+            f"{section.load} has got another checkpoint while this training was starting; start again, and "
+            "let no other training save to that folder"
+        )
 
 
 def _schedule_source(config: NeoXConfig) -> ScheduleSource:
@@ -222,7 +257,7 @@ def _save(training: _Training, directory: Path) -> None:
         groups=training.groups,
         schedule=training.schedule,
         state=training.state,
-        config=training.recorded,
+        config=training.recorded(training.state.samples),
         save_optimizer=not section.no_save_optim,
         save_rng=not section.no_save_rng,
         keep_last=section.keep_last_n_checkpoints,
@@ -240,6 +275,20 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
         timers=timers,
         interval=config.logging.log_interval,
     )
+    guard = NonfiniteGuard(
+        patience=config.training.nonfinite_patience,
+        # On a GPU every reading makes the host wait.
+        interval=config.logging.log_interval if training.engine.inner.device.type == "cuda" else 1,
+        min_loss_scale=training.engine.min_loss_scale,
+        documents=partial(documents_of, training.samples),
+        reports=training.groups.world.rank == 0,
+        before_end=log.write_pending,
+    )
+
+    def before_save() -> None:
+        log.write_pending()
+        guard.refuse_to_save()
+
     hooks = [
         ProgressHook(progress),
         StopHook(
@@ -248,6 +297,7 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
             save=config.checkpoint.save,
         ),
         log,
+        guard,
         EvaluateHook(
             evaluator,
             interval=config.training.eval_interval,
@@ -265,7 +315,7 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
                 lambda state: _save(training, directory),
                 interval=config.checkpoint.save_interval,
                 timers=timers,
-                before_save=log.write_pending,
+                before_save=before_save,
                 while_saving=progress.kept_up,
             )
         )

@@ -44,23 +44,24 @@ class EvaluateHook(Hook):
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Validate when it is time and nobody waits; the last iteration is left to `on_end`."""
         is_left_out = state.iteration >= state.last_iteration or state.is_hurried
-        if self._interval and state.iteration % self._interval == 0 and not is_left_out:
-            place = state.iteration // self._interval - 1
-            self._evaluate("valid", "validation", place, state)
+        if self._interval and state.iteration % self._interval == 0:
+            # An evaluation that is left out has its samples, too: the next one reads what it always reads.
+            first = state.take_validation_samples(self._evaluator.samples)
+            if not is_left_out:
+                self._evaluate("valid", "validation", first, state)
 
     def on_end(self, state: TrainState) -> None:
         """Test and validate, unless the training was stopped before its last iteration."""
         if state.stop_reason is None:
             self._evaluate("test", "test", 0, state)
-            place = state.iteration // self._interval if self._interval else 0
-            self._evaluate("valid", "validation", place, state)
+            self._evaluate("valid", "validation", state.validation_samples, state)
 
-    def _evaluate(self, part: str, name: str, place: int, state: TrainState) -> None:
+    def _evaluate(self, part: str, name: str, first: int, state: TrainState) -> None:
         if not self._evaluator.has(part):
             return
         self._before_evaluation()
         with self._timers.measure("evaluate"):
-            evaluation = self._evaluator.evaluate(part, place)
+            evaluation = self._evaluator.evaluate(part, first)
         metrics = {f"loss/{name}": evaluation.loss, f"perplexity/{name}": evaluation.perplexity}
         for writer in self._writers:
             writer.write(metrics, state.iteration)
