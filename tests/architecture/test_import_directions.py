@@ -36,6 +36,7 @@ PARTS = {
     },
     "generate": {"build", "checkpoint", "layers", "parallel", "processes", "worker", "errors"},
     "evaluate": {"build", "checkpoint", "train", "parallel", "processes", "worker", "errors"},
+    "verify": {"checkpoint", "metrics", "worker", "errors"},
 }
 READS_CONFIGURATION = (
     "worker",
@@ -46,6 +47,7 @@ READS_CONFIGURATION = (
     "train",
     "generate",
     "evaluate",
+    "verify",
     "optim.build",
 )
 READS_DATA = ("worker", "processes", "train", "generate", "evaluate")

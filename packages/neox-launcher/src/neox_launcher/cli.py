@@ -16,6 +16,7 @@ from neox_launcher.launch import Request, plan_launch, refuse_what_cannot_run, r
 from neox_launcher.plan import LaunchPlan
 from neox_launcher.stop_signals import warning_blocked
 from neox_launcher.supervision import Outcome
+from neox_launcher.verify_resume.verify import VerifyRequest, verify_resume
 
 __all__ = ["main"]
 
@@ -111,6 +112,69 @@ def doctor(common: tuple[Request, DryRun], /, **options: Any) -> None:
     Exit codes: 0 the hosts can run the job; 1 something is to be mended first.
     """
     _launch(*_merged(common, "doctor", **options))
+
+
+@main.command("verify-resume")
+@request_options
+@click.option("--steps", type=click.IntRange(min=1), help="Iterations before and after the interruption.")
+@click.option(
+    "--resume-set",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set one parameter of the resumed training alone, for example of its layout. --set changes all.",
+)
+@click.option(
+    "--from",
+    "source",
+    metavar="CHECKPOINT",
+    help="Resume from this kept checkpoint: folder, name or iteration.",
+)
+@click.option(
+    "--to",
+    "target",
+    metavar="CHECKPOINT",
+    help="Compare with this later checkpoint of the same training.",
+)
+@click.option(
+    "--work-dir",
+    metavar="DIR",
+    help="Folder for temporary files, shared by all hosts. Default: that of save, else the system's.",
+)
+@click.option("--keep", is_flag=True, help="Keep the temporary checkpoints and records.")
+@click.option("--evaluate", is_flag=True, help="Evaluate as configured; by default nothing is evaluated.")
+@click.pass_obj
+def verify(
+    common: tuple[Request, DryRun],
+    /,
+    steps: int | None,
+    resume_set: tuple[str, ...],
+    source: str | None,
+    target: str | None,
+    work_dir: str | None,
+    keep: bool,
+    evaluate: bool,
+    **options: Any,
+) -> None:
+    """Verify that a resumed training equals an uninterrupted one.
+
+    Trains 2 N iterations; then N, saves, starts new processes and trains the other N; and compares data,
+    losses, weights, optimizer states, counters, learning rate, loss scale and random streams. Starts from the
+    checkpoint in `load` if there is one. With --from and --to, resumes a kept checkpoint and compares with a
+    later one. Writes to a temporary folder only.
+
+    Exit codes: 0 everything agrees; 1 something differs, or a training failed; 2 the request was wrong.
+    """
+    request, dry_run = _merged(common, "train", **options)
+    wanted = VerifyRequest(
+        steps=steps,
+        resume_set=resume_set,
+        source=source,
+        target=target,
+        work_dir=work_dir,
+        keep=keep,
+        evaluate=evaluate,
+    )
+    _launch(request, dry_run, wanted)
 
 
 def _merged(

@@ -41,6 +41,7 @@ class Request:
         program: train, generate or evaluate.
         paths: configuration files.
         overrides: `name=value`.
+        resume_overrides: `name=value`, stronger than those.
         directory: folder of the files.
         bind_cores: tie each worker to its share of its host's cores.
         max_restarts: how often a failed launch begins again from the newest checkpoint.
@@ -50,6 +51,7 @@ class Request:
     program: str
     paths: tuple[str, ...]
     overrides: tuple[str, ...] = ()
+    resume_overrides: tuple[str, ...] = ()
     directory: str | None = None
     bind_cores: bool = False
     max_restarts: int = 0
@@ -73,7 +75,12 @@ def plan_launch(
     """
     env = os.environ if environment is None else environment
     count = cache(lambda: count_gpus(env) if gpus is None else gpus)
-    config = load_config(request.paths, overrides=request.overrides, directory=request.directory)
+    config = load_config(
+        request.paths,
+        overrides=request.overrides,
+        resume_overrides=request.resume_overrides,
+        directory=request.directory,
+    )
     if request.program == "generate":
         config = _without_batch(config)
         copy = _devices_of_one_copy(config)

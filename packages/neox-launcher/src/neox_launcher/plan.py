@@ -19,6 +19,7 @@ PROGRAMS: Mapping[str, str] = {
     "generate": "neox_model.generate",
     "evaluate": "neox_model.evaluate",
     "doctor": "neox_model.doctor",
+    "compare-trainings": "neox_model.verify",
 }
 _SHOWN_HOSTS = 32
 

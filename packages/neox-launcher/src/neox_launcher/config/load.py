@@ -13,7 +13,6 @@ from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHO
 from neox_launcher.config.implied import fill_in, implied_settings
 from neox_launcher.config.parameter import Section, entry_section, inner_section
 from neox_launcher.config.problems import (
-    COMMAND_LINE,
     Place,
     Problem,
     config_error,
@@ -40,13 +39,18 @@ _CHOSEN_NAME = re.compile(r"\w{1,100}")
 
 
 def load_config(
-    paths: Sequence[str | Path], *, overrides: Iterable[str] = (), directory: str | Path | None = None
+    paths: Sequence[str | Path],
+    *,
+    overrides: Iterable[str] = (),
+    resume_overrides: Iterable[str] = (),
+    directory: str | Path | None = None,
 ) -> NeoXConfig:
     """The configuration that files and overrides say together.
 
     Args:
         paths: YAML files, with or without `.yml`; their values are merged.
         overrides: `name=value`, each winning over the files; nested names are dotted.
+        resume_overrides: the same from `--resume-set`; each wins over `overrides`, too.
         directory: folder that the paths are relative to.
 
     Raises:
@@ -55,6 +59,8 @@ def load_config(
     reading = read_files(paths, directory)
     for text in overrides:
         read_override(text, reading)
+    for text in resume_overrides:
+        read_override(text, reading, option="--resume-set", precedence=2)
     unfolded = fold_aliases(reading.leaves)
     problems = reading.problems + unfolded.problems
     assembly = _Assembly(problems, is_complete=reading.is_complete)
@@ -71,14 +77,14 @@ def load_config(
 
 
 def _merge(leaves: Sequence[Leaf], problems: list[Problem]) -> list[Leaf]:
-    """One leaf per name; the command line wins, and files that disagree are a problem."""
+    """One leaf per name; the command line wins, and values of one precedence that disagree are a problem."""
     by_name: dict[str, list[Leaf]] = {}
     for leaf in leaves:
         by_name.setdefault(leaf.name, []).append(leaf)
     merged = []
     for name, found in by_name.items():
-        from_command = [leaf for leaf in found if leaf.place.file == COMMAND_LINE]
-        candidates = from_command or found
+        strongest = max(leaf.place.precedence for leaf in found)
+        candidates = [leaf for leaf in found if leaf.place.precedence == strongest]
         first = candidates[0]
         merged.append(first)
         for other in candidates[1:]:

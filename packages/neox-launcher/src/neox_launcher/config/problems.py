@@ -32,11 +32,13 @@ class Place:
         file: path of the file as the user gave it, or COMMAND_LINE.
         line: counted from 1; None when the whole file is meant, or the command line.
         spelling: the name as it is written there.
+        precedence: a value wins over those of a lower one; 0 for files.
     """
 
     file: str
     line: int | None = None
     spelling: str = ""
+    precedence: int = 0
 
     def __str__(self) -> str:
         return self.file if self.line is None else f"{self.file} line {self.line}"

@@ -102,14 +102,21 @@ def read_files(paths: Sequence[str | Path], directory: str | Path | None) -> Rea
     return reading
 
 
-def read_override(text: str, reading: Reading) -> None:
-    """Add the values of `name=value` from the command line; the value is YAML, the name may be dotted."""
+def read_override(text: str, reading: Reading, *, option: str = "--set", precedence: int = 1) -> None:
+    """Add the values of `name=value` from the command line; the value is YAML, the name may be dotted.
+
+    Args:
+        text: `name=value`.
+        reading: receives the values.
+        option: how the option is called.
+        precedence: of the values; those of a higher one win.
+    """
     name, sign, value = text.partition("=")
     path = tuple(normal_name(part) for part in name.strip().split("."))
-    place = Place(COMMAND_LINE, None, f"--set {name.strip()}")
+    place = Place(COMMAND_LINE, None, f"{option} {name.strip()}", precedence)
     if not sign or not all(path):
-        place = Place(COMMAND_LINE, None, f"--set {text}")
-        reading.problems.append(Problem("", "is not name=value", "write --set name=value", place=place))
+        place = Place(COMMAND_LINE, None, f"{option} {text}", precedence)
+        reading.problems.append(Problem("", "is not name=value", f"write {option} name=value", place=place))
         return
     reader = _Reader(place)
     reading.leaves += reader.leaves_of(value, path)

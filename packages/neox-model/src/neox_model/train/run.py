@@ -1,7 +1,7 @@
 """A training from its resolved configuration: the launch checklist, in order."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from neox_data.tokenizers import Tokenizer
 from neox_launcher.config import NeoXConfig, Resolved
 from neox_launcher.config.estimate import flops_per_token
 from neox_launcher.config.shapes import shape_of
+from neox_launcher.verify_resume.exchange import Recording
 from neox_launcher.worker import Progress, is_restart
 from neox_model.build.compilation import compile_layers
 from neox_model.build.model import build_model, padded_vocab_size
@@ -35,6 +36,7 @@ from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
+from neox_model.train.batch import Batch
 from neox_model.train.curriculum import length_pace
 from neox_model.train.data import build_datasets, choose_weights, open_streams
 from neox_model.train.datasets import check_tokenizers
@@ -50,6 +52,7 @@ from neox_model.train.hooks.guard import NonfiniteGuard
 from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.norms import NormsHook, tensor_norms
 from neox_model.train.hooks.progress import ProgressHook
+from neox_model.train.hooks.record import RecordHook
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.loop import train
 from neox_model.train.pipeline_step import PipelineStep
@@ -168,10 +171,30 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         opened = open_writers(resolved, iteration=state.iteration) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
         hooks = _build_hooks(training, evaluator, writers)
-        train(state, step, batches, hooks)
+        train(state, step, *_recorded(training, batches, hooks))
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None
     return f"validation {evaluator.results['valid']}"
+
+
+def _recorded(
+    training: _Training, batches: Iterator[Batch], hooks: list[Hook]
+) -> tuple[Iterator[Batch], list[Hook]]:
+    """Add the recorder that `neox-launch verify-resume` asks for, if it does."""
+    recording = Recording.from_environment()
+    if recording is None:
+        return batches, hooks
+    snapshot = None if recording.snapshot is None else Path(recording.snapshot)
+    recorder = RecordHook(
+        Path(recording.folder),
+        iteration=recording.iteration,
+        groups=training.groups,
+        model=training.model,
+        engine=training.engine,
+        schedule=training.schedule,
+        save=None if snapshot is None else partial(_save, training, snapshot),
+    )
+    return recorder.watch(batches), [*hooks, recorder]
 
 
 def _build_step(training: _Training) -> TrainStep:

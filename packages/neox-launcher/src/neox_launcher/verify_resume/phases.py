@@ -1,0 +1,209 @@
+"""The trainings of `verify-resume`: the user's configuration with other folders and another end."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from neox_launcher.config import NeoXConfig, Resolved
+from neox_launcher.plan import LaunchPlan
+from neox_launcher.resources.hosts import first_workers
+from neox_launcher.resources.world import World
+from neox_launcher.verify_resume.exchange import Comparison, Recording, Side
+from neox_launcher.verify_resume.kept import KeptCheckpoint
+
+__all__ = [
+    "Phase",
+    "Span",
+    "comparison_plan",
+    "kept_side",
+    "phases_between_kept",
+    "phases_from_start",
+    "side_of",
+]
+
+_LATEST = "latest"
+_LOGGED_PARTS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """The iterations that are compared.
+
+    Args:
+        start: where the first trainings start.
+        middle: where one of them is interrupted, and the resumed one continues.
+        end: where both end.
+    """
+
+    start: int
+    middle: int
+    end: int
+
+    @property
+    def steps(self) -> int:
+        """Iterations after the interruption."""
+        return self.end - self.middle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One training.
+
+    Args:
+        title: what it does, in words.
+        plan: the launch.
+        folder: holds all that it writes.
+    """
+
+    title: str
+    plan: LaunchPlan
+    folder: Path
+
+
+def phases_from_start(
+    plan: LaunchPlan,
+    resumed: LaunchPlan,
+    *,
+    span: Span,
+    source: KeptCheckpoint | None,
+    folder: Path,
+    evaluates: bool,
+) -> Iterator[Phase]:
+    """Make the three trainings: uninterrupted, up to the interruption, and resumed.
+
+    Args:
+        plan: the user's training.
+        resumed: the same on the layout to resume on.
+        span: the iterations.
+        source: checkpoint that the first two continue from; None starts from new weights.
+        folder: for everything that is written.
+        evaluates: keep the configured evaluations.
+    """
+    load = None if source is None else _link_to(source.path, folder / "start")
+    origin = "new weights" if source is None else f"{source.path.name}"
+    for name, last, title in (
+        (
+            "uninterrupted",
+            span.end,
+            f"{span.end - span.start:,} iterations without interruption, from {origin}",
+        ),
+        ("interrupted", span.middle, f"{span.middle - span.start:,} iterations, then save"),
+    ):
+        own = folder / name
+        config = _for_phase(plan.resolved.config, own, span=span, last=last, evaluates=evaluates)
+        checkpoint = config.checkpoint.replaced(load=load)
+        config = config.model_copy(update={"checkpoint": checkpoint})
+        snapshot = own / "middle" if last == span.end else None
+        yield Phase(title=title, plan=_recording(plan, config, own, span.middle, snapshot), folder=own)
+    title = f"{span.steps:,} iterations, resumed from the checkpoint just saved"
+    saved = str(folder / "interrupted" / "checkpoints")
+    yield _resumed(resumed, folder / "resumed", title=title, load=saved, span=span, evaluates=evaluates)
+
+
+def phases_between_kept(
+    resumed: LaunchPlan, *, span: Span, source: KeptCheckpoint, folder: Path
+) -> Iterator[Phase]:
+    """Make the one training that continues from a kept checkpoint to the iteration of a later one.
+
+    Args:
+        resumed: the user's training, on the layout to resume on.
+        span: the iterations.
+        source: the earlier checkpoint.
+        folder: for everything that is written.
+    """
+    load = _link_to(source.path, folder / "start")
+    title = f"{span.steps:,} iterations, resumed from {source.path.name}"
+    yield _resumed(resumed, folder / "resumed", title=title, load=load, span=span, evaluates=False)
+
+
+def side_of(folder: Path, span: Span, *, last: int, has_middle: bool) -> Side:
+    """Describe what a training of a phase has left in its folder."""
+    return Side(
+        record=str(folder / "record"),
+        middle=str(folder / "middle" / f"global_step{span.middle}") if has_middle else None,
+        end=str(folder / "checkpoints" / f"global_step{last}"),
+    )
+
+
+def kept_side(source: KeptCheckpoint, target: KeptCheckpoint, config: NeoXConfig) -> Side:
+    """Describe what is known of a training that has kept two checkpoints."""
+    log_dir = config.logging.log_dir
+    metrics = None if log_dir is None else str(Path(log_dir).absolute() / "metrics.jsonl")
+    return Side(middle=str(source.path), end=str(target.path), metrics=metrics)
+
+
+def comparison_plan(plan: LaunchPlan, comparison: Comparison) -> LaunchPlan:
+    """Make the launch of the one worker, on the first host, that compares what was written."""
+    first = first_workers(plan.world.hosts, 1)
+    config = plan.resolved.config
+    logging = config.logging.replaced(log_dir=None)
+    config = config.model_copy(update={"logging": logging})
+    return replace(
+        plan,
+        program="compare-trainings",
+        world=World(hosts=first, gpus=plan.world.gpus),
+        resolved=Resolved(config=config, derived=plan.resolved.derived),
+        environment={**plan.environment, **comparison.as_variables()},
+        max_restarts=0,
+    )
+
+
+def _resumed(plan: LaunchPlan, folder: Path, *, title: str, load: str, span: Span, evaluates: bool) -> Phase:
+    config = _for_phase(plan.resolved.config, folder, span=span, last=span.end, evaluates=evaluates)
+    checkpoint = config.checkpoint.replaced(load=load, finetune=False, no_load_optim=False, no_load_rng=False)
+    config = config.model_copy(update={"checkpoint": checkpoint})
+    return Phase(
+        title=title, plan=_recording(plan, config, folder, span.middle, folder / "middle"), folder=folder
+    )
+
+
+def _for_phase(config: NeoXConfig, folder: Path, *, span: Span, last: int, evaluates: bool) -> NeoXConfig:
+    """The configuration with its outputs in a folder and its end at an iteration, and nothing else changed.
+
+    `train_iters` stays, since schedule and order of samples follow from it.
+    """
+    monitors = config.monitors
+    return config.model_copy(
+        update={
+            "checkpoint": config.checkpoint.replaced(
+                save=str(folder / "checkpoints"), save_interval=last, keep_last_n_checkpoints=None
+            ),
+            "training": config.training.replaced(
+                exit_interval=last, eval_iters=config.training.eval_iters if evaluates else 0
+            ),
+            "logging": config.logging.replaced(
+                log_dir=str(folder / "log"),
+                tensorboard_dir=None,
+                use_wandb=False,
+                log_interval=max(1, span.steps // _LOGGED_PARTS),
+            ),
+            "monitors": monitors.replaced(
+                tensorboard=monitors.tensorboard.replaced(enabled=False),
+                wandb=monitors.wandb.replaced(enabled=False),
+                comet=monitors.comet.replaced(enabled=False),
+                csv_monitor=monitors.csv_monitor.replaced(enabled=False),
+            ),
+        }
+    )
+
+
+def _recording(
+    plan: LaunchPlan, config: NeoXConfig, folder: Path, middle: int, snapshot: Path | None
+) -> LaunchPlan:
+    recording = Recording(
+        folder=str(folder / "record"), iteration=middle, snapshot=None if snapshot is None else str(snapshot)
+    )
+    return replace(
+        plan,
+        resolved=Resolved(config=config, derived=plan.resolved.derived),
+        environment={**plan.environment, **recording.as_variables()},
+        max_restarts=0,
+    )
+
+
+def _link_to(checkpoint: Path, folder: Path) -> str:
+    """Make a folder of checkpoints that holds this one alone, so that nothing newer is loaded."""
+    folder.mkdir()
+    (folder / checkpoint.name).symlink_to(checkpoint, target_is_directory=True)
+    (folder / _LATEST).write_text(checkpoint.name + "\n", encoding="utf-8")
+    return str(folder)

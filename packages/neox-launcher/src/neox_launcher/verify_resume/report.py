@@ -1,0 +1,33 @@
+"""The result of `verify-resume` as text."""
+
+from neox_launcher.verify_resume.exchange import Answer, Check
+
+__all__ = ["render_answer"]
+
+_HEADER = ("", "compared", "result", "largest difference")
+
+
+def render_answer(answer: Answer) -> str:
+    """Render a table of what was compared, and the verdict below it."""
+    rows = [_HEADER, *(_row(check) for check in answer.checks)]
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in zip(*columns, strict=True)
+    ]
+    return "\n".join([*lines, "", *_verdict(answer)])
+
+
+def _row(check: Check) -> tuple[str, str, str, str]:
+    if check.skipped:
+        return check.name, check.compared, f"not compared: {check.skipped}", ""
+    result = f"DIFFERENT: {check.differing}" if check.differing else "agree"
+    return check.name, check.compared, result, check.worst
+
+
+def _verdict(answer: Answer) -> list[str]:
+    if not answer.first:
+        return ["verdict: the resumed training agrees with the uninterrupted one"]
+    explained = [answer.explanation] if answer.explanation else []
+    return ["verdict: the trainings differ", f"first difference: {answer.first}", *explained]

@@ -1,0 +1,399 @@
+"""`neox-launch verify-resume`: trainings in place of one, a comparison of them, and the verdict."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from neox_launcher.config import NeoXConfig
+from neox_launcher.config.problems import Problem, config_error, in_words, place_of
+from neox_launcher.config_estimate_cli import estimate_resolved
+from neox_launcher.dry_run import Form, show_plan
+from neox_launcher.errors import LaunchError, NeoXError
+from neox_launcher.launch import Request, plan_launch, refuse_what_cannot_run, run_plan
+from neox_launcher.outcome import Outcome
+from neox_launcher.plan import LaunchPlan
+from neox_launcher.terminal import tell
+from neox_launcher.verify_resume.exchange import Answer, Comparison, Side
+from neox_launcher.verify_resume.kept import KeptCheckpoint, changed_parameters, find_kept, latest_kept
+from neox_launcher.verify_resume.phases import (
+    Phase,
+    Span,
+    comparison_plan,
+    kept_side,
+    phases_between_kept,
+    phases_from_start,
+    side_of,
+)
+from neox_launcher.verify_resume.report import render_answer
+
+__all__ = ["VerifyRequest", "verify_resume"]
+
+_DIFFERENT = 1
+_INTERRUPTED = 130
+_BYTES_PER_PARAMETER = 12
+_CHECKPOINTS = {"from start": 5, "between kept": 2}
+# From the finest rounding to the coarsest.
+_PRECISIONS = ("fp32", "fp16", "bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRequest:
+    """What the options of `verify-resume` ask for.
+
+    Args:
+        steps: iterations before and after the interruption; None with kept checkpoints.
+        resume_set: `name=value` for the resumed training alone.
+        source: kept checkpoint to resume from; None trains up to the interruption first.
+        target: later kept checkpoint to compare with.
+        work_dir: folder for temporary files; None chooses one.
+        keep: leave the temporary files behind.
+        evaluate: keep the configured evaluations.
+    """
+
+    steps: int | None = None
+    resume_set: tuple[str, ...] = ()
+    source: str | None = None
+    target: str | None = None
+    work_dir: str | None = None
+    keep: bool = False
+    evaluate: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What will be trained and compared."""
+
+    plan: LaunchPlan
+    resumed: LaunchPlan
+    span: Span
+    source: KeptCheckpoint | None
+    target: KeptCheckpoint | None
+    rounding: str | None
+    same_sizes: bool
+
+    @property
+    def config(self) -> NeoXConfig:
+        return self.plan.resolved.config
+
+
+class _StoppedError(Exception):
+    """A training failed or was stopped; its outcome says how."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.exit_code)
+        self.outcome = outcome
+
+
+def verify_resume(
+    request: Request,
+    plan: LaunchPlan,
+    wanted: VerifyRequest,
+    *,
+    dry_run: Form | None,
+    run: Callable[[LaunchPlan], Outcome] = run_plan,
+) -> Outcome:
+    """Train, interrupt, resume and compare; print the table and the verdict.
+
+    Args:
+        request: the command line's usual options.
+        plan: the training that they ask for.
+        wanted: the further options.
+        dry_run: only show what would be done.
+        run: carries one launch out.
+
+    Returns:
+        The outcome, whose exit code is 0 only when everything agrees. A failed training's is its own.
+
+    Raises:
+        NeoXError: the request is wrong, or a training cannot be started.
+    """
+    job = _plan_job(request, plan, wanted)
+    if dry_run is not None:
+        return _show(job, dry_run)
+    refuse_what_cannot_run(job.plan)
+    if job.resumed is not job.plan:
+        refuse_what_cannot_run(_without_load(job.resumed))
+    try:
+        with _work_folder(job, wanted) as folder:
+            answer = _carry_out(job, folder, wanted, run)
+    except _StoppedError as stop:
+        return stop.outcome
+    except KeyboardInterrupt:
+        # Between two trainings nothing else listens.
+        return Outcome(exit_code=_INTERRUPTED, was_stopped=True)
+    click.echo(render_answer(answer))
+    return Outcome(exit_code=_DIFFERENT if answer.first else 0)
+
+
+def _plan_job(request: Request, plan: LaunchPlan, wanted: VerifyRequest) -> _Job:
+    resumed = plan
+    if wanted.resume_set:
+        resumed = plan_launch(replace(request, resume_overrides=wanted.resume_set))
+    _refuse_another_training(plan, resumed)
+    _refuse_incomplete_checkpoints(plan.resolved.config)
+    is_kept = wanted.source is not None or wanted.target is not None
+    source, target, span = (_kept_span if is_kept else _new_span)(plan.resolved.config, wanted)
+    same_sizes = _sizes(resumed) == (_sizes(plan) if target is None else target.sizes)
+    has_changed = bool(wanted.resume_set) or not same_sizes
+    precisions = {plan.resolved.derived.precision, resumed.resolved.derived.precision}
+    if not same_sizes:
+        _refuse_dropout(resumed.resolved.config)
+    return _Job(
+        plan=plan,
+        resumed=resumed,
+        span=span,
+        source=source,
+        target=target,
+        rounding=max(precisions, key=_PRECISIONS.index) if has_changed else None,
+        same_sizes=same_sizes,
+    )
+
+
+def _new_span(
+    config: NeoXConfig, wanted: VerifyRequest
+) -> tuple[KeptCheckpoint | None, KeptCheckpoint | None, Span]:
+    if wanted.steps is None:
+        raise LaunchError("verify-resume needs --steps N, or --from and --to with two kept checkpoints")
+    source = latest_kept(config.checkpoint.load)
+    start = 0 if source is None or config.checkpoint.finetune else source.iteration
+    left = config.training.train_iters - start
+    if left < 2 * wanted.steps:
+        after = f" after {source.path.name}" if source is not None and start else ""
+        most = f"at most --steps {left // 2}" if left > 1 else "it is complete"
+        raise LaunchError(
+            f"--steps {wanted.steps:,} trains {2 * wanted.steps:,} iterations, and train-iters leaves "
+            f"{left:,}{after}: {most}, or a larger train-iters (--set train-iters=...)"
+        )
+    return source, None, Span(start=start, middle=start + wanted.steps, end=start + 2 * wanted.steps)
+
+
+def _kept_span(
+    config: NeoXConfig, wanted: VerifyRequest
+) -> tuple[KeptCheckpoint | None, KeptCheckpoint | None, Span]:
+    if wanted.source is None or wanted.target is None:
+        raise LaunchError(
+            "--from and --to go together: a kept checkpoint, and a later one of the same training"
+        )
+    if wanted.steps is not None:
+        raise LaunchError("--steps has no meaning with --from and --to: they say how far to train")
+    folders = (config.checkpoint.save, config.checkpoint.load)
+    source = find_kept(wanted.source, folders, option="--from")
+    target = find_kept(wanted.target, folders, option="--to")
+    if source.iteration >= target.iteration:
+        raise LaunchError(
+            f"--from is at iteration {source.iteration:,} and --to at {target.iteration:,}: "
+            "--to must be the later checkpoint"
+        )
+    for kept in (source, target):
+        changed = changed_parameters(kept.config, config)
+        if changed:
+            raise LaunchError(
+                f"{kept.path} was written under another configuration: {'; '.join(changed)}; "
+                "give the configuration of that training (--resume-set changes the resumed one alone)"
+            )
+    if target.iteration > config.training.train_iters:
+        raise LaunchError(
+            f"{target.path} is at iteration {target.iteration:,}, and train-iters is "
+            f"{config.training.train_iters:,}; raise train-iters to that of the training that wrote it"
+        )
+    return source, target, Span(start=source.iteration, middle=source.iteration, end=target.iteration)
+
+
+def _refuse_another_training(plan: LaunchPlan, resumed: LaunchPlan) -> None:
+    """The resumed training must read the same samples in the same steps."""
+    one, other = plan.resolved, resumed.resolved
+    for name, before, after in (
+        ("train-batch-size", one.derived.train_batch_size, other.derived.train_batch_size),
+        ("train-iters", one.config.training.train_iters, other.config.training.train_iters),
+        ("seq-length", one.config.model.seq_length, other.config.model.seq_length),
+    ):
+        if before != after:
+            raise LaunchError(
+                f"--resume-set changes {name} from {before:,} to {after:,}: then no step equals one of the "
+                f"uninterrupted training; keep it, for example with --resume-set {name}={before}"
+            )
+
+
+def _refuse_incomplete_checkpoints(config: NeoXConfig) -> None:
+    for name, what in (("no_save_optim", "optimizer states"), ("no_save_rng", "random states")):
+        if getattr(config.checkpoint, name):
+            text = f"leaves the {what} out of checkpoints, so no resumed training equals an uninterrupted one"
+            remedy = f"add --set {name.replace('_', '-')}=false to verify everything else"
+            problem = Problem(name, text, remedy).located(place_of(config.sources, name), in_words(True))
+            raise config_error([problem], config.files)
+
+
+def _refuse_dropout(config: NeoXConfig) -> None:
+    """Random streams start anew on another layout, so dropout would draw other numbers."""
+    rates = {
+        "hidden-dropout": config.model.hidden_dropout,
+        "attention-dropout": config.model.attention_dropout,
+    }
+    drawn = [name for name, rate in rates.items() if rate]
+    if drawn:
+        without = " ".join(f"--set {name}=0" for name in drawn)
+        raise LaunchError(
+            f"{' and '.join(drawn)}: on another layout dropout draws other random numbers, so no loss would "
+            f"agree; add {without} to verify everything else"
+        )
+
+
+def _sizes(plan: LaunchPlan) -> tuple[int, int, int]:
+    derived = plan.resolved.derived
+    return derived.data_parallel_size, derived.model_parallel_size, derived.pipe_parallel_size
+
+
+def _without_load(plan: LaunchPlan) -> LaunchPlan:
+    """The plan without its checkpoint, which will only be there once the trainings before have run."""
+    config = plan.resolved.config
+    checkpoint = config.checkpoint.replaced(load=None, finetune=False)
+    resolved = replace(plan.resolved, config=config.model_copy(update={"checkpoint": checkpoint}))
+    return replace(plan, resolved=resolved)
+
+
+def _show(job: _Job, form: Form) -> Outcome:
+    if form == "text":
+        for number, phase in enumerate(_phases(job, None), 1):
+            click.echo(f"training {number}: {phase}")
+        click.echo("")
+    return Outcome(exit_code=show_plan(job.plan, form))
+
+
+def _phases(job: _Job, folder: Path | None) -> list[str]:
+    span = job.span
+    resumed = f"{span.steps:,} iterations, resumed at iteration {span.middle:,}"
+    if job.target is not None:
+        return [f"{resumed}, and compared with {job.target.path}"]
+    return [
+        f"{span.end - span.start:,} iterations without interruption, from iteration {span.start:,}",
+        f"{span.middle - span.start:,} iterations, then save",
+        resumed,
+    ]
+
+
+@contextmanager
+def _work_folder(job: _Job, wanted: VerifyRequest) -> Iterator[Path]:
+    """A new folder for all that is written, removed at the end.
+
+    Raises:
+        LaunchError: it cannot be made, or its disk has no room.
+    """
+    parent = _parent_folder(job.config, wanted.work_dir)
+    _check_room(job, parent)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".verify-resume-", dir=parent)).absolute()
+    except OSError as error:
+        raise LaunchError(
+            f"no temporary folder can be made in {parent}: {error.strerror}; name another with --work-dir"
+        ) from error
+    try:
+        yield folder
+    finally:
+        if wanted.keep:
+            tell(f"temporary files are kept in {folder}\n")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parent_folder(config: NeoXConfig, work_dir: str | None) -> Path:
+    """Where checkpoints have room, and all hosts see them: the folder of `save`, as far as it is there."""
+    if work_dir is not None:
+        if not Path(work_dir).is_dir():
+            raise LaunchError(f"--work-dir {work_dir} is not a folder; make it, or name another")
+        return Path(work_dir)
+    if config.checkpoint.save is None:
+        return Path(tempfile.gettempdir())
+    folder = Path(config.checkpoint.save).absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
+
+
+def _check_room(job: _Job, parent: Path) -> None:
+    count = _CHECKPOINTS["from start" if job.target is None else "between kept"]
+    costs, _ = estimate_resolved(job.plan.resolved)
+    needed = count * _BYTES_PER_PARAMETER * costs.total_parameters
+    free = shutil.disk_usage(parent).free
+    if free < needed:
+        raise LaunchError(
+            f"{parent} has {free / 1e9:,.1f} GB free, and {count} checkpoints of this model need about "
+            f"{needed / 1e9:,.1f} GB; name a folder with more room with --work-dir"
+        )
+
+
+def _carry_out(
+    job: _Job, folder: Path, wanted: VerifyRequest, run: Callable[[LaunchPlan], Outcome]
+) -> Answer:
+    phases = list(_make_phases(job, folder, wanted))
+    _train(phases, run)
+    tell("\ncomparing\n")
+    comparison = _comparison(job, folder)
+    outcome = run(comparison_plan(job.plan, comparison))
+    if outcome.exit_code or outcome.was_stopped:
+        raise _StoppedError(outcome)
+    try:
+        return Answer.from_facts(outcome.facts[0])
+    except KeyError as error:
+        raise NeoXError("the comparing worker ended without an answer; see what it printed above") from error
+
+
+def _make_phases(job: _Job, folder: Path, wanted: VerifyRequest) -> Iterator[Phase]:
+    if job.target is not None:
+        assert job.source is not None, "checked with the options"
+        return phases_between_kept(job.resumed, span=job.span, source=job.source, folder=folder)
+    return phases_from_start(
+        job.plan,
+        job.resumed,
+        span=job.span,
+        source=job.source,
+        folder=folder,
+        evaluates=wanted.evaluate,
+    )
+
+
+def _train(phases: list[Phase], run: Callable[[LaunchPlan], Outcome]) -> None:
+    """Carry the trainings out, one after the other.
+
+    Raises:
+        _StoppedError: one failed or was stopped.
+    """
+    for number, phase in enumerate(phases, 1):
+        tell(f"\ntraining {number} of {len(phases)}: {phase.title}\n")
+        started = time.monotonic()
+        outcome = run(phase.plan)
+        if outcome.exit_code or outcome.was_stopped:
+            raise _StoppedError(outcome)
+        seconds = time.monotonic() - started
+        more = (
+            f"; the other two together take {seconds:.0f} s or a little more"
+            if number < len(phases) == 3
+            else ""
+        )
+        tell(f"training {number} of {len(phases)} took {seconds:.0f} s{more if number == 1 else ''}\n")
+
+
+def _comparison(job: _Job, folder: Path) -> Comparison:
+    span = job.span
+    if job.target is not None:
+        assert job.source is not None, "checked with the options"
+        expected, interrupted = kept_side(job.source, job.target, job.config), Side()
+    else:
+        expected = side_of(folder / "uninterrupted", span, last=span.end, has_middle=True)
+        interrupted = side_of(folder / "interrupted", span, last=span.middle, has_middle=False)
+    return Comparison(
+        expected=expected,
+        interrupted=interrupted,
+        resumed=side_of(folder / "resumed", span, last=span.end, has_middle=True),
+        start=span.start,
+        middle=span.middle,
+        end=span.end,
+        samples=job.plan.resolved.derived.train_batch_size,
+        rounding=job.rounding,
+        same_sizes=job.same_sizes,
+    )

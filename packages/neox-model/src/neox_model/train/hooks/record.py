@@ -1,0 +1,219 @@
+"""Records what each step read, computed and left behind, for `neox-launch verify-resume`.
+
+Every rank writes one file of JSON lines: its place, then one line per step and one per recorded state.
+Tokens, random streams and tensors are recorded as digests, numbers exactly.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import Tensor, nn
+
+from neox_model.checkpoint import rng_state
+from neox_model.checkpoint.engines import inner_optimizer, read_engine_state
+from neox_model.checkpoint.logical import engine_fragments, model_fragments
+from neox_model.checkpoint.save import Restorable
+from neox_model.parallel.groups import Groups
+from neox_model.train.batch import Batch
+from neox_model.train.engine import Engine
+from neox_model.train.hooks.base import Hook
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
+
+__all__ = ["RecordHook", "digest", "sample_digests"]
+
+_DIGEST_BYTES = 8
+
+
+class RecordHook(Hook):
+    """Writes the record of one rank. Must be the last hook that changes anything.
+
+    Args:
+        folder: receives `rank-RANK.jsonl`.
+        iteration: where the state is recorded, before the first step or after one.
+        groups: this rank's process groups.
+        model: the module inside the engine.
+        engine: the engine.
+        schedule: the learning-rate schedule.
+        save: saves a checkpoint of the recorded state; None saves none. Collective.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        iteration: int,
+        groups: Groups,
+        model: nn.Module,
+        engine: Engine,
+        schedule: Restorable,
+        save: Callable[[], None] | None,
+    ) -> None:
+        self._iteration = iteration
+        self._groups = groups
+        self._model = model
+        self._engine = engine
+        self._schedule = schedule
+        self._save = save
+        self._samples: list[list[str]] = []
+        self._settings: list[dict[str, Any]] = []
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = (folder / f"rank-{groups.world.rank:05d}.jsonl").open("x", encoding="utf-8")
+
+    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Pass micro-batches on, and remember what the step has read."""
+        for batch in batches:
+            self._samples.append(sample_digests(batch))
+            yield batch
+
+    def on_start(self, state: TrainState) -> None:
+        """Record this rank's place, and the state where the training starts there."""
+        groups = self._groups
+        self._write(
+            "place",
+            rank=groups.world.rank,
+            data=groups.data.rank,
+            model=groups.model.rank,
+            pipe=groups.pipe.rank,
+            data_size=groups.data.size,
+        )
+        self._settings = self._optimizer_settings()
+        self._record_state(state)
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Record one step, and the state that the training is interrupted at."""
+        self._write(
+            "step",
+            iteration=state.iteration,
+            samples=self._samples,
+            loss=_number(report.loss),
+            grad_norm=_number(report.grad_norm),
+            settings=self._settings,
+            counters=self._counters(state),
+            random=_random_digests(),
+        )
+        self._samples = []
+        self._settings = self._optimizer_settings()
+        self._record_state(state)
+
+    def on_end(self, state: TrainState) -> None:
+        """Record the last state and close the file."""
+        if state.iteration != self._iteration:
+            self._write_state(state)
+        self._file.close()
+
+    def _record_state(self, state: TrainState) -> None:
+        if state.iteration != self._iteration:
+            return
+        self._write_state(state)
+        if self._save is not None:
+            self._save()
+
+    def _write_state(self, state: TrainState) -> None:
+        self._write(
+            "state",
+            iteration=state.iteration,
+            settings=self._settings,
+            counters=self._counters(state),
+            random=_random_digests(),
+            kept=self._kept_tensors(),
+            used=self._used_weights(),
+        )
+
+    def _optimizer_settings(self) -> list[dict[str, Any]]:
+        """Learning rate, weight decay and so on, of each parameter group."""
+        groups = inner_optimizer(self._engine.inner.optimizer).param_groups
+        return [
+            {name: _plain(value) for name, value in group.items() if _is_plain(value)} for group in groups
+        ]
+
+    def _counters(self, state: TrainState) -> dict[str, Any]:
+        """Everything that counts, and the loss scale."""
+        parts: Mapping[str, Mapping[str, Any]] = {
+            "training": state.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "engine": read_engine_state(self._engine.inner),
+        }
+        return {
+            f"{part}.{name}": _plain(value)
+            for part, values in parts.items()
+            for name, value in values.items()
+            if _is_plain(value)
+        }
+
+    def _kept_tensors(self) -> dict[str, str]:
+        """Digests of what the optimizer holds of each weight on this rank: master copy and states."""
+        optimizer = inner_optimizer(self._engine.inner.optimizer)
+        found = {}
+        for fragment in engine_fragments(self._model, self._engine.inner):
+            place = _place(fragment.name, fragment.range)
+            found[place] = digest(fragment.weight)
+            for key, value in optimizer.state.get(fragment.held.holder, {}).items():
+                is_whole = isinstance(value, Tensor) and value.shape == fragment.held.holder.shape
+                if is_whole and value.numel() > 1:
+                    found[f"{place}/{key}"] = digest(fragment.part_of(value))
+                elif isinstance(value, Tensor | int | float):
+                    found[f"{place}/{key}"] = str(_number(value))
+        return found
+
+    def _used_weights(self) -> dict[str, str]:
+        """Digests of the weights that this rank computes with; none of those that ZeRO 3 has taken apart."""
+        return {
+            _place(fragment.name, fragment.range): digest(fragment.weight)
+            for fragment in model_fragments(self._model)
+            if not hasattr(fragment.held.param, "ds_tensor")
+        }
+
+    def _write(self, kind: str, **content: Any) -> None:
+        self._file.write(json.dumps({"kind": kind, **content}) + "\n")
+        self._file.flush()
+
+
+def sample_digests(batch: Batch) -> list[str]:
+    """Digest each sample of a micro-batch: tokens, labels, mask, and documents and positions if any."""
+    parts = [part for part in batch if part is not None]
+    return [_joined(part[row] for part in parts) for row in range(batch.tokens_BS.shape[0])]
+
+
+def digest(values: Tensor) -> str:
+    """Digest a tensor's bytes."""
+    return _joined([values])
+
+
+def _joined(tensors: Iterable[Tensor]) -> str:
+    state = blake2b(digest_size=_DIGEST_BYTES)
+    for values in tensors:
+        flat = values.detach().to("cpu").contiguous().reshape(-1)
+        state.update(memoryview(flat.view(torch.uint8).numpy()))  # type: ignore[arg-type]
+    return state.hexdigest()
+
+
+def _random_digests() -> dict[str, str]:
+    return {name: digest(values) for name, values in rng_state.capture().items()}
+
+
+def _place(name: str, held: tuple[Any, int, int]) -> str:
+    """A weight's name, with the part of it that is held."""
+    block, start, stop = held
+    return f"{name}[{','.join(f'{low}:{high}' for low, high in block)}]({start}:{stop})"
+
+
+def _number(value: Tensor | float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _is_plain(value: Any) -> bool:
+    is_number = isinstance(value, Tensor) and value.numel() == 1
+    is_pair = isinstance(value, tuple | list) and all(isinstance(one, int | float) for one in value)
+    return value is None or isinstance(value, int | float | str) or is_number or is_pair
+
+
+def _plain(value: Any) -> Any:
+    """As JSON returns it."""
+    if isinstance(value, Tensor):
+        return value.item()
+    return list(value) if isinstance(value, tuple | list) else value

@@ -1,0 +1,92 @@
+"""Reading the records that the ranks of a training have written (`neox_model.train.hooks.record`)."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from neox_launcher.errors import NeoXError
+
+__all__ = ["Record", "read_record"]
+
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What all ranks of one training have recorded.
+
+    Args:
+        places: rank to its place in the layout.
+        steps: iteration to rank to what it recorded of that step.
+        states: iteration to rank to what it recorded of its state there.
+    """
+
+    places: dict[int, Line] = field(default_factory=dict)
+    steps: dict[int, dict[int, Line]] = field(default_factory=lambda: defaultdict(dict))
+    states: dict[int, dict[int, Line]] = field(default_factory=lambda: defaultdict(dict))
+
+    def samples(self, iteration: int) -> tuple[list[str], str]:
+        """Gather the digests of an iteration's samples, in the order of the whole batch.
+
+        Returns:
+            The digests, and, where ranks that must read the same samples did not, which ones.
+        """
+        lines = self.steps[iteration]
+        readers: dict[int, tuple[int, list[list[str]]]] = {}
+        apart = ""
+        for rank, line in sorted(lines.items()):
+            micro_batches, replica = line["samples"], self.places[rank]["data"]
+            if not micro_batches:
+                continue
+            first, known = readers.setdefault(replica, (rank, micro_batches))
+            if known != micro_batches:
+                apart = (
+                    apart or f"ranks {first} and {rank}, which share a copy of the model, read other samples"
+                )
+        most = max((len(found) for _, found in readers.values()), default=0)
+        in_order = [
+            sample
+            for number in range(most)
+            for _, (_, found) in sorted(readers.items())
+            for sample in (found[number] if number < len(found) else [])
+        ]
+        return in_order, apart
+
+    def micro_batches(self, iteration: int) -> dict[int, list[int]]:
+        """Rank to the number of samples in each micro-batch that it has read in an iteration."""
+        return {
+            rank: [len(found) for found in line["samples"]] for rank, line in self.steps[iteration].items()
+        }
+
+
+def read_record(folder: Path) -> Record:
+    """Read the files of all ranks.
+
+    Raises:
+        NeoXError: there are none, or one is damaged.
+    """
+    files = sorted(folder.glob("rank-*.jsonl"))
+    if not files:
+        raise NeoXError(
+            f"{folder} holds no record; --work-dir must name a folder that all hosts and this machine share"
+        )
+    record = Record()
+    for file in files:
+        try:
+            _add(record, [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()])
+        except OSError as error:
+            raise NeoXError(f"{file} cannot be read: {error.strerror}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise NeoXError(f"{file} is damaged ({type(error).__name__}); run the command again") from error
+    return record
+
+
+def _add(record: Record, lines: list[Line]) -> None:
+    rank = lines[0]["rank"]
+    record.places[rank] = lines[0]
+    tables = {"step": record.steps, "state": record.states}
+    for line in lines[1:]:
+        tables[line["kind"]][line["iteration"]][rank] = line

@@ -1,0 +1,292 @@
+"""The assembly of a comparison: steps, the state at the interruption, and the last state."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from neox_launcher.config import Resolved
+from neox_launcher.errors import NeoXError
+from neox_launcher.ranks import read_rank
+from neox_launcher.verify_resume.exchange import Answer, Comparison, Side
+from neox_launcher.worker import report_facts
+from neox_model.metrics.writers.jsonl import read_metrics
+from neox_model.verify.copies import compare_copies
+from neox_model.verify.findings import Findings
+from neox_model.verify.records import Record, read_record
+from neox_model.verify.rounding import LIMITS, Limits
+from neox_model.verify.steps import (
+    Steps,
+    common,
+    compare_numbers,
+    compare_repeated,
+    compare_resumed,
+    missing_steps,
+    named_differences,
+    random_differences,
+    setting_differences,
+)
+from neox_model.verify.tensors import (
+    State,
+    TensorDifference,
+    differences,
+    differences_beyond_rounding,
+    in_model_order,
+)
+
+__all__ = ["compare", "compare_from"]
+
+logger = logging.getLogger(__name__)
+
+_METRICS = {"loss/train": "loss", "optimizer/grad_norm": "norm", "optimizer/learning_rate": "setting"}
+
+
+def compare_from(resolved: Resolved) -> None:
+    """Compare what the launcher names, and report the answer to it.
+
+    Args:
+        resolved: the configuration of the trainings; the request itself comes from the environment.
+    """
+    me = read_rank()
+    report_facts(me.rank if me else 0, compare(Comparison.from_environment()).as_facts())
+
+
+def compare(comparison: Comparison) -> Answer:
+    """Compare an uninterrupted training with a resumed one.
+
+    Raises:
+        NeoXError: a record or a checkpoint is not there, or is damaged.
+    """
+    findings = Findings()
+    limits = None if comparison.rounding is None else LIMITS[comparison.rounding]
+    resumed = _record(comparison.resumed, range(comparison.middle + 1, comparison.end + 1))
+    assert resumed is not None, "the resumed training is always recorded"
+    expected = _record(comparison.expected, range(comparison.start + 1, comparison.end + 1))
+    if expected is not None:
+        _compare_first_steps(comparison, expected, findings)
+    _compare_restored(comparison, expected, resumed, findings)
+    if expected is not None:
+        iterations = range(comparison.middle + 1, comparison.end + 1)
+        steps = Steps(
+            expected=expected,
+            found=resumed,
+            iterations=iterations,
+            samples=comparison.samples,
+            limits=limits,
+            same_sizes=comparison.same_sizes,
+        )
+        compare_resumed(steps, findings)
+    else:
+        _compare_metrics(comparison, resumed, limits, findings)
+    _compare_last(comparison, limits, findings)
+    compare_copies(resumed, findings, row="copies of weights", iterations=(comparison.middle, comparison.end))
+    return findings.answer()
+
+
+def _record(side: Side, iterations: range) -> Record | None:
+    """The record of a training.
+
+    Raises:
+        NeoXError: iterations are missing in it.
+    """
+    if side.record is None:
+        return None
+    record = read_record(Path(side.record))
+    missing = missing_steps(record, iterations)
+    if missing:
+        raise NeoXError(
+            f"{side.record} lacks iteration {missing[0]:,} and {len(missing) - 1:,} more; "
+            "run the command again"
+        )
+    return record
+
+
+def _compare_first_steps(comparison: Comparison, expected: Record, findings: Findings) -> None:
+    iterations = range(comparison.start + 1, comparison.middle + 1)
+    interrupted = _record(comparison.interrupted, iterations)
+    assert interrupted is not None, "recorded whenever the uninterrupted one is"
+    steps = Steps(
+        expected=expected,
+        found=interrupted,
+        iterations=iterations,
+        samples=comparison.samples,
+        limits=None,
+        same_sizes=True,
+    )
+    compare_repeated(steps, findings)
+
+
+def _compare_restored(
+    comparison: Comparison, expected: Record | None, resumed: Record, findings: Findings
+) -> None:
+    """Compare what the resumed training has loaded with what the other one held there."""
+    middle = comparison.middle
+    one, other = _state(comparison.expected.middle), _state(comparison.resumed.middle)
+    _compare_tensors("restored weights", one, other, middle, findings, of_weights=True)
+    _compare_tensors("restored optimizer states", one, other, middle, findings, of_weights=False)
+    _compare_scalars("restored step counts", one, other, middle, findings)
+    _compare_manifests("restored counters", one, other, middle, findings, exact=comparison.rounding is None)
+    _compare_random(comparison, one, other, findings)
+    if expected is None:
+        return
+    wanted, found = expected.states.get(middle, {}), resumed.states.get(middle, {})
+    row = "restored optimizer settings"
+    findings.row(row, "groups")
+    limit = None if comparison.rounding is None else LIMITS[comparison.rounding].setting
+    lowest = min(found)
+    findings.count(row, len(found[lowest]["settings"]))
+    for text in setting_differences(wanted[min(wanted)], found[lowest], lowest, "after loading", limit):
+        findings.differ(row, text, iteration=middle, advice="restored")
+    if comparison.rounding is None:
+        _compare_memory(wanted, found, middle, findings)
+
+
+def _compare_memory(
+    wanted: Mapping[int, Mapping[str, Any]],
+    found: Mapping[int, Mapping[str, Any]],
+    middle: int,
+    findings: Findings,
+) -> None:
+    """Compare digests of what each rank held in memory: these have passed through no checkpoint."""
+    row = "restored memory of each rank"
+    findings.row(row, "pieces")
+    for rank in sorted(found):
+        for kind, what in (("kept", "in the optimizer"), ("used", "in the model")):
+            here, there = wanted[rank][kind], found[rank][kind]
+            findings.count(row, len(there))
+            for place in in_model_order(iter(here.keys() | there.keys())):
+                if here.get(place) != there.get(place):
+                    text = f"{place} {what} of rank {rank} is not what the uninterrupted training held"
+                    findings.differ(row, text, iteration=middle, advice="restored")
+
+
+def _compare_random(comparison: Comparison, one: State, other: State, findings: Findings) -> None:
+    row = "restored random streams"
+    if not comparison.same_sizes:
+        findings.skip(row, "streams", "random streams start anew on other parallel sizes")
+        return
+    findings.row(row, "streams")
+    names = {name for state in (one, other) for name in state.manifest.tensors if name.startswith("rng/")}
+    findings.count(row, len(names))
+    for name in sorted(names):
+        _, rank, stream = name.split("/")
+        wanted, found = _bytes_of(one, name), _bytes_of(other, name)
+        for text in random_differences({stream: wanted}, {stream: found}, int(rank), "after loading"):
+            findings.differ(row, text, iteration=comparison.middle, advice="restored")
+
+
+def _bytes_of(state: State, name: str) -> str:
+    if name not in state.manifest.tensors:
+        return "missing"
+    return str([values.tolist() for values in state.chunks(name)])
+
+
+def _compare_last(comparison: Comparison, limits: Limits | None, findings: Findings) -> None:
+    one, other = _state(comparison.expected.end), _state(comparison.resumed.end)
+    end = comparison.end
+    if limits is None:
+        _compare_tensors("final weights", one, other, end, findings, of_weights=True)
+        _compare_tensors("final optimizer states", one, other, end, findings, of_weights=False)
+    else:
+        middle = _state(comparison.expected.middle)
+        for of_weights, row in ((True, "final weights"), (False, "final optimizer states")):
+            findings.row(row, "tensors")
+            found = differences_beyond_rounding(middle, one, other, limits, of_weights=of_weights)
+            for difference in found:
+                findings.count(row)
+                _add_difference(difference, row, end, findings)
+    _compare_scalars("final step counts", one, other, end, findings)
+    _compare_manifests("final counters", one, other, end, findings, exact=limits is None)
+
+
+def _compare_tensors(
+    row: str,
+    one: State,
+    other: State,
+    iteration: int,
+    findings: Findings,
+    *,
+    of_weights: bool,
+) -> None:
+    findings.row(row, "tensors")
+    findings.count(row, len(one.names(of_weights=of_weights)))
+    for difference in differences(one, other, of_weights=of_weights):
+        _add_difference(difference, row, iteration, findings)
+
+
+def _add_difference(difference: TensorDifference, row: str, iteration: int, findings: Findings) -> None:
+    findings.measure(row, difference.relative)
+    if difference.text:
+        kind = "optimizer state" if "/" in difference.name else "weight"
+        when = row.partition(" ")[0]
+        text = f"{when} {kind} {difference.name} at iteration {iteration:,}: {difference.text}"
+        findings.differ(row, text, iteration=iteration, advice=when)
+
+
+def _compare_scalars(row: str, one: State, other: State, iteration: int, findings: Findings) -> None:
+    """Compare the states that are one number for each weight, such as Adam's count of updates."""
+    findings.row(row, "numbers")
+    wanted, found = _scalars(one), _scalars(other)
+    findings.count(row, len(wanted))
+    for text in named_differences("optimizer state", wanted, found, f"at iteration {iteration:,}"):
+        findings.differ(row, text, iteration=iteration, advice=row.partition(" ")[0])
+
+
+def _scalars(state: State) -> dict[str, Any]:
+    return {
+        f"{name}/{key}": number["value"]
+        for name, numbers in state.manifest.optimizer_scalars.items()
+        for key, number in numbers.items()
+    }
+
+
+def _compare_manifests(
+    row: str, one: State, other: State, iteration: int, findings: Findings, *, exact: bool
+) -> None:
+    """Compare iteration, loss scale, schedule and the loop's counters."""
+    findings.row(row, "numbers")
+    wanted, found = _counters(one), _counters(other)
+    if not exact:
+        wanted, found = common(wanted, found)
+    findings.count(row, len(wanted))
+    for text in named_differences("counter", wanted, found, f"at iteration {iteration:,}"):
+        findings.differ(row, text, iteration=iteration, advice=row.partition(" ")[0])
+
+
+def _counters(state: State) -> dict[str, Any]:
+    manifest = state.manifest
+    parts = {"training": manifest.training, "engine": manifest.engine, "schedule": manifest.schedule}
+    numbers = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+    return {"iteration": manifest.iteration, **numbers}
+
+
+def _compare_metrics(
+    comparison: Comparison, resumed: Record, limits: Limits | None, findings: Findings
+) -> None:
+    """Compare with the metrics that the kept training has written, where it did."""
+    path = comparison.expected.metrics
+    if path is None or not Path(path).is_file():
+        findings.skip("losses", "steps", "the kept training has no metrics.jsonl in log-dir")
+        return
+    recorded = list(read_metrics(Path(path)))
+    for name, limit in _METRICS.items():
+        wanted = {line["iteration"]: line[name] for line in recorded if name in line}
+        found = dict(_recorded_numbers(resumed, name))
+        compare_numbers(wanted, found, name, None if limits is None else getattr(limits, limit), findings)
+
+
+def _recorded_numbers(record: Record, name: str) -> Iterator[tuple[int, float]]:
+    read: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
+        "loss/train": lambda line: line["loss"],
+        "optimizer/grad_norm": lambda line: line["grad_norm"],
+        "optimizer/learning_rate": lambda line: line["settings"][0]["lr"],
+    }
+    for iteration, lines in record.steps.items():
+        value = read[name](lines[min(lines)])
+        if value is not None:
+            yield iteration, value
+
+
+def _state(folder: str | None) -> State:
+    assert folder is not None, "every training that is compared leaves its states"
+    return State(Path(folder))

@@ -1,0 +1,310 @@
+"""Comparing what two trainings did in each iteration."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neox_model.verify.findings import Findings
+from neox_model.verify.records import Record
+from neox_model.verify.rounding import Limits
+
+__all__ = [
+    "Steps",
+    "common",
+    "compare_numbers",
+    "compare_repeated",
+    "compare_resumed",
+    "missing_steps",
+    "named_differences",
+    "random_differences",
+    "setting_differences",
+]
+
+REPEATED = "steps before the interruption"
+_COUNTERS = ("engine.global_steps", "engine.global_samples", "engine.skipped_steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Two records and how they are compared.
+
+    Args:
+        expected: of the uninterrupted training.
+        found: of the other one.
+        iterations: those that are compared.
+        samples: in an iteration.
+        limits: what counts as rounding; None demands equality to the last bit.
+        same_sizes: the parallel sizes are the same.
+    """
+
+    expected: Record
+    found: Record
+    iterations: range
+    samples: int
+    limits: Limits | None
+    same_sizes: bool
+
+
+def compare_repeated(steps: Steps, findings: Findings) -> None:
+    """Compare the iterations that two trainings did from the same start, before anything was resumed."""
+    findings.row(REPEATED, "steps")
+    for iteration in steps.iterations:
+        findings.count(REPEATED)
+        texts = [text for kind in _KINDS.values() for text in kind(steps, iteration).texts]
+        if texts:
+            findings.differ(REPEATED, texts[0], iteration=iteration, advice="repeat")
+
+
+def compare_resumed(steps: Steps, findings: Findings) -> None:
+    """Compare the iterations of a resumed training, kind by kind."""
+    for name, compare in _KINDS.items():
+        findings.row(name, _UNITS.get(name, "steps"))
+        if name == RANDOM and not steps.same_sizes:
+            findings.skip(name, "streams", "random streams start anew on other parallel sizes")
+            continue
+        for iteration in steps.iterations:
+            result = compare(steps, iteration)
+            findings.count(name, result.count)
+            findings.measure(name, result.relative)
+            for text in result.texts:
+                advice = "data" if name == DATA else "step"
+                findings.differ(name, text, iteration=iteration, advice=advice)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """Of one kind in one iteration: number of things compared, what differs, and the largest difference."""
+
+    count: int
+    texts: list[str]
+    relative: float = 0.0
+
+
+def _data(steps: Steps, iteration: int) -> _Result:
+    wanted, _ = steps.expected.samples(iteration)
+    found, apart = steps.found.samples(iteration)
+    if apart:
+        return _Result(len(found), [f"data: in iteration {iteration:,} {apart}"])
+    if len(wanted) != len(found):
+        text = f"data: iteration {iteration:,} read {len(found):,} samples instead of {len(wanted):,}"
+        return _Result(len(found), [text])
+    texts = [
+        f"data: sample {_first_sample(steps, iteration) + place:,}, the {_ordinal(place)} of iteration "
+        f"{iteration:,}: {_instead(steps, there, iteration)}"
+        for place, (here, there) in enumerate(zip(wanted, found, strict=True))
+        if here != there
+    ]
+    if not texts and steps.limits is None:
+        texts = _micro_batches(steps, iteration)
+    return _Result(len(found), texts)
+
+
+def _micro_batches(steps: Steps, iteration: int) -> list[str]:
+    wanted, found = steps.expected.micro_batches(iteration), steps.found.micro_batches(iteration)
+    return [
+        f"data: rank {rank} read iteration {iteration:,} as micro-batches of {found[rank]} samples "
+        f"instead of {sizes}"
+        for rank, sizes in sorted(wanted.items())
+        if rank in found and found[rank] != sizes
+    ]
+
+
+def _instead(steps: Steps, found: str, iteration: int) -> str:
+    """Say which sample was read in the place of another, where the uninterrupted training read it, too."""
+    others = sorted(steps.expected.steps, key=lambda other: abs(other - iteration))
+    for other in others:
+        samples, _ = steps.expected.samples(other)
+        if found in samples:
+            number = _first_sample(steps, other) + samples.index(found)
+            return f"sample {number:,} of iteration {other:,} was read instead"
+    return "other tokens were read, which the uninterrupted training read in no iteration"
+
+
+def _first_sample(steps: Steps, iteration: int) -> int:
+    """The number, from 0, of the first sample of an iteration."""
+    counters = _first(steps.expected, iteration)["counters"]
+    return int(counters.get("training.samples", iteration * steps.samples)) - steps.samples
+
+
+def _ordinal(place: int) -> str:
+    number = place + 1
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
+
+
+def _settings(steps: Steps, iteration: int) -> _Result:
+    """Learning rate, weight decay, betas: what the optimizer was given."""
+    count, texts = 0, []
+    limit = None if steps.limits is None else steps.limits.setting
+    ranks = steps.found.steps[iteration].keys() & steps.expected.steps[iteration].keys()
+    for rank in sorted(ranks) if steps.limits is None else [min(ranks)]:
+        wanted, found = steps.expected.steps[iteration][rank], steps.found.steps[iteration][rank]
+        count += len(found["settings"])
+        texts += setting_differences(wanted, found, rank, f"in iteration {iteration:,}", limit)
+    return _Result(count, texts)
+
+
+def setting_differences(
+    wanted: Mapping[str, Any], found: Mapping[str, Any], rank: int, when: str, limit: float | None
+) -> list[str]:
+    """Name the settings of an optimizer's parameter groups that differ on a rank."""
+    return [
+        f"optimizer setting {name} of parameter group {number} on rank {rank} {when}: "
+        f"{_compared(there[name], here[name])}"
+        for number, (here, there) in enumerate(zip(wanted["settings"], found["settings"], strict=False))
+        for name in sorted(here.keys() & there.keys())
+        if not is_close(here[name], there[name], limit)
+    ]
+
+
+def _number(name: str, key: str, limit_of: Callable[[Limits], float]) -> Callable[[Steps, int], _Result]:
+    def compare(steps: Steps, iteration: int) -> _Result:
+        wanted, found = _first(steps.expected, iteration)[key], _first(steps.found, iteration)[key]
+        limit = None if steps.limits is None else limit_of(steps.limits)
+        text = f"{name} of iteration {iteration:,}: {_compared(found, wanted)}"
+        return _Result(1, [] if is_close(wanted, found, limit) else [text], _relative(wanted, found))
+
+    return compare
+
+
+def _compared(found: Any, wanted: Any) -> str:
+    relative = _relative(wanted, found)
+    size = f" ({relative:.1e} relative)" if math.isfinite(relative) else ""
+    return f"{_shown(found)} instead of {_shown(wanted)}{size}"
+
+
+def _loss_scale(steps: Steps, iteration: int) -> _Result:
+    wanted, found = _counters(steps, iteration, of_scale=True)
+    count = int(bool(wanted or found))
+    return _Result(count, named_differences("loss scale", wanted, found, f"after iteration {iteration:,}"))
+
+
+def _counts(steps: Steps, iteration: int) -> _Result:
+    wanted, found = _counters(steps, iteration, of_scale=False)
+    return _Result(len(wanted), named_differences("counter", wanted, found, f"after iteration {iteration:,}"))
+
+
+def _counters(steps: Steps, iteration: int, *, of_scale: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    wanted, found = (
+        {
+            name: value
+            for name, value in _first(record, iteration)["counters"].items()
+            if is_of_scale(name) == of_scale
+        }
+        for record in (steps.expected, steps.found)
+    )
+    return (wanted, found) if steps.limits is None else common(wanted, found)
+
+
+def common(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entries that both have: an engine of another layout may have no loss scale, or one that stays 1."""
+    both = wanted.keys() & found.keys()
+    return {name: wanted[name] for name in both}, {name: found[name] for name in both}
+
+
+def is_of_scale(key: str) -> bool:
+    """Whether a counter belongs to the loss scale."""
+    return key.startswith("engine.") and key not in _COUNTERS
+
+
+def _random(steps: Steps, iteration: int) -> _Result:
+    count, texts = 0, []
+    for rank, line in sorted(steps.found.steps[iteration].items()):
+        wanted = steps.expected.steps[iteration].get(rank, {}).get("random", {})
+        count += len(line["random"])
+        texts += random_differences(wanted, line["random"], rank, f"after iteration {iteration:,}")
+    return _Result(count, texts)
+
+
+def random_differences(
+    wanted: Mapping[str, str], found: Mapping[str, str], rank: int, when: str
+) -> list[str]:
+    """Name the random streams of a rank whose states differ."""
+    return [
+        f"random stream {name} of rank {rank} {when} is in another state"
+        for name in sorted(wanted.keys() | found.keys())
+        if wanted.get(name) != found.get(name)
+    ]
+
+
+def named_differences(kind: str, wanted: Mapping[str, Any], found: Mapping[str, Any], when: str) -> list[str]:
+    """Name the numbers that differ, or that only one side has."""
+    return [
+        f"{kind} {name} {when}: {_shown(found.get(name, 'missing'))} instead of "
+        f"{_shown(wanted.get(name, 'none'))}"
+        for name in sorted(wanted.keys() | found.keys())
+        if not is_close(wanted.get(name, "none"), found.get(name, "missing"), None)
+    ]
+
+
+def compare_numbers(
+    wanted: Mapping[int, float],
+    found: Mapping[int, float],
+    name: str,
+    limit: float | None,
+    findings: Findings,
+) -> None:
+    """Compare one number per iteration, of those iterations that both sides have."""
+    row = f"{name} (metrics)"
+    findings.row(row, "steps")
+    for iteration in sorted(wanted.keys() & found.keys()):
+        findings.count(row)
+        findings.measure(row, _relative(wanted[iteration], found[iteration]))
+        if not is_close(wanted[iteration], found[iteration], limit):
+            text = f"{name} of iteration {iteration:,}: {_compared(found[iteration], wanted[iteration])}"
+            findings.differ(row, text, iteration=iteration, advice="step")
+
+
+def is_close(wanted: Any, found: Any, limit: float | None) -> bool:
+    """Whether two values are equal, or numbers within a relative limit."""
+    if _same(wanted, found):
+        return True
+    return limit is not None and _relative(wanted, found) <= limit
+
+
+def _same(wanted: Any, found: Any) -> bool:
+    if isinstance(wanted, list) and isinstance(found, list):
+        return len(wanted) == len(found) and all(map(_same, wanted, found))
+    both_nan = all(isinstance(value, float) and math.isnan(value) for value in (wanted, found))
+    return bool(wanted == found) or both_nan
+
+
+def _relative(wanted: Any, found: Any) -> float:
+    """Difference of two numbers relative to the larger; infinite where one is not a finite number."""
+    if _same(wanted, found):
+        return 0.0
+    numbers = [value for value in (wanted, found) if isinstance(value, int | float)]
+    largest = max((abs(value) for value in numbers), default=0.0)
+    if len(numbers) < 2 or not all(map(math.isfinite, numbers)):
+        return math.inf
+    return abs(wanted - found) / largest
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _first(record: Record, iteration: int) -> Mapping[str, Any]:
+    """What the lowest rank recorded; losses, norms and counters are the same on all."""
+    lines = record.steps[iteration]
+    return lines[min(lines)]
+
+
+def missing_steps(record: Record, iterations: Iterable[int]) -> list[int]:
+    """Iterations that a training did not record."""
+    return [iteration for iteration in iterations if not record.steps.get(iteration)]
+
+
+DATA, RANDOM = "data", "random streams"
+_UNITS = {DATA: "samples", RANDOM: "streams", "counters": "numbers", "optimizer settings": "groups"}
+# In the order in which they take effect within an iteration: the first that differs is the cause.
+_KINDS: Mapping[str, Callable[[Steps, int], _Result]] = {
+    DATA: _data,
+    "losses": _number("loss", "loss", lambda limits: limits.loss),
+    "gradient norms": _number("gradient norm", "grad_norm", lambda limits: limits.norm),
+    "optimizer settings": _settings,
+    "loss scale": _loss_scale,
+    "counters": _counts,
+    RANDOM: _random,
+}

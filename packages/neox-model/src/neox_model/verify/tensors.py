@@ -1,0 +1,258 @@
+"""Comparing two checkpoints tensor by tensor, a piece at a time."""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.shards import DTYPES, ShardReader
+from neox_model.verify.rounding import Limits
+
+__all__ = ["State", "TensorDifference", "differences", "differences_beyond_rounding", "in_model_order"]
+
+# Elements that are read at a time.
+_CHUNK = 2**24
+_ROUNDINGS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_SECOND_MOMENT = "exp_avg_sq"
+
+
+class State:
+    """The tensors of one checkpoint.
+
+    Args:
+        folder: the checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged or cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = Manifest.read(folder)
+        self._reader = ShardReader(folder, self.manifest.files)
+
+    def names(self, *, of_weights: bool) -> list[str]:
+        """Names of the weights, or of the optimizer's states, in the order of the model."""
+        names = (name for name in self.manifest.tensors if not name.startswith("rng/"))
+        return in_model_order(name for name in names if ("/" not in name) == of_weights)
+
+    def chunks(self, name: str) -> Iterator[Tensor]:
+        """The tensor's values in row-major order, a piece at a time."""
+        record = self.manifest.tensors[name]
+        numel, block = prod(record.shape), tuple((0, length) for length in record.shape)
+        for start in range(0, numel, _CHUNK):
+            values = torch.empty(min(_CHUNK, numel - start), dtype=DTYPES[record.dtype])
+            self._reader.fill(values, name, record, (block, start, start + values.numel()))
+            yield values
+
+    def numel(self, name: str) -> int:
+        """Number of elements."""
+        return prod(self.manifest.tensors[name].shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """A tensor that is not as expected: its name, what differs, and by how much relative to its values."""
+
+    name: str
+    text: str
+    relative: float
+
+
+def in_model_order(names: Iterator[str]) -> list[str]:
+    """Sort names so that layer 10 comes after layer 9, and what follows the layers after them."""
+
+    def key(name: str) -> tuple[int, list[tuple[int, int | str]]]:
+        parts = [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
+        place = 0 if name.startswith("embedding") else 1 if name.startswith("layers.") else 2
+        return place, parts
+
+    return sorted(names, key=key)
+
+
+def differences(expected: State, found: State, *, of_weights: bool) -> Iterator[TensorDifference]:
+    """Compare two checkpoints to the last bit; only what differs is given, in the order of the model."""
+    wanted, there = expected.names(of_weights=of_weights), found.names(of_weights=of_weights)
+    for name in in_model_order(iter({*wanted, *there})):
+        reason = _unlike(expected, found, name)
+        if reason:
+            yield TensorDifference(name, reason, math.inf)
+            continue
+        difference = _Difference()
+        for one, other in zip(expected.chunks(name), found.chunks(name), strict=True):
+            difference.add(one, other)
+        if difference.count:
+            shape = expected.manifest.tensors[name].shape
+            text = difference.describe(shape) + _explain(expected, found, name)
+            yield TensorDifference(name, text, difference.relative)
+
+
+def _unlike(expected: State, found: State, name: str) -> str:
+    """Why two tensors cannot be compared; empty where they can."""
+    one, other = expected.manifest.tensors.get(name), found.manifest.tensors.get(name)
+    if one is None:
+        return "is there, and not in the expected state"
+    if other is None:
+        return "is missing"
+    if one.shape != other.shape:
+        return f"has the shape {other.shape} instead of {one.shape}"
+    return ""
+
+
+class _Difference:
+    """What is known so far of the difference between two tensors that are read in pieces."""
+
+    def __init__(self) -> None:
+        self.count, self._numel, self._largest, self._scale = 0, 0, -1.0, 0.0
+        self._place, self._values = 0, (0.0, 0.0)
+
+    @property
+    def relative(self) -> float:
+        """Largest difference relative to the largest expected value."""
+        return self._largest / self._scale if self._scale else math.inf
+
+    def add(self, expected: Tensor, found: Tensor) -> None:
+        """Compare the next piece."""
+        differing = ~_is_same(expected, found)
+        count = int(differing.sum())
+        one, other = expected.double(), found.double()
+        if expected.numel():
+            self._scale = max(self._scale, float(one.nan_to_num().abs().max()))
+        if count:
+            size = (one - other).abs().nan_to_num(nan=math.inf)
+            size[~differing] = -1.0
+            place = int(size.argmax())
+            if float(size[place]) > self._largest:
+                self._largest = float(size[place])
+                self._place = self._numel + place
+                self._values = float(one[place]), float(other[place])
+        self.count += count
+        self._numel += expected.numel()
+
+    def describe(self, shape: tuple[int, ...]) -> str:
+        """How many elements differ, and the largest difference with its place."""
+        wanted, found = self._values
+        place = (
+            [int(index) for index in torch.unravel_index(torch.tensor(self._place), shape)] if shape else []
+        )
+        return (
+            f"{self.count:,} of {self._numel:,} elements differ, by at most {self._largest:.3g}: "
+            f"{found:.9g} instead of {wanted:.9g} at {place}"
+        )
+
+
+def _is_same(expected: Tensor, found: Tensor) -> Tensor:
+    """Elementwise equality of all bits; of values where the types differ."""
+    if expected.dtype != found.dtype:
+        return expected.double() == found.double()
+    if not expected.is_floating_point():
+        return expected == found
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[expected.element_size()]
+    return expected.view(bits) == found.view(bits)
+
+
+def _explain(expected: State, found: State, name: str) -> str:
+    """What the values are instead, where that can be recognized."""
+    if _all(found, name, lambda values: values == 0):
+        return "; all are zero"
+    other = _same_values_elsewhere(expected, found, name)
+    if other is not None:
+        return f"; they are those of {other}"
+    for precision, dtype in _ROUNDINGS.items():
+        if _is_rounded(expected, found, name, dtype):
+            return f"; they are rounded to {precision}"
+    return ""
+
+
+def _all(state: State, name: str, holds: Callable[[Tensor], Tensor]) -> bool:
+    return all(bool(holds(values).all()) for values in state.chunks(name))
+
+
+def _same_values_elsewhere(expected: State, found: State, name: str) -> str | None:
+    """The expected tensor of the same shape that has the values found, if it is another one."""
+    shape = expected.manifest.tensors[name].shape
+    for other, record in expected.manifest.tensors.items():
+        if other != name and record.shape == shape:
+            pairs = zip(expected.chunks(other), found.chunks(name), strict=True)
+            if all(bool(_is_same(one, values).all()) for one, values in pairs):
+                return other
+    return None
+
+
+def _is_rounded(expected: State, found: State, name: str, dtype: torch.dtype) -> bool:
+    pairs = zip(expected.chunks(name), found.chunks(name), strict=True)
+    return all(bool((one.to(dtype).double() == values.double()).all()) for one, values in pairs)
+
+
+def differences_beyond_rounding(
+    middle: State, expected: State, found: State, limits: Limits, *, of_weights: bool
+) -> Iterator[TensorDifference]:
+    """Compare two checkpoints of different layouts.
+
+    A weight is measured by what it changed by since the interruption, a state of the optimizer by itself.
+
+    Args:
+        middle: the state at the interruption.
+        expected: the last state of the uninterrupted training.
+        found: that of the resumed one.
+        limits: what counts as rounding.
+        of_weights: compare weights, else states of the optimizer.
+
+    Returns:
+        Every tensor with its difference; within the limits the text is empty.
+    """
+    loudest = _loudest(expected)
+    wanted, there = expected.names(of_weights=of_weights), found.names(of_weights=of_weights)
+    for name in in_model_order(iter({*wanted, *there})):
+        reason = _unlike(expected, found, name)
+        if reason:
+            yield TensorDifference(name, reason, math.inf)
+            continue
+        relative, left_out = _relative_change(middle, expected, found, name, limits.noise * loudest)
+        text = ""
+        if relative > limits.tensor:
+            whole = "its change" if of_weights else "itself"
+            text = f"differs by {relative:.1e} of {whole} (limit {limits.tensor:g}"
+            text += f"; {left_out:,} elements without a gradient to speak of left out)" if left_out else ")"
+        yield TensorDifference(name, text, relative)
+
+
+def _loudest(state: State) -> float:
+    """The largest root mean square of the gradients of any tensor, by their second moments; 0 without."""
+    largest = 0.0
+    for name in state.names(of_weights=False):
+        if name.endswith(f"/{_SECOND_MOMENT}"):
+            total = sum(float(values.double().sum()) for values in state.chunks(name))
+            largest = max(largest, total / state.numel(name))
+    return math.sqrt(largest)
+
+
+def _relative_change(
+    middle: State, expected: State, found: State, name: str, noise: float
+) -> tuple[float, int]:
+    """The 2-norm of the difference relative to that of the change (weights) or the value (states)."""
+    weight = name.partition("/")[0]
+    moment = f"{weight}/{_SECOND_MOMENT}"
+    masks = expected.chunks(moment) if moment in expected.manifest.tensors else None
+    before = middle.chunks(name) if name == weight and name in middle.manifest.tensors else None
+    difference = size = 0.0
+    left_out = 0
+    for one, other in zip(expected.chunks(name), found.chunks(name), strict=True):
+        wanted, there = one.double(), other.double()
+        start = 0.0 if before is None else next(before).double()
+        apart, change = wanted - there, wanted - start
+        if masks is not None:
+            is_loud = next(masks).double().sqrt() >= noise
+            left_out += int((~is_loud).sum())
+            apart, change = apart[is_loud], change[is_loud]
+        difference += float(apart.square().sum())
+        size += float(change.square().sum())
+    if math.isnan(difference) or (size == 0.0 and difference > 0.0):
+        return math.inf, left_out
+    return (math.sqrt(difference / size) if size else 0.0), left_out
