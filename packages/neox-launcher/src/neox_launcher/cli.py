@@ -195,31 +195,38 @@ def _merged(
     return merged, dry_run or dry
 
 
-def _launch(request: Request, dry_run: DryRun) -> None:
+def _launch(request: Request, dry_run: DryRun, wanted: VerifyRequest | None = None) -> None:
     if not request.paths:
         raise click.UsageError("nothing says what to do: give at least one --config FILE")
     # Kept until a handler is there: see `stop_signals`.
     with warning_blocked():
-        _run(request, dry_run)
+        _run(request, dry_run, wanted)
 
 
-def _run(request: Request, dry_run: DryRun) -> NoReturn:
+def _run(request: Request, dry_run: DryRun, wanted: VerifyRequest | None) -> NoReturn:
     try:
         plan = plan_launch(request)
         _tell_notices(plan)
-        if is_tuned(plan):
-            sys.exit(tune(request, plan, dry_run=dry_run))
-        if dry_run is not None:
-            sys.exit(show_plan(plan, dry_run))
-        refuse_what_cannot_run(plan)
-        if plan.program == "doctor":
-            _show_diagnosis(plan)
-        outcome = run_plan(plan)
+        if wanted is None:
+            outcome = _carry_out(request, plan, dry_run)
+        else:
+            outcome = verify_resume(request, plan, wanted, dry_run=dry_run)
     except NeoXError as error:
         click.echo(str(error), err=True)
         sys.exit(error.exit_code)
     _tell_failure(outcome)
     sys.exit(outcome.exit_code)
+
+
+def _carry_out(request: Request, plan: LaunchPlan, dry_run: DryRun) -> Outcome:
+    if is_tuned(plan):
+        sys.exit(tune(request, plan, dry_run=dry_run))
+    if dry_run is not None:
+        sys.exit(show_plan(plan, dry_run))
+    refuse_what_cannot_run(plan)
+    if plan.program == "doctor":
+        _show_diagnosis(plan)
+    return run_plan(plan)
 
 
 def _tell_notices(plan: LaunchPlan) -> None:
