@@ -265,7 +265,7 @@ def layout_of(resolved: Resolved) -> Layout:
         has_loss_in_chunks=derived.precision != "fp16",
         element_bytes=size,
         gradient_bytes=_bytes_of(accumulation_dtype(resolved), size),
-        reduced_bytes=_bytes_of(config.engine.communication_data_type, size),
+        reduced_bytes=_bytes_of(config.engine.communication_data_type or _summed_in(resolved), size),
         optimizer_states=_OPTIMIZER_STATES.get(kind, 2),
         optimizer_on_host=zero.offload_optimizer.device != "none" or kind.startswith("cpu_"),
         parameters_on_host=zero.offload_param.device != "none",
@@ -273,6 +273,11 @@ def layout_of(resolved: Resolved) -> Layout:
         has_second_bucket=zero.stage == 3 if zero.overlap_comm is None else zero.overlap_comm,
         live_parameters=zero.stage3_max_live_parameters,
     )
+
+
+def _summed_in(resolved: Resolved) -> str | None:
+    """What stage 0 reduces gradients in unless configured: the format that they are summed in."""
+    return accumulation_dtype(resolved) if resolved.config.zero.zero_optimization.stage == 0 else None
 
 
 def _bytes_of(dtype: str | None, otherwise: int) -> int:

@@ -86,32 +86,35 @@ class NonfiniteGuard(Hook):
             NeoXError: the last `patience` iterations were not finite.
         """
         if (state.iteration - 1) % self._interval == 0:
-            self._read_pending()
+            self.catch_up()
         samples = range(state.samples - state.samples_per_iteration, state.samples)
         self._pending.append((state.iteration, samples, report))
 
     def on_end(self, state: TrainState) -> None:
         """Read what is left."""
-        self._read_pending()
+        self.catch_up()
 
-    def refuse_to_save(self) -> None:
-        """Check the last iteration before its state is saved; waits for the device.
+    def catch_up(self) -> None:
+        """Judge all iterations so far; waits for the device.
 
         Raises:
-            NeoXError: the last `patience` iterations were not finite.
-            CheckpointError: its loss is not finite.
+            NeoXError: the last `patience` iterations were not finite; on all ranks or on none.
         """
-        self._read_pending()
+        for iteration in _read(self._pending):
+            self._judge(iteration)
+        self._pending.clear()
+
+    def refuse_to_save(self) -> None:
+        """Check the last iteration judged, before the state after it is saved.
+
+        Raises:
+            CheckpointError: its loss is not finite. Tensor-parallel ranks may have computed different ones.
+        """
         if self._last is not None and not math.isfinite(self._last.loss):
             raise CheckpointError(
                 f"the loss of iteration {self._last.number:,} is {self._last.loss:g}; the state after it is "
                 "not saved, and earlier checkpoints are kept"
             )
-
-    def _read_pending(self) -> None:
-        for iteration in _read(self._pending):
-            self._judge(iteration)
-        self._pending.clear()
 
     def _judge(self, iteration: _Iteration) -> None:
         self._last = iteration
@@ -149,8 +152,8 @@ class NonfiniteGuard(Hook):
         return (
             f"the last {len(self._in_a_row)} updates in a row were not applied{at_minimum}, because a loss "
             f"or a gradient was not finite ({listed}); resume from the last checkpoint with a smaller "
-            f"learning rate, {'with bfloat16, ' if at_minimum else ''}with gradient-clipping, or without these "
-            "documents (nonfinite-patience says how many such updates in a row are allowed)"
+            f"learning rate, {'with bfloat16, ' if at_minimum else ''}with gradient-clipping, or without "
+            "these documents (nonfinite-patience says how many such updates in a row are allowed)"
         )
 
 
