@@ -177,3 +177,59 @@ def test_a_pipeline_that_evaluates_sends_each_rank_s_part_of_the_sequence():
     losses = run_ranks(evaluated_loss, size=4, settings=split, devices=4)
     (alone,) = run_ranks(evaluated_loss, size=1, settings={"pipe_parallel_size": 1}, devices=1)
     assert losses == pytest.approx([alone] * 4, abs=1e-5)
+
+
+def count_read_backs(settings: dict) -> dict[str, int]:
+    """How often one iteration reads a number back from its device; runs in every rank."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from neox_model.build.model import build_model
+    from neox_model.optim.build import build_optimizer, build_schedule
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train.batch import as_batch
+    from neox_model.train.engine import build_engine, prepare_deepspeed
+    from neox_model.train.pipeline_step import PipelineStep
+    from neox_model.train.sequential_step import SequentialStep
+    from neox_model.train.state import TrainState
+    from support.settings import resolved_from
+
+    class ReadBacks(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.count += function is torch.ops.aten._local_scalar_dense.default
+            return function(*args, **(kwargs or {}))
+
+    world = torch.distributed.get_world_size()
+    resolved = resolved_from(settings | {"gradient_clipping": 1.0}, devices=world)
+    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    prepare_deepspeed()
+    model = build_model(resolved, groups, vocab_size=11)
+    optimizer = build_optimizer(resolved.config, model)
+    schedule = build_schedule(resolved.config, optimizer, decay_iterations=9)
+    engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
+    if resolved.derived.uses_pipeline:
+        step = PipelineStep(engine, accumulation=2)
+    else:
+        step = SequentialStep(engine, accumulation=2, tokens=1, data=groups.data)
+    state = TrainState(last_iteration=9, samples_per_iteration=4)
+    counts = []
+    for _ in range(3):
+        batches = iter([as_batch(torch.arange(26).view(2, 13) % 11)] * 2)
+        with ReadBacks() as reads:
+            state.advance(step(batches))
+        counts.append(reads.count)
+    assert state.iteration == 3
+    return {"last": counts[-1]}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bfloat16", "fp16"])
+@pytest.mark.parametrize(("layout", "ranks"), [("data", 2), ("pipeline", 1)])
+def test_an_iteration_at_stage_0_never_reads_back_from_its_device(precision, layout, ranks):
+    settings = {"precision": precision} | ({"pipe_parallel_size": 1} if layout == "pipeline" else {})
+    assert run_ranks(count_read_backs, size=ranks, settings=settings) == [{"last": 0}] * ranks
+
+
+def test_an_optimizer_that_cannot_skip_reads_back_once():
+    settings = {"precision": "fp16", "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+    assert run_ranks(count_read_backs, size=1, settings=settings) == [{"last": 1}]
