@@ -446,14 +446,14 @@ def test_a_failure_on_one_rank_is_the_same_error_on_all(tmp_path):
 
 
 def test_another_order_of_samples_is_said_when_training_continues(tmp_path, trained, caplog):
-    trained.config = trained.config | {"samples_digest": "a"}
+    trained.config = trained.config | {"samples_digest": {"train": "a", "valid": "c"}}
     trained.save(tmp_path)
     run = Run()
     with caplog.at_level(logging.WARNING):
-        for digest in ("b", "a"):
-            run.config = run.config | {"samples_digest": digest}
+        for digests in ({"train": "b", "valid": "c"}, {"train": "a", "valid": "c"}, {"train": "a"}):
+            run.config = run.config | {"samples_digest": digests}
             run.load(tmp_path)
-    (message,) = caplog.messages
-    assert message.startswith(
-        "samples come in another order than before the checkpoint: some will be read twice"
-    )
+    assert caplog.messages == [
+        "training samples come in another order than before the checkpoint: some will be read twice, and "
+        "some not at all"
+    ]

@@ -27,8 +27,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Recorded beside the parameters: a digest of the samples that were read.
+# Recorded beside the parameters: digests of the samples that were read, by part.
 SAMPLES_DIGEST = "samples_digest"
+_PARTS = {"train": "training samples", "valid": "validation samples"}
 
 
 def changes_since(manifest: Manifest, config: Mapping[str, Any]) -> Changes:
@@ -86,12 +87,14 @@ def log_training_changes(manifest: Manifest, config: Mapping[str, Any], *, keeps
     found = [change for change in changes.training if not (keeps_curve and change.label in LEARNING_RATE)]
     if found:
         logger.warning("the training continues with other settings than the checkpoint's:\n%s", _table(found))
-    there, here = manifest.config.get(SAMPLES_DIGEST), config.get(SAMPLES_DIGEST)
-    if there is not None and here is not None and there != here:
-        logger.warning(
-            "samples come in another order than before the checkpoint: some will be read twice, and some "
-            "not at all"
-        )
+    there, here = manifest.config.get(SAMPLES_DIGEST, {}), config.get(SAMPLES_DIGEST, {})
+    for part, samples in _PARTS.items():
+        if part in there and part in here and there[part] != here[part]:
+            logger.warning(
+                "%s come in another order than before the checkpoint: some will be read twice, and some not "
+                "at all",
+                samples,
+            )
 
 
 def training_state(manifest: Manifest) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from neox_data.blend import SampleDataset
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.config import NeoXConfig, Resolved
 from neox_launcher.config.estimate import flops_per_token
@@ -25,7 +24,7 @@ from neox_model.checkpoint.claim import claimed
 from neox_model.checkpoint.comparison import SAMPLES_DIGEST
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
-from neox_model.checkpoint.outcome import gather
+from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.save import save_checkpoint
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
@@ -39,7 +38,7 @@ from neox_model.processes import join_processes, leave_processes, load_tokenizer
 from neox_model.train.batch import Batch
 from neox_model.train.curriculum import length_pace
 from neox_model.train.data import build_datasets, choose_weights, open_streams
-from neox_model.train.datasets import check_tokenizers
+from neox_model.train.datasets import Datasets, check_tokenizers
 from neox_model.train.documents import documents_of
 from neox_model.train.engine import Engine, build_engine, prepare_deepspeed
 from neox_model.train.evaluate import Evaluator
@@ -82,7 +81,7 @@ class _Training:
     schedule: LearningRateSchedule
     state: TrainState
     tokenizer: Tokenizer
-    samples: SampleDataset | None
+    datasets: Datasets
 
     @property
     def config(self) -> NeoXConfig:
@@ -92,11 +91,15 @@ class _Training:
     def model(self) -> nn.Module:
         return self.engine.inner.module
 
-    def recorded(self, samples: int) -> dict[str, Any]:
-        """What a checkpoint records of the run, after so many training samples."""
+    def recorded(self, position: Position) -> dict[str, Any]:
+        """What a checkpoint records of the run that has come to this position."""
         values = recorded_values(self.resolved, self.tokenizer)
-        if self.groups.world.rank == 0 and self.samples is not None:
-            values[SAMPLES_DIGEST] = digest_of_samples(self.samples, samples)
+        if self.groups.world.rank == 0:
+            values[SAMPLES_DIGEST] = {
+                part: digest_of_samples(self.datasets[part], count)
+                for part, count in (("train", position.samples), ("valid", position.validation_samples))
+                if part in self.datasets
+            }
         return values
 
 
@@ -146,7 +149,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         schedule=schedule,
         state=state,
         tokenizer=tokenizer,
-        samples=datasets.get("train"),
+        datasets=datasets,
     )
     _load(training, position)
     if state.finished:
@@ -248,7 +251,7 @@ def _load(training: _Training, position: Position) -> None:
         groups=training.groups,
         schedule=training.schedule,
         state=training.state,
-        config=training.recorded(position.samples),
+        config=training.recorded(position),
         seed=training.config.training.seed,
         finetune=section.finetune,
         load_optimizer=not section.no_load_optim,
@@ -280,7 +283,7 @@ def _save(training: _Training, directory: Path) -> None:
         groups=training.groups,
         schedule=training.schedule,
         state=training.state,
-        config=training.recorded(training.state.samples),
+        config=training.recorded(training.state.position),
         save_optimizer=not section.no_save_optim,
         save_rng=not section.no_save_rng,
         keep_last=section.keep_last_n_checkpoints,
@@ -303,14 +306,16 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
         # On a GPU every reading makes the host wait.
         interval=config.logging.log_interval if training.engine.inner.device.type == "cuda" else 1,
         min_loss_scale=training.engine.min_loss_scale,
-        documents=partial(documents_of, training.samples),
+        documents=partial(documents_of, training.datasets.get("train")),
         reports=training.groups.world.rank == 0,
         before_end=log.write_pending,
     )
 
     def before_save() -> None:
         log.write_pending()
-        guard.refuse_to_save()
+        guard.catch_up()
+        with shared_outcome(training.groups.control, "checking the last iteration"):
+            guard.refuse_to_save()
 
     hooks = [
         ProgressHook(progress),
