@@ -9,19 +9,32 @@ import deepspeed
 import torch
 from torch import Tensor, nn
 
-from neox_launcher.config import Resolved, engine_json
+from neox_launcher.config import Resolved
 from neox_model.build.model import build_model
 from neox_model.optim.build import build_optimizer, build_schedule
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
 from neox_model.train.batch import Batch, as_batch
-from neox_model.train.engine import build_engine, prepare_deepspeed
+from neox_model.train.engine import Engine, build_engine, prepare_deepspeed
 from neox_model.train.pipeline_step import PipelineStep
 from neox_model.train.sequential_step import SequentialStep
+from neox_model.train.step import TrainStep
 from support.settings import resolved_from
 
-__all__ = ["ARCHITECTURES", "LAYOUTS", "Layout", "Run", "differences", "reference", "train"]
+__all__ = [
+    "ARCHITECTURES",
+    "LAYOUTS",
+    "VOCAB",
+    "Layout",
+    "Run",
+    "differences",
+    "reference",
+    "settings_of",
+    "start",
+    "train",
+    "whole_weight",
+]
 
 # Eleven tokens need a padding row on two tensor-parallel ranks and on four; batches of eight samples.
 VOCAB, ITERATIONS, SAMPLES = 11, 20, 8
@@ -207,32 +220,33 @@ def _batches(resolved: Resolved, groups: Groups) -> Iterator[Batch]:
             yield as_batch(part)
 
 
-def train(resolved: Resolved) -> tuple[Run, nn.Module]:
-    """Train through the engine in the present world; the run has this rank's parameters, whole in ZeRO 3."""
+def start(resolved: Resolved) -> tuple[Engine, TrainStep, Groups]:
+    """Build the model of the present world, its engine and its step, as the training program does."""
     derived = resolved.derived
     groups = create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
     prepare_deepspeed()
     model = build_model(resolved, groups, vocab_size=VOCAB)
     optimizer = build_optimizer(resolved.config, model)
     schedule = build_schedule(resolved.config, optimizer, decay_iterations=ITERATIONS)
-    engine = build_engine(
-        model,
-        optimizer,
-        schedule,
-        settings=engine_json(resolved),
-        groups=groups,
-        is_pipeline=derived.uses_pipeline,
-    )
-    step: Any = PipelineStep(engine, accumulation=derived.accumulation)
-    if not derived.uses_pipeline:
-        step = SequentialStep(engine, accumulation=derived.accumulation, tokens=0, data=groups.data)
+    engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
+    if derived.uses_pipeline:
+        return engine, PipelineStep(engine, accumulation=derived.accumulation), groups
+    step = SequentialStep(engine, accumulation=derived.accumulation, tokens=0, data=groups.data)
+    return engine, step, groups
+
+
+def train(resolved: Resolved) -> tuple[Run, nn.Module]:
+    """Train through the engine in the present world; the run has this rank's parameters, whole in ZeRO 3."""
+    engine, step, groups = start(resolved)
+    model = engine.inner.module
     batches = _batches(resolved, groups)
     losses = [float(step(batches).loss) for _ in range(ITERATIONS)]
-    weights = {name: _whole(parameter) for name, parameter in named_logical_parameters(model)}
+    weights = {name: whole_weight(parameter) for name, parameter in named_logical_parameters(model)}
     return Run(losses, weights), model
 
 
-def _whole(parameter: nn.Parameter) -> Tensor:
+def whole_weight(parameter: nn.Parameter) -> Tensor:
+    """All that this rank's copy of a parameter has, in ZeRO 3 gathered; collective there."""
     if not hasattr(parameter, "ds_id"):
         return parameter.detach().clone()
     with deepspeed.zero.GatheredParameters([parameter]):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-__all__ = ["world_of"]
+__all__ = ["forget_deepspeeds_world", "world_of"]
 
 
 @contextmanager
@@ -50,10 +50,11 @@ def _join(path: Path, rank: int, size: int) -> None:
 def _leave() -> None:
     dist.destroy_process_group()
     if "deepspeed" in sys.modules:
-        _forget_deepspeeds_world()
+        forget_deepspeeds_world()
 
 
-def _forget_deepspeeds_world() -> None:
+def forget_deepspeeds_world() -> None:
+    """Let the next engine form its groups, as in a new process."""
     from deepspeed.comm import comm
     from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
     from deepspeed.runtime.zero.partition_parameters import Init

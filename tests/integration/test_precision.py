@@ -1,0 +1,142 @@
+"""One update in fp32, bf16 and fp16 on every layout is that of plain autograd, and its like in float32.
+
+Real processes over gloo. `make test` runs a part in which every kind of layout meets every precision, and
+plants faults that must be found; `make test-precision` runs every architecture on every layout.
+"""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Sequence
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neox_launcher.errors import ConfigError
+from support import precision_results
+from support.distributed import run_ranks
+from support.layouts import ARCHITECTURES
+from support.precision import ALL_LAYOUTS, CLIPPING, KINDS, PRECISIONS, SCALES, Cell
+from support.precision_cells import FREE, all_cells, axes_of, pairs_of, sample
+from support.precision_checks import Judgement, kind_of
+from support.settings import resolved_from
+
+# Where `make test-precision` writes the figures of docs/compatibility-matrix.md.
+RESULTS = "PRECISION_RESULTS"
+
+
+def judge_cells(cells: list[dict[str, Any]], scales: list[int], folder: str) -> dict[str, Any]:
+    """Judgements of cells, by their place in the list; runs in four processes."""
+    from support.precision_cells import check
+    from support.worlds import world_of
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    numbered, found = [*enumerate(Cell(**cell) for cell in cells)], {}
+    for size in (1, 2, 4):
+        sized = [(place, cell) for place, cell in numbered if cell.shape.ranks == size]
+        for turn in range(0, len(sized), 4 // size):
+            with world_of(size, Path(folder), name=f"of-{size}-{turn}") as number:
+                for place, cell in sized[turn : turn + 4 // size][number : number + 1]:
+                    judgement = check(cell, scales=scales)
+                    if judgement is not None:
+                        found[str(place)] = dataclasses.asdict(judgement)
+    return found
+
+
+def judge(
+    cells: list[Cell], folder: Path, *, scales: tuple[int, ...], timeout_seconds: float
+) -> list[Judgement]:
+    results = run_ranks(
+        judge_cells,
+        size=4,
+        timeout_seconds=timeout_seconds,
+        cells=[dataclasses.asdict(cell) for cell in cells],
+        scales=list(scales),
+        folder=str(folder),
+    )
+    found = {int(place): Judgement(**values) for result in results for place, values in result.items()}
+    assert sorted(found) == list(range(len(cells)))
+    return [found[place] for place in range(len(cells))]
+
+
+def findings_of(cells: Sequence[Cell], judgements: list[Judgement]) -> str:
+    return "\n".join(
+        f"{cell.name}: {finding}"
+        for cell, judgement in zip(cells, judgements, strict=True)
+        for finding in judgement.findings
+    )
+
+
+def test_the_sample_has_every_kind_of_layout_in_every_precision_and_every_architecture():
+    assert {(kind_of(cell.layout), cell.precision) for cell in sample()} == set(product(KINDS, PRECISIONS))
+    assert {cell.architecture for cell in sample()} == set(ARCHITECTURES)
+
+
+def test_every_layout_belongs_to_one_kind():
+    assert sorted(layout for layouts in KINDS.values() for layout in layouts) == sorted(ALL_LAYOUTS)
+
+
+def test_the_sweep_has_every_architecture_on_every_layout_in_every_precision():
+    found = [(cell.architecture, cell.layout, cell.precision) for cell in all_cells()]
+    assert sorted(found) == sorted(product(ARCHITECTURES, ALL_LAYOUTS, PRECISIONS))
+
+
+def test_every_pair_that_no_rule_refuses_occurs_in_the_sweep():
+    occurring = set().union(*(pairs_of(cell) for cell in all_cells()))
+    axes: dict[str, tuple[Any, ...]] = {
+        "architecture": tuple(ARCHITECTURES),
+        "precision": tuple(PRECISIONS),
+        "pipeline": (0, 1, 2),
+        "ZeRO": (0, 1, 2, 3),
+        **FREE,
+    }
+    wanted = {
+        ((one, value), (other, another))
+        for one, other in combinations(axes, 2)
+        for value, another in product(axes[one], axes[other])
+    }
+    missing = wanted - occurring
+    assert missing == {(("pipeline", stages), ("ZeRO", stage)) for stages in (1, 2) for stage in (2, 3)}
+    for (_, stages), (_, stage) in missing:
+        with pytest.raises(ConfigError, match="pipeline"):
+            resolved_from(
+                {"pipe_parallel_size": stages, "zero_optimization": {"stage": stage}}, devices=max(2, stages)
+            )
+
+
+def test_layouts_meet_every_free_setting():
+    occurring = set().union(*(pairs_of(cell) for cell in all_cells()))
+    for layout, (name, values) in product(ALL_LAYOUTS, FREE.items()):
+        for value in values:
+            assert (("layout", layout), (name, value)) in occurring
+    assert set(CLIPPING) == {"off", "inactive", "active"}
+    assert {axes_of(cell)["pipeline"] for cell in all_cells()} == {0, 1, 2}
+
+
+@pytest.mark.slow
+def test_a_sample_of_the_cells_agrees_with_plain_autograd(tmp_path):
+    cells = sample()
+    judgements = judge(cells, tmp_path, scales=(128,), timeout_seconds=300)
+    assert findings_of(cells, judgements) == ""
+
+
+@pytest.mark.slow
+def test_the_loss_scale_cancels_out(tmp_path):
+    layouts = ("one process", "pipeline 2", "ZeRO 1")
+    cells = [Cell("learned positions, layernorm, tied", layout, "fp16", accumulation=3) for layout in layouts]
+    judgements = judge(cells, tmp_path, scales=SCALES, timeout_seconds=300)
+    assert findings_of(cells, judgements) == ""
+
+
+# A launch for each: engines of DeepSpeed are never freed.
+@pytest.mark.sweep
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_layout_agrees_with_plain_autograd(tmp_path, architecture, precision):
+    cells = [c for c in all_cells() if (c.architecture, c.precision) == (architecture, precision)]
+    judgements = judge(cells, tmp_path, scales=SCALES, timeout_seconds=1200)
+    if RESULTS in os.environ:
+        precision_results.record(Path(os.environ[RESULTS]), cells, judgements)
+    assert findings_of(cells, judgements) == ""

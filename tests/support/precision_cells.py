@@ -1,0 +1,103 @@
+"""The cells of the precision sweep: which are trained, and what came of one."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+from torch import distributed
+
+from support.layouts import ARCHITECTURES
+from support.precision import (
+    ADAM,
+    ALL_LAYOUTS,
+    CLIPPING,
+    KINDS,
+    PRECISIONS,
+    SCALES,
+    SGD,
+    Cell,
+    observe,
+)
+from support.precision_checks import Judgement, judge_adam, judge_scales, judge_update
+from support.precision_reference import exact, plain
+
+__all__ = ["FREE", "all_cells", "axes_of", "check", "pairs_of", "sample"]
+
+FREE: dict[str, tuple[Any, ...]] = {
+    "clipping": tuple(CLIPPING),
+    "accumulation": (1, 3),
+    "tied": (False, True),
+    "recomputes": (False, True),
+}
+"""Settings that do not need every combination with the others: every pair of values occurs."""
+
+
+def axes_of(cell: Cell) -> dict[str, Any]:
+    """All that is varied, the layout's parts included."""
+    settings = cell.shape.settings
+    return {
+        "architecture": cell.architecture,
+        "layout": cell.layout,
+        "precision": cell.precision,
+        "pipeline": min(2, settings.get("pipe_parallel_size", 0)),
+        "ZeRO": settings.get("zero_optimization", {}).get("stage", 0),
+        **{name: getattr(cell, name) for name in FREE},
+    }
+
+
+def pairs_of(cell: Cell) -> set[tuple[Any, ...]]:
+    """Every two values of different axes that meet in the cell."""
+    return set(combinations(axes_of(cell).items(), 2))
+
+
+@cache
+def all_cells() -> tuple[Cell, ...]:
+    """Every architecture on every layout in every precision, the other settings in pairs."""
+    return _with_pairs(Cell(*values) for values in product(ARCHITECTURES, ALL_LAYOUTS, PRECISIONS))
+
+
+@cache
+def sample() -> tuple[Cell, ...]:
+    """Every kind of layout in every precision; architectures and layouts of a kind in turn."""
+    names, chosen = list(ARCHITECTURES), []
+    for number, (kind, precision) in enumerate(product(KINDS, PRECISIONS)):
+        layout = KINDS[kind][number % len(KINDS[kind])]
+        chosen.append(Cell(names[number % len(names)], layout, precision))
+    return _with_pairs(chosen)
+
+
+def _with_pairs(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    """Choose the free settings of each cell so that it adds the most pairs that have not occurred."""
+    generator, seen, chosen = random.Random(1), set(), []
+    combined = [dict(zip(FREE, values, strict=True)) for values in product(*FREE.values())]
+    for cell in cells:
+        candidates = [replace(cell, **settings) for settings in generator.sample(combined, len(combined))]
+        best = max(candidates, key=lambda candidate: len(pairs_of(candidate) - seen))
+        seen |= pairs_of(best)
+        chosen.append(best)
+    return tuple(chosen)
+
+
+def check(cell: Cell, *, scales: Sequence[int] = SCALES) -> Judgement | None:
+    """Train the cell in the present world; its first rank gives the judgement. Collective.
+
+    Args:
+        cell: what to train.
+        scales: loss scales to train an fp16 cell with; 128 is one of them.
+    """
+    scales = scales if cell.precision == "fp16" else (128,)
+    found = {scale: observe(cell, SGD, scale=scale) for scale in scales}
+    after_adam = observe(cell, ADAM)
+    if distributed.get_rank() > 0:
+        return None
+    expected = {scale: plain(cell, SGD, scale=scale) for scale in scales}
+    result = Judgement()
+    for scale in scales:
+        label = f"at a loss scale of {scale}: " if scale != 128 else ""
+        result.include(judge_update(cell, found[scale], expected[scale], exact(cell, SGD)), label=label)
+    result.include(judge_adam(cell, after_adam, plain(cell, ADAM), exact(cell, ADAM)), only_findings=True)
+    result.include(judge_scales(found, expected, exact(cell, SGD)), only_findings=True)
+    return result

@@ -1,0 +1,149 @@
+"""The same updates by plain torch autograd on one process, without an engine."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neox_launcher.config.engine_json import accumulation_dtype
+from neox_model.build.choices import DTYPES
+from neox_model.build.model import build_model
+from neox_model.parallel.groups import ALONE
+from neox_model.parallel.logical import named_logical_parameters
+from neox_model.train.batch import Batch
+from support.layouts import VOCAB, Layout, settings_of
+from support.precision import (
+    CLIPPING,
+    PRECISIONS,
+    SAMPLES,
+    Cell,
+    Observed,
+    Training,
+    batches_of,
+    rounded_start,
+)
+from support.settings import resolved_from
+
+__all__ = ["exact", "plain"]
+
+
+def exact(cell: Cell, training: Training) -> Observed:
+    """The cell's updates in float32, all windows at once."""
+    return _train(
+        cell.architecture,
+        is_wide=cell.shape.is_wide,
+        tied=cell.tied,
+        precision="fp32",
+        micro_batch=SAMPLES,
+        accumulation=1,
+        clipping=cell.clipping,
+        training=training,
+        scale=1,
+    )
+
+
+def plain(cell: Cell, training: Training, *, scale: int = 128) -> Observed:
+    """The cell's updates in its precision, in micro-batches of its size."""
+    return _train(
+        cell.architecture,
+        is_wide=cell.shape.is_wide,
+        tied=cell.tied,
+        precision=cell.precision,
+        micro_batch=cell.micro_batch,
+        accumulation=cell.accumulation,
+        clipping=cell.clipping,
+        training=training,
+        scale=scale if cell.precision == "fp16" else 1,
+    )
+
+
+@lru_cache(maxsize=64)
+def _train(
+    architecture: str,
+    *,
+    is_wide: bool,
+    tied: bool,
+    precision: str,
+    micro_batch: int,
+    accumulation: int,
+    clipping: str,
+    training: Training,
+    scale: int,
+) -> Observed:
+    settings = settings_of(architecture, Layout(1, {}, is_wide=is_wide), recomputes=False)
+    resolved = resolved_from({**settings, "no_weight_tying": not tied, "precision": _NAMES[precision]})
+    with rounded_start():
+        model = build_model(resolved, ALONE, vocab_size=VOCAB)
+    masters = {name: parameter.detach().clone() for name, parameter in named_logical_parameters(model)}
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(PRECISIONS[precision])
+    optimizer = _OPTIMIZERS[training.optimizer](masters.values(), lr=training.rate)
+    start = {name: master.clone() for name, master in masters.items()}
+    observed = Observed()
+    held = DTYPES[accumulation_dtype(resolved)]
+    for batches in batches_of(resolved, updates=training.updates, micro_batch=micro_batch):
+        replicas = [batches[first : first + accumulation] for first in range(0, len(batches), accumulation)]
+        losses = []
+        for master in masters.values():
+            master.grad = torch.zeros_like(master)
+        for own in replicas:
+            losses += _accumulate(model, masters, own, factor=scale / accumulation, dtype=held)
+        _finish_gradients(observed, masters, divisor=scale * len(replicas), max_norm=CLIPPING[clipping])
+        optimizer.step()
+        observed.losses.append(sum(losses) / len(losses))
+        for name, parameter in named_logical_parameters(model):
+            parameter.data.copy_(masters[name])
+    observed.masters = masters
+    observed.updates = {name: master - start[name] for name, master in masters.items()}
+    _keep_states(observed, masters, optimizer)
+    return observed
+
+
+_NAMES = {"fp32": "fp32", "bf16": "bfloat16", "fp16": "fp16"}
+_OPTIMIZERS: dict[str, Any] = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam}
+
+
+def _accumulate(
+    model: nn.Module, masters: dict[str, Tensor], batches: list[Batch], *, factor: float, dtype: torch.dtype
+) -> list[float]:
+    """Sum one replica's gradients in `dtype`, then add them to the masters'; give its losses."""
+    sums = {name: torch.zeros(master.shape, dtype=dtype) for name, master in masters.items()}
+    losses = []
+    for batch in batches:
+        loss = model(batch.inputs, batch.targets)
+        (loss * factor).backward()
+        losses.append(float(loss.detach()))
+        for name, parameter in named_logical_parameters(model):
+            assert parameter.grad is not None, f"{name} has no gradient"
+            sums[name] += parameter.grad
+            parameter.grad = None
+    for name, master in masters.items():
+        assert master.grad is not None
+        master.grad += sums[name]
+    return losses
+
+
+def _finish_gradients(
+    observed: Observed, masters: dict[str, Tensor], *, divisor: float, max_norm: float
+) -> None:
+    """Divide by scale and replicas, note the norm, and clip."""
+    gradients = [master.grad for master in masters.values()]
+    for gradient in gradients:
+        gradient /= divisor
+    norm = float(torch.cat([gradient.flatten() for gradient in gradients]).double().norm())
+    observed.norms.append(norm)
+    if 0 < max_norm < norm:
+        for gradient in gradients:
+            gradient *= max_norm / norm
+
+
+def _keep_states(observed: Observed, masters: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+    steps = set()
+    for name, master in masters.items():
+        for state, value in optimizer.state.get(master, {}).items():
+            if state == "step":
+                steps.add(int(value))
+            elif isinstance(value, Tensor):
+                observed.states[f"{name}/{state}"] = value
+    observed.steps = sorted(steps)
