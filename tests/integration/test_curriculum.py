@@ -10,6 +10,9 @@ import pytest
 
 from neox_data.curriculum.analyze import METRICS
 from neox_data.curriculum.metric_index import write_metric_index
+from neox_data.errors import DataError
+from neox_model.train.datasets import build_datasets
+from neox_model.train.position import Position
 from neox_model.train.training_data import training_data_of
 from support.corpus import write_corpus
 from support.distributed import run_ranks
@@ -139,3 +142,13 @@ def test_every_layout_has_the_losses_of_one_process(records, name: str) -> None:
 
 def test_a_resumed_training_is_the_uninterrupted_one(records) -> None:
     assert records["half"]["loss/train"] == records["one"]["loss/train"]
+
+
+def test_a_curriculum_that_chooses_samples_resumes_with_the_same_batch_size_only(prepared):
+    """Its stages begin at an iteration times the batch size: another one draws other samples."""
+    resolved = resolved_from(prepared[1] | ONE)
+    same = build_datasets(resolved, ("train",), position=Position(iteration=2, samples=16))["train"]
+    whole = build_datasets(resolved, ("train",))["train"]
+    assert [same[item].tolist() for item in range(64)] == [whole[item].tolist() for item in range(64)]
+    with pytest.raises(DataError, match=r"read 12 samples in 2 iterations, .* with 8 in each; give the"):
+        build_datasets(resolved, ("train",), position=Position(iteration=2, samples=12))

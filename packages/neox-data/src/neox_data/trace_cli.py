@@ -67,7 +67,8 @@ def trace(
 ) -> None:
     """Show the documents that an iteration reads, or when a document is read.
 
-    Nothing is trained: the answer comes from the orders alone, for any number of --devices.
+    Nothing is trained: the answer comes from the orders alone, for any number of --devices. It is that of a
+    training that has had this configuration's batch size from its first iteration.
     """
     asked = {"--iteration": iteration, "--document": document, "--text": text}
     if not paths or sum(value is not None for value in asked.values()) != 1:

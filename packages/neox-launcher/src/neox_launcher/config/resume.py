@@ -42,13 +42,13 @@ LEARNING_RATE = ("optimizer.params.lr", "lr_decay_style", "lr_decay_iters", "min
 # Where one of these is switched on or off, the optimizer's states mean something else or are missing.
 _KINDS_OF_STATES = (
     "optimizer.params.adam_w_mode",
-    "optimizer.params.amsgrad",
+    "optimizer.params.bias_correction",
     "optimizer.params.centered",
     "optimizer.params.momentum",
 )
 _UNUSED: Any = object()
 _CLASSES: tuple[Resume, ...] = ("model", "training")
-_LOCAL = "sparsity_config.num_local_blocks, num_sliding_window_blocks (of local layers)"
+_LOCAL = "sparsity_config.num_local_blocks, sparsity_config.num_sliding_window_blocks (of local layers)"
 
 
 @dataclass(frozen=True, slots=True)
