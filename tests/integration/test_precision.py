@@ -7,6 +7,7 @@ plants faults that must be found; `make test-precision` runs every architecture 
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Sequence
 from itertools import combinations, product
 from pathlib import Path
@@ -18,9 +19,10 @@ from neox_launcher.errors import ConfigError
 from support import precision_results
 from support.distributed import run_ranks
 from support.layouts import ARCHITECTURES
-from support.precision import ALL_LAYOUTS, CLIPPING, KINDS, PRECISIONS, SCALES, Cell
+from support.precision import ALL_LAYOUTS, CLIPPING, PRECISIONS, SCALES, Cell
 from support.precision_cells import FREE, all_cells, axes_of, pairs_of, sample
-from support.precision_checks import Judgement, kind_of
+from support.precision_checks import Judgement
+from support.precision_kinds import KINDS, PRECISION_NAMES, kind_of
 from support.settings import resolved_from
 
 # Where `make test-precision` writes the figures of docs/compatibility-matrix.md.
@@ -75,6 +77,7 @@ def test_the_sample_has_every_kind_of_layout_in_every_precision_and_every_archit
 
 
 def test_every_layout_belongs_to_one_kind():
+    assert tuple(PRECISIONS) == PRECISION_NAMES
     assert sorted(layout for layouts in KINDS.values() for layout in layouts) == sorted(ALL_LAYOUTS)
 
 
@@ -128,6 +131,44 @@ def test_the_loss_scale_cancels_out(tmp_path):
     cells = [Cell("learned positions, layernorm, tied", layout, "fp16", accumulation=3) for layout in layouts]
     judgements = judge(cells, tmp_path, scales=SCALES, timeout_seconds=300)
     assert findings_of(cells, judgements) == ""
+
+
+def judge_faults(folder: str) -> dict[str, list[str]]:
+    """Findings by fault, and by the name of a cell without one; runs in two processes."""
+    from contextlib import nullcontext
+
+    from support.precision_cells import check
+    from support.precision_faults import FAULTS
+    from support.worlds import world_of
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    cases = {name: (fault.cell, fault.plant) for name, fault in FAULTS.items()}
+    cases |= {fault.cell.name: (fault.cell, nullcontext) for fault in FAULTS.values()}
+    found = {}
+    for size in (1, 2):
+        sized = [(name, *case) for name, case in cases.items() if case[0].shape.ranks == size]
+        for turn in range(0, len(sized), 2 // size):
+            with world_of(size, Path(folder), name=f"of-{size}-{turn}") as number:
+                for name, cell, plant in sized[turn : turn + 2 // size][number : number + 1]:
+                    with plant():
+                        judgement = check(cell, scales=(128,))
+                    if judgement is not None:
+                        found[name] = judgement.findings
+    return found
+
+
+@pytest.mark.slow
+def test_every_planted_fault_is_found_and_nothing_else(tmp_path):
+    from support.precision_faults import FAULTS
+
+    results = run_ranks(judge_faults, size=2, folder=str(tmp_path), timeout_seconds=300)
+    found = {name: findings for result in results for name, findings in result.items()}
+    assert {name: found.pop(name) for name in {fault.cell.name for fault in FAULTS.values()}} == {
+        fault.cell.name: [] for fault in FAULTS.values()
+    }
+    assert set(found) == set(FAULTS)
+    for name, fault in FAULTS.items():
+        assert any(re.search(fault.says, finding) for finding in found[name]), f"{name}: {found[name][:5]}"
 
 
 # A launch for each: engines of DeepSpeed are never freed.

@@ -30,7 +30,6 @@ from support.worlds import forget_deepspeeds_world
 __all__ = [
     "ADAM",
     "ALL_LAYOUTS",
-    "KINDS",
     "PRECISIONS",
     "SCALES",
     "SGD",
@@ -55,20 +54,6 @@ ALL_LAYOUTS: dict[str, Layout] = {
     "pipeline 1 x data 2, ZeRO 1": Layout(2, {"pipe_parallel_size": 1, "zero_optimization": {"stage": 1}}),
     **LAYOUTS,
 }
-KINDS: dict[str, tuple[str, ...]] = {
-    "one process": ("one process",),
-    "data parallel": ("data 2",),
-    "tensor parallel": ("tensor 2", "tensor 4", "tensor 2 x data 2"),
-    "sequence parallel": ("sequence 2", "sequence 4"),
-    "pipeline": ("pipeline 1", "pipeline 2", "pipeline 4"),
-    "pipeline x tensor": ("tensor 2 x pipeline 2", "sequence 2 x pipeline 2"),
-    "pipeline x ZeRO 1": ("pipeline 1 x data 2, ZeRO 1", "pipeline 2 x data 2, ZeRO 1"),
-    "ZeRO 1": ("ZeRO 1", "ZeRO 1, states on the host"),
-    "ZeRO 2": ("ZeRO 2", "ZeRO 2, states on the host"),
-    "ZeRO 3": ("ZeRO 3", "ZeRO 3, second partition", "ZeRO 3, all on the host"),
-    "ZeRO 3 x tensor": ("ZeRO 3 x tensor 2", "sequence 2 x ZeRO 3"),
-}
-"""Layouts that communicate alike: a row each in docs/compatibility-matrix.md."""
 
 
 @dataclass(frozen=True)

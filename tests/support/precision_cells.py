@@ -14,7 +14,6 @@ from support.precision import (
     ADAM,
     ALL_LAYOUTS,
     CLIPPING,
-    KINDS,
     PRECISIONS,
     SCALES,
     SGD,
@@ -22,6 +21,7 @@ from support.precision import (
     observe,
 )
 from support.precision_checks import Judgement, judge_adam, judge_scales, judge_update
+from support.precision_kinds import KINDS
 from support.precision_reference import exact, plain
 
 __all__ = ["FREE", "all_cells", "axes_of", "check", "pairs_of", "sample"]

@@ -1,0 +1,23 @@
+"""The rows of the table of precisions: number formats, and layouts that communicate alike."""
+
+__all__ = ["KINDS", "PRECISION_NAMES", "kind_of"]
+
+PRECISION_NAMES = ("fp32", "bf16", "fp16")
+KINDS: dict[str, tuple[str, ...]] = {
+    "one process": ("one process",),
+    "data parallel": ("data 2",),
+    "tensor parallel": ("tensor 2", "tensor 4", "tensor 2 x data 2"),
+    "sequence parallel": ("sequence 2", "sequence 4"),
+    "pipeline": ("pipeline 1", "pipeline 2", "pipeline 4"),
+    "pipeline x tensor": ("tensor 2 x pipeline 2", "sequence 2 x pipeline 2"),
+    "pipeline x ZeRO 1": ("pipeline 1 x data 2, ZeRO 1", "pipeline 2 x data 2, ZeRO 1"),
+    "ZeRO 1": ("ZeRO 1", "ZeRO 1, states on the host"),
+    "ZeRO 2": ("ZeRO 2", "ZeRO 2, states on the host"),
+    "ZeRO 3": ("ZeRO 3", "ZeRO 3, second partition", "ZeRO 3, all on the host"),
+    "ZeRO 3 x tensor": ("ZeRO 3 x tensor 2", "sequence 2 x ZeRO 3"),
+}
+
+
+def kind_of(layout: str) -> str:
+    """The row of the table that a layout belongs to."""
+    return next(kind for kind, layouts in KINDS.items() if layout in layouts)
