@@ -4,21 +4,18 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from neox_launcher.config import NeoXConfig
+from neox_launcher.config import Resolved
+from neox_launcher.config.resume import IN_EFFECT, compare, flat_values, in_effect
 from neox_launcher.errors import LaunchError
 
 __all__ = ["KeptCheckpoint", "changed_parameters", "find_kept", "latest_kept"]
 
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"global_step(\d+)")
-# Sections whose parameters do not change what a training computes.
-_FREE_SECTIONS = {"launch", "checkpoint", "logging", "monitors", "autotuning", "generation", "elasticity"}
-# Neither do these of the other sections.
-_FREE = {"exit_interval", "eval_iters", "eval_interval", "adlr_autoresume", "adlr_autoresume_interval"}
-_FREE |= {"num_workers", "mmap_warmup", "data_cache_dir", "wall_clock_breakdown"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,29 +75,23 @@ def latest_kept(folder: str | None) -> KeptCheckpoint | None:
     return _read(Path(folder, names[-1]).absolute()) if names else None
 
 
-def changed_parameters(stored: Mapping[str, Any], config: NeoXConfig) -> list[str]:
+def changed_parameters(kept: KeptCheckpoint, resolved: Resolved) -> list[str]:
     """List the parameters by which a training computes something else than the one that wrote a checkpoint.
 
+    What follows from the tokenizer's files is left to the workers, which read them.
+
     Args:
-        stored: the parameters of the writing training.
-        config: the present configuration.
+        kept: the checkpoint.
+        resolved: the present configuration.
 
     Returns:
-        `NAME was OLD, is NEW`, one for each.
+        `NAME: OLD there, NEW here`, one for each.
     """
-    sections = config.model_dump(mode="json")
-    here = {
-        name: value
-        for section, values in sections.items()
-        if section not in _FREE_SECTIONS
-        for name, value in values.items()
-        if name not in _FREE
-    }
-    return [
-        f"{name.replace('_', '-')} was {stored[name]}, is {value}"
-        for name, value in here.items()
-        if name in stored and stored[name] != value
-    ]
+    in_use = in_effect(resolved)
+    here = flat_values(resolved.config) | {IN_EFFECT: in_use}
+    changes = compare(kept.config, here, devices=prod(kept.sizes))
+    labels = {label for values in in_use.values() for label in values}
+    return [str(change) for change in changes.model + changes.training if change.label in labels]
 
 
 def _names(folders: list[Path]) -> set[str]:

@@ -7,8 +7,13 @@ __all__ = ["render_answer"]
 _HEADER = ("", "compared", "result", "largest difference")
 
 
-def render_answer(answer: Answer) -> str:
-    """Render a table of what was compared, and the verdict below it."""
+def render_answer(answer: Answer, *, is_complete: bool = True) -> str:
+    """Render a table of what was compared, and the verdict below it.
+
+    Args:
+        answer: of the comparison.
+        is_complete: the resumed training came to its end.
+    """
     rows = [_HEADER, *(_row(check) for check in answer.checks)]
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
@@ -16,7 +21,7 @@ def render_answer(answer: Answer) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in zip(*columns, strict=True)
     ]
-    return "\n".join([*lines, "", *_verdict(answer)])
+    return "\n".join([*lines, "", *_verdict(answer, is_complete=is_complete)])
 
 
 def _row(check: Check) -> tuple[str, str, str, str]:
@@ -26,8 +31,10 @@ def _row(check: Check) -> tuple[str, str, str, str]:
     return check.name, check.compared, result, check.worst
 
 
-def _verdict(answer: Answer) -> list[str]:
-    if not answer.first:
+def _verdict(answer: Answer, *, is_complete: bool) -> list[str]:
+    if not answer.first and is_complete:
         return ["verdict: the resumed training agrees with the uninterrupted one"]
+    if not answer.first:
+        return ["verdict: the resumed training failed; up to there it agrees with the uninterrupted one"]
     explained = [answer.explanation] if answer.explanation else []
     return ["verdict: the trainings differ", f"first difference: {answer.first}", *explained]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from neox_launcher.config import NeoXConfig
+from neox_launcher.config import NeoXConfig, Resolved
 from neox_launcher.config.problems import Problem, config_error, in_words, place_of
 from neox_launcher.config_estimate_cli import estimate_resolved
 from neox_launcher.dry_run import Form, show_plan
@@ -121,14 +121,12 @@ def verify_resume(
         refuse_what_cannot_run(_without_load(job.resumed))
     try:
         with _work_folder(job, wanted) as folder:
-            answer = _carry_out(job, folder, wanted, run)
+            return _carry_out(job, folder, wanted, run)
     except _StoppedError as stop:
         return stop.outcome
     except KeyboardInterrupt:
         # Between two trainings nothing else listens.
         return Outcome(exit_code=_INTERRUPTED, was_stopped=True)
-    click.echo(render_answer(answer))
-    return Outcome(exit_code=_DIFFERENT if answer.first else 0)
 
 
 def _plan_job(request: Request, plan: LaunchPlan, wanted: VerifyRequest) -> _Job:
@@ -138,7 +136,7 @@ def _plan_job(request: Request, plan: LaunchPlan, wanted: VerifyRequest) -> _Job
     _refuse_another_training(plan, resumed)
     _refuse_incomplete_checkpoints(plan.resolved.config)
     is_kept = wanted.source is not None or wanted.target is not None
-    source, target, span = (_kept_span if is_kept else _new_span)(plan.resolved.config, wanted)
+    source, target, span = (_kept_span if is_kept else _new_span)(plan.resolved, wanted)
     same_sizes = _sizes(resumed) == (_sizes(plan) if target is None else target.sizes)
     has_changed = bool(wanted.resume_set) or not same_sizes
     precisions = {plan.resolved.derived.precision, resumed.resolved.derived.precision}
@@ -156,8 +154,9 @@ def _plan_job(request: Request, plan: LaunchPlan, wanted: VerifyRequest) -> _Job
 
 
 def _new_span(
-    config: NeoXConfig, wanted: VerifyRequest
+    resolved: Resolved, wanted: VerifyRequest
 ) -> tuple[KeptCheckpoint | None, KeptCheckpoint | None, Span]:
+    config = resolved.config
     if wanted.steps is None:
         raise LaunchError("verify-resume needs --steps N, or --from and --to with two kept checkpoints")
     source = latest_kept(config.checkpoint.load)
@@ -174,8 +173,9 @@ def _new_span(
 
 
 def _kept_span(
-    config: NeoXConfig, wanted: VerifyRequest
+    resolved: Resolved, wanted: VerifyRequest
 ) -> tuple[KeptCheckpoint | None, KeptCheckpoint | None, Span]:
+    config = resolved.config
     if wanted.source is None or wanted.target is None:
         raise LaunchError(
             "--from and --to go together: a kept checkpoint, and a later one of the same training"
@@ -191,7 +191,7 @@ def _kept_span(
             "--to must be the later checkpoint"
         )
     for kept in (source, target):
-        changed = changed_parameters(kept.config, config)
+        changed = changed_parameters(kept, resolved)
         if changed:
             raise LaunchError(
                 f"{kept.path} was written under another configuration: {'; '.join(changed)}; "
@@ -329,12 +329,24 @@ def _check_room(job: _Job, parent: Path) -> None:
 
 def _carry_out(
     job: _Job, folder: Path, wanted: VerifyRequest, run: Callable[[LaunchPlan], Outcome]
-) -> Answer:
+) -> Outcome:
+    """Train and compare; a resumed training that fails is compared up to there, as a difference may be why.
+
+    Raises:
+        _StoppedError: a training failed with nothing to compare, or was stopped.
+    """
     phases = list(_make_phases(job, folder, wanted))
-    _train(phases, run)
+    resumed = _train(phases, run)
     tell("\ncomparing\n")
-    comparison = _comparison(job, folder)
-    outcome = run(comparison_plan(job.plan, comparison))
+    answer = _compare(job, folder, run)
+    click.echo(render_answer(answer, is_complete=not resumed.exit_code))
+    if resumed.exit_code:
+        return resumed
+    return Outcome(exit_code=_DIFFERENT if answer.first else 0)
+
+
+def _compare(job: _Job, folder: Path, run: Callable[[LaunchPlan], Outcome]) -> Answer:
+    outcome = run(comparison_plan(job.plan, _comparison(job, folder)))
     if outcome.exit_code or outcome.was_stopped:
         raise _StoppedError(outcome)
     try:
@@ -357,25 +369,30 @@ def _make_phases(job: _Job, folder: Path, wanted: VerifyRequest) -> Iterator[Pha
     )
 
 
-def _train(phases: list[Phase], run: Callable[[LaunchPlan], Outcome]) -> None:
+def _train(phases: list[Phase], run: Callable[[LaunchPlan], Outcome]) -> Outcome:
     """Carry the trainings out, one after the other.
 
+    Returns:
+        The outcome of the last one, which may have failed after it had restored the checkpoint.
+
     Raises:
-        _StoppedError: one failed or was stopped.
+        _StoppedError: one failed before that, or was stopped.
     """
+    outcome = Outcome(exit_code=0)
     for number, phase in enumerate(phases, 1):
         tell(f"\ntraining {number} of {len(phases)}: {phase.title}\n")
         started = time.monotonic()
         outcome = run(phase.plan)
-        if outcome.exit_code or outcome.was_stopped:
+        has_restored = phase is phases[-1] and any(phase.folder.glob("middle/global_step*/manifest.json"))
+        if outcome.was_stopped or (outcome.exit_code and not has_restored):
             raise _StoppedError(outcome)
         seconds = time.monotonic() - started
+        ended = "failed" if outcome.exit_code else "ended"
         more = (
-            f"; the other two together take {seconds:.0f} s or a little more"
-            if number < len(phases) == 3
-            else ""
+            f"; the other two together take about {seconds:.0f} s" if (number, len(phases)) == (1, 3) else ""
         )
-        tell(f"training {number} of {len(phases)} took {seconds:.0f} s{more if number == 1 else ''}\n")
+        tell(f"training {number} of {len(phases)} {ended} after {seconds:.0f} s{more}\n")
+    return outcome
 
 
 def _comparison(job: _Job, folder: Path) -> Comparison:

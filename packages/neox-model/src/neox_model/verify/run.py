@@ -10,6 +10,7 @@ from neox_launcher.errors import NeoXError
 from neox_launcher.ranks import read_rank
 from neox_launcher.verify_resume.exchange import Answer, Comparison, Side
 from neox_launcher.worker import report_facts
+from neox_model.checkpoint.contents import MANIFEST
 from neox_model.metrics.writers.jsonl import read_metrics
 from neox_model.verify.copies import compare_copies
 from neox_model.verify.findings import Findings
@@ -59,14 +60,16 @@ def compare(comparison: Comparison) -> Answer:
     """
     findings = Findings()
     limits = None if comparison.rounding is None else LIMITS[comparison.rounding]
-    resumed = _record(comparison.resumed, range(comparison.middle + 1, comparison.end + 1))
-    assert resumed is not None, "the resumed training is always recorded"
+    assert comparison.resumed.record is not None, "the resumed training is always recorded"
+    resumed = read_record(Path(comparison.resumed.record))
+    last = max(resumed.steps, default=comparison.middle)
+    is_complete = comparison.resumed.end is not None and Path(comparison.resumed.end, MANIFEST).is_file()
     expected = _record(comparison.expected, range(comparison.start + 1, comparison.end + 1))
     if expected is not None:
         _compare_first_steps(comparison, expected, findings)
     _compare_restored(comparison, expected, resumed, findings)
     if expected is not None:
-        iterations = range(comparison.middle + 1, comparison.end + 1)
+        iterations = range(comparison.middle + 1, last + 1)
         steps = Steps(
             expected=expected,
             found=resumed,
@@ -78,7 +81,10 @@ def compare(comparison: Comparison) -> Answer:
         compare_resumed(steps, findings)
     else:
         _compare_metrics(comparison, resumed, limits, findings)
-    _compare_last(comparison, limits, findings)
+    if is_complete:
+        _compare_last(comparison, limits, findings)
+    else:
+        findings.skip("final state", "tensors", f"the resumed training ended after iteration {last:,}")
     compare_copies(resumed, findings, row="copies of weights", iterations=(comparison.middle, comparison.end))
     return findings.answer()
 
@@ -256,8 +262,16 @@ def _compare_manifests(
 def _counters(state: State) -> dict[str, Any]:
     manifest = state.manifest
     parts = {"training": manifest.training, "engine": manifest.engine, "schedule": manifest.schedule}
-    numbers = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
-    return {"iteration": manifest.iteration, **numbers}
+    return {"iteration": manifest.iteration, **_flat(parts)}
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested entries under dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = _flat(value) if isinstance(value, Mapping) else None
+        found |= {name: value} if inner is None else {f"{name}.{key}": one for key, one in inner.items()}
+    return found
 
 
 def _compare_metrics(

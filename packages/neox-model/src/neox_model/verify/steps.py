@@ -8,6 +8,7 @@ from typing import Any
 from neox_model.verify.findings import Findings
 from neox_model.verify.records import Record
 from neox_model.verify.rounding import Limits
+from neox_model.verify.tensors import in_model_order
 
 __all__ = [
     "Steps",
@@ -60,7 +61,7 @@ def compare_resumed(steps: Steps, findings: Findings) -> None:
     """Compare the iterations of a resumed training, kind by kind."""
     for name, compare in _KINDS.items():
         findings.row(name, _UNITS.get(name, "steps"))
-        if name == RANDOM and not steps.same_sizes:
+        if name in (RANDOM_BEFORE, RANDOM) and not steps.same_sizes:
             findings.skip(name, "streams", "random streams start anew on other parallel sizes")
             continue
         for iteration in steps.iterations:
@@ -208,12 +209,32 @@ def is_of_scale(key: str) -> bool:
     return key.startswith("engine.") and key not in _COUNTERS
 
 
-def _random(steps: Steps, iteration: int) -> _Result:
+def _random(key: str, when: str) -> Callable[[Steps, int], _Result]:
+    def compare(steps: Steps, iteration: int) -> _Result:
+        count, texts = 0, []
+        for rank, line in sorted(steps.found.steps[iteration].items()):
+            wanted = steps.expected.steps[iteration].get(rank, {}).get(key, {})
+            count += len(line[key])
+            texts += random_differences(wanted, line[key], rank, f"{when} iteration {iteration:,}")
+        return _Result(count, texts)
+
+    return compare
+
+
+def _updates(steps: Steps, iteration: int) -> _Result:
+    """The weights after an update, by the sums of their elements; other layouts sum in another order."""
+    if steps.limits is not None:
+        return _Result(0, [])
     count, texts = 0, []
     for rank, line in sorted(steps.found.steps[iteration].items()):
-        wanted = steps.expected.steps[iteration].get(rank, {}).get("random", {})
-        count += len(line["random"])
-        texts += random_differences(wanted, line["random"], rank, f"after iteration {iteration:,}")
+        wanted, found = steps.expected.steps[iteration].get(rank, {}).get("sums", {}), line["sums"]
+        count += len(found)
+        texts += [
+            f"weight {place} of rank {rank} after the update of iteration {iteration:,}: its sum is "
+            f"{_compared(found.get(place), wanted.get(place))}"
+            for place in in_model_order(iter(wanted.keys() | found.keys()))
+            if not is_close(wanted.get(place), found.get(place), None)
+        ]
     return _Result(count, texts)
 
 
@@ -296,15 +317,25 @@ def missing_steps(record: Record, iterations: Iterable[int]) -> list[int]:
     return [iteration for iteration in iterations if not record.steps.get(iteration)]
 
 
-DATA, RANDOM = "data", "random streams"
-_UNITS = {DATA: "samples", RANDOM: "streams", "counters": "numbers", "optimizer settings": "groups"}
+DATA, RANDOM_BEFORE, RANDOM = "data", "random streams before", "random streams after"
+_UPDATES = "updates"
+_UNITS = {
+    DATA: "samples",
+    RANDOM_BEFORE: "streams",
+    RANDOM: "streams",
+    _UPDATES: "weights",
+    "counters": "numbers",
+    "optimizer settings": "groups",
+}
 # In the order in which they take effect within an iteration: the first that differs is the cause.
 _KINDS: Mapping[str, Callable[[Steps, int], _Result]] = {
     DATA: _data,
+    RANDOM_BEFORE: _random("random_before", "at the start of"),
     "losses": _number("loss", "loss", lambda limits: limits.loss),
     "gradient norms": _number("gradient norm", "grad_norm", lambda limits: limits.norm),
     "optimizer settings": _settings,
+    _UPDATES: _updates,
     "loss scale": _loss_scale,
     "counters": _counts,
-    RANDOM: _random,
+    RANDOM: _random("random", "after"),
 }

@@ -7,6 +7,7 @@ Tokens, random streams and tensors are recorded as digests, numbers exactly.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
+from math import prod
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from neox_model.checkpoint import rng_state
+from neox_model.checkpoint.contents import block_numel
 from neox_model.checkpoint.engines import inner_optimizer, read_engine_state
-from neox_model.checkpoint.logical import engine_fragments, model_fragments
+from neox_model.checkpoint.logical import Fragment, engine_fragments, model_fragments
 from neox_model.checkpoint.save import Restorable
 from neox_model.parallel.groups import Groups
 from neox_model.train.batch import Batch
@@ -60,13 +62,15 @@ class RecordHook(Hook):
         self._schedule = schedule
         self._save = save
         self._samples: list[list[str]] = []
+        self._random: dict[str, str] = {}
         self._settings: list[dict[str, Any]] = []
         folder.mkdir(parents=True, exist_ok=True)
         self._file: TextIO = (folder / f"rank-{groups.world.rank:05d}.jsonl").open("x", encoding="utf-8")
 
     def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Pass micro-batches on, and remember what the step has read."""
+        """Pass micro-batches on, and remember what the step has read, and its random streams before."""
         for batch in batches:
+            self._random = self._random or _random_digests()
             self._samples.append(sample_digests(batch))
             yield batch
 
@@ -94,9 +98,11 @@ class RecordHook(Hook):
             grad_norm=_number(report.grad_norm),
             settings=self._settings,
             counters=self._counters(state),
+            random_before=self._random,
             random=_random_digests(),
+            sums=self._sums_of_weights(),
         )
-        self._samples = []
+        self._samples, self._random = [], {}
         self._settings = self._optimizer_settings()
         self._record_state(state)
 
@@ -145,12 +151,19 @@ class RecordHook(Hook):
             if _is_plain(value)
         }
 
+    def _sums_of_weights(self) -> dict[str, float]:
+        """Sum of the elements of each master weight on this rank."""
+        fragments = engine_fragments(self._model, self._engine.inner)
+        sums = [fragment.weight.sum(dtype=torch.float64) for fragment in fragments]
+        names = (_place(fragment) for fragment in fragments)
+        return dict(zip(names, torch.stack(sums).tolist() if sums else [], strict=True))
+
     def _kept_tensors(self) -> dict[str, str]:
         """Digests of what the optimizer holds of each weight on this rank: master copy and states."""
         optimizer = inner_optimizer(self._engine.inner.optimizer)
         found = {}
         for fragment in engine_fragments(self._model, self._engine.inner):
-            place = _place(fragment.name, fragment.range)
+            place = _place(fragment)
             found[place] = digest(fragment.weight)
             for key, value in optimizer.state.get(fragment.held.holder, {}).items():
                 is_whole = isinstance(value, Tensor) and value.shape == fragment.held.holder.shape
@@ -163,7 +176,7 @@ class RecordHook(Hook):
     def _used_weights(self) -> dict[str, str]:
         """Digests of the weights that this rank computes with; none of those that ZeRO 3 has taken apart."""
         return {
-            _place(fragment.name, fragment.range): digest(fragment.weight)
+            _place(fragment): digest(fragment.weight)
             for fragment in model_fragments(self._model)
             if not hasattr(fragment.held.param, "ds_tensor")
         }
@@ -196,10 +209,14 @@ def _random_digests() -> dict[str, str]:
     return {name: digest(values) for name, values in rng_state.capture().items()}
 
 
-def _place(name: str, held: tuple[Any, int, int]) -> str:
-    """A weight's name, with the part of it that is held."""
-    block, start, stop = held
-    return f"{name}[{','.join(f'{low}:{high}' for low, high in block)}]({start}:{stop})"
+def _place(fragment: Fragment) -> str:
+    """A weight's name, with the block and the range of it that are held, where that is not all of it."""
+    block, start, stop = fragment.range
+    rows = ",".join(f"{low}:{high}" for low, high in block)
+    is_whole_block = (start, stop) == (0, block_numel(block))
+    is_whole = is_whole_block and block_numel(block) == prod(fragment.logical.shape)
+    elements = "" if is_whole_block else f"({start}:{stop})"
+    return fragment.name if is_whole else f"{fragment.name}[{rows}]{elements}"
 
 
 def _number(value: Tensor | float | None) -> float | None:

@@ -1,0 +1,499 @@
+"""Faults planted in a resumed training, or in the checkpoint that it resumes from: each is named.
+
+One process trains without interruption and up to the interruption; then every fault gets a resumed training,
+and the comparison must name what was planted.
+"""
+
+import itertools
+import json
+import logging
+import os
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from neox_launcher.errors import NeoXError
+from neox_launcher.launch import Request, plan_launch
+from neox_launcher.plan import LaunchPlan
+from neox_launcher.verify_resume.exchange import Comparison, Recording
+from neox_launcher.verify_resume.phases import Phase, Span, phases_from_start, side_of
+from neox_model.checkpoint import engines, load, logical, rng_state, shards
+from neox_model.checkpoint.contents import Manifest
+from neox_model.parallel.topology import create_groups
+from neox_model.train import run
+from neox_model.train.batch import Batch
+from neox_model.train.hooks.record import RecordHook
+from neox_model.train.sequential_step import SequentialStep
+from neox_model.verify.run import compare
+from support.checkpoint_edits import edit_manifest, edit_tensors
+from support.corpus import write_corpus
+from support.distributed import run_ranks
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "seq_length": 16,
+    "max_position_embeddings": 16,
+    "hidden_dropout": 0.1,
+    "train_iters": 20,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 2,
+    "tokenizer_type": "CharLevelTokenizer",
+    "split": "100,0,0",
+    "optimizer": {"type": "Adam", "params": {"lr": 0.01, "weight_decay": 0.1}},
+    "warmup": 0.5,
+    "eval_iters": 0,
+}
+SPAN = Span(start=0, middle=2, end=4)
+WEIGHT = "layers.0.mlp.up.weight"
+NO_FAULT = "no fault"
+
+Plant = Callable[[Path], Any]
+PLANTS: dict[str, Plant] = {}
+NAMED: dict[str, str] = {NO_FAULT: "^$"}
+BASES: dict[str, str] = {}
+
+
+def plant(fault: str, named: str, base: str = "fp32") -> Callable[[Plant], Plant]:
+    """Register a fault: what the first difference must say, and the precision that it is planted in."""
+
+    def register(function: Plant) -> Plant:
+        PLANTS[fault], NAMED[fault], BASES[fault] = function, named, base
+        return function
+
+    return register
+
+
+# What is read
+
+
+@contextmanager
+def batches(change: Callable[[Iterator[Batch]], Iterator[Batch]]) -> Iterator[None]:
+    """Change the stream of micro-batches that the trainer gets."""
+    watch = RecordHook.watch
+    with patch.object(RecordHook, "watch", lambda hook, stream: watch(hook, change(iter(stream)))):
+        yield
+
+
+@plant(
+    "a batch is skipped",
+    "data: sample 8, the 1st of iteration 3: sample 12 of iteration 4 was read instead",
+)
+def skipped_batch(folder):
+    return batches(lambda stream: itertools.islice(stream, 2, None))
+
+
+@plant(
+    "a batch is repeated",
+    "data: sample 12, the 1st of iteration 4: sample 8 of iteration 3 was read instead",
+)
+def repeated_batch(folder):
+    def change(stream):
+        first = list(itertools.islice(stream, 2))
+        return itertools.chain(first, first, stream)
+
+    return batches(change)
+
+
+@plant(
+    "two samples are read in another order",
+    "data: sample 8, the 1st of iteration 3: sample 9 of iteration 3 was read instead",
+)
+def flipped_rows(folder):
+    def flipped(batch):
+        return Batch(*(None if part is None else part.flip(0) for part in batch))
+
+    return batches(lambda stream: map(flipped, stream))
+
+
+@plant("the data of another seed is read", "data: sample 8, the 1st of iteration 3: other tokens were read")
+def another_seed(folder):
+    build = run.build_datasets
+
+    def built(resolved, **options):
+        training = resolved.config.training.replaced(seed=99)
+        config = resolved.config.model_copy(update={"training": training})
+        return build(replace(resolved, config=config), **options)
+
+    return patch.object(run, "build_datasets", built)
+
+
+@plant(
+    "one label is another token",
+    "data: sample 11, the 4th of iteration 3: other tokens were read, which .* in no iteration",
+)
+def changed_label(folder):
+    def change(stream):
+        for number, batch in enumerate(stream):
+            if number == 1:
+                batch.labels_BS[1, 5] += 1
+            yield batch
+
+    return batches(change)
+
+
+@plant("micro-batches are accumulated once", "data: iteration 3 read 2 samples instead of 4")
+def lost_accumulation(folder):
+    built = SequentialStep.__init__
+
+    def build(step, *args, **options):
+        built(step, *args, **{**options, "accumulation": 1})
+
+    return patch.object(SequentialStep, "__init__", build)
+
+
+# Random streams
+
+
+@contextmanager
+def after_restoring(change: Callable[[], object]) -> Iterator[None]:
+    restore = rng_state.restore
+
+    def restored(states):
+        restore(states)
+        change()
+
+    with patch.object(rng_state, "restore", restored):
+        yield
+
+
+@plant("a stale state of python's generator", "random stream python of rank 0 after loading")
+def stale_python(folder):
+    return after_restoring(lambda: random.seed(1))
+
+
+@plant("a stale state of numpy's generator", "random stream numpy of rank 0 after loading")
+def stale_numpy(folder):
+    return after_restoring(lambda: np.random.seed(1))
+
+
+@plant("a stale state of torch's generator", "random stream torch of rank 0 after loading")
+def stale_torch(folder):
+    return after_restoring(lambda: torch.manual_seed(1))
+
+
+@plant("dropout gets another seed", "random stream torch of rank 0 at the start of iteration 3")
+def dropout_seed(folder):
+    def change(stream):
+        torch.manual_seed(1)
+        yield from stream
+
+    return batches(change)
+
+
+@plant("an iteration draws once more", "random stream torch of rank 0 after iteration 3")
+def drawn_once_more(folder):
+    step = SequentialStep.__call__
+
+    def stepped(self, stream):
+        report = step(self, stream)
+        torch.rand(1)
+        return report
+
+    return patch.object(SequentialStep, "__call__", stepped)
+
+
+# Tensors
+
+
+def edited(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Any:
+    edit_tensors(folder, change)
+    return nullcontext()
+
+
+@plant(
+    "a moment is dropped",
+    f"restored optimizer state {WEIGHT}/exp_avg at iteration 2: 1,024 of 1,024 elements differ.*all are zero",
+)
+def dropped_moment(folder):
+    return edited(folder, lambda tensors: tensors[f"{WEIGHT}/exp_avg"].zero_())
+
+
+@plant(
+    "the moments are swapped",
+    f"restored optimizer state {WEIGHT}/exp_avg at iteration 2: .*they are those of {WEIGHT}/exp_avg_sq",
+)
+def swapped_moments(folder):
+    def change(tensors):
+        one, other = f"{WEIGHT}/exp_avg", f"{WEIGHT}/exp_avg_sq"
+        tensors[one], tensors[other] = tensors[other], tensors[one]
+
+    return edited(folder, change)
+
+
+@plant(
+    "two tensors of equal size are swapped",
+    f"restored weight {WEIGHT} at iteration 2: .*they are those of {WEIGHT.replace('.0.', '.1.')}",
+)
+def swapped_weights(folder):
+    def change(tensors):
+        other = WEIGHT.replace(".0.", ".1.")
+        tensors[WEIGHT], tensors[other] = tensors[other], tensors[WEIGHT]
+
+    return edited(folder, change)
+
+
+@plant("a weight is not restored", f"restored weight {WEIGHT} at iteration 2: 1,0.. of 1,024 elements differ")
+def stale_weight(folder):
+    fill = shards.ShardReader.fill
+
+    def filled(self, target, name, *args):
+        if name != WEIGHT:
+            fill(self, target, name, *args)
+
+    return patch.object(shards.ShardReader, "fill", filled)
+
+
+@plant(
+    "a weight is rounded to 16 bit",
+    f"restored weight {WEIGHT} at iteration 2: .*they are rounded to bfloat16",
+)
+def rounded_weight(folder):
+    return edited(folder, lambda tensors: tensors[WEIGHT].copy_(tensors[WEIGHT].bfloat16()))
+
+
+@plant(
+    "one element is off by one unit in the last place",
+    f"restored weight {WEIGHT} at iteration 2: 1 of 1,024 elements differ, by at most .*e-.* at \\[3, 5\\]",
+)
+def one_ulp(folder):
+    def change(tensors):
+        weight = tensors[WEIGHT]
+        weight[3, 5] = torch.nextafter(weight[3, 5], torch.tensor(torch.inf))
+
+    return edited(folder, change)
+
+
+@plant(
+    "the 16-bit weights are stale",
+    "embedding.position_embeddings.weight in the model of rank 0 is not what the uninterrupted .* held",
+    base="bf16",
+)
+def stale_copies(folder):
+    kept = dict(engines._ADAPTERS)
+    changed = {name: replace(adapter, to_model=lambda optimizer: None) for name, adapter in kept.items()}
+    return patch.object(engines, "_ADAPTERS", changed)
+
+
+# Numbers
+
+
+def with_numbers(folder: Path, part: str, **values: Any) -> Any:
+    edit_manifest(folder, part, values)
+    return nullcontext()
+
+
+@plant("the schedule is one update ahead", "counter schedule.applied_updates at iteration 2: 3 instead of 2")
+def schedule_ahead(folder):
+    return with_numbers(folder, "schedule", applied_updates=3)
+
+
+@plant("another learning rate", "counter schedule.curve.peak at iteration 2: 0.02 instead of 0.01")
+def learning_rate(folder):
+    restore = load._restore_schedule
+
+    def restored(schedule, saved, source):
+        restore(schedule, saved, source)
+        schedule.curve = replace(schedule.curve, peak=0.02)
+        schedule.load_state_dict(schedule.state_dict())
+
+    return patch.object(load, "_restore_schedule", restored)
+
+
+@plant(
+    "Adam's count of updates is one too high", f"optimizer state {WEIGHT}/step at iteration 2: 3 instead of 2"
+)
+def count_of_updates(folder):
+    numbers = Manifest.read(folder).optimizer_scalars[WEIGHT]
+    return with_numbers(
+        folder, "optimizer_scalars", **{WEIGHT: {**numbers, "step": {**numbers["step"], "value": 3.0}}}
+    )
+
+
+@plant("a counter of the loop", "counter training.tokens at iteration 2: 129 instead of 128")
+def count_of_tokens(folder):
+    return with_numbers(folder, "training", tokens=129)
+
+
+@plant(
+    "the loss scale starts anew",
+    "counter engine.cur_scale at iteration 2: 65536 instead of ",
+    base="fp16",
+)
+def loss_scale(folder):
+    return with_numbers(folder, "engine", cur_scale=65536.0)
+
+
+@plant(
+    "another weight decay",
+    "optimizer setting weight_decay of parameter group 0 on rank 0 after loading: 0.2 instead of 0.1",
+)
+def weight_decay(folder):
+    return optimizer_setting("weight_decay", 0.2)
+
+
+@plant(
+    "other betas",
+    r"optimizer setting betas of parameter group 0 on rank 0 after loading: \[0.5, 0.999\] instead of",
+)
+def betas(folder):
+    return optimizer_setting("betas", (0.5, 0.999))
+
+
+def optimizer_setting(name: str, value: Any) -> Any:
+    build = run.build_optimizer
+
+    def built(*args):
+        optimizer = build(*args)
+        optimizer.param_groups[0][name] = value
+        return optimizer
+
+    return patch.object(run, "build_optimizer", built)
+
+
+@plant("gradients are summed, not averaged", r"gradient norm of iteration 3: .* \(5.0e-01 relative\)")
+def doubled_gradients(folder):
+    build = run.build_engine
+
+    def built(resolved, model, *args, **options):
+        engine = build(resolved, model, *args, **options)
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: gradient * 2)
+        return engine
+
+    return patch.object(run, "build_engine", built)
+
+
+@plant(
+    "gradients are clipped elsewhere",
+    r"weight embedding.position_embeddings.weight of rank 0 after the update of iteration 3: its sum is",
+)
+def clipping(folder):
+    build = run.build_engine
+
+    def built(*args, **options):
+        engine = build(*args, **options)
+        engine.inner.optimizer._max_norm = 1e-8
+        return engine
+
+    return patch.object(run, "build_engine", built)
+
+
+# The tests
+
+
+def write_config(folder: Path, precision: str) -> Path:
+    path = folder / f"{precision}.yml"
+    values = {**SETTINGS, "data_path": str(folder / "corpus"), "precision": precision}
+    if precision == "fp16":
+        values["fp16"] = {"initial_scale_power": 4, "loss_scale_window": 2}
+    path.write_text(json.dumps(values))
+    return path
+
+
+def plan_of(folder: Path, precision: str) -> LaunchPlan:
+    return plan_launch(Request(program="train", paths=(str(write_config(folder, precision)),)), gpus=0)
+
+
+def phases_of(plan: LaunchPlan, folder: Path) -> list[Phase]:
+    return list(phases_from_start(plan, plan, span=SPAN, source=None, folder=folder, evaluates=False))
+
+
+def carry_out(phase: Phase) -> None:
+    variables = {name: phase.plan.environment[name] for name in (Recording.VARIABLE,)}
+    with patch.dict(os.environ, variables):
+        run.train_in(create_groups(1, 1), phase.plan.resolved)
+
+
+def first_difference(base: Path, own: Path) -> str:
+    return compare(
+        Comparison(
+            expected=side_of(base / "uninterrupted", SPAN, last=SPAN.end, has_middle=True),
+            interrupted=side_of(base / "interrupted", SPAN, last=SPAN.middle, has_middle=False),
+            resumed=side_of(own / "resumed", SPAN, last=SPAN.end, has_middle=True),
+            start=SPAN.start,
+            middle=SPAN.middle,
+            end=SPAN.end,
+            samples=4,
+            rounding=None,
+            same_sizes=True,
+        )
+    ).first
+
+
+def find_all(folder: str) -> dict[str, str]:
+    """In one process: fault to the first difference that the comparison names."""
+    where = Path(folder)
+    write_corpus(where)
+    found = {}
+    for precision in ("fp32", "bf16", "fp16"):
+        plan, base = plan_of(where, precision), where / precision
+        for phase in phases_of(plan, base)[:2]:
+            carry_out(phase)
+        faults = [fault for fault, its in BASES.items() if its == precision]
+        for number, fault in enumerate([NO_FAULT, *faults]):
+            own = where / f"{precision}-{number}"
+            shutil.copytree(base / "interrupted", own / "interrupted")
+            checkpoint = own / "interrupted" / "checkpoints" / f"global_step{SPAN.middle}"
+            with PLANTS[fault](checkpoint) if fault != NO_FAULT else nullcontext():
+                try:
+                    carry_out(phases_of(plan, own)[2])
+                except NeoXError as error:
+                    # Some faults end the training: what it restored is compared all the same.
+                    logging.getLogger(__name__).warning("%s: %s", fault, error)
+            first = first_difference(base, own)
+            found[fault if fault != NO_FAULT else f"{NO_FAULT} in {precision}"] = first
+    found["every save rounds"] = find_rounded_saves(where)
+    return found
+
+
+def find_rounded_saves(where: Path) -> str:
+    """All checkpoints of all trainings are rounded: only what was held in memory can tell."""
+    plan, base = plan_of(where, "fp32"), where / "rounded"
+    part = logical.weight_part
+
+    def rounded(fragment):
+        whole = part(fragment)
+        return replace(whole, values=whole.values.bfloat16().float())
+
+    with patch("neox_model.checkpoint.save.weight_part", rounded):
+        for phase in phases_of(plan, base):
+            carry_out(phase)
+    return first_difference(base, base)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("faults")
+    return run_ranks(find_all, size=1, timeout_seconds=600, folder=str(folder))[0]
+
+
+@pytest.mark.parametrize("fault", PLANTS)
+def test_a_planted_fault_is_named(found, fault):
+    assert re.search(NAMED[fault], found[fault]), found[fault]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_without_a_fault_everything_agrees(found, precision):
+    assert found[f"{NO_FAULT} in {precision}"] == ""
+
+
+def test_a_save_that_always_rounds_is_found_in_the_memory_of_the_ranks(found):
+    assert re.search("in the optimizer of rank 0 is not what the uninterrupted", found["every save rounds"])
+
+
+def test_there_are_twenty_faults_and_more():
+    assert len(PLANTS) >= 20

@@ -1,0 +1,169 @@
+"""Resuming on the same layout and on others: what agrees, how closely, and a tied copy that is out of step."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import distributed
+
+from neox_launcher.launch import Request, plan_launch
+from neox_launcher.plan import LaunchPlan
+from neox_launcher.verify_resume.exchange import Answer, Comparison, Recording
+from neox_launcher.verify_resume.phases import Phase, Span, phases_from_start, side_of
+from neox_model.checkpoint import load
+from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.topology import create_groups
+from neox_model.train import run
+from neox_model.verify.run import compare
+from support.corpus import write_corpus
+from support.distributed import run_ranks
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "seq_length": 16,
+    "max_position_embeddings": 16,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "train_iters": 20,
+    "train_batch_size": 8,
+    "train_micro_batch_size_per_gpu": 2,
+    "tokenizer_type": "CharLevelTokenizer",
+    "split": "100,0,0",
+    "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+    "num_gpus": 2,
+    "eval_iters": 0,
+}
+SPAN = Span(start=0, middle=2, end=4)
+WITH_DROPOUT = {"hidden_dropout": 0.1, "zero_optimization": {"stage": 1}}
+# Uninterrupted, resumed, and the parameters that differ.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ZeRO 1, dropout": (WITH_DROPOUT, WITH_DROPOUT),
+    "ZeRO 1 to plain": ({"zero_optimization": {"stage": 1}}, {}),
+    "tensor 2 to data 2": ({"model_parallel_size": 2}, {}),
+    "data 2 to pipeline 2": ({}, {"pipe_parallel_size": 2}),
+    "bf16, ZeRO 2 to tensor 2": (
+        {"precision": "bfloat16", "zero_optimization": {"stage": 2}},
+        {"precision": "bfloat16", "model_parallel_size": 2},
+    ),
+}
+TIED = {"pipe_parallel_size": 2, "no_weight_tying": False}
+
+
+def plan_of(folder: Path, name: str, settings: dict[str, Any]) -> LaunchPlan:
+    path = folder / f"{name}-{distributed.get_rank()}.yml"
+    path.write_text(json.dumps({**SETTINGS, "data_path": str(folder / "corpus"), **settings}))
+    return plan_launch(Request(program="train", paths=(str(path),)), gpus=0)
+
+
+def carry_out(phase: Phase) -> None:
+    resolved = phase.plan.resolved
+    sizes = resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size
+    with patch.dict(os.environ, {Recording.VARIABLE: phase.plan.environment[Recording.VARIABLE]}):
+        run.train_in(create_groups(*sizes), resolved)
+    distributed.barrier()
+
+
+def verify(where: Path, name: str, one: dict[str, Any], other: dict[str, Any]) -> Answer:
+    """The same three trainings and comparison as the command, in the processes that are there."""
+    plan, resumed = plan_of(where, "one", one), plan_of(where, "other", other)
+    folder = where / name.replace(" ", "-").replace(",", "")
+    options = {"span": SPAN, "source": None, "folder": folder, "evaluates": False}
+    for phase in phases_from_start(plan, resumed, **options):
+        carry_out(phase)
+    derived, second = plan.resolved.derived, resumed.resolved.derived
+    return compare(
+        Comparison(
+            expected=side_of(folder / "uninterrupted", SPAN, last=SPAN.end, has_middle=True),
+            interrupted=side_of(folder / "interrupted", SPAN, last=SPAN.middle, has_middle=False),
+            resumed=side_of(folder / "resumed", SPAN, last=SPAN.end, has_middle=True),
+            start=SPAN.start,
+            middle=SPAN.middle,
+            end=SPAN.end,
+            samples=derived.train_batch_size,
+            rounding=None if one == other else derived.precision,
+            same_sizes=(derived.model_parallel_size, derived.pipe_parallel_size)
+            == (second.model_parallel_size, second.pipe_parallel_size),
+        )
+    )
+
+
+@contextmanager
+def untied_copy() -> Iterator[None]:
+    """After loading, the last stage computes with another copy of the tied embedding than the first."""
+    restore = load.restore_engine_state
+
+    def restored(engine, state, **options):
+        restore(engine, state, **options)
+        for name, parameter in named_logical_parameters(engine.module):
+            if name.startswith("embedding.word") and distributed.get_rank() == 1:
+                with torch.no_grad():
+                    parameter[0, 0] += 1.0
+
+    with patch.object(load, "restore_engine_state", restored):
+        yield
+
+
+def find_all(folder: str) -> dict[str, Any]:
+    where = Path(folder)
+    if distributed.get_rank() == 0:
+        write_corpus(where)
+    distributed.barrier()
+    logging.disable(logging.WARNING)
+    found = {name: verify(where, name, *case).as_facts() for name, case in CASES.items()}
+    for name, fault in (("tied", nullcontext()), ("untied", untied_copy())):
+        with fault:
+            found[name] = verify(where, name, TIED, TIED).as_facts()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[str, Answer]:
+    folder = tmp_path_factory.mktemp("layouts")
+    answers = run_ranks(find_all, size=2, timeout_seconds=600, folder=str(folder))[0]
+    return {name: Answer.from_facts(facts) for name, facts in answers.items()}
+
+
+@pytest.mark.parametrize("case", [*CASES, "tied"])
+def test_a_resumed_training_agrees(found, case):
+    answer = found[case]
+    assert answer.first == ""
+    rows = {check.name: check for check in answer.checks}
+    assert rows["data"].compared == "16 samples"
+    assert rows["losses"].compared == "2 steps"
+    assert rows["final weights"].compared == rows["restored weights"].compared
+
+
+def test_on_the_same_layout_random_streams_and_memory_are_compared_and_elsewhere_they_are_not(found):
+    same, other = (
+        {check.name: check for check in found[case].checks}
+        for case in ("ZeRO 1, dropout", "tensor 2 to data 2")
+    )
+    assert same["restored random streams"].compared == "10 streams"
+    assert "restored memory of each rank" in same
+    assert other["restored random streams"].skipped == "random streams start anew on other parallel sizes"
+    assert "restored memory of each rank" not in other
+
+
+def test_on_another_layout_the_size_of_the_difference_is_shown(found):
+    rows = {check.name: check for check in found["bf16, ZeRO 2 to tensor 2"].checks}
+    assert rows["restored optimizer states"].worst == ""
+    assert rows["final weights"].worst.endswith(" relative")
+
+
+def test_a_tied_copy_that_is_out_of_step_is_named(found):
+    assert found["untied"].first == (
+        "embedding.word_embeddings.weight in the optimizer of rank 1 is not what the uninterrupted training held"
+    )
+    copies = next(check for check in found["untied"].checks if check.name == "copies of weights")
+    assert copies.differing
