@@ -7,13 +7,14 @@ import pytest
 from neox_launcher.errors import NeoXError
 from neox_model.metrics.writers.jsonl import read_metrics
 from neox_model.optional import MissingPackageError
+from neox_model.train.position import START, Position
 from neox_model.train.writers import open_writers
 from support.settings import resolved_from
 
 
-def write_one(settings, *, iteration=0):
-    for writer in open_writers(resolved_from(settings, devices=2), iteration=iteration):
-        writer.write({"loss/train": 2.5, "optimizer/learning_rate": 0.1}, iteration + 1)
+def write_one(settings, *, position=START):
+    for writer in open_writers(resolved_from(settings, devices=2), position=position):
+        writer.write({"loss/train": 2.5, "optimizer/learning_rate": 0.1}, position.iteration + 1)
         writer.close()
 
 
@@ -31,16 +32,16 @@ def test_monitors_count_samples_where_the_loop_counts_iterations(tmp_path):
             "csv_monitor": monitor(tmp_path / "csv"),
             "tensorboard": monitor(tmp_path / "tensorboard"),
         },
-        iteration=4,
+        position=Position(iteration=4, samples=12),
     )
     (record,) = read_metrics(tmp_path / "log/metrics.jsonl")
     assert record["iteration"] == 5
-    # 5 iterations of micro-batch 2 x accumulation 2 x 2 devices
-    assert (tmp_path / "csv/job/Train_Samples_lr.csv").read_text() == "step,lr\n40,0.1\n"
+    # 12 before it was resumed, and an iteration of micro-batch 2 x accumulation 2 x 2 devices
+    assert (tmp_path / "csv/job/Train_Samples_lr.csv").read_text() == "step,lr\n20,0.1\n"
     events = EventAccumulator(str(tmp_path / "tensorboard/job"))
     events.Reload()
     (event,) = events.Scalars("Train/Samples/train_loss")
-    assert (event.step, event.value) == (40, 2.5)
+    assert (event.step, event.value) == (20, 2.5)
 
 
 def test_no_monitor_runs_without_being_asked(tmp_path, monkeypatch):

@@ -171,7 +171,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
     )
     with ExitStack() as resources:
         batches = resources.enter_context(closing(streams["train"](state.samples, state.iteration)))
-        opened = open_writers(resolved, iteration=state.iteration) if groups.world.rank == 0 else []
+        opened = open_writers(resolved, position=state.position) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
         hooks = _build_hooks(training, evaluator, writers)
         train(state, step, *_recorded(training, batches, hooks))

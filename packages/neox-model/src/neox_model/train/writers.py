@@ -1,6 +1,7 @@
 """The metric writers that a configuration asks for."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from neox_launcher.config import NeoXConfig, Resolved
@@ -9,22 +10,23 @@ from neox_model.metrics.writers import WRITERS, MetricWriter
 from neox_model.metrics.writers.monitor import MonitorWriter
 from neox_model.metrics.writers.steady import SteadyWriter
 from neox_model.processes import flat_values
+from neox_model.train.position import START, Position
 
 __all__ = ["open_writers"]
 
 
-def open_writers(resolved: Resolved, *, iteration: int) -> list[MetricWriter]:
+def open_writers(resolved: Resolved, *, position: Position = START) -> list[MetricWriter]:
     """The writers of the rank that writes, each of which survives a full disk.
 
     Args:
         resolved: says where metrics go.
-        iteration: the training goes on after this one.
+        position: the training continues after it.
 
     Raises:
         NeoXError: a folder cannot be written, which at the start is not worth training on without.
     """
     try:
-        found = [*_loop_writers(resolved.config, iteration), *_monitors(resolved, iteration)]
+        found = [*_loop_writers(resolved.config, position.iteration), *_monitors(resolved, position)]
     except OSError as error:
         raise NeoXError(
             f"metrics cannot be written: {error}; make room, or name other folders in log-dir, "
@@ -51,17 +53,19 @@ def _loop_writers(config: NeoXConfig, iteration: int) -> Iterator[MetricWriter]:
         )
 
 
-def _monitors(resolved: Resolved, iteration: int) -> Iterator[MetricWriter]:
+def _monitors(resolved: Resolved, position: Position) -> Iterator[MetricWriter]:
     """What counts samples, as DeepSpeed's monitors do."""
-    monitors, samples = resolved.config.monitors, resolved.derived.train_batch_size
-    seen = iteration * samples
+    monitors, seen = resolved.config.monitors, position.samples
+    by_samples = partial(
+        MonitorWriter, samples=resolved.derived.train_batch_size, before=(position.iteration, seen)
+    )
     tensorboard, csv = monitors.tensorboard, monitors.csv_monitor
     if tensorboard.enabled:
         folder = Path(tensorboard.output_path) / tensorboard.job_name
-        yield MonitorWriter(WRITERS["tensorboard"](folder, iteration=seen), samples=samples)
+        yield by_samples(WRITERS["tensorboard"](folder, iteration=seen))
     if csv.enabled:
         folder = Path(csv.output_path) / csv.job_name
-        yield MonitorWriter(WRITERS["csv"](folder, step=seen), samples=samples)
+        yield by_samples(WRITERS["csv"](folder, step=seen))
     if monitors.wandb.enabled:
         run = WRITERS["wandb"](
             project=monitors.wandb.project,
@@ -69,14 +73,14 @@ def _monitors(resolved: Resolved, iteration: int) -> Iterator[MetricWriter]:
             group=monitors.wandb.group,
             config=flat_values(resolved.config),
         )
-        yield MonitorWriter(run, samples=samples)
+        yield by_samples(run)
     if monitors.comet.enabled:
-        yield _comet(resolved.config, samples)
+        yield by_samples(_comet(resolved.config), interval=monitors.comet.samples_log_interval)
 
 
-def _comet(config: NeoXConfig, samples: int) -> MetricWriter:
+def _comet(config: NeoXConfig) -> MetricWriter:
     comet = config.monitors.comet
-    experiment = WRITERS["comet"](
+    return WRITERS["comet"](
         name=comet.experiment_name,
         workspace=comet.workspace,
         project_name=comet.project,
@@ -84,4 +88,3 @@ def _comet(config: NeoXConfig, samples: int) -> MetricWriter:
         mode=comet.mode,
         online=comet.online,
     )
-    return MonitorWriter(experiment, samples=samples, interval=comet.samples_log_interval)

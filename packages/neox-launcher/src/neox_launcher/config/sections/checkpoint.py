@@ -59,7 +59,8 @@ class CheckpointSection(Section, resume="free"):
     finetune: bool = param(
         False,
         origin="Meg",
-        doc="Load only the weights: no optimizer or random states, and start at iteration 0.",
+        doc="Load only the weights: no optimizer or random states, and start at iteration 0. The model may "
+        "differ from the checkpoint's where its weights have the same names and shapes.",
     )
     checkpoint_validation_with_forward_pass: bool = param(
         False, origin="NeoX", doc="Save one input with its output, and compare the output after loading."

@@ -21,16 +21,21 @@ class MonitorWriter:
         inner: writes them; its steps are samples. Closed with this one.
         samples: of one iteration, over all devices.
         interval: samples between two hand-overs; what falls between is left out.
+        before: iterations before this run, and the samples that they read, at whatever batch size.
     """
 
-    def __init__(self, inner: MetricWriter, *, samples: int, interval: int = 1) -> None:
+    def __init__(
+        self, inner: MetricWriter, *, samples: int, interval: int = 1, before: tuple[int, int] = (0, 0)
+    ) -> None:
         self._inner = inner
         self._samples = samples
+        self._before = before
         self._interval = interval
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Hand the numbers of an iteration on, if an interval ended in it."""
-        seen = iteration * self._samples
+        iterations, samples = self._before
+        seen = samples + (iteration - iterations) * self._samples
         if seen // self._interval > (seen - self._samples) // self._interval:
             self._inner.write({_NAMES.get(name, name): value for name, value in metrics.items()}, seen)
 
