@@ -15,7 +15,7 @@ from neox_model.checkpoint.engines import (
     scalar_device,
 )
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.checkpoint.logical import Fragment, optimizer_parts, restore_scalars
+from neox_model.checkpoint.logical import Fragment, optimizer_parts, restore_scalars, state_tensor
 from neox_model.optim.loss_scale import LossScale, LossScaleSettings
 from neox_model.optim.lr_schedule import LearningRateSchedule, WarmupThenDecay
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
@@ -123,6 +123,39 @@ def test_weights_of_one_flat_partition_must_have_counted_alike():
     fragments = [fragment_of(holder, "a"), fragment_of(holder, "b")]
     with pytest.raises(CheckpointError, match="states of a, b counted different updates"):
         restore_scalars(fragments, torch.optim.AdamW([holder]), stored, same_class=True)
+
+
+def flat_part() -> Fragment:
+    param = logical_parameter((4, 3), init=lambda tensor, generator: None)
+    return Fragment("weight", param.logical, Held(param, 0, 12, nn.Parameter(torch.zeros(12)), 0))
+
+
+def test_states_of_a_whole_weight_do_not_belong_to_a_flat_part_of_it():
+    part = flat_part()
+    optimizer = torch.optim.Adafactor([part.held.holder])
+    optimizer.state[part.held.holder] = {"row_var": torch.zeros(4, 1)}
+    with pytest.raises(CheckpointError, match=r"Adafactor keeps the state 'row_var' of weight as a tensor"):
+        optimizer_parts(part, optimizer)
+    with pytest.raises(CheckpointError, match=r"'row_var' of weight belongs to the whole .*stage: 0"):
+        state_tensor(part, optimizer, "row_var", (4, 1))
+
+
+def test_a_state_of_one_element_is_a_number_only_if_it_has_no_dimensions():
+    param = logical_parameter((1, 3), init=lambda tensor, generator: None)
+    fragment = Fragment("weight", param.logical, Held(param, 0, 3, param, 0))
+    optimizer = torch.optim.Adafactor([param])
+    optimizer.state[param] = {"step": torch.tensor(2.0), "row_var": torch.full((1, 1), 5.0)}
+    parts, scalars = optimizer_parts(fragment, optimizer)
+    assert [(part.name, part.shape, part.block) for part in parts] == [
+        ("weight/row_var", (1, 1), ((0, 1), (0, 1)))
+    ]
+    assert scalars.keys() == {"step"}
+
+
+def test_numbers_of_asgd_stay_beside_the_weights():
+    holder = nn.Parameter(torch.zeros(2, device="meta"))
+    assert scalar_device(torch.optim.ASGD([holder]), holder).type == "meta"
+    assert scalar_device(torch.optim.NAdam([holder]), holder).type == "cpu"
 
 
 def test_step_counters_stay_on_the_host_unless_the_update_is_one_kernel():

@@ -321,12 +321,22 @@ def test_another_optimizer_is_refused_unless_its_states_mean_the_same(tmp_path, 
     assert run.states == trained.states
 
 
-def test_states_that_are_not_one_value_per_weight_are_refused(tmp_path):
+def test_states_of_another_shape_than_their_weight_are_saved_whole(tmp_path):
     run = Run(optimizer=torch.optim.Adafactor)
     run.train()
-    with pytest.raises(
-        CheckpointError, match=r"Adafactor keeps the state 'row_var' of layers.0 .* no-save-optim"
-    ):
+    states = {name: record.shape for name, record in Manifest.read(run.save(tmp_path)).tensors.items()}
+    assert (states["layers.0/row_var"], states["layers.0/col_var"]) == ((4, 1), (1, 3))
+    other = Run(optimizer=torch.optim.Adafactor)
+    other.load(tmp_path)
+    assert other.states == run.states
+    assert "row_var" in str(run.states)
+
+
+def test_states_that_are_no_tensors_and_no_numbers_are_refused(tmp_path):
+    run = Run(optimizer=torch.optim.SGD)
+    run.train()
+    run.engine.optimizer.state[run.model.layers[0]] = {"history": [1, 2]}
+    with pytest.raises(CheckpointError, match=r"SGD keeps the state 'history' of layers.0 as list.* no-save"):
         run.save(tmp_path)
     run.save(tmp_path, save_optimizer=False)
 

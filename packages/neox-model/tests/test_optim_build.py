@@ -1,10 +1,15 @@
+import inspect
+
 import pytest
 import torch
 
+from neox_launcher.config.not_yet import NOT_YET
+from neox_launcher.config.optimizers import OPTIMIZER_FACTS
 from neox_launcher.errors import ConfigError
 from neox_model.optim.adam import UncorrectedAdam
 from neox_model.optim.build import build_optimizer, build_schedule
 from neox_model.optim.lr_schedule import WarmupThenDecay
+from neox_model.optim.mixed_precision import skips_on_device
 from support.settings import resolved_from
 
 MODEL = torch.nn.Linear(3, 2)
@@ -50,11 +55,40 @@ def test_a_class_of_torch_optim_gets_the_arguments_that_were_given():
     assert (optimizer.param_groups[0]["momentum"], optimizer.param_groups[1]["weight_decay"]) == (0.7, 0.0)
 
 
-def test_arguments_that_the_class_does_not_take_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"optimizer\.params: torch\.optim\.SGD does not take them.*nesterow"
-    ):
-        build("SGD", nesterow=True)
+@pytest.mark.parametrize(
+    ("kind", "arguments", "why"),
+    [
+        ("SGD", {"nesterov": True}, "Nesterov momentum requires a momentum"),
+        ("SGD", {"momentum": "much"}, "not supported between instances"),
+        ("RMSprop", {"alpha": -1.0}, "Invalid alpha"),
+        ("Adagrad", {"lr_decay": -1.0}, "lr_decay must be at least 0"),
+        ("SGD", {"foreach": True, "fused": True}, "cannot be `True` together"),
+    ],
+)
+def test_values_that_the_class_does_not_take_are_refused(kind, arguments, why):
+    with pytest.raises(ConfigError, match=rf"optimizer\.params: torch\.optim\.{kind} does not take .*{why}"):
+        build(kind, **arguments)
+
+
+BUILT = [
+    facts for facts in OPTIMIZER_FACTS.values() if not NOT_YET["optimizer.type"].is_asked_for(facts.name)
+]
+
+
+@pytest.mark.parametrize("facts", BUILT, ids=lambda facts: facts.name)
+def test_the_table_of_optimizers_says_who_skips_an_update_without_the_host(facts):
+    assert skips_on_device(build(facts.name)) is facts.skips_on_device
+
+
+@pytest.mark.parametrize(
+    "facts", [facts for facts in BUILT if facts.is_of_torch], ids=lambda facts: facts.name
+)
+def test_the_table_of_optimizers_has_all_arguments_of_torchs_classes(facts):
+    taken = set(inspect.signature(getattr(torch.optim, facts.name)).parameters)
+    known = {*facts.arguments, *facts.refused}
+    assert taken - known - {"params", "lr"} == ({"weight_decay"} if facts.decays_weights else set())
+    assert known <= taken
+    assert not set(facts.arguments) & set(facts.refused)
 
 
 def test_an_optimizer_that_is_not_built_is_refused_with_the_possible_ones():

@@ -274,6 +274,8 @@ def attempt(files, name, value, *, spelling=None, around=()):
     block = name.partition(".")[0]
     text = f"{spelling or written(name)}={json.dumps(value)}"
     companions = COMPANIONS.get(name, COMPANIONS.get(block, []))
+    if value in OPEN_CHOICES.values():
+        companions = []
     try:
         return load_config(files.get(block, files[None]), overrides=[*companions, *around, text])
     except ConfigError as error:

@@ -173,11 +173,23 @@ EXAMPLES = {
         "is no optimizer here\nuse Adam, AdamW, CPU_Adam",
         "--set optimizer.type=sgd",
     ),
-    "known_optimizers_know_their_arguments": (
+    "optimizers_know_their_arguments": (
         "optimizer: {params: {momentum: 0.9}}",
         "optimizer.params.momentum",
         "is no argument of Adam",
         "optimizer: {params: {momentum: 0.9}}\n--set optimizer.type=SGD",
+    ),
+    "zero_cuts_weights_for_elementwise_optimizers_only": (
+        "zero-stage: 1\nzero-allow-untested-optimizer: true\n--set optimizer.type=Adafactor",
+        "optimizer.type",
+        "set zero_optimization.stage: 0, or use Adam",
+        "zero-stage: 1\nzero-allow-untested-optimizer: true\n--set optimizer.type=Adagrad",
+    ),
+    "tensor_parallelism_splits_weights_for_elementwise_optimizers_only": (
+        "model-parallel-size: 2\n--set optimizer.type=Adafactor",
+        "optimizer.type",
+        "with model-parallel-size: 2 a rank holds a part of it\nset model-parallel-size: 1, or use Adam",
+        "--set optimizer.type=Adafactor",
     ),
     "zero_with_other_optimizers_is_allowed_first": (
         "zero-stage: 1\n--set optimizer.type=SGD",
@@ -346,3 +358,34 @@ def test_gradients_are_divided_before_the_sum_in_stage_1_anyway(load):
     with pytest.raises(ConfigError, match="ZeRO stage 2 and above only without reduce_scatter"):
         load("zero_optimization: {stage: 2}\nprescale_gradients: true")
     load("zero_optimization: {stage: 2, reduce_scatter: false}\nprescale_gradients: true")
+
+
+@pytest.mark.parametrize("kind", ["Adafactor", "Lamb", "OneBitLamb", "SM3"])
+def test_an_optimizer_that_is_not_elementwise_has_one_problem_under_zero(load, kind):
+    with pytest.raises(ConfigError) as caught:
+        load("zero-stage: 2\nzero-allow-untested-optimizer: true", f"optimizer.type={kind}")
+    assert [problem.name for problem in caught.value.problems] == ["optimizer.type"]
+    assert "figures of the whole weight" in caught.value.problems[0].what
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "what", "remedy"),
+    [
+        ("SGD", "momentun", "is no argument of SGD", "did you mean momentum?"),
+        ("RMSprop", "betas", "is no argument of RMSprop", "leave it out, or use alpha, eps, momentum"),
+        ("Adafactor", "eps", "is a pair of numbers in Adafactor", "leave it out"),
+        ("RAdam", "maximize", "would raise the loss", "leave it out"),
+        ("NAdam", "capturable", "is for CUDA graphs", "leave it out"),
+        ("madgrad_wd", "beta", "is no argument of madgrad_wd", "did you mean betas?"),
+    ],
+)
+def test_arguments_that_an_optimizer_does_not_take_are_refused_before_the_start(
+    load, kind, argument, what, remedy
+):
+    value = "[0.9, 0.9]" if argument == "betas" else "0.1"
+    with pytest.raises(ConfigError) as caught:
+        load("", f"optimizer.type={kind}", f"optimizer.params.{argument}={value}")
+    (problem,) = caught.value.problems
+    assert problem.name == f"optimizer.params.{argument}"
+    assert problem.what.startswith(what)
+    assert problem.remedy.startswith(remedy)

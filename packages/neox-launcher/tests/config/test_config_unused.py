@@ -46,6 +46,12 @@ CASES = [
         "--set optimizer.type=madgrad_wd",
         ["optimizer.params.betas"],
     ),
+    ("weight-decay: 0.1\n--set optimizer.type=Rprop", ["weight_decay"]),
+    ("weight-decay: 0.1\n--set optimizer.type=SGD", []),
+    (
+        "optimizer: {params: {weight_decay: 0.1}}\n--set optimizer.type=Rprop",
+        ["optimizer.params.weight_decay"],
+    ),
     ("zero_optimization: {allgather_partitions: true, load_from_fp32_weights: true}", []),
     (
         "zero_optimization: {stage: 1, allgather_partitions: false}",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
 from neox_launcher.config.carried_out import carried_out_by
 from neox_launcher.config.not_yet import NOT_YET
+from neox_launcher.config.optimizers import OPTIMIZER_FACTS, OptimizerFacts
 from neox_launcher.config.parameter import Parameter
 from neox_launcher.config.schema import all_parameters, sections
 
@@ -39,6 +40,16 @@ where the optimizer states could not be used; `free` values may differ. Values w
 """
 
 
+_ABOUT_OPTIMIZERS = """\
+### Optimizers
+
+Each trains, is saved and resumes to the last bit on one process and with tensor, pipeline and data
+parallelism and ZeRO 1 to 3, in fp32, bf16 and fp16; what does not is refused before anything starts. ZeRO
+cuts weights into flat parts and tensor parallelism splits them: an optimizer that needs figures of whole
+weights works with neither. All take `lr` and `weight_decay`. An update whose gradients are not finite is
+skipped, on the device or after the host has read one number.
+"""
+
 _ON_RESUMING: dict[str | None, str] = {
     "model": "a change is refused unless finetune is true: it makes another model",
     "training": "a change is reported: it makes another training",
@@ -52,6 +63,8 @@ def reference() -> str:
     for name, section in sections().items():
         title = name.replace("_", " ").capitalize()
         parts.append(f"## {title}\n\n{section.__doc__ or ''}\n\n" + _table(section.parameters()))
+        if name == "optimizer":
+            parts.append(_optimizers())
     parts.append(_aliases())
     parts.append(_not_yet())
     return "\n".join(parts)
@@ -115,6 +128,30 @@ def _default(parameter: Parameter) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _optimizers() -> str:
+    is_missing = NOT_YET["optimizer.type"].is_asked_for
+    rows = [
+        "| optimizer | arguments | states | ZeRO, tensor parallelism | skips an update |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for facts in OPTIMIZER_FACTS.values():
+        if is_missing(facts.name):
+            rows.append(f"| `{facts.name}` † |  |  |  |  |")
+            continue
+        arguments = ", ".join(f"`{name}`" for name in facts.arguments) if facts.arguments else "those above"
+        states = ", ".join(f"`{name}`" for name in facts.states)
+        skips = "on the device" if facts.skips_on_device else "by the host"
+        rows.append(f"| `{facts.name}` | {arguments} | {states} | {_under_zero(facts)} | {skips} |")
+    remarks = [f"- `{facts.name}`: {facts.remark}" for facts in OPTIMIZER_FACTS.values() if facts.remark]
+    return "\n".join([_ABOUT_OPTIMIZERS, *rows, "", *remarks, ""])
+
+
+def _under_zero(facts: OptimizerFacts) -> str:
+    if not facts.is_elementwise:
+        return "neither"
+    return "both" if facts.is_tried_with_zero else "both; ZeRO with `zero-allow-untested-optimizer`"
 
 
 def _aliases() -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from neox_launcher.config.attention_layers import types_in
 from neox_launcher.config.implied import NO_EFFECT
+from neox_launcher.config.optimizers import OPTIMIZER_FACTS
 from neox_launcher.config.parameter import condition_of, inner_section
 from neox_launcher.config.problems import Place, Problem, in_words
 from neox_launcher.config.scalars import number_from
@@ -23,6 +24,10 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
         )
     ),
     "training is in fp16": lambda config: config.precision.is_fp16,
+    "the optimizer decays weights": lambda config: (
+        config.optimizer.optimizer.kind not in OPTIMIZER_FACTS
+        or OPTIMIZER_FACTS[config.optimizer.optimizer.kind].decays_weights
+    ),
 }
 
 

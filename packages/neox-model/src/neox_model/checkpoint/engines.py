@@ -169,6 +169,9 @@ _ADAPTERS = {
     ),
 }
 
+# Optimizers that keep single-number states on the weights' device, whatever their arguments.
+_NUMBERS_BESIDE_WEIGHTS = {"ASGD"}
+
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
@@ -212,5 +215,7 @@ def _own_loss_scale(optimizer: Any) -> Any:
 
 def scalar_device(optimizer: Any, holder: Tensor) -> torch.device:
     """Where a torch optimizer expects single-number states such as `step`."""
-    on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    on_device = type(optimizer).__name__ in _NUMBERS_BESIDE_WEIGHTS or any(
+        group.get("fused") or group.get("capturable") for group in optimizer.param_groups
+    )
     return holder.device if on_device else torch.device("cpu")

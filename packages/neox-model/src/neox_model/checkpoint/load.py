@@ -239,7 +239,9 @@ def _fill_states(fragments: list[Fragment], manifest: Manifest, reader: ShardRea
     for fragment in fragments:
         for key in sorted(states[fragment.name]):
             name = f"{fragment.name}/{key}"
-            reader.fill(state_tensor(fragment, optimizer, key), name, manifest.tensors[name], fragment.range)
+            record = manifest.tensors[name]
+            target, wanted = state_tensor(fragment, optimizer, key, record.shape)
+            reader.fill(target, name, record, wanted)
     same_class = manifest.optimizer == type(optimizer).__name__
     restore_scalars(fragments, optimizer, manifest.optimizer_scalars, same_class=same_class)
 

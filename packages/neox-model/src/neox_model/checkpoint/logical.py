@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from neox_model.checkpoint.blocks import Range
-from neox_model.checkpoint.contents import block_numel
+from neox_model.checkpoint.contents import Block, block_numel
 from neox_model.checkpoint.engines import Held, adapter_of, scalar_device
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.shards import DTYPE_NAMES, DTYPES, Part
@@ -44,6 +44,12 @@ class Fragment:
     def range(self) -> Range:
         """The run as a range of this rank's block."""
         return self.logical.slices, self.held.start, self.held.start + self.held.numel
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the optimizer's tensor is the whole weight, in its shape."""
+        holder = self.held.holder
+        return tuple(holder.shape) == self.logical.shape and holder.numel() == self.held.numel
 
     @property
     def weight(self) -> Tensor:
@@ -115,26 +121,39 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
         optimizer: the optimizer that keeps them, unwrapped.
 
     Returns:
-        The states with one value per weight, as parts named `NAME/STATE`; and the single-number states.
+        The states that are tensors, as parts named `NAME/STATE`: those with one value per element of the
+        weight, and those of any other shape where this rank holds the whole weight; and the single-number
+        states.
 
     Raises:
-        CheckpointError: a state is neither.
+        CheckpointError: a state is none of these.
     """
     parts: list[Part] = []
     scalars: dict[str, Any] = {}
     for key, value in optimizer.state.get(fragment.held.holder, {}).items():
+        name = f"{fragment.name}/{key}"
         if isinstance(value, Tensor) and value.shape == fragment.held.holder.shape and key != "step":
-            parts.append(_part(fragment, f"{fragment.name}/{key}", fragment.part_of(value)))
-        elif isinstance(value, Tensor) and value.numel() == 1:
+            parts.append(_part(fragment, name, fragment.part_of(value)))
+        elif isinstance(value, Tensor) and value.dim() == 0:
             scalars[key] = {"value": value.item(), "dtype": DTYPE_NAMES[value.dtype]}
         elif isinstance(value, int | float | None):
             scalars[key] = {"value": value, "dtype": None}
+        elif isinstance(value, Tensor) and fragment.is_whole:
+            shape = tuple(value.shape)
+            parts.append(
+                Part(name=name, shape=shape, block=_whole(shape), start=0, values=value.detach().reshape(-1))
+            )
         else:
             raise CheckpointError(
                 f"{type(optimizer).__name__} keeps the state {key!r} of {fragment.name} as {_kind(value)}: "
-                "only one value per weight or a single number can be saved; set no-save-optim: true"
+                "only a single number, one value per weight, or a state of a weight that is whole on a rank "
+                "can be saved; set no-save-optim: true"
             )
     return parts, scalars
+
+
+def _whole(shape: tuple[int, ...]) -> Block:
+    return tuple((0, length) for length in shape)
 
 
 def _kind(value: Any) -> str:
@@ -148,12 +167,36 @@ def _part(fragment: Fragment, name: str, values: Tensor) -> Part:
     )
 
 
-def state_tensor(fragment: Fragment, optimizer: Any, key: str) -> Tensor:
-    """The fragment's part of one optimizer state, made when the optimizer does not have it yet."""
-    state = optimizer.state[fragment.held.holder]
+def state_tensor(
+    fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, ...]
+) -> tuple[Tensor, Range]:
+    """Find the memory of one optimizer state, made when the optimizer does not have it yet.
+
+    Args:
+        fragment: of which weight.
+        optimizer: the optimizer that keeps the state, unwrapped.
+        key: the state's name.
+        shape: its whole shape in the checkpoint.
+
+    Returns:
+        The fragment's part of the state, one dimension; and which range of the whole it is.
+
+    Raises:
+        CheckpointError: the state does not have one value per weight, and the weight is not whole here.
+    """
+    holder, state = fragment.held.holder, optimizer.state[fragment.held.holder]
+    if shape == fragment.logical.shape:
+        if key not in state:
+            state[key] = torch.zeros_like(holder)
+        return fragment.part_of(state[key]), fragment.range
+    if not fragment.is_whole:
+        raise CheckpointError(
+            f"the state {key!r} of {fragment.name} belongs to the whole weight, and this rank holds a part; "
+            "set model-parallel-size: 1 and zero_optimization.stage: 0, or no-load-optim: true"
+        )
     if key not in state:
-        state[key] = torch.zeros_like(fragment.held.holder)
-    return fragment.part_of(state[key])
+        state[key] = torch.zeros(shape, dtype=holder.dtype, device=holder.device)
+    return state[key].view(-1), (_whole(shape), 0, state[key].numel())
 
 
 def restore_scalars(

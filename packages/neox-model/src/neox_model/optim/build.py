@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from neox_launcher.config import NeoXConfig
 from neox_launcher.errors import ConfigError
 from neox_model.optim import ARGUMENTS, OPTIMIZERS
+from neox_model.optim.adagrad import Adagrad
 from neox_model.optim.lr_schedule import LearningRateSchedule, WarmupThenDecay
 from neox_model.optim.param_groups import split_by_weight_decay
 
@@ -18,7 +19,7 @@ _TORCH_CLASSES = {
     name.lower(): value
     for name, value in vars(torch.optim).items()
     if isinstance(value, type) and issubclass(value, Optimizer) and value is not Optimizer
-}
+} | {"adagrad": Adagrad}
 
 
 def build_optimizer(config: NeoXConfig, model: nn.Module) -> Optimizer:
@@ -73,7 +74,8 @@ def _build_torch_class(
 ) -> Optimizer:
     try:
         return kind(groups, **arguments)
-    except TypeError as error:
+    # torch's constructors raise all three for arguments that do not fit.
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"optimizer.params: torch.optim.{kind.__name__} does not take them: {error}; "
             "its documentation lists what it takes"

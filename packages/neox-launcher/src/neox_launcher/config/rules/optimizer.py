@@ -2,32 +2,35 @@
 
 from collections.abc import Iterator
 
+from neox_launcher.config.optimizers import OPTIMIZER_FACTS
 from neox_launcher.config.problems import Problem, did_you_mean
 from neox_launcher.config.schema import NeoXConfig
-from neox_launcher.config.sections.optimizer import KNOWN_OPTIMIZERS, TORCH_OPTIMIZERS
 
 
 def the_optimizer_is_known(c: NeoXConfig) -> Iterator[Problem]:
     """One of ours, of DeepSpeed's or of torch's."""
     optimizer = c.optimizer.optimizer
-    names = (*KNOWN_OPTIMIZERS, *TORCH_OPTIMIZERS)
-    if optimizer.kind not in [name.lower() for name in names]:
+    if optimizer.kind not in OPTIMIZER_FACTS:
+        names = [facts.name for facts in OPTIMIZER_FACTS.values()]
         near = did_you_mean(optimizer.type, names)
         yield Problem("optimizer.type", "is no optimizer here", near or f"use {', '.join(names)}")
 
 
-def known_optimizers_know_their_arguments(c: NeoXConfig) -> Iterator[Problem]:
-    """A misspelt argument of an optimizer that we know is found here and not by its constructor."""
-    optimizer = c.optimizer.optimizer
-    if optimizer.kind not in [name.lower() for name in KNOWN_OPTIMIZERS]:
+def optimizers_know_their_arguments(c: NeoXConfig) -> Iterator[Problem]:
+    """A misspelt argument, or one of another optimizer, is found here and not by a constructor."""
+    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
+    if facts is None:
         return
-    extra_names = {"sm3": ("momentum", "beta"), "madgrad_wd": ("momentum",)}.get(optimizer.kind, ())
-    for name in optimizer.params.model_extra or {}:
-        if name not in extra_names:
-            remedy = (
-                did_you_mean(name, type(optimizer.params).model_fields, cutoff=0.6) or "check its spelling"
-            )
-            yield Problem(f"optimizer.params.{name}", f"is no argument of {optimizer.type}", remedy)
+    params = c.optimizer.optimizer.params
+    declared = ("lr", "weight_decay") if facts.is_of_torch else tuple(type(params).model_fields)
+    known = (*declared, *facts.arguments)
+    for name in params.given():
+        if name in facts.refused:
+            yield Problem(f"optimizer.params.{name}", facts.refused[name], "leave it out")
+        elif name not in known:
+            others = f"leave it out, or use {', '.join(facts.arguments)}" if facts.is_of_torch else ""
+            remedy = did_you_mean(name, known, cutoff=0.6) or others or "check its spelling"
+            yield Problem(f"optimizer.params.{name}", f"is no argument of {facts.name}", remedy)
 
 
 def betas_are_decays(c: NeoXConfig) -> Iterator[Problem]:
@@ -55,12 +58,37 @@ def one_bit_adam_is_told_how_to_communicate(c: NeoXConfig) -> Iterator[Problem]:
             )
 
 
+def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator[Problem]:
+    """ZeRO updates flat parts of weights, which have no rows, columns or norms of whole weights."""
+    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
+    if c.zero.zero_optimization.stage > 0 and facts is not None and not facts.is_elementwise:
+        yield Problem(
+            "optimizer.type",
+            "updates a weight by figures of the whole weight, and ZeRO gives it flat parts of weights; "
+            "zero_allow_untested_optimizer does not change that",
+            "set zero_optimization.stage: 0, or use Adam",
+        )
+
+
+def tensor_parallelism_splits_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator[Problem]:
+    """Tensor-parallel ranks update their own parts of a weight."""
+    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
+    size = c.parallelism.model_parallel_size
+    if size > 1 and facts is not None and not facts.is_elementwise:
+        yield Problem(
+            "optimizer.type",
+            f"updates a weight by figures of the whole weight, and with model-parallel-size: {size} a rank "
+            "holds a part of it",
+            "set model-parallel-size: 1, or use Adam",
+        )
+
+
 def zero_with_other_optimizers_is_allowed_first(c: NeoXConfig) -> Iterator[Problem]:
-    """DeepSpeed has tried ZeRO with Adam and LAMB."""
-    optimizer = c.optimizer
-    tested = [name.lower() for name in KNOWN_OPTIMIZERS if name not in ("SM3", "madgrad_wd")]
-    is_tested = optimizer.optimizer.kind in tested
-    if c.zero.zero_optimization.stage > 0 and not is_tested and not optimizer.zero_allow_untested_optimizer:
+    """DeepSpeed has tried ZeRO with Adam."""
+    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
+    if facts is None or not facts.is_elementwise or facts.is_tried_with_zero:
+        return
+    if c.zero.zero_optimization.stage > 0 and not c.optimizer.zero_allow_untested_optimizer:
         yield Problem(
             "optimizer.type",
             "has not been tried with ZeRO by DeepSpeed",

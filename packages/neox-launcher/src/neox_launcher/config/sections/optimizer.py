@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict
 
+from neox_launcher.config.optimizers import OPTIMIZER_FACTS
 from neox_launcher.config.parameter import FILLED_IN, Section, block, param
 
 __all__ = [
@@ -16,33 +17,10 @@ __all__ = [
     "SchedulerParams",
 ]
 
-# Spelt as the documents do; any other name is looked up in torch.optim.
-KNOWN_OPTIMIZERS = (
-    "Adam",
-    "AdamW",
-    "CPU_Adam",
-    "CPU_torch_adam",
-    "Lamb",
-    "OneBitAdam",
-    "OneBitLamb",
-    "ZeroOneAdam",
-    "SM3",
-    "madgrad_wd",
-)
-# Classes of torch.optim that train such models: LBFGS calls the loss itself, SparseAdam wants sparse
-# gradients, and Muon takes matrices only.
-TORCH_OPTIMIZERS = (
-    "Adadelta",
-    "Adafactor",
-    "Adagrad",
-    "Adamax",
-    "ASGD",
-    "NAdam",
-    "RAdam",
-    "RMSprop",
-    "Rprop",
-    "SGD",
-)
+# Spelt as the documents do; any other name is looked up in torch.optim, which has further classes that do not
+# train such models: LBFGS calls the loss itself, SparseAdam wants sparse gradients, Muon takes matrices only.
+KNOWN_OPTIMIZERS = tuple(facts.name for facts in OPTIMIZER_FACTS.values() if not facts.is_of_torch)
+TORCH_OPTIMIZERS = tuple(facts.name for facts in OPTIMIZER_FACTS.values() if facts.is_of_torch)
 
 _ONE_BIT = "type is OneBitAdam, OneBitLamb or ZeroOneAdam"
 
@@ -61,7 +39,12 @@ class OptimizerParams(Section):
     )
     eps: float = param(1e-8, origin="DSC", ge=0, doc="Added to the denominator of the update.")
     weight_decay: float = param(
-        FILLED_IN, none_means="the weight-decay outside the block", origin="DSC", ge=0, doc="Weight decay."
+        FILLED_IN,
+        none_means="the weight-decay outside the block",
+        origin="DSC",
+        ge=0,
+        used_when="the optimizer decays weights",
+        doc="Weight decay.",
     )
     torch_adam: bool = param(
         False,
@@ -231,11 +214,12 @@ class OptimizerSection(Section, resume="training"):
         0.01,
         origin="Meg",
         ge=0,
+        used_when="the optimizer decays weights",
         doc="Weight decay of matrices, where optimizer.params.weight_decay does not say it.",
     )
     gradient_clipping: float = param(
         0.0, origin="DSC", ge=0, doc="Largest length (2-norm) of the whole gradient; 0 does not clip."
     )
     zero_allow_untested_optimizer: bool = param(
-        False, origin="DSC", resume="free", doc="Allow ZeRO with optimizers other than Adam and LAMB."
+        False, origin="DSC", resume="free", doc="Allow ZeRO with elementwise optimizers other than Adam."
     )

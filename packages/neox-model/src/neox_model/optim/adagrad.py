@@ -1,0 +1,90 @@
+"""Adagrad, whose states are made by the first update."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.adagrad import adagrad
+
+__all__ = ["Adagrad"]
+
+
+class Adagrad(Optimizer):
+    """torch's Adagrad, with states for the parameters that it updates, and for no others.
+
+    torch.optim.Adagrad makes them when it is built. But 16-bit training and ZeRO replace the parameters
+    afterwards, and DeepSpeed then builds another torch.optim.Adagrad, which has one parameter group and no
+    schedule.
+
+    Args:
+        parameters: parameter groups, each with `weight_decay`.
+        lr: learning rate.
+        lr_decay: the rate is divided by 1 + lr_decay * updates so far.
+        initial_accumulator_value: where the sums of squares start.
+        eps: added to the denominator.
+        foreach: torch's implementation with few kernels; None lets torch choose.
+        fused: torch's implementation in one kernel.
+
+    Source: Duchi, Hazan, Singer: Adaptive Subgradient Methods, JMLR 12 (2011).
+    """
+
+    def __init__(
+        self,
+        parameters: list[dict[str, Any]],
+        *,
+        lr: float,
+        lr_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        numbers = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "eps": eps,
+        }
+        for name, number in numbers.items():
+            if not number >= 0:
+                raise ValueError(f"{name} must be at least 0, not {number}")
+        if foreach and fused:
+            raise ValueError("foreach and fused exclude each other")
+        super().__init__(parameters, numbers | {"weight_decay": 0.0, "foreach": foreach, "fused": fused})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._update([parameter for parameter in group["params"] if parameter.grad is not None], group)
+        return loss
+
+    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        states = [self._state_of(parameter, group) for parameter in parameters]
+        adagrad(
+            parameters,
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
+            [state["sum"] for state in states],
+            [state["step"] for state in states],
+            lr=float(group["lr"]),
+            weight_decay=group["weight_decay"],
+            lr_decay=group["lr_decay"],
+            eps=group["eps"],
+            maximize=False,
+            foreach=group["foreach"],
+            fused=group["fused"],
+        )
+
+    def _state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            device = parameter.device if group["fused"] else torch.device("cpu")
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            state["sum"] = torch.full_like(parameter, group["initial_accumulator_value"])
+        return state

@@ -1,0 +1,341 @@
+"""Every optimizer on a layout of each kind in every precision: a training that is resumed, and what differs.
+
+A cell trains two updates, saves, and trains two more. A fresh engine with other weights loads what was saved
+and trains the same two. Both save once more: the two checkpoints hold the same weights, states and counts, to
+the last bit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import cycle, product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from neox_launcher.config import Resolved
+from neox_launcher.config.not_yet import not_built_yet
+from neox_launcher.config.resume import IN_EFFECT, in_effect
+from neox_launcher.errors import ConfigError
+from neox_model.checkpoint import load_checkpoint, save_checkpoint
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.shards import DTYPES, ShardReader
+from neox_model.parallel.groups import Groups
+from neox_model.train.batch import Batch, as_batch
+from neox_model.train.engine import Engine
+from neox_model.train.state import TrainState
+from neox_model.train.step import TrainStep
+from support.layouts import SETTINGS, SMALL, VOCAB, Layout, start
+from support.settings import resolved_from
+
+__all__ = [
+    "LAYOUTS",
+    "OPTIMIZERS",
+    "PRECISIONS",
+    "Cell",
+    "Contents",
+    "all_cells",
+    "moved",
+    "resumed",
+    "sample",
+]
+
+SAMPLES, UPDATES, SAVED_AFTER = 8, 4, 2
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "Adam": {},
+    "Adam, L2": {"adam_w_mode": False},
+    "Adam, uncorrected": {"bias_correction": False},
+    "AdamW": {"betas": [0.8, 0.9]},
+    "CPU_Adam": {},
+    "CPU_torch_adam": {},
+    "Lamb": {},
+    "OneBitAdam": {"freeze_step": 9, "cuda_aware": False, "comm_backend_name": "gloo"},
+    "OneBitLamb": {"freeze_step": 9},
+    "ZeroOneAdam": {},
+    "SM3": {},
+    "madgrad_wd": {"momentum": 0.8},
+    "Adadelta": {"rho": 0.8},
+    "Adafactor": {},
+    "Adagrad": {"initial_accumulator_value": 0.1, "lr_decay": 0.1},
+    "Adagrad, fused": {"fused": True},
+    "Adamax": {},
+    "ASGD": {"t0": 1, "lambd": 0.1},
+    "NAdam": {},
+    "NAdam, decoupled": {"decoupled_weight_decay": True, "foreach": True},
+    "RAdam": {},
+    "RMSprop": {},
+    "RMSprop, centered": {"momentum": 0.9, "centered": True, "foreach": True},
+    "Rprop": {},
+    "SGD": {},
+    "SGD, momentum": {"momentum": 0.9, "nesterov": True},
+    "SGD, fused": {"momentum": 0.9, "dampening": 0.5, "fused": True},
+}
+"""A label, whose first word is the optimizer's name, and arguments beside the learning rate."""
+
+LAYOUTS: dict[str, Layout] = {
+    "one process": Layout(1, {}),
+    "tensor 2": Layout(2, {"model_parallel_size": 2}),
+    "pipeline 2": Layout(2, {"pipe_parallel_size": 2}),
+    "ZeRO 1": Layout(2, {"zero_optimization": {"stage": 1}}),
+    "ZeRO 2": Layout(2, {"zero_optimization": {"stage": 2}}),
+    "ZeRO 3": Layout(2, {"zero_optimization": {"stage": 3}}),
+}
+
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "bf16": {"precision": "bfloat16"},
+    # A dynamic scale that changes within the four updates, and never overflows.
+    "fp16": {"fp16": {"enabled": True, "initial_scale_power": 6, "loss_scale_window": 2}},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A point of the matrix: keys of OPTIMIZERS, LAYOUTS and PRECISIONS."""
+
+    optimizer: str
+    layout: str
+    precision: str
+
+    @property
+    def name(self) -> str:
+        """All of it, for messages."""
+        return " / ".join((self.optimizer, self.layout, self.precision))
+
+    @property
+    def type(self) -> str:
+        """The optimizer's name in the configuration."""
+        return self.optimizer.split(",")[0]
+
+    @property
+    def ranks(self) -> int:
+        """Number of processes."""
+        return LAYOUTS[self.layout].ranks
+
+    def resolved(self, *, seed: int = 7) -> Resolved:
+        """The configuration.
+
+        Raises:
+            ConfigError: a rule refuses it, or a part of it is not built.
+        """
+        params = {"lr": 0.01, **OPTIMIZERS[self.optimizer]}
+        wanted = {
+            **SETTINGS,
+            **SMALL,
+            "num_layers": 2,
+            "train_batch_size": SAMPLES,
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": self.type, "params": params},
+            "save": "checkpoints",
+            "save_interval": 100,
+            "seed": seed,
+            **LAYOUTS[self.layout].settings,
+            **PRECISIONS[self.precision],
+        }
+        resolved = resolved_from(wanted, devices=self.ranks)
+        problems = not_built_yet(resolved.config)
+        if problems:
+            raise ConfigError(problems[0].what, problems)
+        return resolved
+
+    @property
+    def refusal(self) -> str | None:
+        """What a rule says against the cell; None where it trains."""
+        try:
+            self.resolved()
+        except ConfigError as error:
+            return str(error)
+        return None
+
+
+def all_cells() -> list[Cell]:
+    """The whole matrix."""
+    return [Cell(*values) for values in product(OPTIMIZERS, LAYOUTS, PRECISIONS)]
+
+
+def sample() -> list[Cell]:
+    """Every optimizer once and every layout in every precision: those of the matrix that train, in turn."""
+    places = [(layout, precision) for precision, layout in product(PRECISIONS, LAYOUTS)]
+    turns, chosen = cycle(places), []
+    for optimizer in OPTIMIZERS:
+        cells = (Cell(optimizer, *next(turns)) for _ in places)
+        chosen.append(next((cell for cell in cells if cell.refusal is None), None))
+    return [cell for cell in chosen if cell is not None]
+
+
+@dataclass
+class Contents:
+    """What a checkpoint holds, whole: tensors and numbers by name."""
+
+    tensors: dict[str, Tensor]
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def states(self) -> set[str]:
+        """Names of the optimizer's states."""
+        return {name.rpartition("/")[2] for name in (*self.tensors, *self.numbers) if "/" in name}
+
+    def differences(self, other: "Contents") -> list[str]:
+        """What another one lacks, has more, or has with another value."""
+        found = [f"{name} is missing" for name in sorted(self.tensors.keys() - other.tensors.keys())]
+        found += [f"{name} is new" for name in sorted(other.tensors.keys() - self.tensors.keys())]
+        found += [
+            f"{name} differs by {float((one - other.tensors[name]).abs().max()):.3g}"
+            for name, one in sorted(self.tensors.items())
+            if name in other.tensors and not torch.equal(one, other.tensors[name])
+        ]
+        names = sorted(self.numbers.keys() | other.numbers.keys())
+        found += [
+            f"{name} is {self.numbers.get(name)} and {other.numbers.get(name)}"
+            for name in names
+            if self.numbers.get(name) != other.numbers.get(name)
+        ]
+        return found
+
+
+def contents_of(folder: Path) -> Contents:
+    """Read a checkpoint; random streams are left out."""
+    manifest = Manifest.read(folder)
+    reader = ShardReader(folder, manifest.files)
+    tensors = {}
+    for name, record in manifest.tensors.items():
+        if name.startswith("rng/"):
+            continue
+        tensors[name] = torch.empty(record.shape, dtype=DTYPES[record.dtype])
+        block = tuple((0, length) for length in record.shape)
+        reader.fill(tensors[name].view(-1), name, record, (block, 0, tensors[name].numel()))
+    numbers = {
+        f"{weight}/{state}": number["value"]
+        for weight, states in manifest.optimizer_scalars.items()
+        for state, number in states.items()
+    }
+    for part in (manifest.engine, manifest.schedule, manifest.training):
+        numbers |= dict(part)
+    return Contents(tensors, numbers)
+
+
+@dataclass
+class Resumed:
+    """A training without and with a restart.
+
+    Args:
+        saved: the checkpoint that was resumed from.
+        through: the checkpoint of the training that went on.
+        again: the checkpoint of the one that was resumed.
+        losses: of the last updates, of both.
+    """
+
+    saved: Contents
+    through: Contents
+    again: Contents
+    losses: tuple[list[float], list[float]]
+
+    @property
+    def findings(self) -> list[str]:
+        """What differs; empty where the resumed training is the same."""
+        found = self.through.differences(self.again)
+        if self.losses[0] != self.losses[1]:
+            found.append(f"losses are {self.losses[0]} and {self.losses[1]}")
+        found += [
+            f"{name} is {self.again.numbers[name]} after {UPDATES} updates"
+            for name in sorted(self.again.numbers)
+            if name.endswith("/step") and self.again.numbers[name] != UPDATES
+        ]
+        if self.through.numbers["applied_updates"] != UPDATES:
+            found.append("an update was skipped")
+        return found
+
+
+def resumed(cell: Cell, folder: Path) -> Resumed:
+    """Train the cell in the present world, with and without a restart. Collective."""
+    resolved = cell.resolved()
+    run = _Run(resolved, folder / "through")
+    run.train(0, SAVED_AFTER)
+    saved = run.save()
+    losses = run.train(SAVED_AFTER, UPDATES)
+    through = run.save()
+    # What the checkpoint does not restore is seen: everything else begins with other weights.
+    other = _Run(cell.resolved(seed=8), folder / "again", recorded=resolved)
+    other.load(saved.parent, iteration=SAVED_AFTER)
+    again_losses = other.train(SAVED_AFTER, UPDATES)
+    again = other.save()
+    found = [contents_of(path) for path in (saved, through, again)]
+    return Resumed(found[0], found[1], found[2], (losses, again_losses))
+
+
+def moved(cell: Cell, source: Path, folder: Path) -> list[str]:
+    """Load a checkpoint of another layout, save it and train; what differs. Collective.
+
+    Args:
+        cell: the layout that it is loaded into.
+        source: folder of the checkpoint of SAVED_AFTER updates.
+        folder: for the new checkpoint.
+    """
+    run = _Run(cell.resolved(seed=8), folder, recorded=cell.resolved())
+    run.load(source, iteration=SAVED_AFTER)
+    expected, found = contents_of(source / f"global_step{SAVED_AFTER}"), contents_of(run.save())
+    differing = expected.differences(found)
+    run.train(SAVED_AFTER, UPDATES)
+    steps = {value for name, value in contents_of(run.save()).numbers.items() if name.endswith("/step")}
+    return differing + [f"step is {step}" for step in sorted(steps - {UPDATES})]
+
+
+class _Run:
+    """An engine, and what the training program keeps beside it."""
+
+    def __init__(self, resolved: Resolved, folder: Path, *, recorded: Resolved | None = None) -> None:
+        self.resolved = resolved
+        self.folder = folder
+        self.config = {IN_EFFECT: in_effect(recorded or resolved)}
+        self.engine: Engine
+        self.step: TrainStep
+        self.groups: Groups
+        self.engine, self.step, self.groups = start(resolved)
+        self.state = TrainState(last_iteration=100, samples_per_iteration=SAMPLES)
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        schedule = self.engine.optimizer.schedule if self.engine.optimizer else self.engine.inner.lr_scheduler
+        return {
+            "model": self.engine.inner.module,
+            "engine": self.engine.inner,
+            "groups": self.groups,
+            "schedule": schedule,
+            "state": self.state,
+            "config": self.config,
+        }
+
+    def train(self, first: int, last: int) -> list[float]:
+        losses = []
+        batches = _batches(self.resolved, self.groups, first)
+        for _ in range(first, last):
+            report = self.step(batches)
+            self.state.advance(report)
+            losses.append(float(report.loss))
+        return losses
+
+    def save(self) -> Path:
+        distributed.barrier()
+        path = save_checkpoint(self.folder, iteration=self.state.iteration, **self._parts)
+        distributed.barrier()
+        return path
+
+    def load(self, folder: Path, *, iteration: int) -> None:
+        (folder / "latest").write_text(f"global_step{iteration}\n")
+        distributed.barrier()
+        found = load_checkpoint(folder, seed=8, **self._parts)
+        assert found == iteration
+
+
+def _batches(resolved: Resolved, groups: Groups, first: int) -> Iterator[Batch]:
+    """This replica's micro-batches from an update on."""
+    generator = torch.Generator().manual_seed(1)
+    shape = (SAMPLES, resolved.config.model.seq_length + 1)
+    mine = SAMPLES // groups.data.size
+    for update in range(UPDATES):
+        windows = torch.randint(VOCAB, shape, generator=generator)
+        if update >= first:
+            for part in windows.split(mine)[groups.data.rank].split(resolved.derived.micro_batch_size):
+                yield as_batch(part)
