@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import math
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -467,3 +468,54 @@ def test_another_order_of_samples_is_said_when_training_continues(tmp_path, trai
         "training samples come in another order than before the checkpoint: some will be read twice, and "
         "some not at all"
     ]
+
+
+def two_layers() -> Run:
+    run = Run(layers=2)
+    run.train()
+    return run
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("place", ["weight", "state"])
+def test_a_value_that_is_not_finite_is_not_saved_and_nothing_earlier_is_deleted(tmp_path, value, place):
+    run = two_layers()
+    run.save(tmp_path, keep_last=1)
+    run.train()
+    second = run.model.layers[1]
+    broken = second.data if place == "weight" else run.engine.optimizer.state[second]["exp_avg"]
+    broken[2, 1] = value
+    name = "layers.1" if place == "weight" else "layers.1/exp_avg"
+    with pytest.raises(
+        CheckpointError, match=f"{name} held values that are not finite; earlier checkpoints are kept"
+    ):
+        run.save(tmp_path, keep_last=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", "latest"]
+    Run(layers=2).load(tmp_path)
+
+
+def test_states_that_are_not_saved_are_not_judged(tmp_path):
+    run = two_layers()
+    run.engine.optimizer.state[run.model.layers[0]]["exp_avg"][0, 0] = math.nan
+    run.save(tmp_path, save_optimizer=False)
+
+
+def test_weights_that_are_not_finite_are_not_loaded_and_the_one_before_is_offered(tmp_path, monkeypatch):
+    run = two_layers()
+    run.save(tmp_path)
+    run.train()
+    run.model.layers[0].data[0, 0] = math.nan
+    # As a version that does not look would write it.
+    monkeypatch.setattr(save, "_check_finite", lambda parts: None)
+    run.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"layers\.0 holds values that are not finite; .* global_step1"):
+        Run(layers=2).load(tmp_path)
+
+
+def test_all_that_is_not_finite_is_counted(tmp_path):
+    run = two_layers()
+    for parameter in run.model.parameters():
+        parameter.data.fill_(math.nan)
+    with pytest.raises(CheckpointError, match=r"layers\.0 and 1 more tensors held"):
+        run.save(tmp_path)
+    assert torch.isnan(run.model.layers[0]).all()

@@ -228,6 +228,8 @@ def _check_weights(manifest: Manifest, fragments: list[Fragment], names: set[str
 def _fill_weights(fragments: list[Fragment], manifest: Manifest, reader: ShardReader) -> None:
     for fragment in fragments:
         reader.fill(fragment.weight, fragment.name, manifest.tensors[fragment.name], fragment.range)
+        if not bool(fragment.weight.isfinite().all()):
+            raise DamagedCheckpointError(f"{fragment.name} holds values that are not finite")
 
 
 def _fill_states(fragments: list[Fragment], manifest: Manifest, reader: ShardReader, optimizer: Any) -> None:
