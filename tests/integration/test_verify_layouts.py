@@ -1,4 +1,4 @@
-"""Resuming on the same layout and on others: what agrees, how closely, and a tied copy that is out of step."""
+"""Resuming on the same layout and on others: what agrees, how closely, and a tied copy out of step."""
 
 import json
 import logging
@@ -162,8 +162,7 @@ def test_on_another_layout_the_size_of_the_difference_is_shown(found):
 
 
 def test_a_tied_copy_that_is_out_of_step_is_named(found):
-    assert found["untied"].first == (
-        "embedding.word_embeddings.weight in the optimizer of rank 1 is not what the uninterrupted training held"
-    )
+    place = "embedding.word_embeddings.weight in the optimizer of rank 1"
+    assert found["untied"].first == f"{place} is not what the uninterrupted training held"
     copies = next(check for check in found["untied"].checks if check.name == "copies of weights")
     assert copies.differing

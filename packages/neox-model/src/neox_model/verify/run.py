@@ -39,7 +39,12 @@ __all__ = ["compare", "compare_from"]
 
 logger = logging.getLogger(__name__)
 
-_METRICS = {"loss/train": "loss", "optimizer/grad_norm": "norm", "optimizer/learning_rate": "setting"}
+# Metric to its name here and to the limit for it.
+_METRICS = {
+    "loss/train": ("loss", "loss"),
+    "optimizer/grad_norm": ("gradient norm", "norm"),
+    "optimizer/learning_rate": ("learning rate", "setting"),
+}
 
 
 def compare_from(resolved: Resolved) -> None:
@@ -278,14 +283,15 @@ def _compare_metrics(
     comparison: Comparison, resumed: Record, limits: Limits | None, findings: Findings
 ) -> None:
     """Compare with the metrics that the kept training has written, where it did."""
+    findings.skip("data", "samples", "the kept training left no record of its batches")
     path = comparison.expected.metrics
     if path is None or not Path(path).is_file():
         findings.skip("losses", "steps", "the kept training has no metrics.jsonl in log-dir")
         return
     recorded = list(read_metrics(Path(path)))
-    for name, limit in _METRICS.items():
-        wanted = {line["iteration"]: line[name] for line in recorded if name in line}
-        found = dict(_recorded_numbers(resumed, name))
+    for metric, (name, limit) in _METRICS.items():
+        wanted = {line["iteration"]: line[metric] for line in recorded if metric in line}
+        found = dict(_recorded_numbers(resumed, metric))
         compare_numbers(wanted, found, name, None if limits is None else getattr(limits, limit), findings)
 
 

@@ -267,7 +267,7 @@ def compare_numbers(
     findings: Findings,
 ) -> None:
     """Compare one number per iteration, of those iterations that both sides have."""
-    row = f"{name} (metrics)"
+    row = _PLURAL[name]
     findings.row(row, "steps")
     for iteration in sorted(wanted.keys() & found.keys()):
         findings.count(row)
@@ -317,6 +317,7 @@ def missing_steps(record: Record, iterations: Iterable[int]) -> list[int]:
     return [iteration for iteration in iterations if not record.steps.get(iteration)]
 
 
+_PLURAL = {"loss": "losses", "gradient norm": "gradient norms", "learning rate": "learning rates"}
 DATA, RANDOM_BEFORE, RANDOM = "data", "random streams before", "random streams after"
 _UPDATES = "updates"
 _UNITS = {
