@@ -10,7 +10,7 @@ __all__ = ["Findings"]
 _ADVICE = {
     "repeat": "two trainings from the same start differ before anything was resumed: the training is not "
     "deterministic here (kernels, hardware), so a resumed one cannot be compared to the last bit",
-    "restored": "the checkpoint, or how it is loaded, has changed it",
+    "restored": "the checkpoint, the way it is loaded, or the configuration has changed it",
     "data": "neox-data trace --config FILE --iteration {before} lists the documents of that iteration",
     "step": "everything before it agrees, the restored state included",
     "final": "everything before it agrees",
