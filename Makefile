@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test check lint types format docs clean \
-	test-launcher test-data test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs
+	test-launcher test-data test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs gpu-check
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ test-layouts: install  ## Every architecture on every layout trains the model of
 
 test-pairs: install  ## Every pair of options that no rule refuses trains (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_pairs.py
+
+gpu-check: install  ## All that needs a GPU, in one run with one report (REPORT=FILE); REHEARSE=1 runs what can run on the CPU
+	@PYTHONPATH=tests $(BIN)/python -m support.gpu_check $(if $(REHEARSE),--rehearse) $(if $(REPORT),--report "$(REPORT)")
 
 docs: install  ## Write docs/configuration.md, its JSON schema, the table of readers and docs/compatibility-matrix.md
 	@PYTHONPATH=tests $(BIN)/python -m support.pairs > docs/compatibility-matrix.md.new

@@ -28,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "packages" / "neox-kernels" / "src"))
 
 import torch
+import torch._functorch.config
 from torch import Tensor
 
 from neox_kernels import bias_dropout_add as _bias_dropout_add

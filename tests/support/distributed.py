@@ -1,4 +1,4 @@
-"""Run a test's function in N real processes that talk over gloo.
+"""Run a test's function in N real processes that talk over gloo, or over NCCL with a GPU each.
 
     from support.distributed import run_ranks
 
@@ -24,13 +24,18 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 __all__ = ["DistributedFailure", "run_ranks"]
 
 _WORKER = Path(__file__).with_name("distributed_worker.py")
 _POLL_SECONDS = 0.02
 _OUTPUT_CHARACTERS = 4000
+# DeepSpeed looks for a device itself, once for a process.
+_DEVICES: dict[str, dict[str, str]] = {
+    "gloo": {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
+    "nccl": {"DS_ACCELERATOR": "cuda"},
+}
 
 
 class DistributedFailure(AssertionError):
@@ -42,15 +47,17 @@ def run_ranks(
     *,
     size: int,
     timeout_seconds: float = 120.0,
+    backend: Literal["gloo", "nccl"] = "gloo",
     environment: dict[str, str] | None = None,
     **arguments: Any,
 ) -> list[Any]:
-    """Call `function(**arguments)` in `size` gloo processes and give what each returned, in rank order.
+    """Call `function(**arguments)` in `size` processes and give what each returned, in rank order.
 
     Args:
         function: a module-level function of a test file; its module must be importable by path.
         size: number of processes, one per rank; world size.
         timeout_seconds: for the whole run.
+        backend: gloo hides this machine's GPUs from the processes; with nccl rank i has the i-th.
         environment: variables to add for the processes.
         arguments: values JSON can carry.
 
@@ -67,9 +74,12 @@ def run_ranks(
             "name": function.__name__,
             "arguments": arguments,
             "folder": name,
+            "backend": backend,
         }
         (folder / "call.json").write_text(json.dumps(call))
-        processes = [_start(rank, size, folder, environment or {}) for rank in range(size)]
+        processes = [
+            _start(rank, size, folder, _DEVICES[backend] | (environment or {})) for rank in range(size)
+        ]
         try:
             _wait(processes, folder, timeout_seconds)
         finally:
@@ -81,7 +91,6 @@ def _start(rank: int, size: int, folder: Path, extra: dict[str, str]) -> subproc
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
         **extra,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -45,8 +45,11 @@ def _run(folder: Path, rank: int) -> None:
     call = json.loads((folder / "call.json").read_text())
     size = int(os.environ["WORLD_SIZE"])
     store = dist.FileStore(str(folder / "store"), size)
+    if call["backend"] == "nccl":
+        # Before anything touches a device: each rank has its own.
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=300)
+        call["backend"], store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=300)
     )
     result = getattr(_load(call["file"]), call["name"])(**call["arguments"])
     _write(folder / f"result-{rank}.json", result)

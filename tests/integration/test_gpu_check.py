@@ -1,0 +1,200 @@
+"""`make gpu-check`: rehearsed on the CPU, and made to fail in every way that its report must show."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from support import gpu_check, gpu_training
+from support.gpu_check import SECTIONS, Check, run_sections
+from support.gpu_report import Result, exit_code
+from support.gpu_training import LIMITS, compare_runs, run_path
+
+ROOT = Path(__file__).parents[2]
+MACHINE = {"date": "today"}
+
+
+@pytest.fixture
+def check(tmp_path):
+    return Check(rehearses=True, gpus=0, memory_mib=0, folder=tmp_path)
+
+
+def make(*arguments, **variables):
+    return subprocess.run(
+        ["make", "--no-print-directory", "gpu-check", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+
+
+@pytest.mark.slow
+def test_the_rehearsal_passes_and_reports_every_section(tmp_path):
+    report = tmp_path / "report.md"
+    done = make(REHEARSE="1", REPORT=str(report))
+    assert done.returncode == 0, done.stderr + report.read_text()
+    text = report.read_text()
+    results = {name: re.search(rf"^\| {name} \| ([a-z ]+) \|", text, re.MULTILINE)[1] for name in SECTIONS}
+    assert results.pop("Tests marked gpu") == "not run"
+    assert set(results.values()) == {"passed"}
+    assert "No GPU was used" in text
+    assert f"| torch | {torch.__version__} |" in text
+    assert re.search(r"^\| commit \| [0-9a-f]{40}", text, re.MULTILINE)
+    assert list(tmp_path.iterdir()) == [report]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_run_and_the_message_says_what_to_do(tmp_path):
+    done = make(REPORT=str(tmp_path / "report.md"))
+    assert done.returncode != 0
+    assert "make gpu-check needs a GPU" in done.stderr
+    assert "REHEARSE=1 make gpu-check" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+# Planted failures
+
+
+def test_a_section_that_fails_or_breaks_is_reported_and_the_others_still_run(check, tmp_path):
+    ran = []
+
+    def breaks(check):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def passes(check):
+        ran.append("last")
+        return Result("passed", "one thing was right", "| figures |")
+
+    sections = {
+        "Breaks": breaks,
+        "Fails": lambda check: Result("failed", "2 of 3 are wrong", "why | how"),
+        "Passes": passes,
+    }
+    report = tmp_path / "report.md"
+    assert run_sections(sections, check, report=report, machine=MACHINE) == 1
+    text = report.read_text()
+    assert ran == ["last"]
+    assert "**Failed.**" in text
+    assert "| Breaks | failed | " in text
+    assert "| Fails | failed | 0 s | 2 of 3 are wrong |" in text
+    assert "| Passes | passed | 0 s | one thing was right |" in text
+    assert "RuntimeError: CUDA error: an illegal memory access was encountered" in text
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [(["passed", "not run"], 0), (["not run"], 1), ([], 1), (["passed", "failed"], 1)],
+)
+def test_the_exit_code_is_0_only_where_something_ran_and_nothing_failed(statuses, code):
+    assert exit_code({str(number): Result(status, "") for number, status in enumerate(statuses)}) == code
+
+
+def plant_runs(monkeypatch, spoil):
+    """In place of trainings, runs whose second side is spoilt: takes and gives losses and changes."""
+
+    def run_ranks(function, *, architectures, precisions, folder, side, **_):
+        generator = torch.Generator().manual_seed(0)
+        for architecture in architectures:
+            for precision in precisions:
+                changes = {name: torch.randn(4, 4, generator=generator) for name in ("qkv", "head")}
+                run = {"losses": [2.0, 1.5], "changes": changes | {"bias": torch.full((4,), 1e-4)}}
+                if side == "second":
+                    spoil(run)
+                torch.save(run, run_path(Path(folder), architecture, precision, side))
+        return [dict.fromkeys(f"{a} / {p}" for a in architectures for p in precisions)]
+
+    monkeypatch.setattr(gpu_check, "run_ranks", run_ranks)
+
+
+def halve_head(run):
+    run["changes"]["head"] *= 0.5
+
+
+def turn_qkv(run):
+    run["changes"]["qkv"] = run["changes"]["qkv"].flip(0)
+
+
+def lose_gradient(run):
+    run["changes"]["head"].zero_()
+
+
+def move_small(run):
+    run["changes"]["bias"] += 0.1
+
+
+def spoil_loss(run):
+    run["losses"][1] += 0.1
+
+
+def make_nan(run):
+    run["changes"]["qkv"][0, 0] = float("nan")
+
+
+@pytest.mark.parametrize("spoil", [halve_head, turn_qkv, lose_gradient, move_small, spoil_loss, make_nan])
+def test_devices_that_train_differently_fail_the_check(check, monkeypatch, spoil):
+    plant_runs(monkeypatch, spoil)
+    result = gpu_check.devices_agree(check)
+    assert result.status == "failed"
+    assert result.summary.startswith("0 of 6 trainings")
+
+
+def test_devices_that_train_alike_pass(check, monkeypatch):
+    plant_runs(monkeypatch, lambda run: None)
+    assert gpu_check.devices_agree(check).status == "passed"
+
+
+def test_a_training_that_fails_is_reported_with_its_error(check, monkeypatch):
+    def run_ranks(function, **_):
+        return [{"one / fp16": "RuntimeError: no such kernel"}]
+
+    monkeypatch.setattr(gpu_check, "run_ranks", run_ranks)
+    result = gpu_check.devices_agree(check)
+    assert result.status == "failed"
+    assert "no run to compare" in result.details
+    assert "RuntimeError: no such kernel" in result.details
+
+
+@pytest.mark.parametrize("weight", [0.01, float("nan")])
+def test_a_layout_that_trains_another_model_fails_the_check(check, monkeypatch, weight):
+    def run_ranks(function, *, size, **_):
+        if function is gpu_training.train_reference:
+            return [[1.0, 0.5]]
+        return [{"losses": [1.0, 0.5], "weight": weight if rank == size - 1 else 0.0} for rank in range(size)]
+
+    monkeypatch.setattr(gpu_check, "run_ranks", run_ranks)
+    result = gpu_check.layouts_agree(check)
+    assert result.status == "failed"
+    assert result.summary.startswith("0 of 2 layouts")
+
+
+def test_a_contender_that_fails_fails_the_benchmark(check, monkeypatch):
+    done = gpu_check._Done("train.py", 0, "contender ...", "round 1, ours/fp32: failed\n")
+    monkeypatch.setattr(gpu_check, "_run", lambda check, *argv: done)
+    result = gpu_check.training_speed(check)
+    assert result.status == "failed"
+    assert "ours/fp32: failed" in result.details
+
+
+def test_a_kernel_that_is_wrong_fails_the_check(check, monkeypatch):
+    done = gpu_check._Done("neox-kernels status", 0, "rms_norm   WRONG: output differs by 0.1", "")
+    monkeypatch.setattr(gpu_check, "_run", lambda check, *argv: done)
+    assert gpu_check.kernels(check).status == "failed"
+
+
+def test_limits_are_tighter_the_more_digits_a_precision_has(tmp_path):
+    for name in ("loss", "ratio", "angle", "small"):
+        fp32, fp16, bf16 = (getattr(LIMITS[precision], name) for precision in ("fp32", "fp16", "bf16"))
+        assert fp32 < fp16 <= bf16
+
+
+def test_runs_of_other_models_are_not_compared(tmp_path):
+    for side, names in {"first": ["a"], "second": ["a", "b"]}.items():
+        run = {"losses": [1.0], "changes": {name: torch.ones(2) for name in names}}
+        torch.save(run, tmp_path / side)
+    with pytest.raises(ValueError, match="other weights"):
+        compare_runs(tmp_path / "first", tmp_path / "second")
