@@ -4,7 +4,8 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test check lint types format docs clean \
-	test-launcher test-data test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs gpu-check
+	test-launcher test-data test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
+	test-optimizers gpu-check
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,7 +49,8 @@ test-integration: install  ## What crosses packages: architecture and whole jour
 
 test-chaos: install  ## Long sweeps: training killed at random moments always resumes; no file breaks the reader
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --hypothesis-profile=random -m "sweep and not cluster" packages/neox-launcher packages/neox-data packages/neox-model tests \
-		--ignore tests/integration/test_layouts.py --ignore tests/integration/test_pairs.py
+		--ignore tests/integration/test_layouts.py --ignore tests/integration/test_pairs.py \
+		--ignore tests/integration/test_precision.py --ignore tests/integration/test_optimizers.py
 
 test-cluster: install  ## Several hosts on this machine, with the real tools of clusters and faults on purpose; needs root
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m cluster tests/cluster
@@ -58,6 +60,13 @@ test-layouts: install  ## Every architecture on every layout trains the model of
 
 test-pairs: install  ## Every pair of options that no rule refuses trains (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_pairs.py
+
+test-precision: install  ## Every architecture on every layout in fp32, bf16 and fp16 (an hour); then run make docs
+	@OMP_NUM_THREADS=1 PRECISION_RESULTS=tests/support/precision_results.json \
+		$(BIN)/pytest -m sweep tests/integration/test_precision.py
+
+test-optimizers: install  ## Every optimizer resumes to the last bit on every layout in every precision (minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_optimizers.py
 
 gpu-check: install  ## All that needs a GPU, in one run with one report (REPORT=FILE); REHEARSE=1 runs what can run on the CPU
 	@PYTHONPATH=tests $(BIN)/python -m support.gpu_check $(if $(REHEARSE),--rehearse) $(if $(REPORT),--report "$(REPORT)")

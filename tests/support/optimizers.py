@@ -5,8 +5,10 @@ and trains the same two. Both save once more: the two checkpoints hold the same 
 the last bit.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ __all__ = [
     "moved",
     "resumed",
     "sample",
+    "updates_apart",
 ]
 
 SAMPLES, UPDATES, SAVED_AFTER = 8, 4, 2
@@ -78,6 +81,7 @@ LAYOUTS: dict[str, Layout] = {
     "one process": Layout(1, {}),
     "tensor 2": Layout(2, {"model_parallel_size": 2}),
     "pipeline 2": Layout(2, {"pipe_parallel_size": 2}),
+    "data 2": Layout(2, {}),
     "ZeRO 1": Layout(2, {"zero_optimization": {"stage": 1}}),
     "ZeRO 2": Layout(2, {"zero_optimization": {"stage": 2}}),
     "ZeRO 3": Layout(2, {"zero_optimization": {"stage": 3}}),
@@ -105,6 +109,11 @@ class Cell:
         return " / ".join((self.optimizer, self.layout, self.precision))
 
     @property
+    def folder(self) -> str:
+        """A name for its files."""
+        return re.sub(r"\W+", "-", self.name)
+
+    @property
     def type(self) -> str:
         """The optimizer's name in the configuration."""
         return self.optimizer.split(",")[0]
@@ -128,6 +137,8 @@ class Cell:
             "train_batch_size": SAMPLES,
             "train_micro_batch_size_per_gpu": 2,
             "optimizer": {"type": self.type, "params": params},
+            # As large as to be seen in the weights after four updates.
+            "weight_decay": 0.5,
             "save": "checkpoints",
             "save_interval": 100,
             "seed": seed,
@@ -143,11 +154,16 @@ class Cell:
     @property
     def refusal(self) -> str | None:
         """What a rule says against the cell; None where it trains."""
-        try:
-            self.resolved()
-        except ConfigError as error:
-            return str(error)
-        return None
+        return _refusal_of(self)
+
+
+@cache
+def _refusal_of(cell: Cell) -> str | None:
+    try:
+        cell.resolved()
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def all_cells() -> list[Cell]:
@@ -263,6 +279,27 @@ def resumed(cell: Cell, folder: Path) -> Resumed:
     again = other.save()
     found = [contents_of(path) for path in (saved, through, again)]
     return Resumed(found[0], found[1], found[2], (losses, again_losses))
+
+
+def updates_apart(cell: Cell, other: Cell, folder: Path) -> dict[str, float]:
+    """How far two cells' last weights are apart, relative to what the updates changed, by weight.
+
+    Args:
+        cell: trained in its folder by `resumed`.
+        other: the same.
+        folder: holds both folders.
+    """
+    before, after = (
+        contents_of(folder / cell.folder / f"through/global_step{update}").tensors
+        for update in (SAVED_AFTER, UPDATES)
+    )
+    others = contents_of(folder / other.folder / f"through/global_step{UPDATES}").tensors
+    # A bias of keys changes no attention: its gradient is zero but for rounding.
+    names = [name for name in after if "/" not in name and not name.endswith("qkv.bias")]
+    return {
+        name: float((after[name] - others[name]).norm() / (after[name] - before[name]).norm())
+        for name in names
+    }
 
 
 def moved(cell: Cell, source: Path, folder: Path) -> list[str]:

@@ -6,6 +6,7 @@ Only such an optimizer gives the same update for any part of a weight, as ZeRO a
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 __all__ = ["OPTIMIZER_FACTS", "OptimizerFacts"]
 
@@ -16,7 +17,10 @@ class OptimizerFacts:
 
     Args:
         name: as the documents spell it; compared in lower case.
-        states: what it may keep for each weight, and what a checkpoint stores.
+        states: tensors that it may keep for each weight, in the weight's shape.
+        numbers: single numbers that it keeps for each weight.
+        other_shapes: tensors that it keeps for each weight, in other shapes and smaller.
+        optional: states that it keeps only with an argument -> that argument.
         arguments: what it takes beside `lr` and `weight_decay`; where it is not torch's, beside the declared
             parameters of `optimizer.params`.
         refused: arguments that the class takes and that cannot be given here, and why.
@@ -31,6 +35,9 @@ class OptimizerFacts:
 
     name: str
     states: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ("step",)
+    other_shapes: tuple[str, ...] = ()
+    optional: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     is_of_torch: bool = False
@@ -40,8 +47,21 @@ class OptimizerFacts:
     decays_weights: bool = True
     remark: str = ""
 
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Everything that a checkpoint may hold of the optimizer, for each weight."""
+        return (*self.numbers, *self.states, *self.other_shapes)
 
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+    def values_per_element(self, given: Mapping[str, Any]) -> int:
+        """How many values it keeps for each element of a weight.
+
+        Args:
+            given: its arguments.
+        """
+        return sum(name not in self.optional or bool(given.get(self.optional[name])) for name in self.states)
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 _NEVER_USED = {
     "capturable": "is for CUDA graphs, which are not used here",
@@ -81,63 +101,69 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         OptimizerFacts(name="AdamW", states=_MOMENTS, is_tried_with_zero=True, skips_on_device=True),
         OptimizerFacts(name="CPU_Adam", states=_MOMENTS, is_tried_with_zero=True, skips_on_device=True),
         OptimizerFacts(name="CPU_torch_adam", states=_MOMENTS, is_tried_with_zero=True),
-        OptimizerFacts(name="Lamb", is_elementwise=False),
-        OptimizerFacts(name="OneBitAdam", is_tried_with_zero=True),
-        OptimizerFacts(name="OneBitLamb", is_elementwise=False),
-        OptimizerFacts(name="ZeroOneAdam", is_tried_with_zero=True),
-        OptimizerFacts(name="SM3", arguments=("momentum", "beta"), is_elementwise=False),
+        OptimizerFacts(name="Lamb", states=_MOMENTS, is_elementwise=False),
+        OptimizerFacts(name="OneBitAdam", states=_MOMENTS, is_tried_with_zero=True),
+        OptimizerFacts(name="OneBitLamb", states=_MOMENTS, is_elementwise=False),
+        OptimizerFacts(name="ZeroOneAdam", states=_MOMENTS, is_tried_with_zero=True),
+        OptimizerFacts(
+            name="SM3", states=("momentum_buffer",), arguments=("momentum", "beta"), is_elementwise=False
+        ),
         OptimizerFacts(
             name="madgrad_wd",
-            states=("step", "start", "grad_sum", "grad_sum_sq"),
+            states=("start", "grad_sum", "grad_sum_sq"),
             arguments=("momentum",),
         ),
-        _of_torch("Adadelta", ("step", "square_avg", "acc_delta"), "rho", "eps"),
+        _of_torch("Adadelta", ("square_avg", "acc_delta"), "rho", "eps"),
         _of_torch(
             "Adafactor",
-            ("step", "row_var", "col_var", "variance"),
+            (),
             "beta2_decay",
             "d",
             refused=_ADAFACTOR,
+            other_shapes=("row_var", "col_var", "variance"),
             is_elementwise=False,
         ),
         _of_torch(
             "Adagrad",
-            ("step", "sum"),
+            ("sum",),
             "lr_decay",
             "initial_accumulator_value",
             "eps",
             "fused",
             refused=_NOT_CAPTURABLE,
         ),
-        _of_torch("Adamax", ("step", "exp_avg", "exp_inf"), "betas", "eps"),
+        _of_torch("Adamax", ("exp_avg", "exp_inf"), "betas", "eps"),
         _of_torch(
             "ASGD",
-            ("step", "eta", "mu", "ax"),
+            ("ax",),
             "lambd",
             "alpha",
             "t0",
+            numbers=("step", "eta", "mu"),
             remark="The averages `ax` are kept, and the model is the last weights, not their average.",
         ),
         _of_torch(
             "NAdam",
-            (*_MOMENTS, "mu_product"),
+            _MOMENTS,
             "betas",
             "eps",
             "momentum_decay",
             "decoupled_weight_decay",
+            numbers=("step", "mu_product"),
         ),
         _of_torch("RAdam", _MOMENTS, "betas", "eps", "decoupled_weight_decay"),
         _of_torch(
             "RMSprop",
-            ("step", "square_avg", "momentum_buffer", "grad_avg"),
+            ("square_avg", "momentum_buffer", "grad_avg"),
             "alpha",
             "eps",
             "momentum",
             "centered",
+            optional={"momentum_buffer": "momentum", "grad_avg": "centered"},
         ),
         _of_torch(
             "Rprop",
-            ("step", "prev", "step_size"),
+            ("prev", "step_size"),
             "etas",
             "step_sizes",
             decays_weights=False,
@@ -151,6 +177,8 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             "nesterov",
             "fused",
             refused=_NOT_CAPTURABLE,
+            numbers=(),
+            optional={"momentum_buffer": "momentum"},
         ),
     )
 }

@@ -141,7 +141,7 @@ def _optimizers() -> str:
             rows.append(f"| `{facts.name}` † |  |  |  |  |")
             continue
         arguments = ", ".join(f"`{name}`" for name in facts.arguments) if facts.arguments else "those above"
-        states = ", ".join(f"`{name}`" for name in facts.states)
+        states = ", ".join(f"`{name}`" for name in facts.kept)
         skips = "on the device" if facts.skips_on_device else "by the host"
         rows.append(f"| `{facts.name}` | {arguments} | {states} | {_under_zero(facts)} | {skips} |")
     remarks = [f"- `{facts.name}`: {facts.remark}" for facts in OPTIMIZER_FACTS.values() if facts.remark]

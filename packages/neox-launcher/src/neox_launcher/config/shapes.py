@@ -10,6 +10,7 @@ from pathlib import Path
 
 from neox_launcher.config.elasticity import elastic_devices
 from neox_launcher.config.engine_json import accumulation_dtype
+from neox_launcher.config.optimizers import OPTIMIZER_FACTS
 from neox_launcher.config.resolve import Resolved
 from neox_launcher.config.schema import NeoXConfig
 from neox_launcher.config.sections.attention import SparsityConfig
@@ -37,8 +38,6 @@ USUAL_VOCABULARY = {
     "HFGPT2Tokenizer": 50_258,
     "CharLevelTokenizer": 512,
 }
-# Numbers that an optimizer keeps per parameter; any other one is taken for an Adam.
-_OPTIMIZER_STATES = {"sgd": 1, "sm3": 1, "adagrad": 1, "madgrad_wd": 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +247,7 @@ def layout_of(resolved: Resolved) -> Layout:
     """How a configuration runs its model."""
     config, derived = resolved.config, resolved.derived
     zero, recompute = config.zero.zero_optimization, config.activation_checkpointing
-    kind = config.optimizer.optimizer.kind
+    kind, given = config.optimizer.optimizer.kind, config.optimizer.optimizer.params.given()
     size = 4 if derived.precision == "fp32" else 2
     return Layout(
         model_parallel=derived.model_parallel_size,
@@ -266,7 +265,7 @@ def layout_of(resolved: Resolved) -> Layout:
         element_bytes=size,
         gradient_bytes=_bytes_of(accumulation_dtype(resolved), size),
         reduced_bytes=_bytes_of(config.engine.communication_data_type or _summed_in(resolved), size),
-        optimizer_states=_OPTIMIZER_STATES.get(kind, 2),
+        optimizer_states=OPTIMIZER_FACTS[kind].values_per_element(given),
         optimizer_on_host=zero.offload_optimizer.device != "none" or kind.startswith("cpu_"),
         parameters_on_host=zero.offload_param.device != "none",
         bucket=zero.reduce_bucket_size,
