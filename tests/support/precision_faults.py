@@ -14,6 +14,7 @@ from neox_launcher.config import Resolved, engine_json
 from neox_model.build import as_pipeline
 from neox_model.optim import mixed_precision
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
+from neox_model.parallel import logical
 from neox_model.parallel.gradient_reduction import GradientReduction
 from neox_model.parallel.groups import SINGLE, Groups
 from neox_model.train import engine
@@ -160,6 +161,11 @@ FAULTS: dict[str, Fault] = {
         replace(_PLAIN, layout="pipeline 2", tied=True),
         _plants(_OPTIMIZER, "_sum_over_stages", _nothing),
         r"^embedding.word_embeddings.weight: update (projected|has a cosine)",
+    ),
+    "gradients not summed over parts of the sequence": Fault(
+        replace(_PLAIN, layout="sequence 2"),
+        _plants(logical, "_sum_gradients", lambda original: lambda group, gradient: gradient),
+        r"^layers.0.norm1.weight: update (projected|has a cosine)",
     ),
     "accumulation not divided": Fault(
         replace(_PLAIN, accumulation=3),
