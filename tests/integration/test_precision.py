@@ -118,6 +118,21 @@ def test_layouts_meet_every_free_setting():
     assert {axes_of(cell)["pipeline"] for cell in all_cells()} == {0, 1, 2}
 
 
+def test_the_table_shows_the_worst_figures_of_each_kind_of_layout(tmp_path):
+    path = tmp_path / "results.json"
+    for layout, ratio, difference in (("tensor 2", 1.004, 0.002), ("tensor 4", 0.9912, 0.0123)):
+        figures = Judgement(ratio=ratio, own_ratio=1.001, cosine=0.9999, difference=difference, tensors=9)
+        precision_results.record(path, [Cell("gMLP", layout, "bf16")], [figures])
+    assert "| bf16 | tensor parallel | 2 | 0.9912 | 1.0010 | 0.99990 | 1e-02 |" in [
+        *precision_results.section(path)
+    ]
+    better = Judgement(ratio=1.001, own_ratio=1.001, cosine=1.0, difference=0.001, tensors=9)
+    precision_results.record(path, [Cell("gMLP", "tensor 4", "bf16")], [better])
+    assert "| bf16 | tensor parallel | 2 | 1.0040 | 1.0010 | 0.99990 | 2e-03 |" in [
+        *precision_results.section(path)
+    ]
+
+
 @pytest.mark.slow
 def test_a_sample_of_the_cells_agrees_with_plain_autograd(tmp_path):
     cells = sample()

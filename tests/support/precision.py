@@ -175,7 +175,7 @@ class Observed:
         masters: master weights at the end.
         states: the optimizer's tensors, by weight and state.
         steps: the numbers of updates that the optimizer counted, each once.
-        spread: largest difference between two ranks' copies of an element.
+        spread: largest difference between two ranks' copies of an element, relative to the tensor's largest.
         stale: the weights that, in the model, are not their masters rounded to its precision.
     """
 
@@ -305,8 +305,8 @@ def _whole(pieces: list[Piece], observed: Observed) -> dict[str, Tensor]:
         whole = joined.setdefault(name, np.zeros(shape, np.float32))
         known = seen.setdefault(name, np.zeros(shape, bool))
         held, is_known = whole[block].flatten(), known[block].flatten()
-        copies = np.abs(held[run] - values)[is_known[run]]
-        observed.spread = max(observed.spread, float(copies.max(initial=0.0)))
+        apart = np.abs(held[run] - values)[is_known[run]].max(initial=0.0)
+        observed.spread = max(observed.spread, float(apart / (np.abs(values).max(initial=0.0) or 1.0)))
         held[run], is_known[run] = values, True
         whole[block], known[block] = held.reshape(whole[block].shape), is_known.reshape(whole[block].shape)
     missing = [name for name, known in seen.items() if not known.all()]

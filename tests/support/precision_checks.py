@@ -150,18 +150,24 @@ def judge_scales(by_scale: dict[int, Observed], plain: dict[int, Observed], exac
 
 
 def _wrong_reports(cell: Cell, found: Observed, plain: Observed) -> Iterator[str]:
-    if found.spread != 0.0:
+    # Optimizers of ZeRO update flat tensors, in which a copy may lie where another instruction reaches it.
+    if not found.spread <= (1e-6 if kind_of(cell.layout) == "pipeline x ZeRO 1" else 0.0):
         yield f"ranks hold copies of one weight that differ by {found.spread:.2g}"
     if found.stale:
         yield f"the model's weights are not the masters, rounded: {', '.join(found.stale[:4])}"
-    norms = _REORDERED_NORM if _sums(cell) == "reordered" else _NORM
-    for what, ours, theirs, tolerance in (
-        ("loss", found.losses, plain.losses, _LOSS[cell.precision]),
-        ("gradient norm", found.norms, plain.norms, norms[cell.precision]),
-    ):
-        for number, (one, other) in enumerate(zip(ours, theirs, strict=True), 1):
-            if one is None or not abs(one - other) <= tolerance * abs(other):
-                yield f"the {what} of update {number} is reported as {one}, must be {other:.6g}"
+    for number, (one, other) in enumerate(zip(found.losses, plain.losses, strict=True), 1):
+        if not abs(one - other) <= _LOSS[cell.precision] * abs(other):
+            yield f"the loss of update {number} is reported as {one}, must be {other:.6g}"
+    for number, (norm, other) in enumerate(zip(found.norms, plain.norms, strict=True), 1):
+        if norm is None or not abs(norm - other) <= _norm_tolerance(cell, number) * abs(other):
+            yield f"the gradient norm of update {number} is reported as {norm}, must be {other:.6g}"
+
+
+def _norm_tolerance(cell: Cell, update: int) -> float:
+    # DeepSpeed's ZeRO 3 replaces torch's linear function by one that rounds products before it adds the bias.
+    # That is another activation as soon as a bias is not zero any more.
+    is_reordered = _sums(cell) == "reordered" or (kind_of(cell.layout) == "ZeRO 3" and update > 1)
+    return (_REORDERED_NORM if is_reordered else _NORM)[cell.precision]
 
 
 def _share_of_rounded(cell: Cell, found: Observed) -> float:
