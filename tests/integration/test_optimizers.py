@@ -15,7 +15,16 @@ from neox_launcher.config.optimizers import OPTIMIZER_FACTS
 from neox_launcher.config.sections.optimizer import KNOWN_OPTIMIZERS, TORCH_OPTIMIZERS
 from neox_model.checkpoint import CheckpointError
 from support.distributed import run_ranks
-from support.optimizers import LAYOUTS, OPTIMIZERS, PRECISIONS, Cell, all_cells, sample, updates_apart
+from support.optimizers import (
+    LAYOUTS,
+    OPTIMIZERS,
+    OVERFLOWING,
+    PRECISIONS,
+    Cell,
+    all_cells,
+    sample,
+    updates_apart,
+)
 
 # Cells of one launch: engines of DeepSpeed are never freed, and gloo's threads in their groups do not rest.
 AT_ONCE = 24
@@ -118,6 +127,25 @@ def test_every_optimizer_resumes_on_every_layout_in_every_precision(tmp_path, op
     assert len(cells) == (9 if optimizer == "Adafactor" else 21)
     check(cells, tmp_path, timeout_seconds=600)
     check_equal_updates([cell for cell in cells if cell.precision == "fp32"], tmp_path)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_training_that_has_only_skipped_updates_yet_resumes(tmp_path, layout):
+    cells = [Cell(optimizer, layout, OVERFLOWING) for optimizer in OPTIMIZERS]
+    check(
+        [cell for cell in cells if cell.refusal is None], tmp_path, function=run_skipped, timeout_seconds=600
+    )
+
+
+def run_skipped(cells: list[list[str]], folder: str) -> dict[str, list[str]]:
+    """Findings by cell, where the checkpoint is written before the first update that is applied."""
+    from support.optimizers import resumed
+
+    def check(cell: Cell, own: Path) -> list[str]:
+        return resumed(cell, own).findings
+
+    return in_worlds([Cell(*cell) for cell in cells], Path(folder), check)
 
 
 def check_equal_updates(cells, folder: Path) -> None:

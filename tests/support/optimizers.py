@@ -34,6 +34,7 @@ from support.settings import resolved_from
 __all__ = [
     "LAYOUTS",
     "OPTIMIZERS",
+    "OVERFLOWING",
     "PRECISIONS",
     "Cell",
     "Contents",
@@ -95,9 +96,18 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 }
 
 
+OVERFLOWING = "fp16 that overflows first"
+_PRECISIONS = PRECISIONS | {
+    # Gradients times 2^20 are infinite and times 2^18 are not: the first two updates are skipped.
+    OVERFLOWING: {
+        "fp16": {"enabled": True, "initial_scale_power": 20, "loss_scale_window": 2, "hysteresis": 1}
+    }
+}
+
+
 @dataclass(frozen=True)
 class Cell:
-    """A point of the matrix: keys of OPTIMIZERS, LAYOUTS and PRECISIONS."""
+    """A point of the matrix: keys of OPTIMIZERS, LAYOUTS and PRECISIONS, or OVERFLOWING."""
 
     optimizer: str
     layout: str
@@ -107,6 +117,11 @@ class Cell:
     def name(self) -> str:
         """All of it, for messages."""
         return " / ".join((self.optimizer, self.layout, self.precision))
+
+    @property
+    def applied(self) -> int:
+        """Updates of UPDATES that are not skipped."""
+        return UPDATES - SAVED_AFTER if self.precision == OVERFLOWING else UPDATES
 
     @property
     def folder(self) -> str:
@@ -143,7 +158,7 @@ class Cell:
             "save_interval": 100,
             "seed": seed,
             **LAYOUTS[self.layout].settings,
-            **PRECISIONS[self.precision],
+            **_PRECISIONS[self.precision],
         }
         resolved = resolved_from(wanted, devices=self.ranks)
         problems = not_built_yet(resolved.config)
@@ -237,12 +252,14 @@ class Resumed:
     """A training without and with a restart.
 
     Args:
+        applied: updates that must have been applied.
         saved: the checkpoint that was resumed from.
         through: the checkpoint of the training that went on.
         again: the checkpoint of the one that was resumed.
         losses: of the last updates, of both.
     """
 
+    applied: int
     saved: Contents
     through: Contents
     again: Contents
@@ -255,12 +272,13 @@ class Resumed:
         if self.losses[0] != self.losses[1]:
             found.append(f"losses are {self.losses[0]} and {self.losses[1]}")
         found += [
-            f"{name} is {self.again.numbers[name]} after {UPDATES} updates"
+            f"{name} is {self.again.numbers[name]} after {self.applied} updates"
             for name in sorted(self.again.numbers)
-            if name.endswith("/step") and self.again.numbers[name] != UPDATES
+            if name.endswith("/step") and self.again.numbers[name] != self.applied
         ]
-        if self.through.numbers["applied_updates"] != UPDATES:
-            found.append("an update was skipped")
+        applied = self.through.numbers["applied_updates"]
+        if applied != self.applied:
+            found.append(f"{applied} updates were applied, not {self.applied}")
         return found
 
 
@@ -278,7 +296,7 @@ def resumed(cell: Cell, folder: Path) -> Resumed:
     again_losses = other.train(SAVED_AFTER, UPDATES)
     again = other.save()
     found = [contents_of(path) for path in (saved, through, again)]
-    return Resumed(found[0], found[1], found[2], (losses, again_losses))
+    return Resumed(cell.applied, found[0], found[1], found[2], (losses, again_losses))
 
 
 def updates_apart(cell: Cell, other: Cell, folder: Path) -> dict[str, float]:
