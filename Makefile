@@ -62,7 +62,7 @@ test-pairs: install  ## Every pair of options that no rule refuses trains (minut
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_pairs.py
 
 test-precision: install  ## Every architecture on every layout in fp32, bf16 and fp16 (an hour); then run make docs
-	@OMP_NUM_THREADS=1 PRECISION_RESULTS=tests/support/precision_results.json \
+	@OMP_NUM_THREADS=1 PRECISION_RESULTS=tests/support/precision_results.jsonl \
 		$(BIN)/pytest -m sweep tests/integration/test_precision.py
 
 test-optimizers: install  ## Every optimizer resumes to the last bit on every layout in every precision (minutes)

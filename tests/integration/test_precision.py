@@ -119,7 +119,7 @@ def test_layouts_meet_every_free_setting():
 
 
 def test_the_table_shows_the_worst_figures_of_each_kind_of_layout(tmp_path):
-    path = tmp_path / "results.json"
+    path = tmp_path / "results.jsonl"
     for layout, ratio, difference in (("tensor 2", 1.004, 0.002), ("tensor 4", 0.9912, 0.0123)):
         figures = Judgement(ratio=ratio, own_ratio=1.001, cosine=0.9999, difference=difference, tensors=9)
         precision_results.record(path, [Cell("gMLP", layout, "bf16")], [figures])

@@ -1,7 +1,7 @@
 """Every option with every other: which pairs train, which a rule refuses, and why.
 
-`make docs` writes docs/compatibility-matrix.md from the configuration's own rules; `make test-pairs` trains
-every pair that the document says trains.
+`make docs` writes docs/compatibility-matrix.md from the configuration's own rules and the figures of the last
+sweep of precisions; `make test-pairs` trains every pair that the document says trains.
 """
 
 import copy
@@ -14,6 +14,7 @@ from typing import Any
 from neox_launcher.config import Resolved
 from neox_launcher.config.not_yet import not_built_yet
 from neox_launcher.errors import ConfigError
+from support import precision_results
 from support.settings import resolved_from
 
 __all__ = ["OPTIONS", "SETTINGS", "Pair", "document", "pairs"]
@@ -76,6 +77,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "parameters on the CPU": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
     # Memory and speed
     "bfloat16": {"precision": "bfloat16"},
+    "float16": {"precision": "fp16"},
     "checkpointed activations": {"checkpoint_activations": True},
     "partitioned activations": {"checkpoint_activations": True, "partition_activations": True},
     "activations on the CPU": {"checkpoint_activations": True, "checkpoint_in_cpu": True},
@@ -200,6 +202,8 @@ def document() -> str:
         "| option | does not go with | because |",
         "| --- | --- | --- |",
         *_refusals(refused),
+        "",
+        *precision_results.section(),
     ]
     return "\n".join(lines) + "\n"
 

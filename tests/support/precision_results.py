@@ -12,14 +12,19 @@ from support.sources import ROOT
 
 __all__ = ["PATH", "record", "section"]
 
-PATH = ROOT / "tests/support/precision_results.json"
+PATH = ROOT / "tests/support/precision_results.jsonl"
+
+Row = dict[str, Any]
 
 
 def record(path: Path, cells: Iterable[Any], judgements: Iterable[Any]) -> None:
-    """Put the cells' figures into the file, in place of those that it has of the same cells."""
-    kept = json.loads(path.read_text()) if path.exists() else {}
+    """Put the cells' figures into the file, a line for each; they replace those of the same cells."""
+    kept = {_key(row): row for row in _read(path)}
     for cell, judgement in zip(cells, judgements, strict=True):
         row = {
+            "precision": cell.precision,
+            "layout": cell.layout,
+            "architecture": cell.architecture,
             "ratio": round(judgement.ratio, 4),
             "own_ratio": round(judgement.own_ratio, 4),
             "cosine": round(judgement.cosine, 5),
@@ -27,24 +32,31 @@ def record(path: Path, cells: Iterable[Any], judgements: Iterable[Any]) -> None:
             "tensors": judgement.tensors,
             "underflows": judgement.underflows,
         }
-        kept.setdefault(cell.precision, {}).setdefault(cell.layout, {})[cell.architecture] = row
+        kept[_key(row)] = row
     aside = path.with_suffix(".new")
-    aside.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    aside.write_text("".join(json.dumps(kept[key]) + "\n" for key in sorted(kept)))
     os.replace(aside, path)
+
+
+def _read(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _key(row: Row) -> tuple[str, ...]:
+    return row["precision"], row["layout"], row["architecture"]
 
 
 def section(path: Path = PATH) -> Iterator[str]:
     """The lines of the document: what was compared, and the table."""
-    kept = json.loads(path.read_text()) if path.exists() else {}
+    kept = _read(path)
     yield from ("## Precision", "", *_EXPLANATION, "")
     yield "| precision | layouts | cells | ratio | plain ratio | cosine | difference |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for precision, (kind, layouts) in product(PRECISION_NAMES, KINDS.items()):
-        by_layout = kept.get(precision, {})
-        rows = [row for layout in layouts for row in by_layout.get(layout, {}).values()]
+        rows = [row for row in kept if row["precision"] == precision and row["layout"] in layouts]
         if rows:
             yield f"| {precision} | {kind} | {len(rows)} | {_worst(rows)} |"
-    rows = [row for layout in kept.get("fp16", {}).values() for row in layout.values()]
+    rows = [row for row in kept if row["precision"] == "fp16"]
     tensors, underflows = (sum(int(row[name]) for row in rows) for name in ("tensors", "underflows"))
     yield ""
     yield (
@@ -72,7 +84,7 @@ _EXPLANATION = (
 )
 
 
-def _worst(rows: list[dict[str, float]]) -> str:
+def _worst(rows: list[Row]) -> str:
     ratio, own_ratio = (
         max((row[name] for row in rows), key=lambda ratio: abs(ratio - 1)) for name in ("ratio", "own_ratio")
     )
