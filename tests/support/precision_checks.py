@@ -164,7 +164,7 @@ def _wrong_reports(cell: Cell, found: Observed, plain: Observed) -> Iterator[str
 
 
 def _norm_tolerance(cell: Cell, update: int) -> float:
-    # After one update of Adam some weights that gradients near zero moved are rounded to another 16-bit number.
+    # After one update of Adam, some weights with a gradient near zero are rounded to another 16-bit number.
     # DeepSpeed's ZeRO 3 replaces torch's linear function by one that rounds products before it adds the bias,
     # which makes another activation as soon as a bias is not zero any more.
     is_reordered = _sums(cell) == "reordered" or (_sums(cell) == "rounded" and update > 1)
