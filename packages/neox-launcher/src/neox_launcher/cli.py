@@ -14,6 +14,7 @@ from neox_launcher.dry_run import Form, show_plan
 from neox_launcher.errors import NeoXError
 from neox_launcher.launch import Request, plan_launch, refuse_what_cannot_run, run_plan
 from neox_launcher.plan import LaunchPlan
+from neox_launcher.resources.world import slow_without_gpus
 from neox_launcher.stop_signals import warning_blocked
 from neox_launcher.supervision import Outcome
 from neox_launcher.verify_resume.verify import VerifyRequest, verify_resume
@@ -231,8 +232,9 @@ def _carry_out(request: Request, plan: LaunchPlan, dry_run: DryRun) -> Outcome:
 
 def _tell_notices(plan: LaunchPlan) -> None:
     config = plan.resolved.config
-    if config.notices:
-        click.echo(list_problems(config.notices, config.files, called="note") + "\n", err=True)
+    notices = [*config.notices, *slow_without_gpus(config, plan.world)]
+    if notices:
+        click.echo(list_problems(notices, config.files, called="note") + "\n", err=True)
 
 
 def _show_diagnosis(plan: LaunchPlan) -> NoReturn:
