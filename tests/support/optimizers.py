@@ -331,6 +331,9 @@ def moved(cell: Cell, source: Path, folder: Path) -> list[str]:
     run = _Run(cell.resolved(seed=8), folder, recorded=cell.resolved())
     run.load(source, iteration=SAVED_AFTER)
     expected, found = contents_of(source / f"global_step{SAVED_AFTER}"), contents_of(run.save())
+    # DeepSpeed's ZeRO has a loss scale of 1 in bf16, too; no other engine has one.
+    for contents in (expected, found):
+        contents.numbers.pop("cur_scale", None)
     differing = expected.differences(found)
     run.train(SAVED_AFTER, UPDATES)
     steps = {value for name, value in contents_of(run.save()).numbers.items() if name.endswith("/step")}
