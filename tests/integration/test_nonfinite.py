@@ -109,7 +109,7 @@ def test_one_update_that_is_not_finite_is_left_out_everywhere(tmp_path):
         assert {step["step"]["value"] for step in manifest["optimizer_scalars"].values()} == {11.0}, name
         records = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         losses = [record["loss/train"] for record in records if "loss/train" in record]
-        # Rank 0 of two tensor-parallel ranks records its own loss, which is the same on both but for this test.
+        # Rank 0 of two tensor-parallel ranks records its own loss; only this test makes the two differ.
         if "tensor" not in name:
             assert [loss is not None and math.isfinite(loss) for loss in losses] == [
                 place != 4 for place in range(12)
