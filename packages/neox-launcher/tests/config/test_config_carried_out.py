@@ -55,7 +55,8 @@ def test_what_waits_says_for_what():
 
 def test_explain_says_it():
     text = describe_parameter(parameter_named("gradient_clipping"))
-    assert "  carried out  by DeepSpeed's engine (neox-config show --engine)" in text
+    who = "neox_model.train.engine, DeepSpeed's engine (neox-config show --engine)"
+    assert f"  carried out  by {who}" in text
 
 
 def test_explain_lists_what_a_block_holds():

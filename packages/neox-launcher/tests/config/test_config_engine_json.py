@@ -22,9 +22,8 @@ CASES = {
         "zero_optimization: {stage: 3, offload_param: {device: cpu}, offload_optimizer: {device: none}}",
         {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
     ),
-    "bf16": ("precision: bfloat16", {"bf16": {"enabled": True}}),
     "fp16": (
-        "fp16: {enabled: true, initial_scale_power: 8}",
+        "zero-stage: 1\nfp16: {enabled: true, initial_scale_power: 8}",
         {
             "fp16": {
                 "enabled": True,
@@ -40,7 +39,10 @@ CASES = {
     ),
     "bf16 accumulates in fp32 under ZeRO": (
         "precision: bfloat16\nzero-stage: 1",
-        {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}},
+        {
+            "bf16": {"enabled": True, "immediate_grad_update": True, "check_grad_overflow": True},
+            "data_types": {"grad_accum_dtype": "fp32"},
+        },
     ),
     "bf16 accumulates as it is told": (
         "precision: bfloat16\nzero-stage: 1\ndata_types: {grad_accum_dtype: bf16}",
@@ -72,7 +74,7 @@ CASES = {
         },
     ),
     "communication": (
-        "fp32-allreduce: true\ndata_types: {grad_accum_dtype: fp32}\nsteps_per_print: 5",
+        "zero-stage: 1\nfp32-allreduce: true\ndata_types: {grad_accum_dtype: fp32}\nsteps_per_print: 5",
         {"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "fp32"}, "steps_per_print": 5},
     ),
 }
@@ -84,6 +86,14 @@ def test_what_was_asked_for_is_in_it(load, case):
     settings = settings_of(load, text)
     assert {name: settings[name] for name in expected} == expected
     assert json.loads(json.dumps(settings)) == settings
+
+
+@pytest.mark.parametrize("precision", ["precision: fp32", "precision: bfloat16", "precision: fp16"])
+def test_at_stage_0_deepspeed_neither_scales_nor_clips_nor_reduces(load, precision):
+    settings = settings_of(load, f"{precision}\ngradient-clipping: 0.5\nfp32-allreduce: true")
+    assert settings["gradient_clipping"] == 0.0
+    assert settings.keys().isdisjoint({"fp16", "bf16", "data_types", "communication_data_type"})
+    assert settings_of(load, "zero-stage: 1\ngradient-clipping: 0.5")["gradient_clipping"] == 0.5
 
 
 def test_nothing_in_it_makes_deepspeed_compile_or_talk(load):

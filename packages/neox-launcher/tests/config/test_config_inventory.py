@@ -177,6 +177,8 @@ WAITED_FOR |= {"optimizer.type"}
 # Where the value of the type does not do.
 _METRIC = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.<metric>"
 SAMPLES = {
+    # The third choice needs training in fp16.
+    "data_types.grad_accum_dtype": ["fp32", "bf16"],
     "activation_checkpointing.number_checkpoints": [4],
     "attention_config": [[[[kind], 4]] for kind in ENTRIES["attention_config"]["choices"]],
     "autotuning.arg_mappings": [{"seed": "--seed"}, None],
@@ -207,6 +209,7 @@ _FP16 = ["precision=fp16"]
 _WEIGHTS = "compression_training.weight_quantization.shared_parameters"
 _ONE_BIT_ADAM = ["optimizer={params: {freeze_step: 5, cuda_aware: false, comm_backend_name: nccl}}"]
 COMPANIONS = {
+    "data_types.grad_accum_dtype": ["precision=bfloat16"],
     **{
         name: ["zero_optimization.stage=3", ".".join([*name.split(".")[:2], "device=cpu"])]
         for name in ENTRIES
@@ -465,4 +468,5 @@ def test_the_complete_example_of_the_guide_loads_and_plans_unchanged():
     assert resolved.derived.train_batch_size == 32
     assert resolved.derived.precision == "fp16"
     assert not_built_yet(config) == []
-    assert engine_json(resolved)["gradient_clipping"] == 1.0
+    assert resolved.config.optimizer.gradient_clipping == 1.0
+    assert engine_json(resolved)["train_batch_size"] == 32

@@ -136,6 +136,12 @@ EXAMPLES = {
         "does not work with ZeRO",
         "amp: {enabled: true}",
     ),
+    "gradients_are_summed_in_fp32_or_the_models_format": (
+        "precision: bfloat16\ndata_types: {grad_accum_dtype: fp16}",
+        "data_types.grad_accum_dtype",
+        "does not go with training in bf16",
+        "precision: fp16\ndata_types: {grad_accum_dtype: fp16}",
+    ),
     "fp16_cross_entropy_needs_fp16": (
         "fp16-lm-cross-entropy: true",
         "fp16_lm_cross_entropy",
