@@ -69,7 +69,7 @@ test-optimizers: install  ## Every optimizer resumes to the last bit on every la
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_optimizers.py
 
 gpu-check: install  ## All that needs a GPU, in one run with one report (REPORT=FILE); REHEARSE=1 runs what can run on the CPU
-	@PYTHONPATH=tests $(BIN)/python -m support.gpu_check $(if $(REHEARSE),--rehearse) $(if $(REPORT),--report "$(REPORT)")
+	@PYTHONPATH=tests $(BIN)/python -m support.gpu_check $(if $(filter 1,$(REHEARSE)),--rehearse) $(if $(REPORT),--report "$(REPORT)")
 
 docs: install  ## Write docs/configuration.md, its JSON schema, the table of readers and docs/compatibility-matrix.md
 	@PYTHONPATH=tests $(BIN)/python -m support.pairs > docs/compatibility-matrix.md.new

@@ -22,7 +22,7 @@ optimizer: {type: Adam, params: {lr: 0.001}}
 """
 # DeepSpeed ignores keys of the outermost block that it does not know, so they are compared by name.
 # Those in the first line it reads in other modules than runtime/config.py's constants name.
-READ_ELSEWHERE = {"zero_optimization", "flops_profiler", "aio", "fp16", "bf16", "data_types"}
+READ_ELSEWHERE = {"timers", "zero_optimization", "flops_profiler", "aio", "fp16", "bf16", "data_types"}
 READ_HERE = {value for value in vars(constants).values() if isinstance(value, str)}
 
 STAGES = ["pipe-parallel-size: 1", *(f"zero-stage: {stage}" for stage in range(4))]

@@ -81,8 +81,8 @@ def test_a_section_that_fails_or_breaks_is_reported_and_the_others_still_run(che
     assert ran == ["last"]
     assert "**Failed.**" in text
     assert "| Breaks | failed | " in text
-    assert "| Fails | failed | 0 s | 2 of 3 are wrong |" in text
-    assert "| Passes | passed | 0 s | one thing was right |" in text
+    assert re.search(r"\| Fails \| failed \| \d+ s \| 2 of 3 are wrong \|", text)
+    assert re.search(r"\| Passes \| passed \| \d+ s \| one thing was right \|", text)
     assert "RuntimeError: CUDA error: an illegal memory access was encountered" in text
 
 

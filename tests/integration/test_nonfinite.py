@@ -83,7 +83,7 @@ def train_with_nan_losses(folder: str, data_path: str, micro_batches: list[int])
 
 def train(folder: Path, micro_batches: list[int]) -> dict[str, str]:
     arguments = {"folder": str(folder), "data_path": write_corpus(folder), "micro_batches": micro_batches}
-    first, second = run_ranks(train_with_nan_losses, size=2, timeout_seconds=600, **arguments)
+    first, second = run_ranks(train_with_nan_losses, size=2, timeout_seconds=1800, **arguments)
     # Tensor-parallel ranks name their own losses, which are the same but for this test.
     assert {name: bool(message) for name, message in first.items()} == {
         name: bool(message) for name, message in second.items()

@@ -75,7 +75,7 @@ def in_worlds(cells, folder, check):
     return found
 
 
-def check(cells, folder: Path, *, function=run_cells, timeout_seconds: float = 300) -> None:
+def check(cells, folder: Path, *, function=run_cells, timeout_seconds: float = 900) -> None:
     """Every cell ran on all its ranks, without a finding."""
     folder.mkdir(exist_ok=True)
     results = run_ranks(

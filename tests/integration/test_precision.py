@@ -136,7 +136,7 @@ def test_the_table_shows_the_worst_figures_of_each_kind_of_layout(tmp_path):
 @pytest.mark.slow
 def test_a_sample_of_the_cells_agrees_with_plain_autograd(tmp_path):
     cells = sample()
-    judgements = judge(cells, tmp_path, scales=(128,), timeout_seconds=300)
+    judgements = judge(cells, tmp_path, scales=(128,), timeout_seconds=900)
     assert findings_of(cells, judgements) == ""
 
 
@@ -144,7 +144,7 @@ def test_a_sample_of_the_cells_agrees_with_plain_autograd(tmp_path):
 def test_the_loss_scale_cancels_out(tmp_path):
     layouts = ("one process", "pipeline 2", "ZeRO 1")
     cells = [Cell("learned positions, layernorm, tied", layout, "fp16", accumulation=3) for layout in layouts]
-    judgements = judge(cells, tmp_path, scales=SCALES, timeout_seconds=300)
+    judgements = judge(cells, tmp_path, scales=SCALES, timeout_seconds=900)
     assert findings_of(cells, judgements) == ""
 
 
@@ -176,7 +176,7 @@ def judge_faults(folder: str) -> dict[str, list[str]]:
 def test_every_planted_fault_is_found_and_nothing_else(tmp_path):
     from support.precision_faults import FAULTS
 
-    results = run_ranks(judge_faults, size=2, folder=str(tmp_path), timeout_seconds=300)
+    results = run_ranks(judge_faults, size=2, folder=str(tmp_path), timeout_seconds=900)
     found = {name: findings for result in results for name, findings in result.items()}
     assert {name: found.pop(name) for name in {fault.cell.name for fault in FAULTS.values()}} == {
         fault.cell.name: [] for fault in FAULTS.values()

@@ -383,7 +383,7 @@ def resumed(tmp_path_factory, corpus) -> list[tuple[dict[str, Any], dict[str, An
     changes = draw_changes(100, corpus)
     folder = str(tmp_path_factory.mktemp("changes"))
     arguments = {"folder": folder, "data_path": corpus, "changes": changes}
-    (results,) = run_ranks(resume_with_each, size=1, timeout_seconds=600, **arguments)
+    (results,) = run_ranks(resume_with_each, size=1, timeout_seconds=1800, **arguments)
     return list(zip(changes, results, strict=True))
 
 

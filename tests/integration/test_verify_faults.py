@@ -478,7 +478,7 @@ def find_rounded_saves(where: Path) -> str:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("faults")
-    return run_ranks(find_all, size=1, timeout_seconds=600, folder=str(folder))[0]
+    return run_ranks(find_all, size=1, timeout_seconds=1800, folder=str(folder))[0]
 
 
 @pytest.mark.parametrize("fault", PLANTS)

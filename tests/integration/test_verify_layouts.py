@@ -130,7 +130,7 @@ def find_all(folder: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> dict[str, Answer]:
     folder = tmp_path_factory.mktemp("layouts")
-    answers = run_ranks(find_all, size=2, timeout_seconds=600, folder=str(folder))[0]
+    answers = run_ranks(find_all, size=2, timeout_seconds=1800, folder=str(folder))[0]
     return {name: Answer.from_facts(facts) for name, facts in answers.items()}
 
 

@@ -59,14 +59,18 @@ def section(path: Path = PATH) -> Iterator[str]:
     rows = [row for row in kept if row["precision"] == "fp16"]
     tensors, underflows = (sum(int(row[name]) for row in rows) for name in ("tensors", "underflows"))
     yield ""
+    lost = f"{underflows:,} of them lose" if underflows else "None of them loses"
     yield (
-        f"In fp16 {tensors:,} updates of tensors were compared. At a loss scale of 1, {underflows:,} tensors "
-        "lose gradients to underflow, in plain PyTorch as well; the others have one update at all scales."
+        f"In fp16 {tensors:,} updates of tensors were compared. {lost} gradients to underflow at a loss scale "
+        "of 1. The others are the same at all scales."
     )
+    names = sorted({row["architecture"] for row in kept})
+    yield ""
+    yield f"The figures cover {len(names)} architectures: {'; '.join(names)}."
 
 
 _EXPLANATION = (
-    "`make test-precision` applies one SGD update to every architecture of `tests/support/layouts.py` "
+    "`make test-precision` applies one SGD update to the architectures of `tests/support/layouts.py` "
     "on every layout in fp32, bf16 and fp16, then three of Adam, and writes these figures of the first:"
     " the worst of all tensors whose update is above 1e-3 of the largest one. Clipping, accumulation, "
     "tied weights and recomputed activations vary; fp16 runs with loss scales of 1, 128 and 65,536.",

@@ -436,8 +436,8 @@ def test_a_repeated_sigusr1_and_one_sigterm_let_the_workers_save(tmp_path):
     """As Slurm does: its warning goes to every process, more than once; SIGTERM comes at the time limit."""
     launcher = start(SLOW, tmp_path)
     workers = [int((tmp_path / f"ready{rank}").read_text()) for rank in range(2)]
-    agents = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in workers]
-    for pid in [*workers, *agents, launcher.pid] * 2:
+    nodes = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in workers]
+    for pid in [launcher.pid, *workers, *nodes] * 2:
         os.kill(pid, signal.SIGUSR1)
     assert "SIGUSR1 received: stopping" in launcher.stderr.readline() + launcher.stderr.readline()
     wait_for(lambda: all((tmp_path / f"seen{rank}").exists() for rank in range(2)))

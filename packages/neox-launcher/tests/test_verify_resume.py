@@ -1,6 +1,7 @@
 """`neox-launch verify-resume`, with trainings and comparisons that only pretend."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -154,7 +155,7 @@ def test_progress_is_told_with_an_estimate_after_the_first_training(minimal, fol
     verify(minimal, Launches(), steps=2)
     told = capsys.readouterr().err
     assert "training 1 of 3: 4 iterations without interruption, from new weights" in told
-    assert "training 1 of 3 ended after 0 s; the other two together take about 0 s" in told
+    assert re.search(r"training 1 of 3 ended after \d+ s; the other two together take about \d+ s", told)
     assert "training 3 of 3: 2 iterations, resumed from the checkpoint just saved" in told
 
 

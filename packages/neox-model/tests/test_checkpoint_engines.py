@@ -66,19 +66,19 @@ def test_an_unknown_wrapper_is_named():
 
 def engine(**scaler: object) -> SimpleNamespace:
     optimizer = SimpleNamespace(loss_scaler=SimpleNamespace(**scaler))
-    return SimpleNamespace(optimizer=optimizer, global_steps=0, global_samples=0, skipped_steps=0)
+    return SimpleNamespace(optimizer=optimizer, global_steps=0, global_samples=0)
 
 
 def test_a_dynamic_loss_scale_continues_from_zeros_to_ours_and_back():
     stored = engine(dynamic=True, cur_scale=64.0, cur_iter=9, last_overflow_iter=5, cur_hysteresis=1)
-    stored.global_steps, stored.global_samples, stored.skipped_steps = 9, 36, 1
+    stored.global_steps, stored.global_samples = 9, 36
     state = read_engine_state(stored)
     ours = engine()
     scale = LossScale(LossScaleSettings(initial=2.0**16, is_dynamic=True), CPU)
     ours.optimizer = mixed_precision(nn.Linear(3, 2), scale)
     restore_engine_state(ours, state, loss_scale=True)
     assert float(scale.value) == 64.0
-    assert (ours.global_steps, ours.global_samples, ours.skipped_steps) == (9, 36, 1)
+    assert (ours.global_steps, ours.global_samples) == (9, 36)
     assert read_engine_state(ours) == state
     restore_engine_state(ours, state | {"cur_scale": 2.0}, loss_scale=False)
     assert read_engine_state(ours) == state
@@ -87,7 +87,7 @@ def test_a_dynamic_loss_scale_continues_from_zeros_to_ours_and_back():
 @pytest.mark.parametrize(("dynamic", "loss_scale"), [(False, True), (True, False)])
 def test_a_loss_scale_that_is_fixed_or_not_asked_for_stays(dynamic, loss_scale):
     fresh = engine(dynamic=dynamic, cur_scale=1024.0, cur_iter=0, last_overflow_iter=-1)
-    state = {"global_steps": 1, "global_samples": 1, "skipped_steps": 0, "cur_scale": 1.0, "cur_iter": 1}
+    state = {"global_steps": 1, "global_samples": 1, "cur_scale": 1.0, "cur_iter": 1}
     restore_engine_state(fresh, state, loss_scale=loss_scale)
     assert fresh.optimizer.loss_scaler.cur_scale == 1024.0
 
@@ -162,3 +162,14 @@ def test_step_counters_stay_on_the_host_unless_the_update_is_one_kernel():
     holder = nn.Parameter(torch.zeros(2, device="meta"))
     assert scalar_device(torch.optim.AdamW([holder]), holder).type == "cpu"
     assert scalar_device(SimpleNamespace(param_groups=[{"fused": True}]), holder).type == "meta"
+
+
+def test_a_scale_that_cannot_change_is_not_recorded_and_starts_no_float16_run():
+    """DeepSpeed gives ZeRO in fp32 and bf16 a scaler that stays at 1."""
+    assert read_engine_state(engine(dynamic=False, cur_scale=1.0)) == {"global_steps": 0, "global_samples": 0}
+    scale = LossScale(LossScaleSettings(initial=2.0**16, is_dynamic=True), CPU)
+    ours = engine()
+    ours.optimizer = mixed_precision(nn.Linear(3, 2), scale)
+    # As an older version recorded it.
+    restore_engine_state(ours, {"global_steps": 1, "global_samples": 1, "cur_scale": 1.0}, loss_scale=True)
+    assert float(scale.value) == 2.0**16

@@ -6,7 +6,6 @@ The stored values are compared with what DeepSpeed itself says about its weights
 import gc
 import hashlib
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,11 @@ from torch.nn import functional
 from neox_model.checkpoint import load_checkpoint, load_weights, save_checkpoint
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.shards import DTYPES, ShardReader
+from neox_model.optim.loss_scale import LossScale, LossScaleSettings
+from neox_model.optim.lr_schedule import LearningRateSchedule, WarmupThenDecay
+from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
 from neox_model.parallel.collectives import copy_to_group, reduce_from_group
+from neox_model.parallel.gradient_reduction import GradientReduction
 from neox_model.parallel.groups import SINGLE, Group, Groups
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import logical_parameter, named_logical_parameters
@@ -83,6 +86,11 @@ class Setup:
     optimizer: str = "AdamW"
 
     @property
+    def is_ours(self) -> bool:
+        """Whether the update is not DeepSpeed's: in 16 bit without ZeRO."""
+        return self.stage == 0 and self.precision != "fp32"
+
+    @property
     def name(self) -> str:
         return f"{self.precision}-zero{self.stage}-tp{self.model}-pp{self.pipe}-{self.optimizer}"
 
@@ -117,13 +125,16 @@ class Run:
         _fill(self.model, seed)
         options = OPTIMIZERS[setup.optimizer]
         optimizer = getattr(torch.optim, setup.optimizer)(self.model.parameters(), lr=0.01, **options)
+        update = _own_update(setup, self.model, optimizer, self.groups) if setup.is_ours else None
         self.engine, *_ = deepspeed.initialize(
             model=self.model,
-            optimizer=optimizer,
+            optimizer=optimizer if update is None else lambda parameters: update,
             mpu=None if setup.pipe else ModelParallelUnit(self.groups),
             config=_settings(setup),
             dist_init_required=False,
         )
+        if update is not None:
+            self.engine.enable_backward_allreduce = self.engine.pipeline_enable_backward_allreduce = False
         self.iteration = 0
         self.state = Memory(tokens=0)
         self.schedule = Memory(applied_updates=0)
@@ -191,11 +202,11 @@ class Run:
                 return safe_get_full_fp32_param(param)
             return safe_get_full_optimizer_state(param, key)
         master = param
-        if self.setup.precision != "fp32":
-            wrapper = self.engine.optimizer
-            held = zip(chain(*wrapper.fp16_groups), chain(*wrapper.fp32_groups), strict=True)
-            master = next(master for low, master in held if low is param)
-        return master if key is None else self.engine.optimizer.state[master][key]
+        optimizer = self.engine.optimizer
+        if self.setup.is_ours:
+            held = zip(optimizer.parameters, optimizer.masters, strict=True)
+            master, optimizer = next(master for low, master in held if low is param), optimizer.optimizer
+        return master if key is None else optimizer.state[master][key]
 
     def check_model_weights(self) -> None:
         """What the model computes with is the masters, rounded."""
@@ -220,11 +231,37 @@ def _settings(setup: Setup) -> dict[str, Any]:
         "gradient_clipping": 1.0,
         "steps_per_print": 10**9,
     }
+    if setup.is_ours:
+        return settings | {"gradient_clipping": 0.0}
     if setup.precision != "fp32":
         settings[setup.precision] = {"enabled": True}
     if setup.precision == "fp16":
         settings["fp16"]["initial_scale_power"] = 4
     return settings
+
+
+def _own_update(
+    setup: Setup, model: nn.Module, optimizer: torch.optim.Optimizer, groups: Groups
+) -> MixedPrecisionOptimizer:
+    ties: list[Any] = []
+    if setup.pipe:
+        ties = model.get_tied_weights_and_groups()
+        model.get_tied_weights_and_groups = list
+    scale = None
+    if setup.precision == "fp16":
+        scale = LossScale(LossScaleSettings(initial=16.0, is_dynamic=True), torch.device("cpu"))
+    curve = WarmupThenDecay(style="constant", peak=0.01, floor=0.0, warmup=0.0, decay_iterations=9)
+    return MixedPrecisionOptimizer(
+        optimizer,
+        LearningRateSchedule(optimizer, curve),
+        dtype=DTYPES["BF16" if setup.precision == "bf16" else "F16"],
+        accumulation_dtype=torch.float32,
+        max_norm=1.0,
+        reduce=GradientReduction(group=groups.data),
+        groups=groups,
+        loss_scale=scale,
+        ties=ties,
+    )
 
 
 def _loss(group: Group) -> Any:

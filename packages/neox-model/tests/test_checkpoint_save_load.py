@@ -58,7 +58,7 @@ class Engine:
 
     def __init__(self, model: nn.Module, optimizer: type[torch.optim.Optimizer]) -> None:
         self.optimizer = optimizer(model.parameters(), lr=0.1)
-        self.global_steps = self.global_samples = self.skipped_steps = 0
+        self.global_steps = self.global_samples = 0
 
 
 class Run:

@@ -151,7 +151,8 @@ def test_a_repeated_sigusr1_is_one_request_and_a_sigterm_after_it_ends_nothing_a
 @pytest.mark.usefixtures("_warning_blocked")
 def test_a_sigusr1_sent_while_loading_ends_the_training_before_its_first_iteration(caplog):
     caplog.set_level(logging.INFO)
-    os.kill(os.getpid(), signal.SIGUSR1)
+    # To this thread: any other that does not block it would end the process.
+    signal.raise_signal(signal.SIGUSR1)
     state = run(StopHook(SINGLE, exit_interval=None), last=50, iteration=7)
     assert (state.iteration, state.stop_reason) == (7, "SIGUSR1 received")
     [line] = caplog.messages
@@ -161,7 +162,7 @@ def test_a_sigusr1_sent_while_loading_ends_the_training_before_its_first_iterati
 @pytest.mark.usefixtures("_warning_blocked")
 def test_a_sigusr1_after_the_training_stays_pending():
     run(StopHook(SINGLE, exit_interval=None), last=2)
-    os.kill(os.getpid(), signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
     assert signal.SIGUSR1 in signal.sigpending()
 
 

@@ -166,7 +166,7 @@ class Node:
 
     def _tell_signals(self) -> None:
         while self._signals:
-            self._channel.send("signal", number=self._signals.pop())
+            self._channel.send("signal", number=self._signals.pop(0))
 
     def _prepare(self, message: Message) -> None:
         """Everything that can go wrong before a worker starts goes wrong here."""

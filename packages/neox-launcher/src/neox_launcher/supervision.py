@@ -82,7 +82,7 @@ class _Launch:
         self._facts: dict[int, Mapping[str, Any]] = {}
         self._signals: list[int] = []
         self._told = 0
-        self._relayed_at: float | None = None
+        self._relayed: tuple[int, float] | None = None
         self._is_stopping = False
         self._port: int | None = None
         self._is_started = False
@@ -133,12 +133,14 @@ class _Launch:
                 signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        is_relayed = (
+        # A scheduler that signals every process of a job reaches the nodes, too, and they may be first.
+        is_same_request = (
             number != signal.SIGINT
-            and self._relayed_at is not None
-            and time.monotonic() - self._relayed_at < _SAME_REQUEST_SECONDS
+            and self._relayed is not None
+            and self._relayed[0] == number
+            and time.monotonic() - self._relayed[1] < _SAME_REQUEST_SECONDS
         )
-        if not is_relayed:
+        if not is_same_request:
             self._signals.append(number)
 
     def run(self, commands: Sequence[Command]) -> Outcome:
@@ -254,8 +256,9 @@ class _Launch:
         # A scheduler signals all nodes at once: together that is one request. An MPI whose process is gone
         # ends the others by a signal, too: nobody has asked for that.
         if not self._signals and not (node.is_mpi and self._lost):
-            self._relayed_at = time.monotonic()
-            self._signals.append(int(message["number"]))
+            number = int(message["number"])
+            self._relayed = number, time.monotonic()
+            self._signals.append(number)
 
     def _note_dump(self, node: Node, message: Message) -> None:
         node.dump = message["ranks"]

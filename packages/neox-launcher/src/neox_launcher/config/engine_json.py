@@ -30,6 +30,8 @@ def engine_json(resolved: Resolved) -> dict[str, Any]:
         # Always given: DeepSpeed's default has changed once. At stage 0 neox-model clips.
         "gradient_clipping": config.optimizer.gradient_clipping if is_sharded else 0.0,
         "steps_per_print": engine.steps_per_print if "steps_per_print" in engine.model_fields_set else _NEVER,
+        # Its timer of throughput waits for the device in every forward pass; only its own report shows it.
+        "timers": {"throughput": {"enabled": "steps_per_print" in engine.model_fields_set}},
         "wall_clock_breakdown": engine.wall_clock_breakdown,
         "dump_state": engine.dump_state,
         "prescale_gradients": engine.prescale_gradients,

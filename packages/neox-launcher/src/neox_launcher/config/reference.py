@@ -45,9 +45,10 @@ _ABOUT_OPTIMIZERS = """\
 
 Each trains, is saved and resumes to the last bit on one process and with tensor, pipeline and data
 parallelism and ZeRO 1 to 3, in fp32, bf16 and fp16; what does not is refused before anything starts. ZeRO
-cuts weights into flat parts and tensor parallelism splits them: an optimizer that needs figures of whole
-weights works with neither. All take `lr` and `weight_decay`. An update whose gradients are not finite is
-skipped, on the device or after the host has read one number.
+cuts weights into flat parts and tensor parallelism splits them: an optimizer that needs means or norms
+over whole weights works with neither. All take `lr` and `weight_decay`. An update whose gradients are not
+finite is skipped on the device, or by the host, which then waits for the device once per update. (Adam with
+`bias_correction: false` is skipped by the host.)
 """
 
 _ON_RESUMING: dict[str | None, str] = {

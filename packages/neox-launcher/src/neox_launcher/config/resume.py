@@ -44,6 +44,7 @@ _KINDS_OF_STATES = (
     "optimizer.params.adam_w_mode",
     "optimizer.params.bias_correction",
     "optimizer.params.centered",
+    "optimizer.params.decoupled_weight_decay",
     "optimizer.params.momentum",
 )
 _UNUSED: Any = object()

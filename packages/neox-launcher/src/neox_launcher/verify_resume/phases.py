@@ -101,7 +101,7 @@ def phases_from_start(
 
 
 def phases_between_kept(
-    resumed: LaunchPlan, *, span: Span, source: KeptCheckpoint, folder: Path
+    resumed: LaunchPlan, *, span: Span, source: KeptCheckpoint, folder: Path, evaluates: bool
 ) -> Iterator[Phase]:
     """Make the one training that continues from a kept checkpoint to the iteration of a later one.
 
@@ -110,10 +110,11 @@ def phases_between_kept(
         span: the iterations.
         source: the earlier checkpoint.
         folder: for everything that is written.
+        evaluates: keep the configured evaluations.
     """
     load = _link_to(source.path, folder / "start")
     title = f"{span.steps:,} iterations, resumed from {source.path.name}"
-    yield _resumed(resumed, folder / "resumed", title=title, load=load, span=span, evaluates=False)
+    yield _resumed(resumed, folder / "resumed", title=title, load=load, span=span, evaluates=evaluates)
 
 
 def side_of(folder: Path, span: Span, *, last: int, has_middle: bool) -> Side:

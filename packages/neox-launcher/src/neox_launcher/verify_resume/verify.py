@@ -358,7 +358,9 @@ def _compare(job: _Job, folder: Path, run: Callable[[LaunchPlan], Outcome]) -> A
 def _make_phases(job: _Job, folder: Path, wanted: VerifyRequest) -> Iterator[Phase]:
     if job.target is not None:
         assert job.source is not None, "checked with the options"
-        return phases_between_kept(job.resumed, span=job.span, source=job.source, folder=folder)
+        return phases_between_kept(
+            job.resumed, span=job.span, source=job.source, folder=folder, evaluates=wanted.evaluate
+        )
     return phases_from_start(
         job.plan,
         job.resumed,

@@ -172,18 +172,20 @@ _ADAPTERS = {
 # Optimizers that keep single-number states on the weights' device, whatever their arguments.
 _NUMBERS_BESIDE_WEIGHTS = {"ASGD"}
 
-_COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+_COUNTERS = ("global_steps", "global_samples")
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 def read_engine_state(engine: Any) -> dict[str, Any]:
     """Read the engine's counters and its loss scale."""
     counters = {name: int(getattr(engine, name)) for name in _COUNTERS}
-    own = _own_loss_scale(engine.optimizer)
-    if own is not None:
+    own, scaler = _own_loss_scale(engine.optimizer), getattr(engine.optimizer, "loss_scaler", None)
+    if own is not None and own.settings.is_dynamic:
         return counters | own.state_dict()
-    scaler = getattr(engine.optimizer, "loss_scaler", None)
-    return counters | {name: getattr(scaler, name) for name in _LOSS_SCALE if hasattr(scaler, name)}
+    # DeepSpeed's ZeRO has a scaler that stays at 1 in every other precision.
+    if getattr(scaler, "dynamic", False):
+        return counters | {name: getattr(scaler, name) for name in _LOSS_SCALE}
+    return counters
 
 
 def restore_engine_state(engine: Any, state: Mapping[str, Any], *, loss_scale: bool) -> None:
@@ -197,14 +199,13 @@ def restore_engine_state(engine: Any, state: Mapping[str, Any], *, loss_scale: b
     for name in _COUNTERS:
         setattr(engine, name, state[name])
     own, scaler = _own_loss_scale(engine.optimizer), getattr(engine.optimizer, "loss_scaler", None)
-    if not loss_scale:
+    if not loss_scale or state.get("cur_iter") is None:
         return
     if own is not None:
         own.load_state_dict(state)
     elif getattr(scaler, "dynamic", False):
         for name in _LOSS_SCALE:
-            if state.get(name) is not None and hasattr(scaler, name):
-                setattr(scaler, name, state[name])
+            setattr(scaler, name, state[name])
 
 
 def _own_loss_scale(optimizer: Any) -> Any:

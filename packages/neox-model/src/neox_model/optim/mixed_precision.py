@@ -127,7 +127,11 @@ class MixedPrecisionOptimizer:
         """Sum the gradients of tied weights over the pipeline stages that hold a copy."""
         master_of = dict(zip(map(id, self.parameters), self.masters, strict=True))
         for parameter, group in self._ties:
-            all_reduce(_gradient(parameter, master_of[id(parameter)]), group=group)
+            gradient = _gradient(parameter, master_of[id(parameter)])
+            if gradient is None:
+                # The other stages wait for this one.
+                gradient = parameter.grad = torch.zeros_like(parameter)
+            all_reduce(gradient, group=group)
 
     def _master_gradient(self, parameter: Parameter, master: Parameter) -> Tensor:
         if master.grad is None:

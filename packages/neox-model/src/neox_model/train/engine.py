@@ -19,7 +19,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder.builder import OpBuilder
 from deepspeed.runtime import compiler
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from neox_launcher.config import Resolved, engine_json
@@ -162,8 +162,17 @@ def _build_plain(
     inner = _initialize(resolved, model, groups, optimizer=lambda parameters: update)
     reduction = "pipeline_enable_backward_allreduce" if is_pipeline else "enable_backward_allreduce"
     setattr(inner, reduction, False)
+    _share_masters(update, groups)
     scale = update.loss_scale
     return Engine(inner, update, min_loss_scale=None if scale is None else scale.floor)
+
+
+def _share_masters(update: MixedPrecisionOptimizer, groups: Groups) -> None:
+    """Start all replicas from the first one's masters, as DeepSpeed does with the model's own weights."""
+    if groups.data.size > 1 and update.masters is not update.parameters:
+        for master in update.masters:
+            distributed.broadcast(master.data, src=groups.data.ranks[0], group=groups.data.process_group)
+        update.to_model()
 
 
 def _build_zero(

@@ -25,8 +25,8 @@ class Evaluation:
 
     @property
     def perplexity(self) -> float:
-        """The exponential of the loss; infinite where that is no float."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+        """The exponential of the loss, infinite where that is too large for a float."""
+        return math.inf if self.loss >= 700 else math.exp(self.loss)
 
     def __str__(self) -> str:
         return f"loss {self.loss:.4f}, perplexity {self.perplexity:.4g}"

@@ -12,5 +12,9 @@ def read_back(values: Sequence[Tensor | float | None]) -> list[float | None]:
     """Read numbers of which some may be scalars on the device; None stays None."""
     # float64 holds every float32 and every count exactly.
     tensors = [value.double().reshape(()) for value in values if isinstance(value, Tensor)]
-    read = iter(torch.stack(tensors).tolist() if tensors else [])
-    return [next(read) if isinstance(value, Tensor) else value for value in values]
+    # With offloaded states DeepSpeed leaves some numbers on the host and others on the device.
+    read = {
+        device: iter(torch.stack([tensor for tensor in tensors if tensor.device == device]).tolist())
+        for device in {tensor.device for tensor in tensors}
+    }
+    return [next(read[value.device]) if isinstance(value, Tensor) else value for value in values]

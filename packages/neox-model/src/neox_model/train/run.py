@@ -304,7 +304,7 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
     guard = NonfiniteGuard(
         patience=config.training.nonfinite_patience,
         # On a GPU every reading makes the host wait.
-        interval=config.logging.log_interval if training.engine.inner.device.type == "cuda" else 1,
+        interval=min(config.logging.log_interval, 100) if training.engine.inner.device.type == "cuda" else 1,
         min_loss_scale=training.engine.min_loss_scale,
         documents=partial(documents_of, training.datasets.get("train")),
         reports=training.groups.world.rank == 0,

@@ -12,8 +12,8 @@ _COMPARED = 32
 
 
 def digest_of_samples(dataset: SampleDataset, count: int) -> str:
-    """Digest of the first `count` samples and the next one, by the tokens of some that are evenly spread."""
-    last = min(count, len(dataset) - 1)
+    """Digest the first `count` samples, by the tokens of some that are evenly spread."""
+    last = max(0, min(count, len(dataset)) - 1)
     digest = hashlib.sha256()
     for item in sorted({last * step // _COMPARED for step in range(_COMPARED + 1)}):
         digest.update(np.ascontiguousarray(dataset[item], dtype="<i8").tobytes())

@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 REPEATED = "steps before the interruption"
-_COUNTERS = ("engine.global_steps", "engine.global_samples", "engine.skipped_steps")
+_COUNTERS = ("engine.global_steps", "engine.global_samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

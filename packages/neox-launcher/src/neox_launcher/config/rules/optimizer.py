@@ -64,7 +64,7 @@ def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator
     if c.zero.zero_optimization.stage > 0 and facts is not None and not facts.is_elementwise:
         yield Problem(
             "optimizer.type",
-            "updates a weight by figures of the whole weight, and ZeRO gives it flat parts of weights; "
+            "needs means or norms over whole weights, and ZeRO gives it flat parts of weights; "
             "zero_allow_untested_optimizer does not change that",
             "set zero_optimization.stage: 0, or use Adam",
         )
@@ -77,7 +77,7 @@ def tensor_parallelism_splits_weights_for_elementwise_optimizers_only(c: NeoXCon
     if size > 1 and facts is not None and not facts.is_elementwise:
         yield Problem(
             "optimizer.type",
-            f"updates a weight by figures of the whole weight, and with model-parallel-size: {size} a rank "
+            f"needs means or norms over whole weights, and with model-parallel-size: {size} a rank "
             "holds a part of it",
             "set model-parallel-size: 1, or use Adam",
         )

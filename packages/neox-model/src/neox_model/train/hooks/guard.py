@@ -50,8 +50,8 @@ class NonfiniteGuard(Hook):
     same numbers, so all end at the same iteration.
 
     Args:
-        patience: the training ends after so many such iterations in a row, those apart in which the loss
-            scale still falls.
+        patience: the training ends after so many such iterations in a row, not counting those in which the
+            loss scale can still fall.
         interval: iterations between two readings.
         min_loss_scale: below which the loss scale cannot fall; None where the loss is not scaled.
         documents: names the documents of a range of training samples.

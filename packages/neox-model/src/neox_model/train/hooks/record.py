@@ -32,7 +32,7 @@ _DIGEST_BYTES = 8
 
 
 class RecordHook(Hook):
-    """Writes the record of one rank. Must be the last hook that changes anything.
+    """Writes the record of one rank. Must come after every hook that changes anything.
 
     Args:
         folder: receives `rank-RANK.jsonl`.
@@ -166,9 +166,9 @@ class RecordHook(Hook):
             place = _place(fragment)
             found[place] = digest(fragment.weight)
             for key, value in optimizer.state.get(fragment.held.holder, {}).items():
-                is_whole = isinstance(value, Tensor) and value.shape == fragment.held.holder.shape
-                if is_whole and value.numel() > 1:
-                    found[f"{place}/{key}"] = digest(fragment.part_of(value))
+                if isinstance(value, Tensor) and value.numel() > 1:
+                    is_elementwise = value.shape == fragment.held.holder.shape
+                    found[f"{place}/{key}"] = digest(fragment.part_of(value) if is_elementwise else value)
                 elif isinstance(value, Tensor | int | float):
                     found[f"{place}/{key}"] = str(_number(value))
         return found
