@@ -61,8 +61,8 @@ def section(path: Path = PATH) -> Iterator[str]:
     yield ""
     lost = f"{underflows:,} of them lose" if underflows else "None of them loses"
     yield (
-        f"In fp16 {tensors:,} updates of tensors were compared. {lost} gradients to underflow at a loss scale "
-        "of 1. The others are the same at all scales."
+        f"In fp16 {tensors:,} updates of tensors were compared. {lost} gradients to underflow at a loss "
+        "scale of 1. The others are the same at all scales."
     )
     names = sorted({row["architecture"] for row in kept})
     yield ""

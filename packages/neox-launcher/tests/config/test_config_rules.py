@@ -371,7 +371,7 @@ def test_an_optimizer_that_is_not_elementwise_has_one_problem_under_zero(load, k
     with pytest.raises(ConfigError) as caught:
         load("zero-stage: 2\nzero-allow-untested-optimizer: true", f"optimizer.type={kind}")
     assert [problem.name for problem in caught.value.problems] == ["optimizer.type"]
-    assert "figures of the whole weight" in caught.value.problems[0].what
+    assert "means or norms over whole weights" in caught.value.problems[0].what
 
 
 @pytest.mark.parametrize(
