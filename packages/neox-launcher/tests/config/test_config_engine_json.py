@@ -105,6 +105,11 @@ def test_nothing_in_it_makes_deepspeed_compile_or_talk(load):
     assert settings["steps_per_print"] > 10**9
 
 
+def test_deepspeeds_timer_waits_for_the_device_only_where_its_report_is_wanted(load):
+    assert settings_of(load)["timers"] == {"throughput": {"enabled": False}}
+    assert settings_of(load, "steps_per_print: 5")["timers"] == {"throughput": {"enabled": True}}
+
+
 # tests/integration/test_engine_json.py holds them against DeepSpeed.
 READ_BY_DEEPSPEED = {
     "train_batch_size",
@@ -112,6 +117,7 @@ READ_BY_DEEPSPEED = {
     "gradient_accumulation_steps",
     "gradient_clipping",
     "steps_per_print",
+    "timers",
     "wall_clock_breakdown",
     "dump_state",
     "prescale_gradients",
