@@ -3,13 +3,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from neox_model.optim.adam import adam
 from neox_model.optim.loss_scale import LossScale, LossScaleSettings
 from neox_model.optim.lr_schedule import LearningRateSchedule, WarmupThenDecay
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss, skips_on_device
 from neox_model.parallel.groups import ALONE
+from support.read_backs import ReadBacks
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 KINDS = {
@@ -204,18 +204,6 @@ def test_a_guarded_loss_is_the_same_loss(scale):
     loss.backward()
     assert loss.item() == 5.0
     assert weight.grad.tolist() == [2.0 * (scale or 1.0), 4.0 * (scale or 1.0)]
-
-
-class ReadBacks(TorchDispatchMode):
-    """Counts what makes the host wait for the device."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function is torch.ops.aten._local_scalar_dense.default
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("fused AdamW", 0), ("SGD with momentum", 1)])

@@ -181,8 +181,6 @@ def test_a_pipeline_that_evaluates_sends_each_rank_s_part_of_the_sequence():
 
 def count_read_backs(settings: dict) -> dict[str, int]:
     """How often one iteration reads a number back from its device; runs in every rank."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     from neox_model.build.model import build_model
     from neox_model.optim.build import build_optimizer, build_schedule
     from neox_model.parallel.topology import create_groups
@@ -191,14 +189,8 @@ def count_read_backs(settings: dict) -> dict[str, int]:
     from neox_model.train.pipeline_step import PipelineStep
     from neox_model.train.sequential_step import SequentialStep
     from neox_model.train.state import TrainState
+    from support.read_backs import ReadBacks
     from support.settings import resolved_from
-
-    class ReadBacks(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.count += function is torch.ops.aten._local_scalar_dense.default
-            return function(*args, **(kwargs or {}))
 
     world = torch.distributed.get_world_size()
     resolved = resolved_from(settings | {"gradient_clipping": 1.0}, devices=world)

@@ -21,7 +21,7 @@ class OptimizerFacts:
         numbers: single numbers that it keeps for each weight.
         other_shapes: tensors that it keeps for each weight, in other shapes and smaller.
         optional: states that it keeps only with an argument -> that argument.
-        arguments: what it takes beside `lr` and `weight_decay`; where it is not torch's, beside the declared
+        arguments: what it takes in addition to `lr` and `weight_decay`; if not torch's, to the declared
             parameters of `optimizer.params`.
         refused: arguments that the class takes and that cannot be given here, and why.
         is_of_torch: a class of torch.optim under its own name.

@@ -32,7 +32,7 @@ __all__ = [
     "in_effect",
 ]
 
-# Recorded in a checkpoint beside the parameters.
+# Recorded in a checkpoint in addition to the parameters.
 SAMPLES_PER_ITERATION = "samples_per_iteration"
 IN_EFFECT = "in_effect"
 

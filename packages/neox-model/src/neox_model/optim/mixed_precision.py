@@ -77,12 +77,13 @@ class MixedPrecisionOptimizer:
         self._max_norm = max_norm
         self._reduce = reduce
         self._groups = groups
-        self._ties = ties
         self.parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self.masters = self.parameters if dtype == torch.float32 else self._make_masters(dtype)
-        self._sums_in_masters = self.masters is not self.parameters and accumulation_dtype == torch.float32
-        if self._sums_in_masters:
-            for parameter, master in zip(self.parameters, self.masters, strict=True):
+        pairs = list(zip(self.parameters, self.masters, strict=True))
+        master_of = {id(parameter): master for parameter, master in pairs}
+        self._ties = [(parameter, master_of[id(parameter)], group) for parameter, group in ties]
+        if self.masters is not self.parameters and accumulation_dtype == torch.float32:
+            for parameter, master in pairs:
                 parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
         if skips_on_device(optimizer):
             schedule.move_to(self.parameters[0].device)
@@ -125,9 +126,8 @@ class MixedPrecisionOptimizer:
 
     def _sum_over_stages(self) -> None:
         """Sum the gradients of tied weights over the pipeline stages that hold a copy."""
-        master_of = dict(zip(map(id, self.parameters), self.masters, strict=True))
-        for parameter, group in self._ties:
-            gradient = _gradient(parameter, master_of[id(parameter)])
+        for parameter, master, group in self._ties:
+            gradient = _gradient(parameter, master)
             if gradient is None:
                 # The other stages wait for this one.
                 gradient = parameter.grad = torch.zeros_like(parameter)

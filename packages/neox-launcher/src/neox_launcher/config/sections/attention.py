@@ -34,7 +34,7 @@ class SparsityConfig(Section):
     block: int = param(
         16, origin="DSC", gt=0, doc="Side of the square blocks, in tokens; divides seq-length."
     )
-    different_layout_per_head: bool = param(False, origin="DSC", doc="Every head has a layout of its own.")
+    different_layout_per_head: bool = param(False, origin="DSC", doc="Use a different layout for each head.")
     num_local_blocks: int = param(
         4, origin="DSC", gt=0, used_when=_has("sparse_fixed or local"), doc="Blocks of one local window."
     )

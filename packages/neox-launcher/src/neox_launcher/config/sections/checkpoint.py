@@ -44,7 +44,8 @@ class CheckpointSection(Section, resume="free"):
         None,
         origin="Meg",
         none_means="start from new weights",
-        doc="Folder whose newest complete checkpoint the training goes on from; one without any starts anew.",
+        doc="Folder of checkpoints. Training resumes from the latest complete one, or starts from new "
+        "weights if there is none.",
     )
     save_interval: int | None = param(
         None, origin="Meg", gt=0, none_means="not set; `save` needs it", doc="Iterations between checkpoints."

@@ -73,7 +73,7 @@ class WeightQuantizationShared(Section):
     )
     schedule_offset: int = param(0, origin="DSC", ge=0, doc=_OFFSET)
     quantize_groups: int = param(
-        1, origin="DSC", gt=0, doc="Parts of a matrix, each with a scale of its own."
+        1, origin="DSC", gt=0, doc="Number of groups per matrix; each has its own scale."
     )
     quantize_verbose: bool = param(False, origin="DSC", resume="free", doc="Report what is quantized.")
     quantization_type: Literal["symmetric", "asymmetric"] = param(

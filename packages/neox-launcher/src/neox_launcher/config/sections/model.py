@@ -163,7 +163,7 @@ class ModelSection(Section, resume="model"):
     no_weight_tying: bool = param(
         False,
         origin="Meg",
-        doc="Give the output projection a matrix of its own instead of the token embedding.",
+        doc="Use a separate output projection matrix instead of the token embedding.",
     )
     num_unique_layers: int | None = param(
         None,
