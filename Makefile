@@ -1,19 +1,19 @@
-# Everything a developer or CI does has a target here. `make help` lists them.
+# Targets for developers and CI. `make help` lists them.
 SHELL := bash
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test check lint types format docs clean \
 	test-launcher test-data test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
-	test-optimizers gpu-check
+	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-sanitizers test-recipes test-architecture coverage gpu-check
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install:  ## Make .venv with all four packages (PYTHON=python3.12 to choose the interpreter)
+install:  ## Create .venv with all four packages (PYTHON=python3.12 to choose the interpreter)
 	@PYTHON="$(PYTHON)" tools/environment.sh full
 
-quickstart: install  ## Corpus, tokenizer, training, samples: the whole job on this machine, in quickstart/
+quickstart: install  ## Corpus, tokenizer, training and samples on this machine, in quickstart/
 	@$(MAKE) --no-print-directory -f tools/quickstart.mk
 
 test: check  ## Everything CI runs: lint, types and all tests
@@ -28,7 +28,7 @@ lint: install  ## ruff: rules and formatting
 types: install  ## mypy
 	@$(BIN)/mypy --no-error-summary packages/*/src
 
-format: install  ## Format the code and mend what ruff can mend
+format: install  ## Format the code and apply ruff's fixes
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
 
@@ -44,21 +44,45 @@ test-kernels: install  ## neox-kernels alone
 test-model: install  ## neox-model
 	@tools/test.sh model
 
-test-integration: install  ## What crosses packages: architecture and whole journeys
+test-integration: install  ## Tests across packages: architecture and whole jobs
 	@tools/test.sh integration
 
-test-chaos: install  ## Long sweeps: training killed at random moments always resumes; no file breaks the reader
+test-architecture: install  ## Rules of the repository: imports, names, documents (seconds)
+	@$(BIN)/pytest -q -m "not slow and not sweep and not cluster" tests/architecture
+
+coverage: install  ## Line and branch coverage of the packages' fast tests
+	@$(BIN)/coverage erase
+	@OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -q -m "not slow and not sweep and not cluster" packages
+	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report
+
+test-chaos: install  ## Long sweeps: kill training at random moments and resume; read damaged files
 	@OMP_NUM_THREADS=1 $(BIN)/pytest --hypothesis-profile=random -m "sweep and not cluster" packages/neox-launcher packages/neox-data packages/neox-model tests \
 		--ignore tests/integration/test_layouts.py --ignore tests/integration/test_pairs.py \
-		--ignore tests/integration/test_precision.py --ignore tests/integration/test_optimizers.py
+		--ignore tests/integration/test_precision.py --ignore tests/integration/test_optimizers.py \
+		--ignore packages/neox-launcher/tests/controller/test_listener.py \
+		--ignore packages/neox-launcher/tests/cli/test_fuzz_check.py \
+		--ignore packages/neox-data/tests/preprocess/test_damaged_archives.py \
+		--ignore packages/neox-model/tests/checkpoint/test_hostile_manifests.py
 
-test-cluster: install  ## Several hosts on this machine, with the real tools of clusters and faults on purpose; needs root
+fuzz-port: install  ## 100,000 connections with random lines to the launcher's port (minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -s -m sweep packages/neox-launcher/tests/controller/test_listener.py
+
+fuzz-archives: install  ## Read 3,000 damaged corpus files: every document is counted, or there is an error
+	@$(BIN)/pytest -q -o log_cli=true --log-cli-level=INFO -m sweep packages/neox-data/tests/preprocess/test_damaged_archives.py
+
+fuzz-manifests: install  ## Load 3,000 mutated manifests of checkpoints: they load, or are refused and change nothing
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m sweep packages/neox-model/tests/checkpoint/test_hostile_manifests.py
+
+test-cluster: install  ## Simulate several hosts with real cluster tools and injected faults; requires root
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m cluster tests/cluster
 
-test-layouts: install  ## Every architecture on every layout trains the model of one rank (minutes)
+test-layouts: install  ## Compare training of every architecture on every layout with one rank (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_layouts.py
 
-test-pairs: install  ## Every pair of options that no rule refuses trains (minutes)
+fuzz-config: install  ## 10,000 mutations of configs/ and wrong values of every name through neox-config (minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m sweep packages/neox-launcher/tests/cli/test_fuzz_check.py
+
+test-pairs: install  ## Train with every pair of options that no rule refuses (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_pairs.py
 
 test-precision: install  ## Every architecture on every layout in fp32, bf16 and fp16 (an hour); then run make docs
@@ -68,17 +92,21 @@ test-precision: install  ## Every architecture on every layout in fp32, bf16 and
 test-optimizers: install  ## Every optimizer resumes to the last bit on every layout in every precision (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_optimizers.py
 
-gpu-check: install  ## All that needs a GPU, in one run with one report (REPORT=FILE); REHEARSE=1 runs what can run on the CPU
+test-sanitizers: install  ## neox-data's extension under AddressSanitizer and UndefinedBehaviorSanitizer
+	@tools/sanitize.sh
+
+test-recipes: install  ## Every recipe of CONTRIBUTING.md, followed in a copy of the sources (minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m recipe tests/integration/test_recipes.py
+
+gpu-check: install  ## Everything that requires a GPU, with a report (REPORT=FILE); REHEARSE=1 runs what works on the CPU
 	@PYTHONPATH=tests $(BIN)/python -m support.gpu_check $(if $(filter 1,$(REHEARSE)),--rehearse) $(if $(REPORT),--report "$(REPORT)")
 
-docs: install  ## Write docs/configuration.md, its JSON schema, the table of readers and docs/compatibility-matrix.md
+docs: install  ## Write docs/configuration.md, its JSON schema and docs/compatibility-matrix.md
 	@PYTHONPATH=tests $(BIN)/python -m support.pairs > docs/compatibility-matrix.md.new
 	@mv docs/compatibility-matrix.md.new docs/compatibility-matrix.md
-	@PYTHONPATH=tests $(BIN)/python -m support.readers > readers.json.new
-	@mv readers.json.new packages/neox-launcher/src/neox_launcher/config/readers.json
 	@$(BIN)/neox-config docs > docs/configuration.md.new && mv docs/configuration.md.new docs/configuration.md
 	@$(BIN)/neox-config schema > docs/configuration.schema.json.new
 	@mv docs/configuration.schema.json.new docs/configuration.schema.json
 
-clean:  ## Remove environments and caches; what quickstart made stays
-	@rm -rf .venv .venvs .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info
+clean:  ## Remove environments and caches, but not quickstart/
+	@rm -rf .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info

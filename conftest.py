@@ -1,12 +1,13 @@
 """What holds for every test of the repository, whichever package it belongs to."""
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A busy machine is slow, and that fails no test. What was right yesterday is right today: every run tries the
 # same examples; with `--hypothesis-profile=random`, as `make test-chaos` has it, a run searches for new ones.
-settings.register_profile("same", settings.default, deadline=None, derandomize=True)
-settings.register_profile("random", settings.default, deadline=None)
+_PATIENT = settings(settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", _PATIENT, derandomize=True)
+settings.register_profile("random", _PATIENT)
 settings.load_profile("same")
 
 

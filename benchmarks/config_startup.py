@@ -1,8 +1,7 @@
-"""Cold starts of the configuration: importing it, and `neox-config check configs/20B.yml`.
+"""Measure cold starts of the configuration: importing it, and `neox-config check configs/20B.yml`.
 
-Each is a process of its own, and what counts is its CPU time, so that a busy machine tells nearly the same.
-The peer is a process that imports pydantic, PyYAML and click and does nothing: no configuration that uses
-them can start sooner.
+Each runs in a new process and is measured in CPU time, which depends little on other load. The peer is a
+process that only imports pydantic, PyYAML and click: no configuration that uses them can start faster.
 
     python benchmarks/config_startup.py
 """
@@ -16,16 +15,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RUNS = 7
-CHECK = "from neox_launcher.config_cli import main; main(['check', 'configs/20B.yml'])"
+CHECK = "from neox_launcher.cli.config import main; main(['check', 'configs/20B.yml'])"
 CASES = [
     ("peer: pydantic, PyYAML, click", "import pydantic, yaml, click; pydantic.BaseModel", None),
-    ("import neox_launcher.config", "import neox_launcher.config", 0.25),
+    ("import neox_config", "import neox_config", 0.25),
     ("neox-config check configs/20B.yml", CHECK, 0.5),
 ]
 
 
 def cpu_seconds(code: str) -> float:
-    """User and system time of a fresh interpreter that runs the code, with its bytecode cached."""
+    """Return the user and system time of a new interpreter that runs the code, with cached bytecode."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     command = [sys.executable, "-c", code]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -35,7 +34,7 @@ def cpu_seconds(code: str) -> float:
 
 
 def main() -> None:
-    """Print the median and the least of several runs, and the ratio to the peer."""
+    """Print the median and the minimum of several runs, and the ratio to the peer."""
     for _, code, _ in CASES:
         cpu_seconds(code)
     peer = None

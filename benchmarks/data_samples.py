@@ -1,9 +1,9 @@
-"""Opening, sample indices, blends, random access: ours against megatron-core.
+"""Compare opening, sample indices, blends and random access with megatron-core.
 
     pip install --no-deps megatron-core
     python benchmarks/data_samples.py --items 100000000 --epochs 1 100
 
-Times are those of the processor, so that a busy machine disturbs them less; each is the best of three.
+Times are CPU times, which depend little on other load; each is the best of three.
 """
 
 import argparse

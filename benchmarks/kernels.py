@@ -2,12 +2,12 @@
 
     python benchmarks/kernels.py --verify --time [--json FILE]
 
-Needs torch, pybind11, ninja, click and nvcc; nothing of this repository need be installed. `--verify`
-compares every operator with its plain twin in float64, forward and backward, and tries streams, graphs,
-dropout masks, torch.compile and compute-sanitizer. `--time` measures the copy bandwidth of the same run and
-prints the table of packages/neox-kernels/README.md: bytes that must move over time, as a share of that
-bandwidth, and the time of PyTorch eager and of torch.compile of the twin over ours. `--rehearse` runs all of
-it on the CPU at small sizes, to test this script. Exit code 1 if anything is wrong.
+Requires torch, pybind11, ninja, click and nvcc; this repository's packages need not be installed. `--verify`
+compares every operator with its reference implementation in float64, forward and backward, and tests streams,
+graphs, dropout masks, torch.compile and compute-sanitizer. `--time` measures the copy bandwidth in the same
+run and prints the table of packages/neox-kernels/README.md: bytes that must move divided by the time, as a
+fraction of that bandwidth, and the times of PyTorch eager and of torch.compile of the reference divided by
+ours. `--rehearse` runs everything on the CPU at small sizes, to test this script. Exit code 1 on any failure.
 """
 
 import argparse
@@ -61,13 +61,13 @@ TIMED = tuple(operator for operator in OPERATORS if operator.name in TRAFFIC)
 
 
 class Checks:
-    """Counts what was right and keeps what was wrong."""
+    """Number of passed checks and descriptions of failed ones."""
 
     def __init__(self) -> None:
         self.passed, self.failed = 0, []
 
     def run(self, name: str, check: Callable[[], str | None]) -> None:
-        """Run one check; it returns what is wrong, or None."""
+        """Run one check, which returns a description of the failure or None."""
         try:
             problem = check()
         except (RuntimeError, ValueError, TypeError, AssertionError, KernelError) as error:
@@ -93,19 +93,19 @@ def wide(argument: Any) -> Any:
 
 
 def against_float64(operator: Operator[..., Any], arguments: tuple[Any, ...]) -> str | None:
-    """Outputs and gradients against the twin in float64.
+    """Compare outputs and gradients with the reference in float64.
 
-    Where terms cancel, as in the bias gradient of a narrow row, no form can be close to the exact result: the
-    twin in the arguments' own type is off as well, and twice its error is allowed.
+    If terms cancel, as in the bias gradient of a narrow row, no implementation is close to the exact result;
+    therefore twice the error of the reference in the arguments' dtype is allowed.
     """
     fused = trial.results_and_gradients(operator.fused, arguments)
     plain = trial.results_and_gradients(operator.reference, arguments)
     exact = trial.results_and_gradients(
         operator.reference, tuple(map(wide, arguments)), above_dtype=arguments[0].dtype
     )
-    for number, (given, twin, expected) in enumerate(zip(fused, plain, exact, strict=True)):
+    for number, (given, reference, expected) in enumerate(zip(fused, plain, exact, strict=True)):
         error = trial.relative_error(given, expected)
-        if not error <= max(trial.TOLERANCE[given.dtype], 2 * trial.relative_error(twin, expected)):
+        if not error <= max(trial.TOLERANCE[given.dtype], 2 * trial.relative_error(reference, expected)):
             return f"result {number} is off by {error:.2g}"
     return None
 
@@ -117,7 +117,7 @@ def make(
 
 
 def extremes(operator: Operator[..., Any], device: torch.device) -> str | None:
-    """Rows that are hidden, infinite or huge, in every operator of the softmax family."""
+    """Compare softmax operators on rows that are hidden, infinite or very large."""
     scores = torch.randn(3, 4, 4, device=device)
     scores[0, 1] = -math.inf
     scores[1, 2, 0] = torch.finfo(torch.float32).max
@@ -151,7 +151,7 @@ def on_another_stream(operator: Operator[..., Any], device: torch.device) -> str
 
 
 def replayed_graph(operator: Operator[..., Any], device: torch.device) -> str | None:
-    """A captured graph calculates from what its inputs hold when it is replayed."""
+    """Check that a captured graph computes with the values its inputs have at replay."""
     arguments = [
         a.detach() if isinstance(a, Tensor) else a
         for a in make(operator, (4, 2, 4, 256), torch.float32, device)
@@ -248,7 +248,7 @@ def verify_on_gpu(checks: Checks, device: torch.device) -> None:
             checks.run(f"{operator.name} cuda:1", functools.partial(against_float64, operator, second))
     checks.run("fresh masks in a graph", functools.partial(fresh_masks_in_graph, device))
     if shutil.which("compute-sanitizer") is None:
-        print("compute-sanitizer is not installed: not run", flush=True)
+        print("compute-sanitizer is not installed; skipping it", flush=True)
         return
     for tool in ("memcheck", "racecheck"):
         checks.run(f"compute-sanitizer {tool}", functools.partial(sanitize, tool))
@@ -271,7 +271,7 @@ class Figure:
 
 
 def shape_of_size(operator: Operator[..., Any], size: int) -> tuple[int, ...]:
-    """A shape of 16-bit elements of about this many bytes, with widths as models have them."""
+    """Return a shape of about this many bytes of 16-bit elements, with typical widths."""
     elements = size // 2
     if "softmax" in operator.name:
         keys = 2048 if elements >= 2048 * 2048 else 512
@@ -282,7 +282,7 @@ def shape_of_size(operator: Operator[..., Any], size: int) -> tuple[int, ...]:
 
 
 def seconds(calls: list[Callable[[], object]], device: torch.device) -> float:
-    """The median time of one call. The calls differ in their memory, so that the cache does not hold it.
+    """Return the median time of one call. Each call uses different memory, so that it is not in the cache.
 
     On a GPU they are captured in a graph, which leaves out what Python does between launches. Autograd runs a
     backward on its forward's stream, so the calls must have been made on the stream that is current here.
@@ -306,7 +306,7 @@ def _clock(call: Callable[[], object]) -> float:
 
 
 def copy_bandwidth(device: torch.device, size: int) -> float:
-    """Bytes read and written per second by a large copy."""
+    """Return the bytes read and written per second by a large copy."""
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / seconds([lambda: target.copy_(source)], device)
@@ -328,7 +328,7 @@ def backward_call(function: Callable[..., Any], arguments: tuple[Any, ...]) -> C
 def try_seconds(
     make_call: Callable[..., Any], function: Callable[..., Any], sets: list[Any], device: torch.device
 ) -> float | None:
-    """None where this form does not fit the memory or cannot be captured; said on the way."""
+    """Return the median time; None, with a message, if memory is insufficient or capture fails."""
     try:
         return seconds([make_call(function, arguments) for arguments in sets], device)
     except RuntimeError as error:  # OutOfMemoryError is one; a peer that fails must not end the run.
@@ -376,7 +376,7 @@ def row(figure: Figure) -> str:
 
 
 def measure_all(device: torch.device, budget_seconds: float, rehearse: bool) -> tuple[float, list[Figure]]:
-    """All operators at all sizes; when time is short the compiler's column stays empty."""
+    """Time all operators at all sizes; skip torch.compile when little time is left."""
     # A compiled backward may otherwise free what a second call needs.
     torch._functorch.config.donated_buffer = False
     start = time.monotonic()
@@ -389,7 +389,7 @@ def measure_all(device: torch.device, budget_seconds: float, rehearse: bool) -> 
     for operator in TIMED:
         spent = time.monotonic() - start
         if spent > budget_seconds:
-            print(f"{operator.name}: left out, {spent:.0f} s are spent")
+            print(f"{operator.name}: skipped, {spent:.0f} s are spent")
             continue
         backend = "aot_eager" if rehearse else "inductor"
         compiled = torch.compile(operator.reference, backend=backend)
@@ -407,9 +407,11 @@ def arguments_of_command() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--verify", action="store_true", help="compare every operator with its twin")
+    parser.add_argument(
+        "--verify", action="store_true", help="compare every operator with its reference implementation"
+    )
     parser.add_argument("--time", action="store_true", help="print the table of bandwidths")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, at small sizes")
+    parser.add_argument("--rehearse", action="store_true", help="run on the CPU, at small sizes")
     parser.add_argument("--small", action="store_true", help="only run each operator once (for sanitizers)")
     parser.add_argument("--budget", type=float, default=220.0, help="seconds for --time (default: 220)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
@@ -422,7 +424,7 @@ def main() -> int:
     if device.type == "cuda":
         state = native.state(may_build=True)
         if not state.ok:
-            print(f"the fused operators cannot be used: {state.reason}")
+            print(f"the fused operators are unavailable: {state.reason}")
             return 1
         print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, {state.reason}", flush=True)
     if command.small:

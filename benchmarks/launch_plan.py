@@ -1,7 +1,7 @@
-"""How long a launch is planned: 1,000 hosts in this process, and `neox-launch --dry-run` in a cold one.
+"""Measure the planning of a launch: 1,000 hosts in this process, and `neox-launch --dry-run` in a new one.
 
-The peer of the second is a process that imports pydantic, PyYAML and click and does nothing. What counts is
-CPU time, so that a busy machine tells nearly the same.
+The peer of the second is a process that only imports pydantic, PyYAML and click. Times are CPU times, which
+depend little on other load.
 
     python benchmarks/launch_plan.py
 """
@@ -15,19 +15,22 @@ import tempfile
 import time
 from pathlib import Path
 
+from neox_config import load_config
 from neox_launcher.backends import BACKENDS, Contact
-from neox_launcher.config import load_config
-from neox_launcher.launch import Request, plan_launch
+from neox_launcher.plan.planning import Request, plan_launch
 
 ROOT = Path(__file__).parents[1]
 RUNS = 7
 HOSTS = 1_000
 PEER = "import pydantic, yaml, click; pydantic.BaseModel"
-DRY_RUN = "from neox_launcher.cli import main; main(['--config', 'configs/20B.yml', '--dry-run', *{options}])"
+DRY_RUN = (
+    "from neox_launcher.cli.launch import main; "
+    "main(['--config', 'configs/20B.yml', '--dry-run', *{options}])"
+)
 
 
 def planning_seconds(hostfile: Path) -> tuple[float, float]:
-    """Reading the configuration alone, and the whole plan with its commands."""
+    """Measure reading the configuration, and the whole plan with its commands."""
     paths = (str(ROOT / "configs" / "20B.yml"),)
     request = Request(program="train", paths=paths, overrides=(f"hostfile={hostfile}", "launcher=ssh"))
     started = time.process_time()
@@ -43,7 +46,7 @@ def planning_seconds(hostfile: Path) -> tuple[float, float]:
 
 
 def cold_seconds(code: str) -> float:
-    """User and system time of a fresh interpreter that runs the code, with its bytecode cached."""
+    """Return the user and system time of a new interpreter that runs the code, with cached bytecode."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     silence = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -53,7 +56,7 @@ def cold_seconds(code: str) -> float:
 
 
 def show(name: str, seconds: float, ratio: float, peer: str, goal: float | None) -> None:
-    """One line of the table."""
+    """Print one line of the table."""
     limit = f"  goal < {goal} s" if goal else ""
     print(f"{name:<36} {seconds:.3f} s  {ratio:.1f} x {peer}{limit}")
 

@@ -1,8 +1,7 @@
-"""The loss of 2,048 tokens over 50,304 entries, both passes: from hidden states, and through logits.
+"""Measure forward and backward of the loss of 2,048 tokens over 50,304 entries, from hidden states or logits.
 
-The peer is what a plain loop does: a matrix product, and torch's cross entropy of float32 logits. Each way
-runs in a process of its own, on one thread; what counts is its processor time, so that a busy machine tells
-nearly the same, and how much its memory grows at most.
+The peer is a matrix product and torch's cross entropy of float32 logits. Each implementation runs in a new
+process with one thread; CPU time, which depends little on other load, and the growth of memory are measured.
 
     python benchmarks/loss.py
 """
@@ -24,11 +23,11 @@ TYPES = ("float32", "bfloat16")
 
 
 def loss_of(way: str) -> Callable[..., Any]:
-    """Function of (hidden_SBD, weight_VD, targets) that gives the loss."""
+    """Return a function of (hidden_SBD, weight_VD, targets) that computes the loss."""
     from torch.nn import functional
 
     from neox_model.layers.lm_head import LMLoss, compute_logits
-    from neox_model.parallel.groups import SINGLE
+    from neox_model.parallel.groups import SINGLE_RANK
 
     ours = LMLoss(VOCABULARY)
 
@@ -37,13 +36,13 @@ def loss_of(way: str) -> Callable[..., Any]:
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets[0].flatten())
 
     def logits(hidden: Any, weight: Any, targets: Any) -> Any:
-        return ours(compute_logits(hidden, weight, SINGLE), targets)
+        return ours(compute_logits(hidden, weight, SINGLE_RANK), targets)
 
     return dict(zip(WAYS, (peer, logits, ours.of_hidden), strict=True))[way]
 
 
 def measure(way: str, dtype: str) -> dict[str, float]:
-    """Processor seconds of a pass and the growth of memory in MiB; runs in a process of its own."""
+    """Return the CPU seconds of a pass and the growth of memory in MiB; runs in a new process."""
     import torch
 
     torch.set_num_threads(1)
@@ -65,7 +64,7 @@ def measure(way: str, dtype: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print each way's time and memory, and the ratios to the peer."""
+    """Print time and memory of each implementation, and the ratios to the peer."""
     print(f"{TOKENS:,} tokens, width {WIDTH}, {VOCABULARY:,} entries, one thread, median of {RUNS}")
     for dtype in TYPES:
         peer = None

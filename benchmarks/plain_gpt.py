@@ -1,4 +1,4 @@
-"""A GPT-NeoX in sixty lines of plain PyTorch: the peer that one would write by hand."""
+"""A GPT-NeoX in sixty lines of plain PyTorch, as a peer for benchmarks."""
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ def _turned(x: Tensor) -> Tensor:
 
 
 class PlainGPT(nn.Module):
-    """Logits of tokens; parallel residual, rotary positions, an output matrix of its own."""
+    """Compute logits of tokens; parallel residual, rotary embeddings, untied output matrix."""
 
     def __init__(self, *, layers: int, hidden: int, heads: int, length: int, vocabulary: int) -> None:
         super().__init__()

@@ -1,19 +1,19 @@
-"""A training step: ours through neox-launch, Hugging Face's GPT-NeoX and a plain PyTorch loop, in turns.
+"""Compare training steps of neox-launch, Hugging Face's GPT-NeoX and a plain PyTorch loop.
 
     python benchmarks/train.py                              # on the CPU, all contenders, twice
     python benchmarks/train.py --only ours/fp32 plain-compiled/fp32
     python benchmarks/train.py --shape 125M                 # one GPU, bf16
     python benchmarks/train.py --shape 1.3B --only ours/bf16 ours-compiled/bf16 hugging-face-compiled/bf16
-    python benchmarks/train.py --shape tiny --rounds 1 --steps 6  # whether all of it runs
+    python benchmarks/train.py --shape tiny --rounds 1 --steps 6  # test this script
 
-Rotary positions, parallel residual, untied head, 50,304 entries (tiny: 512); clipping at 1 and AdamW, the
-whole step. Each contender is a process of its own: its median step after the warm-up, the processor time of
-a step (which other programs on the machine disturb less), and the largest memory: of it or of a process that
-it started; on a GPU what nvidia-smi showed. bf16 is bfloat16 weights with float32 masters for ours, and
-autocast over float32 weights for the others.
+Rotary embeddings, parallel residual, untied head, 50,304 entries (tiny: 512), clipping at 1, AdamW; the whole
+step is measured. Each contender runs in a new process: median step after the warm-up, CPU time of a step
+(which depends little on other load), and the largest memory of it or of a process that it started; on a GPU,
+memory according to nvidia-smi. bf16 is bfloat16 weights with float32 masters for ours, and autocast over
+float32 weights for the others.
 
-MFU is 6 x (numbers in the matrices + 2 x layers x length x hidden) operations a token, forwards and
-backwards, attention counted in full and recomputation not at all, times tokens a second, over the device's
+MFU is 6 x (parameters of the matrices + 2 x layers x length x hidden) operations per token, forward and
+backward, with full attention and without recomputation, times tokens per second, divided by the device's
 peak.
 """
 
@@ -37,15 +37,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"layers": 2, "hidden": 64, "heads": 4, "length": 64, "batch": 2, "vocabulary": 512},
 }
 PRECISIONS = {"cpu": ("fp32", "bf16")}
-# Dense bfloat16 operations a second, by what nvidia-smi calls the device; the first that fits counts.
+# Dense bfloat16 TFLOP/s by device name of nvidia-smi; the first match is used.
 PEAK_TFLOPS = {"H100 PCIe": 756.0, "H100": 989.0, "H200": 989.0, "A100": 312.0, "B200": 2250.0}
-# On a CPU ours is not compiled and has no kernels unless it is asked to.
+# On a CPU, ours uses neither compilation nor kernels unless selected.
 GPU_ONLY = ("ours-compiled", "ours-kernels")
 _POLL_SECONDS = 0.2
 
 
 class MemoryOfGpu(threading.Thread):
-    """The most memory, in MB, that was in use on the first GPU while this ran."""
+    """Peak memory, in MB, used on the first GPU within the context."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -62,7 +62,7 @@ class MemoryOfGpu(threading.Thread):
 
 
 def _ask_gpu(what: str) -> str | None:
-    """The first GPU's answer; None where there is none."""
+    """Return a value of the first GPU; None without a GPU."""
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     try:
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -72,15 +72,15 @@ def _ask_gpu(what: str) -> str | None:
 
 
 def flops_per_token(job: Job) -> float:
-    """Of forward and backward pass: 2 and 4 for each multiplication."""
+    """Return the operations of forward and backward: 2 and 4 per multiplication."""
     matrices = 12 * job.layers * job.hidden**2 + job.vocabulary * job.hidden
     return 6.0 * (matrices + 2 * job.layers * job.length * job.hidden)
 
 
 def measure(contender: str, job: Job) -> dict[str, float] | None:
-    """Medians of a step in seconds, largest memory in MB; for ours, seconds from command to first step.
+    """Return the medians of a step in seconds, peak memory in MB; for ours, seconds to the first step.
 
-    None where the contender fails, which it has told.
+    Return None if the contender fails; it has printed the error.
     """
     command = [sys.executable, __file__, "--contender", contender, "--job", json.dumps(asdict(job))]
     gpu = MemoryOfGpu()
@@ -127,10 +127,7 @@ def _compare(name: str, mine: dict[str, float], best: dict[str, dict[str, float]
     alone = best.get(f"ours-without-deepspeed/{precision}")
     if contender == "ours" and alone is not None:
         overhead = [1e3 * (mine[clock] - alone[clock]) for clock in ("seconds", "processor")]
-        print(
-            f"{precision}: DeepSpeed's overhead a step: {overhead[0]:.0f} ms, "
-            f"{overhead[1]:.0f} ms of the processor"
-        )
+        print(f"{precision}: DeepSpeed's overhead per step: {overhead[0]:.0f} ms, {overhead[1]:.0f} ms CPU")
 
 
 def parsed() -> argparse.Namespace:
@@ -144,7 +141,7 @@ def parsed() -> argparse.Namespace:
         "--device", choices=("cpu", "cuda"), help="default: the GPU where there is one; cpu for shape cpu"
     )
     parser.add_argument("--steps", type=int, default=14, help=f"of which {WARM_UP} warm up (default: 14)")
-    parser.add_argument("--rounds", type=int, default=2, help="each contender so often (default: 2)")
+    parser.add_argument("--rounds", type=int, default=2, help="runs per contender (default: 2)")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the processor")
     parser.add_argument("--only", nargs="*", choices=names, metavar="NAME/PRECISION", help="some contenders")
     parser.add_argument("--peak-tflops", type=float, help="of the device, for MFU (default: by its name)")
@@ -193,8 +190,8 @@ def main() -> None:
             if found is None:
                 print(f"round {turn + 1}, {name}: failed", file=sys.stderr)
                 continue
-            told = f"{1e3 * found['seconds']:.0f} ms, {1e3 * found['processor']:.0f} of the processor"
-            print(f"round {turn + 1}, {name}: {told}, {found['memory']:.0f} MB", file=sys.stderr)
+            times = f"{1e3 * found['seconds']:.0f} ms, {1e3 * found['processor']:.0f} ms CPU"
+            print(f"round {turn + 1}, {name}: {times}, {found['memory']:.0f} MB", file=sys.stderr)
             if name not in best or found["seconds"] < best[name]["seconds"]:
                 best[name] = found
     peaks = [peak for known, peak in PEAK_TFLOPS.items() if gpu is not None and known in gpu]

@@ -1,4 +1,4 @@
-"""Who trains in `train.py`, each in a process of its own: ours, Hugging Face's GPT-NeoX, a plain loop."""
+"""The contenders of `train.py`, each in a new process: ours, Hugging Face's GPT-NeoX, a plain loop."""
 
 import json
 import resource
@@ -12,14 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Iterations that do not count.
+# Warm-up iterations, not measured.
 WARM_UP = 4
 _PROFILED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What everybody trains: a GPT-NeoX with parallel residual, rotary positions and a head of its own."""
+    """The trained model: a GPT-NeoX with parallel residual, rotary embeddings and an untied head."""
 
     layers: int
     hidden: int
@@ -33,7 +33,7 @@ class Job:
     profiles: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """The configuration of ours."""
+        """Return the configuration of ours."""
         return {
             "num-layers": self.layers,
             "hidden-size": self.hidden,
@@ -58,12 +58,12 @@ class Job:
         }
 
 
-# Seconds of steps, elapsed and of the processor; for ours also from the command to the first step's end.
+# Elapsed and CPU seconds of steps; for ours also from the command to the end of the first step.
 Times = dict[str, list[float]]
 
 
 def ours(job: Job, **settings: Any) -> Times:
-    """neox-launch, from command to end; a short run first, so that starting can be told from training."""
+    """Run neox-launch; a short run first, to measure the start separately."""
     settings = job.settings() | settings
     before = _processor_time()
     _launch(settings | {"train-iters": WARM_UP})
@@ -80,7 +80,7 @@ def _processor_time() -> float:
 
 
 def _launch(settings: dict[str, Any]) -> tuple[float, list[float]]:
-    """Seconds from the command to the end of the first step, and of each step."""
+    """Return the seconds from the command to the end of the first step, and of each step."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         places = {"log-dir": name, "data-path": str(_corpus(folder))}
@@ -96,21 +96,21 @@ def _launch(settings: dict[str, Any]) -> tuple[float, list[float]]:
             raise SystemExit("neox-launch failed")
         lines = [json.loads(line) for line in record.read_text().splitlines()]
     seconds = [line["time/iteration"] for line in lines if "time/iteration" in line]
-    # The first record is written when the second step is done.
+    # The first record is written after the second step.
     return first_two - seconds[1], seconds
 
 
 def ours_in_a_plain_loop(job: Job) -> Times:
-    """The same model without DeepSpeed: what is left is the engine's own work."""
-    from neox_launcher.config import load_config, resolve
-    from neox_model.build.model import build_model
-    from neox_model.parallel.groups import ALONE
+    """Train the same model without DeepSpeed; the difference is the engine's overhead."""
+    from neox_config import load_config, resolve
+    from neox_model.assembly.model import build_model
+    from neox_model.parallel.groups import SINGLE_PROCESS
 
     with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
         json.dump(job.settings(), file)
         file.flush()
         resolved = resolve(load_config([Path(file.name)]), devices=1)
-    model = build_model(resolved, ALONE, vocab_size=512)
+    model = build_model(resolved, SINGLE_PROCESS, vocab_size=512)
 
     def loss(module: Any, tokens: Any, labels: Any) -> Any:
         import torch
@@ -141,7 +141,7 @@ def hugging_face(job: Job, *, is_compiled: bool) -> Times:
 
 
 def plain(job: Job, *, is_compiled: bool) -> Times:
-    """What one writes by hand: scaled_dot_product_attention, fused AdamW, one cross entropy."""
+    """Train the plain PyTorch model: scaled_dot_product_attention, fused AdamW, cross entropy."""
     from plain_gpt import PlainGPT
 
     model = PlainGPT(
@@ -191,7 +191,7 @@ def _loop(job: Job, model: Any, loss: Callable[..., Any], *, is_compiled: bool =
 
 
 def _profile(job: Job, step: Callable[[], None]) -> None:
-    """Where the time of some steps goes, by operator."""
+    """Profile some steps by operator."""
     import torch
 
     with torch.profiler.profile() as found:
@@ -213,7 +213,7 @@ def _corpus(folder: Path) -> Path:
     return folder / "corpus"
 
 
-# "auto" of the kernels decides by trials of its own, which take part in the time to the first step.
+# "auto" of the kernels runs trials, which are part of the time to the first step.
 _KERNELS = {"rope-fusion": "auto", "layernorm-fusion": "auto", "bias-dropout-fusion": "auto"}
 CONTENDERS: dict[str, Callable[[Job], Times]] = {
     "ours": partial(ours, compile=False),

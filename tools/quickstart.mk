@@ -1,6 +1,6 @@
-# The job of `make quickstart`, every command printed as one would type it (after `source .venv/bin/activate`).
-# All that is made lies in quickstart/. A file that is there is complete, so make knows what is done already; the
-# training goes on from its last checkpoint. Delete quickstart/ to start anew.
+# The commands of `make quickstart`, printed as you would type them (after `source .venv/bin/activate`).
+# All output is in quickstart/. Existing files are complete, so make skips finished steps; the training resumes from
+# its latest checkpoint. Delete quickstart/ to start again.
 SHELL := bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 

@@ -1,8 +1,7 @@
-"""What pyproject.toml cannot say: with NEOX_KERNELS_PREBUILD=1 the wheel carries the compiled operators.
+"""With NEOX_KERNELS_PREBUILD=1, add compiled operators to the wheel.
 
-NEOX_KERNELS_ARCHITECTURES names what they are compiled for, separated by spaces. Without
-NEOX_KERNELS_PREBUILD the wheel is plain Python, needs no compiler, and the operators are compiled on first
-use.
+NEOX_KERNELS_ARCHITECTURES lists their architectures, separated by spaces. Without NEOX_KERNELS_PREBUILD the
+wheel is pure Python, requires no compiler, and the operators are compiled on first use.
 """
 
 import os
@@ -18,12 +17,12 @@ ARCHITECTURES = os.environ.get("NEOX_KERNELS_ARCHITECTURES", "sm_80 sm_90 sm_100
 
 
 class BuildWithOperators(build_py):
-    """Copies the Python files, then compiles the operators beside them."""
+    """Copy the Python files, then compile the operators into the wheel."""
 
     def run(self) -> None:
         """Copy, then compile."""
         super().run()
-        # The builder alone, without the package's __init__: that one needs torch.
+        # Import the build modules without the package's __init__, which requires torch.
         package = types.ModuleType("neox_kernels")
         package.__path__ = [str(Path(__file__).parent / "src" / "neox_kernels")]
         sys.modules["neox_kernels"] = package
@@ -36,10 +35,10 @@ class BuildWithOperators(build_py):
 
 
 class BinaryDistribution(Distribution):
-    """Makes the wheel one of this platform and Python."""
+    """Distribution whose wheel is specific to the platform and Python version."""
 
     def has_ext_modules(self) -> bool:
-        """Yes: the compiled operators."""
+        """Return True: the wheel contains compiled operators."""
         return True
 
 

@@ -12,21 +12,22 @@ import yaml
 import neox_data.cli
 import neox_data.preprocess.cli
 import neox_kernels.cli
-import neox_launcher.cli
-import neox_launcher.config_cli
+import neox_launcher.cli.config
+import neox_launcher.cli.launch
 import neox_model.report
+from neox_config import load_config, resolve
+from neox_config.errors import ConfigError
+from neox_config.estimate.shapes import fewest_devices
+from neox_config.schema.sections.launch import LaunchSection
 from neox_launcher.backends import BACKENDS
-from neox_launcher.config import load_config, resolve
-from neox_launcher.config.sections.launch import LaunchSection
-from neox_launcher.config.shapes import fewest_devices
-from neox_launcher.environment import TRAVELLING_PREFIXES
+from neox_launcher.plan.environment import TRAVELLING_PREFIXES
 from support.sources import ROOT
 
 COMMANDS = {
-    "neox-config": neox_launcher.config_cli.main,
+    "neox-config": neox_launcher.cli.config.main,
     "neox-data": neox_data.cli.main,
     "neox-kernels": neox_kernels.cli.main,
-    "neox-launch": neox_launcher.cli.main,
+    "neox-launch": neox_launcher.cli.launch.main,
     "neox-report": neox_model.report.main,
     "preprocess_data": neox_data.preprocess.cli.main,
 }
@@ -42,14 +43,14 @@ DOCUMENTS = sorted(
 
 
 def shown_in_document(path: Path) -> list[str]:
-    """The lines of a document's console blocks that one types, continued lines joined."""
+    """Return the commands in a document's console blocks, continued lines joined."""
     blocks = re.findall(r"^```console\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
     text = "".join(blocks).replace("\\\n", " ")
     return [line[2:] for line in text.splitlines() if line.startswith("$ ")]
 
 
 def shown_in_example(path: Path) -> list[str]:
-    """The commands in an example's comments, continued lines joined; wide space ends a command."""
+    """Return the commands in an example's comments, continued lines joined; wide space ends a command."""
     text = re.sub(r"\\\n#\s+", "", path.read_text())
     lines = re.findall(r"^#   ((?:neox|preprocess)\S* .*)$", text, re.MULTILINE)
     return [re.split(r"\s{2,}", line)[0] for line in lines]
@@ -60,6 +61,15 @@ SHOWN = [
     for paths, shown in ((DOCUMENTS, shown_in_document), (EXAMPLES, shown_in_example))
     for path in paths
     for command in shown(path)
+]
+# The first lines of the file in the README of neox-launcher; its wrong lines come after them.
+NEEDED = [
+    "num-layers: 2",
+    "hidden-size: 1000",
+    "max-position-embeddings: 32",
+    "train-iters: 100",
+    "train-micro-batch-size-per-gpu: 2",
+    "optimizer: {type: Adam, params: {lr: 0.001}}",
 ]
 TRAININGS = [(place, command) for place, command in SHOWN if command.startswith("neox-launch")]
 
@@ -94,7 +104,23 @@ def test_a_training_that_is_shown_has_a_valid_configuration(place, line):
     assert resolve(config, devices=fewest_devices(config)).derived.train_batch_size >= 1
 
 
-def test_every_example_says_how_it_is_used():
+def test_the_refused_configuration_in_the_readme_is_reported_as_shown(tmp_path, monkeypatch):
+    text = (ROOT / "packages/neox-launcher/README.md").read_text()
+    shown = re.search(
+        r"^\$ neox-launch --config small.yml\n(.*?)\n```", text, re.DOTALL | re.MULTILINE
+    ).group(1)
+    wrong = {int(line): entry for line, entry in re.findall(r"^  line (\d+)  (.*)$", shown, re.MULTILINE)}
+    assert len(wrong) == 2
+    lines = [wrong.get(number, "") for number in range(1, max(wrong) + 1)]
+    lines[: len(NEEDED)] = NEEDED
+    (tmp_path / "small.yml").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        load_config(["small.yml"])
+    assert str(error.value) == shown
+
+
+def test_every_example_explains_its_use():
     shown = "\n".join(line for _, line in TRAININGS)
     assert [path.name for path in EXAMPLES if f"--config configs/{path.name}" not in shown] == []
 
@@ -107,7 +133,7 @@ def test_a_document_points_to_files_that_exist(path):
 
 def test_the_page_about_launching_names_every_launcher_option_and_parameter():
     text = (ROOT / "docs/launching.md").read_text()
-    options = {min(option.opts, key=len) for option in neox_launcher.cli.main.params}
+    options = {min(option.opts, key=len) for option in neox_launcher.cli.launch.main.params}
     parameters = {parameter.name.replace("_", "-") for parameter in LaunchSection.parameters()}
     parameters -= {"launcher"}
     launchers = {f"launcher: {name}" for name in BACKENDS}

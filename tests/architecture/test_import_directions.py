@@ -1,63 +1,108 @@
-"""Imports go one way: three packages that know nothing of each other, one on top with an order inside it."""
+"""Imports go one way: between the packages, and between the rooms (folders and single files) of each."""
+
+from graphlib import TopologicalSorter
 
 import pytest
 
 from support.sources import PACKAGES, Source, sources
 
-LEAVES = ("neox_launcher", "neox_data", "neox_kernels")
-
-# What each part of neox_model may import of neox_model, besides itself. Layers and what they stand on take
-# plain arguments; the parts under the line put things together.
-PARTS = {
-    "errors": set(),
-    "optional": {"errors"},
-    "parallel": {"errors"},
-    "initialization": {"parallel", "errors"},
-    "layers": {"parallel", "initialization", "errors"},
-    "metrics": {"parallel", "optional", "errors"},
-    "optim": {"parallel", "optional", "errors"},
-    "report": {"metrics", "optional", "errors"},
-    # -- assembly
-    "worker": {"errors"},
-    "doctor": {"worker", "errors"},
-    "processes": {"parallel", "errors"},
-    "build": {"layers", "parallel", "initialization", "errors"},
-    "checkpoint": {"build", "parallel", "errors"},
-    "train": {
-        "build",
-        "checkpoint",
-        "metrics",
-        "optim",
-        "parallel",
-        "processes",
-        "worker",
-        "optional",
-        "errors",
-    },
-    "generate": {"build", "checkpoint", "layers", "parallel", "processes", "worker", "errors"},
-    "evaluate": {"build", "checkpoint", "train", "parallel", "processes", "worker", "errors"},
-    "verify": {"checkpoint", "metrics", "worker", "errors"},
+# What each package may import of the others.
+PACKAGES_BELOW = {
+    "neox_config": (),
+    "neox_data": (),
+    "neox_kernels": (),
+    "neox_launcher": ("neox_config",),
+    "neox_model": ("neox_config", "neox_data", "neox_kernels", "neox_launcher"),
 }
+
+# Rooms of the same package that each room may import.
+ROOMS = {
+    "neox_config": {
+        "errors": set(),
+        "log": set(),
+        "atomic": set(),
+        "output": set(),
+        "finite_json": set(),
+        "files": set(),
+        "facts": {"files"},
+        "problems": {"errors"},
+        "schema": {"facts", "problems"},
+        "derive": {"schema", "facts", "problems", "errors"},
+        "estimate": {"derive", "schema", "facts", "errors"},
+        "rules": {"derive", "schema", "facts", "problems"},
+        "read": {"rules", "derive", "schema", "problems", "errors", "atomic", "files"},
+        "describe": {"read", "estimate", "derive", "schema", "facts", "problems", "errors"},
+    },
+    "neox_launcher": {
+        "resources": set(),
+        "protocol": {"resources"},
+        # -- on every host
+        "worker": {"protocol"},
+        "agent": {"worker", "protocol", "resources"},
+        # -- on the launch host
+        "plan": {"protocol", "resources"},
+        "backends": {"plan", "protocol", "resources"},
+        "controller": {"backends", "plan", "worker", "protocol", "resources"},
+        "autotuning": {"controller", "plan", "protocol", "resources"},
+        "verify_resume": {"controller", "plan", "protocol", "resources"},
+        "cli": {"autotuning", "verify_resume", "controller", "agent", "plan", "protocol", "resources"},
+    },
+    "neox_model": {
+        "errors": set(),
+        "optional": {"errors"},
+        # -- plain arguments
+        "torch_compat": set(),
+        "parallel": {"torch_compat", "errors"},
+        "initialization": {"parallel", "errors"},
+        "layers": {"parallel", "initialization", "errors"},
+        "metrics": {"parallel", "optional", "errors"},
+        "optim": {"parallel", "torch_compat", "optional", "errors"},
+        "deepspeed_compat": {"parallel", "errors"},
+        "report": {"metrics", "optional", "errors"},
+        # -- read the configuration
+        "worker": {"errors"},
+        "doctor": {"worker", "processes", "errors"},
+        "processes": {"parallel", "errors"},
+        "assembly": {
+            *("layers", "optim", "parallel", "initialization", "deepspeed_compat", "torch_compat"),
+            "errors",
+        },
+        "engine": {"assembly", "optim", "parallel", "deepspeed_compat", "errors"},
+        "checkpoint": {"engine", "parallel", "errors"},
+        "train": {
+            *("assembly", "checkpoint", "engine", "metrics", "optim", "parallel", "processes", "worker"),
+            *("optional", "errors"),
+        },
+        "generate": {"assembly", "checkpoint", "layers", "parallel", "processes", "worker", "errors"},
+        "evaluate": {
+            *("assembly", "checkpoint", "engine", "train", "parallel", "processes", "worker"),
+            "errors",
+        },
+        "verify": {"checkpoint", "metrics", "worker", "errors"},
+    },
+}
+# Rooms of neox_model that may read configurations; the others take plain arguments.
 READS_CONFIGURATION = (
-    "worker",
-    "doctor",
-    "processes",
-    "build",
-    "checkpoint",
-    "train",
-    "generate",
-    "evaluate",
-    "verify",
-    "optim.build",
+    *("worker", "doctor", "processes", "assembly", "engine", "checkpoint", "train", "generate"),
+    *("evaluate", "verify"),
+)
+# What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
+# that one handler reports them all; the others have nothing to do with a configuration.
+NOT_CONFIGURATION = tuple(
+    f"neox_config.{room}" for room in ("errors", "atomic", "finite_json", "output", "facts")
 )
 READS_DATA = ("worker", "processes", "train", "generate", "evaluate")
+# What a worker of neox_model may import of the launcher: its own side of it, and the preflight checks, which
+# a worker that was started by hand runs itself.
+LAUNCHER_FOR_WORKERS = ("neox_launcher.worker", "neox_launcher.protocol", "neox_launcher.plan.preflight")
 
-# Who may import a third-party package; packages that are not listed are nobody's fence.
+# Modules that may import a third-party package; packages that are not listed are unrestricted.
 FENCES = {
     "deepspeed": (
-        "neox_model.build.as_pipeline",
-        "neox_model.build.zero_sharding",
-        "neox_model.train.engine",
+        "neox_model.assembly.as_pipeline",
+        "neox_model.assembly.zero_sharding",
+        "neox_model.deepspeed_compat",
+        "neox_model.engine",
     ),
     "apex": ("neox_kernels",),
     "matplotlib": ("neox_model.report", "neox_data.indexed.chart"),
@@ -77,7 +122,7 @@ def lies_in(module: str, folders: tuple[str, ...]) -> bool:
 
 
 def ours(source: Source) -> list[tuple[str, str]]:
-    """Each import of one of our modules, with the place it stands at."""
+    """Each import of one of our modules, with the file and line of it."""
     return [
         (imported.module, f"{source.path}:{imported.line} imports {imported.module}")
         for imported in source.imports()
@@ -85,70 +130,68 @@ def ours(source: Source) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("package", LEAVES)
-def test_a_leaf_package_imports_only_itself(package):
-    wrong = [
-        place
-        for source in sources(package)
-        for module, place in ours(source)
-        if not lies_in(module, (package,))
-    ]
-    assert wrong == []
-
-
-def test_the_configuration_imports_nothing_else_of_the_launcher():
-    allowed = ("neox_launcher.config", "neox_launcher.errors")
-    files = [source for source in sources("neox_launcher") if lies_in(source.module, allowed[:1])]
-    assert files
-    assert [place for source in files for module, place in ours(source) if not lies_in(module, allowed)] == []
-
-
-def test_the_launcher_never_names_the_model_by_import():
-    wrong = [
-        place
-        for source in sources("neox_launcher")
-        for module, place in ours(source)
-        if "neox_model" in module
-    ]
-    assert wrong == []
-
-
-def part_of(module: str) -> str:
+def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_part_of_the_model_imports_only_what_lies_below_it(part):
-    allowed = {part, *PARTS[part]}
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_the_packages_below_it(package):
+    allowed = (package, *PACKAGES_BELOW[package])
     wrong = [
-        place
-        for source in sources("neox_model")
-        if part_of(source.module) == part
-        for module, place in ours(source)
-        if lies_in(module, ("neox_model",)) and part_of(module) not in allowed
+        place for source in sources(package) for module, place in ours(source) if not lies_in(module, allowed)
     ]
     assert wrong == []
 
 
-def test_every_part_of_the_model_has_a_place_in_the_order():
-    assert {part_of(source.module) for source in sources("neox_model")} - {""} <= set(PARTS)
+@pytest.mark.parametrize(
+    ("package", "room"), [(package, room) for package in ROOMS for room in ROOMS[package]]
+)
+def test_a_room_imports_only_the_rooms_below_it(package, room):
+    allowed = {room, *ROOMS[package][room]}
+    wrong = [
+        place
+        for source in sources(package)
+        if room_of(source.module) == room
+        for module, place in ours(source)
+        if lies_in(module, (package,)) and room_of(module) not in allowed
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_every_room_has_a_place_in_the_order(package):
+    assert {room_of(source.module) for source in sources(package)} - {""} == set(ROOMS[package])
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_order_of_rooms_has_no_cycle(package):
+    assert set(TopologicalSorter(ROOMS[package]).static_order()) == set(ROOMS[package])
+
+
+def test_the_model_imports_only_the_workers_side_of_the_launcher():
+    wrong = [
+        place
+        for source in sources("neox_model")
+        for module, place in ours(source)
+        if lies_in(module, ("neox_launcher",)) and not lies_in(module, LAUNCHER_FOR_WORKERS)
+    ]
+    assert wrong == []
 
 
 def test_only_assembly_reads_configuration():
-    """`errors` is the exception: the model's errors are the launcher's, so that one handler tells them."""
-    readers = tuple(f"neox_model.{part}" for part in READS_CONFIGURATION)
+    readers = tuple(f"neox_model.{room}" for room in READS_CONFIGURATION)
     wrong = [
         place
         for source in sources("neox_model")
         if not lies_in(source.module, readers)
         for module, place in ours(source)
-        if lies_in(module, ("neox_launcher",)) and module != "neox_launcher.errors"
+        if lies_in(module, ("neox_config", "neox_launcher")) and not lies_in(module, NOT_CONFIGURATION)
     ]
     assert wrong == []
 
 
 def test_only_assembly_reads_corpora():
-    readers = tuple(f"neox_model.{part}" for part in READS_DATA)
+    readers = tuple(f"neox_model.{room}" for room in READS_DATA)
     wrong = [
         place
         for source in sources("neox_model")
@@ -160,7 +203,7 @@ def test_only_assembly_reads_corpora():
 
 
 @pytest.mark.parametrize("package", FENCES)
-def test_a_third_party_package_stays_behind_its_fence(package):
+def test_third_party_packages_are_imported_only_in_listed_modules(package):
     wrong = [
         f"{source.path}:{imported.line} imports {imported.module}"
         for source in sources()

@@ -5,57 +5,49 @@ from functools import cache
 
 import pytest
 
+from neox_config.facts.attention import ATTENTION_FACTS, GMLP_TYPES
+from neox_config.facts.learning_rate import DECAY_STYLES
+from neox_config.read.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
+from neox_config.schema.config import all_parameters, sections
+from neox_config.schema.not_yet import NOT_YET, REFUSED
+from neox_config.schema.sections.optimizer import KNOWN_OPTIMIZERS
 from neox_data.indexed import IMPLEMENTATIONS
 from neox_data.tokenizers import TOKENIZERS
-from neox_launcher.config.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
-from neox_launcher.config.not_yet import NOT_YET, REFUSED
-from neox_launcher.config.schema import all_parameters, sections
-from neox_launcher.config.sections.attention import ATTENTION_TYPES
-from neox_launcher.config.sections.optimizer import KNOWN_OPTIMIZERS
-from neox_model.build.patterns import PATTERNS
-from neox_model.build.transformer import GMLP_TYPES
+from neox_model.assembly.patterns import PATTERNS
 from neox_model.initialization import INIT_METHODS
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
 from neox_model.layers.norms import NORMS
 from neox_model.layers.positions import INPUT_POSITIONS, QUERY_KEY_POSITIONS, RELATIVE_POSITIONS
 from neox_model.optim import OPTIMIZERS
-from neox_model.optim.lr_schedule import DECAY_STYLES
-from neox_model.train.datasets import ORDERS
+from neox_model.train.data.datasets import ORDERS
+from support.readers import HANDED_ON
 from support.sources import Source, sources
 
 PARAMETERS = {parameter.name: parameter for parameter in all_parameters()}
 
-# Read by a rule that refuses or explains them, and by nobody else: they change nothing that is built.
+# Read only by a rule that refuses or explains them: they have no other effect.
 READ_BY_RULES_ALONE = {
     "attention_softmax_in_fp32",  # always so
     "deepspeed",  # there is no other engine
     "short_seq_prob",  # belongs to BERT
     "zero_allow_untested_optimizer",
 }
-# Read together with a parameter that is not built yet, and of no effect without it.
+# Read together with a parameter that is not implemented yet; no effect without it.
 WAIT_FOR_ANOTHER = {
     "adlr_autoresume_interval": "adlr_autoresume",
     "eval_results_prefix": "eval_tasks",
     "gradient_noise_scale_cpu_offload": "log_gradient_noise_scale",
     "gradient_noise_scale_n_batches": "log_gradient_noise_scale",
+    "memory_profiling_path": "memory_profiling",
+    "profile_step_start": "profile",
+    "profile_step_stop": "profile",
 }
 
 
 def declares_or_describes(source: Source) -> bool:
     """Files that name parameters without using their values."""
-    described = (
-        "sections.",
-        "aliases",
-        "estimate",
-        "implied",
-        "not_yet",
-        "reference",
-        "resume",
-        "rules",
-        "suggest",
-        "shapes",
-    )
-    return source.module.startswith(tuple(f"neox_launcher.config.{part}" for part in described))
+    described = ("schema", "read.aliases", "describe", "rules", "estimate", "derive.implied", "derive.resume")
+    return source.module.startswith(tuple(f"neox_config.{part}" for part in described))
 
 
 def is_refusal(function: ast.AST) -> bool:
@@ -82,7 +74,7 @@ def names_read() -> tuple[frozenset[str], frozenset[str]]:
 
 def is_read(name: str) -> bool:
     attributes, endings = names_read()
-    return name in attributes or any(name.endswith(ending) for ending in endings)
+    return name in attributes or name in HANDED_ON or any(name.endswith(ending) for ending in endings)
 
 
 def top_level_names() -> set[str]:
@@ -99,17 +91,17 @@ def test_every_parameter_is_read_or_refused():
     assert unread - accounted == set()
 
 
-def test_what_is_said_to_be_unread_is_unread():
+def test_parameters_listed_as_unread_are_unread():
     """So that an entry leaves these tables when its parameter is built."""
     listed = READ_BY_RULES_ALONE | set(WAIT_FOR_ANOTHER)
     assert {name for name in listed if is_read(name)} == set()
 
 
-def test_what_waits_for_another_parameter_waits_for_one_that_is_not_built():
+def test_parameters_that_depend_on_another_depend_on_one_not_built():
     assert set(WAIT_FOR_ANOTHER.values()) <= set(NOT_YET)
 
 
-def test_what_is_not_built_yet_is_a_parameter():
+def test_entries_of_not_yet_are_parameters():
     assert set(NOT_YET) <= set(PARAMETERS)
 
 
@@ -120,7 +112,7 @@ def choices(name: str) -> set[str]:
 # name -> (what may be written, what is implemented). gelu_tanh is what openai_gelu asks for.
 IMPLEMENTED = {
     "activation": (choices("activation"), {*ACTIVATIONS, *GATED_ACTIVATIONS} - {"gelu_tanh"}),
-    "attention_config": (set(ATTENTION_TYPES), {*PATTERNS, *GMLP_TYPES}),
+    "attention_config": (set(ATTENTION_FACTS), {*PATTERNS, *GMLP_TYPES}),
     "data_impl": (choices("data_impl") - {"infer"}, set(IMPLEMENTATIONS)),
     "init_method": (choices("init_method"), set(INIT_METHODS)),
     "lr_decay_style": (choices("lr_decay_style"), set(DECAY_STYLES)),
@@ -145,7 +137,7 @@ def test_every_choice_has_an_implementation_or_is_refused_and_no_implementation_
 
 
 def target_exists(name: str) -> bool:
-    """A parameter, or a block of parameters."""
+    """Return whether this is the name of a parameter, or of a block of parameters."""
     return name in PARAMETERS or any(known.startswith(f"{name}.") for known in PARAMETERS)
 
 
@@ -155,7 +147,7 @@ def test_every_alias_points_to_a_parameter():
 
 
 def test_no_name_has_two_homes():
-    """A block may have an older spelling of its own name, `zero_optimization: true` say."""
+    """A block may have an older spelling under its name, such as `zero_optimization: true`."""
     blocks = {name for name, parameter in PARAMETERS.items() if parameter.is_block}
     tables = [set(SHORTHANDS), set(COMPUTED), set(RETIRED), set(OLDER_SPELLINGS) - blocks, set(PARAMETERS)]
     names = [name for table in tables for name in table]

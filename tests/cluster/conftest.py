@@ -22,7 +22,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def launcher(request: pytest.FixtureRequest, cluster: Cluster) -> tuple[str, tuple[str, ...]]:
-    """A backend whose tools are there, and the words that stand before its command."""
+    """Return a backend whose tools are installed, and the words before its command."""
     try:
         return request.param, words_before(cluster, request.param)
     except LookupError as error:

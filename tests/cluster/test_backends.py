@@ -19,7 +19,7 @@ INCLUDED = "worker-1:0@worker-2@worker-3:1"
 
 @pytest.fixture(scope="module")
 def losses_of_one_host(cluster, tmp_path_factory):
-    """Number of workers -> the losses of a job of so many on one host."""
+    """Return the losses of one-host jobs by number of workers."""
 
     @cache
     def train(workers):

@@ -14,7 +14,7 @@ CORES = sorted(os.sched_getaffinity(0))
 
 
 def cores_of(pid):
-    """The cores that any thread of a process may use."""
+    """Return the cores that any thread of a process may use."""
     threads = [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
     return set().union(*(os.sched_getaffinity(thread) for thread in threads))
 

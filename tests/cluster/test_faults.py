@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from neox_model.checkpoint.directory import complete_checkpoints
+from neox_config.facts.checkpoints import complete_checkpoints
 from support.cluster_job import Job
 from support.cluster_tools import TOOLS
 
@@ -15,7 +15,7 @@ ENDLESS = {"train_iters": 1_000_000}
 
 
 def saving(folder, **settings):
-    """The settings of a job that saves every second iteration, and goes on from there."""
+    """Return settings of a job that saves every second iteration and resumes from its checkpoint."""
     return {"save": str(folder / "saved"), "load": str(folder / "saved"), "save_interval": 2, **settings}
 
 
@@ -32,7 +32,7 @@ def test_a_worker_that_is_killed_ends_all_others_and_is_named(cluster, tmp_path)
     job.expect_nothing_left()
     result = job.finish(launcher)
     assert result.code == 137
-    assert "\nworker 1 on worker-2 failed:\nit was killed by SIGKILL" in result.err
+    assert "\nworker 1 on worker-2 failed:\nkilled by SIGKILL" in result.err
 
 
 @pytest.mark.sweep
@@ -45,8 +45,8 @@ def test_a_killed_job_restarts_from_its_newest_checkpoint(cluster, tmp_path):
     cluster.kill(job.workers_on("worker-1"))
     result = job.finish(launcher)
     assert result.code == 0, result.err
-    assert f"restart 1 of at most 2, from the newest checkpoint in {tmp_path}/saved" in result.err
-    assert "worker 0 on worker-1 failed:\nit was killed by SIGKILL" in result.err
+    assert f"restart 1 of at most 2 in 2 s, from the latest checkpoint in {tmp_path}/saved" in result.err
+    assert "worker 0 on worker-1 failed:\nkilled by SIGKILL" in result.err
     assert job.losses == undisturbed.losses
 
 
@@ -64,15 +64,15 @@ def test_nothing_outlives_a_launcher_that_is_killed_and_the_job_resumes(cluster,
 
 
 @pytest.mark.sweep
-def test_the_workers_of_a_node_that_is_killed_end_and_the_host_is_named(cluster, tmp_path):
+def test_the_workers_of_an_agent_that_is_killed_end_and_the_host_is_named(cluster, tmp_path):
     job = Job(cluster, tmp_path, *TWO_HOSTS, **ENDLESS)
     launcher = job.start()
     job.wait_for_iteration(1, launcher)
-    cluster.kill(cluster.hosts["worker-2"].processes("python -P -m neox_launcher.node"))
+    cluster.kill(cluster.hosts["worker-2"].processes("python -P -m neox_launcher.agent"))
     job.expect_nothing_left()
     result = job.finish(launcher)
     assert result.code == 1
-    assert "host worker-2: it is lost (it closed the connection), with worker 1;" in result.err
+    assert "host worker-2: agent lost (it closed the connection), with worker 1;" in result.err
 
 
 @pytest.mark.sweep
@@ -82,7 +82,7 @@ def test_a_host_that_mpi_cannot_reach_is_named(cluster, tmp_path, launcher):
     # MPICH waits on when one of its hosts cannot be reached.
     result = Job(cluster, tmp_path, *hosts, launcher=launcher, start_timeout=20).run()
     assert result.code == 1
-    before, _, said = result.err.rpartition("what was said:")
+    before, _, said = result.err.rpartition("output of the start command:")
     assert "worker-gone: " in before.splitlines()[-1]
     assert "No route to host" in said
 
@@ -104,7 +104,7 @@ def test_a_cable_that_is_pulled_is_a_hang_that_names_the_host(cluster, tmp_path)
     text = report.read_text()
     assert "gloo:all_reduce" in text
     assert "--- rank 0\n" in text
-    # The host that nobody can tell ends its own worker, once its kernel has noticed.
+    # The unreachable host ends its worker when its kernel detects the lost connection.
     job.expect_nothing_left(120)
 
 
@@ -125,7 +125,7 @@ def test_a_request_to_stop_saves_on_all_hosts(cluster, tmp_path, number, code):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("launcher", list(TOOLS), indirect=True)
-@pytest.mark.parametrize("where", ["every process of the hosts", "one node"])
+@pytest.mark.parametrize("where", ["every process of the hosts", "one agent"])
 def test_a_schedulers_warning_saves_with_every_launcher(cluster, tmp_path, launcher, where):
     name, before = launcher
     settings = saving(tmp_path, save_interval=1_000_000, **ENDLESS)
@@ -133,8 +133,8 @@ def test_a_schedulers_warning_saves_with_every_launcher(cluster, tmp_path, launc
     running = job.start(before=before)
     job.wait_for_iteration(2, running)
     hosts = [cluster.hosts[host] for host in ("worker-1", "worker-2")]
-    if where == "one node":
-        signalled = hosts[1].processes("python -P -m neox_launcher.node")[:1]
+    if where == "one agent":
+        signalled = hosts[1].processes("python -P -m neox_launcher.agent")[:1]
     else:
         signalled = [pid for host in hosts for pid in host.processes("-m neox_launcher.")]
     assert signalled
@@ -167,7 +167,7 @@ def test_slurms_own_warning_to_an_allocation_saves(cluster, tmp_path, launcher):
 def test_a_request_to_stop_while_hosts_are_starting_ends_them(cluster, tmp_path):
     job = Job(cluster, tmp_path, *TWO_HOSTS, **ENDLESS)
     launcher = job.start()
-    while not cluster.hosts["worker-2"].processes("neox_launcher.node"):
+    while not cluster.hosts["worker-2"].processes("neox_launcher.agent"):
         assert launcher.poll() is None
     launcher.send_signal(signal.SIGINT)
     assert job.finish(launcher).code == 130
@@ -186,7 +186,8 @@ def test_the_doctor_finds_hosts_that_fit_and_a_folder_that_they_do_not_share(clu
     cluster.hosts["worker-2"].run("mount", "-t", "tmpfs", "tmpfs", tmp_path / "saved")
     bad = job.run("doctor")
     assert bad.code == 1
-    assert f"on worker-2, {tmp_path}/saved is not the folder that rank 0 has under this name" in bad.out
+    assert f"on worker-2, {tmp_path}/saved is not the same folder as on the host of rank 0" in bad.out
     assert (
-        "verdict: 1 problem to mend first\n  save: choose a folder on a disk that all hosts share" in bad.out
+        "verdict: 1 problem to fix first\n  save: choose a folder on a file system that all hosts share"
+        in bad.out
     )

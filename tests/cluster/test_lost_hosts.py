@@ -1,4 +1,4 @@
-"""A host is lost: an elastic training goes on on the others, with the samples that would have come next."""
+"""After the loss of a host, an elastic training continues on the others with the next samples."""
 
 import pytest
 
@@ -26,7 +26,7 @@ ELASTIC = {
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster, tmp_path_factory):
-    """The losses of three hosts of which none is lost."""
+    """Return the losses of three hosts of which none is lost."""
     job = Job(cluster, tmp_path_factory.mktemp("undisturbed"), *HOSTS, **ELASTIC)
     result = job.run()
     assert result.code == 0, result.err
@@ -57,17 +57,17 @@ def lose(cluster, job, fault, name, *, before):
     ],
     indirect=["launcher"],
 )
-def test_the_training_goes_on_with_the_same_samples(cluster, tmp_path, undisturbed, launcher, fault, name):
+def test_training_continues_with_the_same_samples(cluster, tmp_path, undisturbed, launcher, fault, name):
     tool, before = launcher
     saved = tmp_path / "saved"
     job = Job(cluster, tmp_path, *HOSTS, launcher=tool, save=str(saved), save_interval=4, **ELASTIC)
     result = lose(cluster, job, fault, name, before=before)
     assert result.code == 0, result.err
     left = ", ".join(line.split()[0] for line in HOSTS if name not in line)
-    assert f"restart 1 of at most 1, from the newest checkpoint in {saved}\n" in result.err
-    assert f"lost: {name}; going on with 2 workers (before: 3) on {left}\n" in result.err
+    assert f"restart 1 of at most 1 in 2 s, from the latest checkpoint in {saved}\n" in result.err
+    assert f"lost: {name}; continuing with 2 workers (before: 3) on {left}\n" in result.err
     assert "train batch 12 as before: micro-batch 2, gradient accumulation steps 3, data" in result.err
-    assert "samples come in another order" not in result.err
+    assert "samples are in a different order" not in result.err
     # Every iteration once, each with the loss that it has without a loss of hosts.
     assert [iteration for iteration, _ in job.record] == list(range(1, ITERATIONS + 1))
     assert job.losses == pytest.approx(undisturbed, rel=1e-5)

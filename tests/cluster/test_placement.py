@@ -40,9 +40,7 @@ def test_ranks_are_where_the_plan_has_them(cluster, tmp_path, losses_of_one_host
 
 
 @pytest.mark.parametrize("launcher", ["openmpi"], indirect=True)
-def test_mpi_starts_the_workers_of_one_machine_when_it_is_asked_for(
-    cluster, tmp_path, losses_of_one_host, launcher
-):
+def test_mpi_starts_the_workers_of_one_machine_if_requested(cluster, tmp_path, losses_of_one_host, launcher):
     job = Job(cluster, tmp_path, num_gpus=4, deepspeed_mpi=True)
     result = job.run()
     assert result.code == 0, result.err

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.sweep]
 
 @pytest.fixture(scope="module")
 def trained(cluster, tmp_path_factory):
-    """A job of two hosts that has saved a checkpoint."""
+    """Run a job of two hosts that saves a checkpoint."""
     folder = tmp_path_factory.mktemp("trained")
     (folder / "prompts").write_text("abc\nxyz\n")
     settings = {

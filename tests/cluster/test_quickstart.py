@@ -18,7 +18,7 @@ COMMANDS = Path(sys.executable).parent
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory):
-    """The parameters of configs/quickstart.yml for 20 iterations; data as tools/quickstart.mk makes it."""
+    """Return the settings of configs/quickstart.yml for 20 iterations; data as in tools/quickstart.mk."""
     folder = tmp_path_factory.mktemp("quickstart")
     corpus, tokenizer, prefix = folder / "stdlib.jsonl", folder / "tokenizer.json", folder / "stdlib"
     tokenize = ("--tokenizer-type", "HFTokenizer", "--vocab-file", tokenizer, "--append-eod")

@@ -1,4 +1,4 @@
-"""Hosts that must not be reached: told with the tool's own words, with nothing left running."""
+"""Unreachable hosts are reported in the tool's words, and nothing is left running."""
 
 import pytest
 
@@ -8,8 +8,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("launcher", ["ssh", pytest.param("pdsh", marks=pytest.mark.sweep)])
-def test_a_host_whose_key_is_not_known_is_not_trusted(cluster, tmp_path, launcher):
-    """The cluster's keys are known by name; by address nobody knows them."""
+def test_host_with_an_unknown_key_is_refused(cluster, tmp_path, launcher):
+    """The cluster's keys are known by host name, not by address."""
     job = Job(cluster, tmp_path, "worker-1 slots=1", "10.77.0.3 slots=1", launcher=launcher)
     result = job.run()
     assert result.code == 1
@@ -18,7 +18,7 @@ def test_a_host_whose_key_is_not_known_is_not_trusted(cluster, tmp_path, launche
     assert job.losses == []
 
 
-def test_a_name_that_leads_nowhere_is_told_before_anything_is_started(cluster, tmp_path):
+def test_unresolvable_host_name_is_reported_before_the_start(cluster, tmp_path):
     job = Job(cluster, tmp_path, "worker-1 slots=1", "worker-9 slots=1", launcher="ssh")
     result = job.run()
     assert result.code == 2

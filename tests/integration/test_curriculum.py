@@ -2,18 +2,23 @@
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from neox_data.curriculum.analyze import METRICS
 from neox_data.curriculum.metric_index import write_metric_index
+from neox_data.curriculum.sample_order import fingerprint_order
 from neox_data.errors import DataError
-from neox_model.train.datasets import build_datasets
-from neox_model.train.position import Position
-from neox_model.train.training_data import training_data_of
+from neox_model.train.data.datasets import build_datasets
+from neox_model.train.data.description import training_data_of
+from neox_model.train.data.position import START, Position
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from
@@ -59,10 +64,10 @@ def sampling(folder: Path) -> dict[str, Any]:
         "index_to_metric_path": str(folder / "vocabularyrarity_index_to_metric"),
         "difficulty_type": "percentile",
         "clustering_type": "schedule_based",
-        "min_difficulty": 10,
-        "max_difficulty": 100,
+        "min_difficulty": 1,
+        "max_difficulty": 10,
         "schedule_type": "fixed_discrete",
-        "schedule_config": {"difficulty": [10, 50, 100], "max_step": [2, 6]},
+        "schedule_config": {"difficulty": [1, 5, 10], "max_step": [2, 6]},
     }
     curriculum = {
         "enabled": True,
@@ -96,10 +101,14 @@ def train_runs(folder: str, settings: dict[str, Any], names: list[str]) -> None:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("curriculum")
     settings = SETTINGS | {"data_path": write_corpus(folder)}
-    dataset = training_data_of(resolved_from(settings | ONE)).datasets["train"]
-    values = METRICS["vocabularyrarity"](dataset, len(dataset))
-    write_metric_index(folder, "vocabularyrarity", values)
+    analyze(settings | ONE, folder)
     return folder, settings | sampling(folder)
+
+
+def analyze(settings: dict[str, Any], folder: Path) -> None:
+    dataset = training_data_of(resolved_from(settings)).datasets["train"]
+    values = METRICS["vocabularyrarity"](dataset, len(dataset))
+    write_metric_index(folder, "vocabularyrarity", values, fingerprint_order(dataset))
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +137,9 @@ def test_samples_are_easy_first_and_cut_to_the_length_of_their_iteration(prepare
     samples = len(drawn.datasets[0])
     values = METRICS["vocabularyrarity"](drawn.datasets[0], samples)
     rank = np.argsort(np.argsort(values, kind="stable"))
-    for iteration, percentile in enumerate([10, 10, 50, 50, 50, 50]):
+    for iteration, share in enumerate([1, 1, 5, 5, 5, 5]):
         for item in range(iteration * 8, iteration * 8 + 8):
-            assert rank[drawn.locate(item)[1]] < samples * percentile // 100
+            assert rank[drawn.locate(item)[1]] < samples // 10 * share
 
 
 @pytest.mark.parametrize("name", ["parallel", "pipeline"])
@@ -144,11 +153,50 @@ def test_a_resumed_training_is_the_uninterrupted_one(records) -> None:
     assert records["half"]["loss/train"] == records["one"]["loss/train"]
 
 
-def test_a_curriculum_that_chooses_samples_resumes_with_the_same_batch_size_only(prepared):
-    """Its stages begin at an iteration times the batch size: another one draws other samples."""
+@pytest.mark.parametrize("change", [{"seed": 4321}, {"sample_order": "lazy"}])
+def test_an_analysis_of_another_order_is_refused(prepared, change: dict[str, Any]):
+    resolved = resolved_from(prepared[1] | ONE | change)
+    with pytest.raises(
+        DataError, match=r"was made with another seed, sample_order, .*run neox-data analyze again"
+    ):
+        build_datasets(resolved, ("train",))
+
+
+def test_an_analysis_of_other_data_of_the_same_size_is_refused(prepared, tmp_path: Path):
+    prefix = tmp_path / "other"
+    for ending in ("bin", "idx"):
+        data = Path(f"{prepared[1]['data_path']}.{ending}").read_bytes()
+        # The characters of the documents in reverse order.
+        Path(f"{prefix}.{ending}").write_bytes(data[::-1] if ending == "bin" else data)
+    resolved = resolved_from(prepared[1] | ONE | {"data_path": str(prefix)})
+    with pytest.raises(DataError, match="was made with another seed, sample_order"):
+        build_datasets(resolved, ("train",))
+
+
+def test_a_curriculum_that_chooses_samples_resumes_with_any_batch_size(prepared, tmp_path: Path):
+    """Batches of 4, 6, 5 and 8: what was read stays what it was."""
+    # Only this order of the underlying samples does not depend on the number requested.
+    settings = prepared[1] | {"sample_order": "lazy"}
+    analyze(settings | ONE | {"data_efficiency": {}}, tmp_path)
+    settings |= sampling(tmp_path)
+    position, read = START, []
+    for iteration, batch in ((3, 4), (4, 6), (5, 5), (8, 8)):
+        size = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": batch}
+        resolved = resolved_from(settings | size)
+        drawn = build_datasets(resolved, ("train",), position=position)["train"]
+        state = TrainState(last_iteration=iteration, samples_per_iteration=batch)
+        if position != START:
+            state.load_state_dict({**asdict(position), "skipped_iterations": 0, "tokens": 0})
+        while not state.finished:
+            state.advance(StepReport(loss=torch.tensor(0.0), grad_norm=None, skipped=False, tokens=0))
+        assert [drawn[item].tolist() for item in range(len(read))] == read
+        read += [drawn[item].tolist() for item in range(len(read), state.samples)]
+        position = state.position
+    assert (position.iteration, len(read), len(drawn)) == (8, 47, 47)
+
+
+def test_curriculum_with_unknown_batch_sizes_is_refused(prepared):
     resolved = resolved_from(prepared[1] | ONE)
-    same = build_datasets(resolved, ("train",), position=Position(iteration=2, samples=16))["train"]
-    whole = build_datasets(resolved, ("train",))["train"]
-    assert [same[item].tolist() for item in range(64)] == [whole[item].tolist() for item in range(64)]
-    with pytest.raises(DataError, match=r"read 12 samples in 2 iterations, .* with 8 in each; give the"):
-        build_datasets(resolved, ("train",), position=Position(iteration=2, samples=12))
+    unknown = Position(iteration=2, samples=12, batch_sizes=((0, 8),))
+    with pytest.raises(DataError, match=r"read 12 samples in 2 iterations but does not record .*finetune"):
+        build_datasets(resolved, ("train",), position=unknown)

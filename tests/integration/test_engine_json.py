@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from deepspeed.runtime import constants
 from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-from neox_launcher.config import engine_json, load_config, resolve
+from neox_config import engine_json, load_config, resolve
+from neox_config.schema.config import all_parameters
 from support.distributed import run_ranks
 
 DATA = Path(__file__).parents[2] / "packages/neox-launcher/tests/data"
@@ -70,7 +72,7 @@ def accepted_by_deepspeed(settings):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_deepspeed_reads_every_combination_as_it_is_meant(tmp_path, stage, precision):
+def test_deepspeed_reads_every_combination_as_intended(tmp_path, stage, precision):
     for beside, expected in BESIDES.items():
         settings = settings_of(tmp_path, stage, precision, beside)
         read = accepted_by_deepspeed(settings)
@@ -108,20 +110,106 @@ def test_the_example_of_the_guide_is_accepted():
     assert read.wall_clock_breakdown
 
 
+# Documented defaults that are others than DeepSpeed's own, which therefore must be written.
+OTHER_DEFAULTS = {
+    "gradient_clipping": (0.0, 1.0),
+    "zero_optimization.offload_param.pin_memory": (False, True),
+    "zero_optimization.offload_optimizer.pin_memory": (False, True),
+    # null selects a value by the stage, which DeepSpeed has filled in.
+    "zero_optimization.overlap_comm": (None, False),
+}
+# Blocks and parameters that are handed on -> the attribute of DeepSpeed's configuration that holds them.
+HOMES = {
+    "zero_optimization": "zero_config",
+    "fp16": "float16_config",
+    "flops_profiler": "flops_profiler_config",
+    "aio": "aio_config",
+    **{
+        name: name
+        for name in (
+            *("gradient_clipping", "prescale_gradients", "gradient_predivide_factor", "steps_per_print"),
+            *("wall_clock_breakdown", "dump_state", "communication_data_type"),
+        )
+    },
+}
+NOT_READ = {"zero_optimization.grad_hooks": "removed from DeepSpeed"}
+RENAMED = {"aio.thread_count": "intra_op_parallelism"}
+
+
+def value_in(read, name):
+    """Return the value that DeepSpeed holds under the name of a documented parameter."""
+    first, *rest = name.split(".")
+    found = getattr(read, HOMES[first])
+    for part in rest:
+        part = RENAMED.get(name, part)
+        if isinstance(found, dict):
+            found = found[part]
+        else:
+            aliases = {field.alias: own for own, field in getattr(type(found), "model_fields", {}).items()}
+            found = getattr(found, aliases.get(part, part))
+    return found
+
+
+def handed_on():
+    """Return the documented defaults of the parameters that DeepSpeed reads."""
+    return {
+        parameter.name: parameter.default
+        for parameter in all_parameters()
+        if not parameter.is_block
+        and parameter.name.partition(".")[0] in HOMES
+        and parameter.name not in NOT_READ
+        and not parameter.name.endswith((".device", ".stage", "fp16.enabled", "nvme_path"))
+    }
+
+
+OFFLOADED = "zero_optimization: {stage: 3, offload_param: {device: cpu}, offload_optimizer: {device: cpu}}"
+
+
+def test_deepspeed_holds_every_documented_default(tmp_path):
+    read = accepted_by_deepspeed(settings_of(tmp_path, OFFLOADED, "precision: fp16"))
+    found = {name: value_in(read, name) for name in handed_on()}
+    by_stage = {"zero_optimization.overlap_comm": True, "steps_per_print": 2**62}
+    assert found == handed_on() | by_stage
+
+
+def test_defaults_of_deepspeed_that_differ_from_the_documented_ones_are_known():
+    offload = {"device": "cpu"}
+    zero = {"offload_param": offload, "offload_optimizer": offload}
+    read = DeepSpeedConfig({"train_batch_size": 1, "zero_optimization": zero, "fp16": {}})
+    found = {name: (default, value_in(read, name)) for name, default in handed_on().items()}
+    assert {name: pair for name, pair in found.items() if pair[0] != pair[1]} == OTHER_DEFAULTS
+
+
+def test_no_key_of_deepspeeds_zero_model_is_documented_and_left_out(tmp_path):
+    settings = settings_of(tmp_path, OFFLOADED)["zero_optimization"]
+    documented = {
+        name.removeprefix("zero_optimization.")
+        for name in handed_on()
+        if name.startswith("zero_optimization.") and "offload_" not in name
+    }
+    fields = {
+        name for own, field in DeepSpeedZeroConfig.model_fields.items() for name in (own, field.alias) if name
+    }
+    assert documented <= fields
+    # Where it is null, DeepSpeed selects a value by the stage.
+    assert documented - settings.keys() == {"overlap_comm", "elastic_checkpoint"}
+
+
 def profile(report: str) -> None:
     """Two updates of a tiny model with our engine; runs in a rank."""
     os.environ.setdefault("LOCAL_RANK", "0")
     import torch
 
-    from neox_model.optim.lr_schedule import LearningRateSchedule, WarmupThenDecay
+    from neox_config.facts.learning_rate import WarmupThenDecay
+    from neox_model.engine.build import build_engine, prepare_engine
+    from neox_model.optim.lr_schedule import LearningRateSchedule
     from neox_model.parallel.topology import create_groups
-    from neox_model.train.batch import as_batch
-    from neox_model.train.engine import build_engine, prepare_deepspeed
-    from neox_model.train.sequential_step import SequentialStep
+    from neox_model.train.data.batch import as_batch
+    from neox_model.train.engine_step import EngineStep
     from support.settings import resolved_from
 
     groups = create_groups(1, 1)
-    prepare_deepspeed()
+    prepare_engine()
 
     class Toy(torch.nn.Module):
         def __init__(self) -> None:
@@ -140,7 +228,7 @@ def profile(report: str) -> None:
     resolved = resolved_from({"gradient_accumulation_steps": 1, "flops_profiler": profiler})
     engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
 
-    step = SequentialStep(engine, accumulation=1, tokens=6, data=groups.data)
+    step = EngineStep(engine, accumulation=1)
     for _ in range(2):
         step(iter([as_batch(torch.tensor([[1, 2, 3, 4], [4, 5, 6, 7]]))]))
 

@@ -8,35 +8,32 @@ from pathlib import Path
 import pytest
 import torch
 
-from neox_launcher.config import load_config, resolve
-from neox_launcher.config.estimate import (
+from neox_config import load_config, resolve
+from neox_config.estimate import (
     activation_bytes_per_layer,
     count_parameters,
     estimate,
     flops_per_token,
 )
-from neox_launcher.config.estimate.memory import BLOCK_NUMBERS, CHUNK_NUMBERS
-from neox_launcher.config.shapes import Layout, Shape, layout_of, shape_of
-from neox_model.build.as_sequential import SequentialModel
-from neox_model.build.model import build_model
-from neox_model.parallel import cross_entropy
-from neox_model.parallel.groups import SINGLE, Groups
+from neox_config.estimate.shapes import Layout, Shape, layout_of, shape_of
+from neox_model.assembly.as_sequential import SequentialModel
+from neox_model.assembly.model import build_model
+from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
 from support.settings import TINY, resolved_from
 
-ALONE = Groups(SINGLE, SINGLE, SINGLE, SINGLE, SINGLE)
 VOCABULARY = 11
 
 NORMS = ("layernorm", "rmsnorm", "scalenorm")
 POSITIONS = ("learned", "rotary", "sinusoidal", "rpe", "alibi", "none")
 # One of each kind of feed-forward part and of what it keeps.
-ACTIVATIONS = ("gelu", "relu", "softsign", "geglu", "reglu")
+ACTIVATIONS = ("gelu", "relu", "softsign", "geglu", "reglu", "glu", "bilinear")
 
 
 def build(**settings) -> tuple[SequentialModel, Shape]:
     resolved = resolved_from({"make_vocab_size_divisible_by": 8} | settings)
     return (
-        build_model(resolved, ALONE, vocab_size=VOCABULARY),
+        build_model(resolved, SINGLE_PROCESS, vocab_size=VOCABULARY),
         shape_of(resolved, vocab_size=VOCABULARY),
     )
 
@@ -61,7 +58,7 @@ def part_of(name: str) -> str:
 @pytest.mark.parametrize("is_untied", [False, True])
 @pytest.mark.parametrize(("norm", "position"), list(product(NORMS, POSITIONS)))
 @pytest.mark.parametrize("activation", ["gelu", "geglu"])
-def test_parameters_are_those_of_the_built_model_part_by_part(norm, position, activation, is_untied):
+def test_parameter_counts_equal_the_built_model_part_by_part(norm, position, activation, is_untied):
     model, shape = build(norm=norm, pos_emb=position, activation=activation, no_weight_tying=is_untied)
     built = dict.fromkeys(("embedding", "positions", "attention", "mlp", "norms", "head"), 0)
     for name, parameter in named_logical_parameters(model):
@@ -72,7 +69,7 @@ def test_parameters_are_those_of_the_built_model_part_by_part(norm, position, ac
 @pytest.mark.parametrize(
     "settings",
     [
-        {"intermediate_size": 50},
+        {"mlp_width": 50},
         {"gpt_j_residual": True},
         {"num_layers": 1},
         {"num_kv_heads": 2, "pos_emb": "rpe", "rpe_num_buckets": 9},
@@ -138,7 +135,7 @@ def bytes_kept(model: SequentialModel, layer_index: int) -> int:
     ("norm", "position"), [("layernorm", "learned"), ("rmsnorm", "rotary"), ("scalenorm", "none")]
 )
 @pytest.mark.parametrize("shared", [1, 2, 4])
-def test_a_layer_keeps_what_the_formula_says(norm, position, activation, dtype, shared):
+def test_stored_activations_equal_the_formula(norm, position, activation, dtype, shared):
     sizes = {
         "num_kv_heads": 4 // shared,
         "hidden_size": 64,
@@ -151,11 +148,6 @@ def test_a_layer_keeps_what_the_formula_says(norm, position, activation, dtype, 
     layout = Layout(micro_batch=3, element_bytes=dtype.itemsize)
     # Statistics of the norms and tables of angles are the difference; it gets smaller in wider models.
     assert activation_bytes_per_layer(shape, layout) == pytest.approx(bytes_kept(model, 1), rel=0.01)
-
-
-def test_the_loss_makes_as_many_logits_at_a_time_as_the_formula_says():
-    sizes = (cross_entropy._CHUNK_NUMBERS["cuda"], cross_entropy._BLOCK_NUMBERS["cuda"])
-    assert sizes == (CHUNK_NUMBERS, BLOCK_NUMBERS)
 
 
 def test_a_resolved_configuration_gives_its_layout():
@@ -171,7 +163,7 @@ SIZES = ROW.findall((EXAMPLES / "README.md").read_text())
 
 
 @pytest.mark.parametrize(("file", "parameters", "devices", "gibibytes"), SIZES)
-def test_the_table_of_examples_is_what_the_estimate_says(file, parameters, devices, gibibytes):
+def test_table_of_examples_equals_the_estimate(file, parameters, devices, gibibytes):
     resolved = resolve(load_config([EXAMPLES / file]), devices=int(devices.replace(",", "")))
     result = estimate(shape_of(resolved, vocab_size=50_257), layout_of(resolved))
     assert f"{result.total_parameters:,}" == parameters

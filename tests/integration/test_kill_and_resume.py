@@ -1,4 +1,4 @@
-"""A training killed with SIGKILL at random moments goes on from a complete checkpoint, to the same losses.
+"""A training killed by SIGKILL at random moments resumes from a complete checkpoint with the same losses.
 
 The training is tiny and saves after every second iteration, so that most of its time it is saving. Half of
 the kills wait until a save is under way. Dropout is on: the random generators must come back, too.
@@ -9,70 +9,54 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
+from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints
 from neox_data.indexed import IndexedDatasetWriter
-from neox_model.checkpoint.contents import MANIFEST, Manifest
-from neox_model.checkpoint.directory import complete_checkpoints, find_latest
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.directory import find_latest
 from neox_model.metrics.writers.jsonl import read_metrics
+from support.launches import ENVIRONMENT, LAUNCH, write_job
+from support.settings import SMALL_TRAINING
 
 # An environment variable that every process of a job inherits.
 MARK = "NEOX_TEST_JOB"
-LAUNCH = Path(sys.executable).with_name("neox-launch")
 DEADLINE_SECONDS = 180.0
 OUTPUT_CHARACTERS = 10_000
 
 
 class Job:
-    """One training in a folder of its own, which every process of it names on its command line."""
+    """A training in a separate folder, which is on the command line of each of its processes."""
 
     def __init__(self, folder: Path, *, iterations: int, processes: int) -> None:
         self.folder, self.iterations = folder, iterations
         self.checkpoints = folder / "checkpoints"
-        self.config = folder / "job.yml"
         folder.mkdir()
         _write_corpus(folder / "corpus")
-        self.config.write_text(yaml.safe_dump(self._settings(processes)))
+        self.config = write_job(folder, self._settings(processes))
 
     def _settings(self, processes: int) -> dict[str, object]:
-        return {
-            "data-path": str(self.folder / "corpus"),
-            "split": "100,0,0",
-            "tokenizer-type": "CharLevelTokenizer",
-            "num-layers": 2,
-            "hidden-size": 16,
-            "num-attention-heads": 2,
-            "seq-length": 16,
-            "max-position-embeddings": 16,
-            "hidden-dropout": 0.1,
-            "train-iters": self.iterations,
-            "train-micro-batch-size-per-gpu": 2,
-            "num-gpus": processes,
-            "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
-            "zero-optimization": {"stage": 1},
+        return SMALL_TRAINING | {
+            "data_path": str(self.folder / "corpus"),
+            "train_iters": self.iterations,
+            "num_gpus": processes,
+            "zero_optimization": {"stage": 1},
             "precision": "bfloat16",
             "save": str(self.checkpoints),
             "load": str(self.checkpoints),
-            "save-interval": 2,
-            "keep-last-n-checkpoints": 3,
-            "eval-iters": 0,
-            "log-interval": 1,
-            "log-dir": str(self.folder / "logs"),
+            "save_interval": 2,
+            "keep_last_n_checkpoints": 3,
+            "log_interval": 1,
+            "log_dir": str(self.folder / "logs"),
         }
 
     def start(self) -> subprocess.Popen[bytes]:
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            MARK: str(self.folder),
-        }
+        environment = os.environ | ENVIRONMENT | {MARK: str(self.folder)}
         with (self.folder / "output.txt").open("ab") as output:
             return subprocess.Popen(
                 [LAUNCH, "--config", self.config], stdout=output, stderr=subprocess.STDOUT, env=environment
@@ -82,7 +66,7 @@ class Job:
         assert self.start().wait(timeout=DEADLINE_SECONDS) == 0, self.output[-3000:]
 
     def processes(self) -> list[int]:
-        """The launcher, torch's agent and the workers: whoever has inherited this job's mark."""
+        """Return the launcher, its agent and the workers: the processes that inherited this job's mark."""
         mark = os.fsencode(f"{MARK}={self.folder}\0")
         return [int(entry.name) for entry in Path("/proc").iterdir() if mark in _environment_of(entry)]
 
@@ -149,7 +133,7 @@ def kill_once(job: Job, moment: str, chance: random.Random) -> None:
 
 
 def check_newest_is_complete(job: Job) -> int:
-    """The iteration to go on from, 0 for none; its shards are all there and whole."""
+    """Return the iteration to resume from, 0 for none; all its shards are complete."""
     folder = find_latest(job.checkpoints)
     if folder is None:
         return 0

@@ -37,7 +37,7 @@ def run_cases(cases: list[Case], folder: str) -> dict[str, dict[str, float]]:
             reference(architecture, is_wide=is_wide, folder=here)
     for size in (2, 4):
         sized = [case for case in cases if LAYOUTS[case[1]].ranks == size]
-        # A world of its own for each case: the groups that it forms, and gloo's threads in them, end with it.
+        # A separate world for each case: its groups, with gloo's threads, end with it.
         for turn in range(0, len(sized), 4 // size):
             with world_of(size, here, name=f"of-{size}-{turn}") as number:
                 for architecture, layout, recomputes in sized[turn : turn + 4 // size][number : number + 1]:
@@ -67,7 +67,7 @@ def test_the_chosen_part_has_every_layout_and_every_architecture():
 
 @pytest.mark.slow
 def test_layouts_and_architectures_chosen_in_turn_train_the_model_of_one_rank(tmp_path):
-    check(chosen(), tmp_path, timeout_seconds=300)
+    check(chosen(), tmp_path, timeout_seconds=1200)
 
 
 # A launch for each: engines of DeepSpeed are never freed, and gloo's threads in their groups do not rest.

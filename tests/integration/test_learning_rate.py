@@ -1,10 +1,12 @@
-"""`neox-config schedule` and the training's schedule are the same curve, written twice."""
+"""`neox-config schedule` prints the learning rates that the optimizer gets."""
 
 import pytest
+import torch
 
-from neox_launcher.config import load_config, resolve
-from neox_launcher.config.learning_rate import learning_rate
-from neox_model.optim.lr_schedule import DECAY_STYLES, WarmupThenDecay
+from neox_config import load_config, resolve
+from neox_config.derive.learning_rate import learning_rate
+from neox_config.facts.learning_rate import DECAY_STYLES
+from neox_model.assembly.optimizer import build_schedule
 
 SETTINGS = """\
 num-layers: 2
@@ -21,11 +23,14 @@ lr-decay-iters: 47
 
 @pytest.mark.parametrize("warmup", [0.0, 0.01, 0.33, 1.0])
 @pytest.mark.parametrize("style", DECAY_STYLES)
-def test_both_give_the_same_rate_at_every_update(tmp_path, style, warmup):
+def test_the_optimizer_gets_the_printed_rate_at_every_update(tmp_path, style, warmup):
     path = tmp_path / "settings.yml"
     path.write_text(SETTINGS + f"lr-decay-style: {style}\nwarmup: {warmup}\n")
     resolved = resolve(load_config([path]), devices=1)
-    curve = WarmupThenDecay(style=style, peak=0.003, floor=0.0004, warmup=warmup, decay_iterations=47)
-    assert [learning_rate(resolved, update) for update in range(60)] == [
-        curve.rate(update) for update in range(60)
-    ]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=9.0)
+    schedule = build_schedule(resolved.config, optimizer, decay_iterations=resolved.derived.lr_decay_iters)
+    used = []
+    for _ in range(60):
+        used.append(optimizer.param_groups[0]["lr"])
+        schedule.step()
+    assert used == [learning_rate(resolved, update) for update in range(60)]

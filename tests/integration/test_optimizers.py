@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from neox_launcher.config.not_yet import NOT_YET
-from neox_launcher.config.optimizers import OPTIMIZER_FACTS
-from neox_launcher.config.sections.optimizer import KNOWN_OPTIMIZERS, TORCH_OPTIMIZERS
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.schema.not_yet import NOT_YET
+from neox_config.schema.sections.optimizer import KNOWN_OPTIMIZERS, TORCH_OPTIMIZERS
 from neox_model.checkpoint import CheckpointError
 from support.distributed import run_ranks
 from support.optimizers import (
@@ -40,7 +40,7 @@ def names(cells):
 
 
 def run_cells(cells: list[list[str]], folder: str) -> dict[str, list[str]]:
-    """Findings by cell, of this rank; runs in two processes."""
+    """Return this rank's findings by cell; runs in two processes."""
     from support.optimizers import resumed
 
     def check(cell: Cell, own: Path) -> list[str]:
@@ -51,7 +51,7 @@ def run_cells(cells: list[list[str]], folder: str) -> dict[str, list[str]]:
 
 
 def unknown_states(cell: Cell, states: set[str]) -> list[str]:
-    """What the table of optimizers says of the states, and is not so."""
+    """Return where the states differ from what the table of optimizers says."""
     facts, given = OPTIMIZER_FACTS[cell.type.lower()], OPTIMIZERS[cell.optimizer]
     found = [f"the table does not know the state {name}" for name in sorted(states - set(facts.kept))]
     tensors = len(states - set(facts.numbers) - set(facts.other_shapes))
@@ -61,7 +61,7 @@ def unknown_states(cell: Cell, states: set[str]) -> list[str]:
 
 
 def in_worlds(cells, folder, check):
-    """What `check` finds in each cell, in a world of its size; this rank's cells."""
+    """Return what `check` finds in each of this rank's cells, in a world of the cell's size."""
     from support.worlds import world_of
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -93,6 +93,14 @@ def test_the_table_and_the_matrix_have_every_optimizer():
     assert {name.split(",")[0] for name in OPTIMIZERS} == {*KNOWN_OPTIMIZERS, *TORCH_OPTIMIZERS}
 
 
+# Layouts on which a rank holds the whole of each weight that it updates.
+WHOLE_WEIGHTS = ("one process", "pipeline 2", "data 2")
+
+
+def is_elementwise(optimizer: str) -> bool:
+    return OPTIMIZER_FACTS[optimizer.split(",")[0].lower()].is_elementwise
+
+
 def test_the_sample_has_every_optimizer_that_trains_every_layout_and_every_precision():
     built = {name for name in OPTIMIZERS if not IS_MISSING(name.split(",")[0])}
     assert {cell.optimizer for cell in sample()} == built
@@ -100,13 +108,15 @@ def test_the_sample_has_every_optimizer_that_trains_every_layout_and_every_preci
     assert {cell.precision for cell in sample()} == set(PRECISIONS)
 
 
-def test_only_what_needs_whole_weights_or_is_not_built_is_refused():
+def test_only_optimizers_that_require_whole_weights_or_are_not_built_are_refused():
     for cell in (cell for cell in all_cells() if cell.precision == "bf16"):
         refusal = cell.refusal
         if IS_MISSING(cell.type):
             assert refusal is not None, cell.name
-            assert "is not built yet" in refusal or "means or norms over whole weights" in refusal, cell.name
-        elif cell.type == "Adafactor" and cell.layout not in ("one process", "pipeline 2", "data 2"):
+            assert "is not implemented yet" in refusal or "means or norms over whole weights" in refusal, (
+                cell.name
+            )
+        elif not is_elementwise(cell.optimizer) and cell.layout not in WHOLE_WEIGHTS:
             assert "means or norms over whole weights" in str(refusal), cell.name
         else:
             assert refusal is None, cell.name
@@ -124,7 +134,7 @@ def test_every_optimizer_resumes_to_the_last_bit_and_adagrad_is_the_same_under_z
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if not IS_MISSING(name.split(",")[0])])
 def test_every_optimizer_resumes_on_every_layout_in_every_precision(tmp_path, optimizer):
     cells = [cell for cell in all_cells() if cell.optimizer == optimizer and cell.refusal is None]
-    assert len(cells) == (9 if optimizer == "Adafactor" else 21)
+    assert len(cells) == (len(LAYOUTS) if is_elementwise(optimizer) else len(WHOLE_WEIGHTS)) * len(PRECISIONS)
     check(cells, tmp_path, timeout_seconds=600)
     check_equal_updates([cell for cell in cells if cell.precision == "fp32"], tmp_path)
 
@@ -139,7 +149,7 @@ def test_a_training_that_has_only_skipped_updates_yet_resumes(tmp_path, layout):
 
 
 def run_skipped(cells: list[list[str]], folder: str) -> dict[str, list[str]]:
-    """Findings by cell, where the checkpoint is written before the first update that is applied."""
+    """Return findings by cell where the checkpoint is written before the first applied update."""
     from support.optimizers import resumed
 
     def check(cell: Cell, own: Path) -> list[str]:
@@ -166,7 +176,7 @@ def move_cells(cells: list[list[str]], folder: str) -> dict[str, list[str]]:
     from support.worlds import world_of
 
     here, found = Path(folder), {}
-    for number, cell in enumerate(map(lambda each: Cell(*each), cells)):
+    for number, cell in enumerate(Cell(*each) for each in cells):
         own = here / str(number)
         alone = Cell(cell.optimizer, "one process", cell.precision)
         with world_of(1, here, name=f"before-{number}") as rank:
@@ -197,8 +207,8 @@ def faulty(fault: str):
     fill, restore = load.state_tensor, load.restore_scalars
 
     def forget(fragment, optimizer, key, shape):
-        target, wanted = fill(fragment, optimizer, key, shape)
-        return (target.clone() if key == fault else target), wanted
+        target = fill(fragment, optimizer, key, shape)
+        return target.clone() if key == fault else target
 
     def count_wrong(fragments, optimizer, saved, *, same_class):
         wrong = {
@@ -216,6 +226,11 @@ def faulty(fault: str):
         load.state_tensor, load.restore_scalars = fill, restore
 
 
+# PyTorch computes these again in every update; until ASGD averages (t0 updates), no weight depends on them by
+# more than rounding.
+_RECOMPUTED = {"ASGD": {"ax", "eta", "mu"}}
+
+
 def run_faults(cells: list[list[str]], folder: str) -> dict[str, list[str]]:
     """For every state of every cell: whether a training that resumes without it is found out."""
     from support.optimizers import resumed
@@ -230,7 +245,7 @@ def run_faults(cells: list[list[str]], folder: str) -> dict[str, list[str]]:
         return any(f"/{state}" in finding for finding in findings)
 
     def check(cell: Cell, own: Path) -> list[str]:
-        states = sorted(resumed(cell, own / "whole").saved.states)
+        states = sorted(resumed(cell, own / "whole").saved.states - _RECOMPUTED.get(cell.optimizer, set()))
         return [f"{state} was not restored, unseen" for state in states if not find_fault(cell, own, state)]
 
     return in_worlds([Cell(*cell) for cell in cells], Path(folder), check)

@@ -20,7 +20,7 @@ AT_ONCE = 24
 
 def train_pairs(folder: str, data_path: str, devices: int, start: int) -> dict[str, str]:
     """Train some pairs, one after another; runs in every rank. Gives what went wrong."""
-    from neox_model.build.compilation import compile_layers
+    from neox_model.assembly.compilation import compile_layers
     from neox_model.parallel.topology import create_groups
     from neox_model.train import run
     from support.worlds import world_of

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from neox_launcher.config.not_yet import not_built_yet
-from neox_launcher.config.parameter import Parameter
-from neox_launcher.config.schema import all_parameters
-from neox_launcher.config.unused import is_in_use
-from neox_launcher.errors import ConfigError, NeoXError
-from neox_model.checkpoint.contents import MANIFEST
+from neox_config.derive.unused import is_in_use
+from neox_config.errors import ConfigError, NeoXError
+from neox_config.facts.checkpoints import MANIFEST
+from neox_config.schema.config import all_parameters
+from neox_config.schema.not_yet import not_built_yet
+from neox_config.schema.parameter import Parameter
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from
@@ -98,14 +98,14 @@ def train_parts(folder: str, parts: list[dict[str, Any]]) -> list[dict[str, Any]
 
 
 def in_order(ranks: list[dict[str, Any]], part: str) -> list[list[int]]:
-    """The samples that all ranks read of a part, in the order of the data."""
+    """Return the samples that all ranks read of a part, in the order of the data."""
     micro_batches = zip(*(rank["read"][part] for rank in ranks), strict=True)
     return [row for step in micro_batches for batch in step for row in batch]
 
 
 def items(settings: dict[str, Any], part: str, count: int) -> list[list[int]]:
-    """The first samples of a part, as the data set has them."""
-    from neox_model.train.data import build_datasets
+    """Return the first samples of a part, from the dataset itself."""
+    from neox_model.train.data.streams import build_datasets
 
     dataset = build_datasets(resolved_from(SETTINGS | settings))[part]
     return [dataset[item][:-1].tolist() for item in range(count)]
@@ -126,7 +126,7 @@ def batch(micro: int, accumulation: int, **others: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["lazy", "gpt_neox"])
-def test_every_sample_is_read_once_whatever_the_batch_sizes_and_ranks(tmp_path, corpus, order):
+def test_every_sample_is_read_once_for_any_batch_sizes_and_ranks(tmp_path, corpus, order):
     """Batches of 4, then 6 on two ranks, then 5, then 8 on two ranks: nothing twice, nothing left out."""
     # GPT-NeoX's order is one order as long as one epoch holds all samples.
     data = {"data_path": corpus, "sample_order": order, "split": "60,40,0"}
@@ -172,15 +172,15 @@ def test_an_older_checkpoint_continues_at_its_iterations_times_its_batch(tmp_pat
     )
     parts = [data | batch(2, 2, activation="relu"), data | batch(3, 1, eval_interval=20)]
     ((refused, resumed),) = run_ranks(train_parts, size=1, folder=str(saved), parts=parts)
-    assert "activation: gelu there, relu here" in refused["error"]
+    assert "activation: gelu in the checkpoint, relu in this run" in refused["error"]
     assert resumed["error"] is None
     assert in_order([resumed], "train") == items(data | {"train_iters": 63}, "train", 41)[20:]
     assert in_order([resumed], "valid") == items(data | {"train_iters": 63}, "valid", 11)[8:]
 
 
 @pytest.mark.slow
-def test_another_order_of_the_samples_is_said(tmp_path, corpus):
-    """An epoch has some 200 samples: GPT-NeoX's shuffle changes where more of them are asked for."""
+def test_changed_order_of_samples_is_logged(tmp_path, corpus):
+    """An epoch has some 200 samples: GPT-NeoX's shuffle changes if more are requested."""
     data, saved = {"data_path": corpus} | batch(2, 2), str(tmp_path / "saved")
     parts = [
         data | {"exit_interval": 3},
@@ -190,7 +190,9 @@ def test_another_order_of_the_samples_is_said(tmp_path, corpus):
     ]
     (results,) = run_ranks(train_parts, size=1, folder=saved, parts=parts)
     assert [result["error"] for result in results] == [None] * 4
-    says = ["training samples come in another order" in "\n".join(result["warnings"]) for result in results]
+    says = [
+        "training samples are in a different order" in "\n".join(result["warnings"]) for result in results
+    ]
     # The third one's checkpoint was written in the new order; the fourth goes back, with another seed.
     assert says == [False, False, True, True]
     assert re.search(r"train-iters +20 +200\n", "\n".join(results[2]["warnings"]) + "\n")
@@ -198,7 +200,7 @@ def test_another_order_of_the_samples_is_said(tmp_path, corpus):
 
 # 100 changed configurations
 
-# What cannot be tried within one process, or in a short time; and what says that this is no resume.
+# Parameters that cannot be tested in one process or in a short time, or that disable resuming.
 _NOT_TRIED = {
     "save", "load", "finetune", "no_load_optim", "no_save_optim", "save_interval", "train_iters",
     "exit_interval", "eval_iters", "eval_interval", "data_path", "train_data_paths", "valid_data_paths",
@@ -228,9 +230,12 @@ _BY_ANOTHER = {
     "weight_decay",
     "fp16.enabled",
     "bf16.enabled",
+    "make_vocab_size_divisible_by",
+    "sparsity_config.global_block_end_indices",
 }
-# In use as far as `used_when` says, and yet without effect: no layer is sparse.
-_SAME_IN_EFFECT = {"sparsity_config.block"}
+# In use as far as `used_when` says, but possibly without effect: no layer is sparse, the padded vocabulary
+# has the same size, or no position is learned.
+_SAME_IN_EFFECT = {"sparsity_config.block", "make_vocab_size_divisible_by", "max_position_embeddings"}
 _BASE: dict[str, Any] = SETTINGS | batch(2, 2, train_iters=3, eval_iters=0, sample_order="lazy")
 # Architectures between which the parameters of each kind are in use.
 _ARCHITECTURES: list[dict[str, Any]] = [
@@ -280,7 +285,7 @@ def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def changed_settings(parameter: Parameter, base: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Configurations that differ in a parameter, and that a launch would accept."""
+    """Return configurations that differ in a parameter and that a launch would accept."""
     config = resolved_from(base).config
     for value in other_values(parameter, config.value_of(parameter.name)):
         settings = merged(base, nested(parameter.name, value))
@@ -293,7 +298,7 @@ def changed_settings(parameter: Parameter, base: dict[str, Any]) -> Iterator[tup
 
 
 def draw_changes(count: int, data_path: str) -> list[dict[str, Any]]:
-    """So many changed configurations; each class has a share, and its parameters the same chance."""
+    """Draw changed configurations: each class has a share, and its parameters equal probability."""
     generator = random.Random(10)
     parameters = [
         parameter
@@ -334,10 +339,10 @@ def resume_with_each(
     """
     import torch
 
-    from neox_launcher.config import resume
-    from neox_model.build.model import build_model
+    from neox_config.derive import resume
+    from neox_model.assembly.model import build_model
     from neox_model.checkpoint import CheckpointError, load_weights
-    from neox_model.parallel.groups import ALONE
+    from neox_model.parallel.groups import SINGLE_PROCESS
     from neox_model.parallel.topology import create_groups
     from neox_model.processes import load_tokenizer, recorded_values
 
@@ -348,12 +353,12 @@ def resume_with_each(
     tokens = torch.randint(0, 512, (2, 16), generator=torch.Generator().manual_seed(3))
 
     def logits(settings: dict[str, Any], base: dict[str, Any], saved: str) -> Any:
-        """What the model computes with the checkpoint's weights; None where they do not fit."""
+        """Return the model's output with the checkpoint's weights; None where they do not fit."""
         resolved, tokenizer = resolved_from(settings), load_tokenizer(resolved_from(settings).config)
-        model = build_model(resolved, ALONE, vocab_size=tokenizer.vocab_size).eval().float()
+        model = build_model(resolved, SINGLE_PROCESS, vocab_size=tokenizer.vocab_size).eval().float()
         try:
             config = recorded_values(resolved_from(base), tokenizer)
-            load_weights(Path(saved), model=model, groups=ALONE, config=config)
+            load_weights(Path(saved), model=model, groups=SINGLE_PROCESS, config=config)
         except CheckpointError:
             return None
         with torch.no_grad():
@@ -398,7 +403,7 @@ def is_in_effect(change: dict[str, Any]) -> bool:
 def outcome_of(result: dict[str, Any]) -> str:
     """Whether a resume was refused, reported, or silent."""
     said = "\n".join(result["warnings"])
-    return "refused" if result["error"] else "reported" if "other settings" in said else "silent"
+    return "refused" if result["error"] else "reported" if "settings that differ" in said else "silent"
 
 
 def violations(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:

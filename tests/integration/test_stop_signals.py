@@ -1,4 +1,4 @@
-"""SIGUSR1 and SIGTERM save and stop, whichever process of a launch they reach; the job then goes on exactly.
+"""SIGUSR1 and SIGTERM to any process of a launch save and stop; the job then resumes exactly.
 
 Real launches of two workers on this machine. The training would take hours: what ends it is the signal.
 """
@@ -6,39 +6,28 @@ Real launches of two workers on this machine. The training would take hours: wha
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import yaml
 
-from neox_model.checkpoint.directory import complete_checkpoints
+from neox_config.facts.checkpoints import complete_checkpoints
 from neox_model.metrics.writers.jsonl import read_metrics
 from support.corpus import write_corpus
+from support.launches import ENVIRONMENT, LAUNCH, write_job
+from support.settings import SMALL_TRAINING
 
-LAUNCH = Path(sys.executable).with_name("neox-launch")
 DEADLINE_SECONDS = 180.0
 # What each process of a launch has on its command line.
-NODE, AGENT, WORKER = "neox_launcher.node", "neox_launcher.torch_agent", "neox_launcher.seat"
-SETTINGS = {
-    "split": "100,0,0",
-    "tokenizer-type": "CharLevelTokenizer",
-    "num-layers": 2,
-    "hidden-size": 16,
-    "num-attention-heads": 2,
-    "seq-length": 16,
-    "max-position-embeddings": 16,
-    "hidden-dropout": 0.1,
-    "train-micro-batch-size-per-gpu": 2,
-    "lr-decay-iters": 1_000,
-    "num-gpus": 2,
-    "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
-    "save-interval": 1_000_000,
-    "eval-iters": 0,
-    "log-interval": 1,
+AGENT, WORKER = "-m neox_launcher.agent ", "-m neox_launcher.worker.bootstrap "
+SETTINGS = SMALL_TRAINING | {
+    "lr_decay_iters": 1_000,
+    "num_gpus": 2,
+    "train_iters": 1_000_000,
+    "save_interval": 1_000_000,
+    "log_interval": 1,
 }
 
 
@@ -52,23 +41,21 @@ class Job:
     def __init__(self, folder: Path) -> None:
         self.folder, self.saved = folder, folder / "saved"
         paths = {
-            "data-path": write_corpus(folder),
-            "log-dir": str(folder / "logs"),
+            "data_path": write_corpus(folder),
+            "log_dir": str(folder / "logs"),
             "save": str(self.saved),
             "load": str(self.saved),
         }
-        self.config = folder / "job.yml"
-        self.config.write_text(yaml.safe_dump(SETTINGS | paths | {"train-iters": 1_000_000}))
+        self.config = write_job(folder, SETTINGS | paths)
 
     def start(self, *overrides: str) -> subprocess.Popen[bytes]:
         options = [word for override in overrides for word in ("--set", override)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         with (self.folder / "output.txt").open("wb") as output:
             return subprocess.Popen(
                 [LAUNCH, "--config", self.config, *options],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=os.environ | ENVIRONMENT,
                 start_new_session=True,
             )
 
@@ -102,7 +89,7 @@ class Job:
 
 
 def processes_below(parent: int) -> dict[int, str]:
-    """Number and command line of every process that descends from another."""
+    """Return process id and command line of every descendant of a process."""
     children: dict[int, list[int]] = {}
     commands = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -122,18 +109,18 @@ def processes_below(parent: int) -> dict[int, str]:
 
 def workers_of(launcher: int) -> list[int]:
     found = processes_below(launcher).items()
-    return sorted(number for number, command in found if WORKER in command and AGENT not in command)
+    return sorted(number for number, command in found if WORKER in command)
 
 
 def victims(launcher: int, who: str) -> list[int]:
-    """The processes that a scheduler, or a person, might signal."""
+    """Return the processes that a scheduler or a person might signal."""
     below = processes_below(launcher)
-    node = [number for number, command in below.items() if NODE in command]
-    assert len(node) == 1, below
+    agent = [number for number, command in below.items() if AGENT in command]
+    assert len(agent) == 1, below
     assert len(workers_of(launcher)) == 2, below
     return {
         "launcher": [launcher],
-        "node": node,
+        "agent": agent,
         "one worker": workers_of(launcher)[:1],
         "every process": [launcher, *below],
         "every process of the host": list(below),
@@ -154,8 +141,8 @@ def stop(job: Job, who: str, number: signal.Signals, *, after: int) -> int:
 
 CASES = [
     pytest.param("launcher", signal.SIGUSR1, 138, id="launcher-SIGUSR1"),
-    pytest.param("node", signal.SIGUSR1, 138, id="node-SIGUSR1"),
-    # Nobody asked the launcher: for it the workers have ended well.
+    pytest.param("agent", signal.SIGUSR1, 138, id="agent-SIGUSR1"),
+    # The launcher received no signal: for it the workers have ended normally.
     pytest.param("one worker", signal.SIGUSR1, 0, id="one-worker-SIGUSR1"),
     pytest.param("every process", signal.SIGUSR1, 138, id="every-process-SIGUSR1"),
     pytest.param(
@@ -184,6 +171,29 @@ def test_a_signal_saves_the_last_iteration_and_the_job_resumes_there(tmp_path, w
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("who", ["launcher", "agent", "every process"])
+def test_a_sigterm_after_a_sigusr1_is_the_same_request_and_the_checkpoint_is_kept(tmp_path, who):
+    """As at the end of a Slurm job: the warning stops the training, and SIGTERM comes while it is saved."""
+    job = Job(tmp_path)
+    launcher = job.start()
+    job.wait_until(lambda: max(job.losses, default=0) >= 3 or launcher.poll() is not None, "iteration 3")
+    found = victims(launcher.pid, who)
+    (agent,) = victims(launcher.pid, "agent")
+    os.kill(agent, signal.SIGUSR1)
+    job.wait_until(lambda: "SIGUSR1 received; saving a checkpoint in" in job.output, "the stop")
+    for victim in found:
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGTERM)
+    assert job.end_of(launcher) == 138, job.output
+    last = max(job.losses)
+    assert job.checkpoints == [last]
+    assert f"saved {job.saved}/global_step{last}:" in job.output
+    assert "Traceback" not in job.output
+    if who == "launcher":
+        assert "SIGTERM received: already stopping; repeat to stop immediately" in job.output
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["one worker", "every process"])
 def test_a_sigusr1_while_the_workers_load_ends_the_job_with_a_message(tmp_path, who):
     job = Job(tmp_path)
@@ -201,7 +211,7 @@ def test_a_sigusr1_while_the_workers_load_ends_the_job_with_a_message(tmp_path, 
     assert "Traceback" not in job.output
     assert job.losses == {}
     assert job.checkpoints == []
-    assert "stopping before iteration 1: SIGUSR1 received; there is nothing new to save" in job.output or (
+    assert "stopping before iteration 1: SIGUSR1 received; nothing new to save" in job.output or (
         # They were so new that the launcher had heard of none of them.
         who == "every process" and "SIGUSR1 received" in job.output
     )

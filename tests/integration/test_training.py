@@ -149,7 +149,7 @@ def launch(program: str, config: Path, *overrides: str, python_path: Path | None
     return result.stdout
 
 
-def test_a_training_resumed_by_a_new_process_is_the_uninterrupted_one_and_evaluates_alike(tmp_path):
+def test_training_resumed_by_a_new_process_equals_the_uninterrupted_one(tmp_path):
     config = tmp_path / "config.yml"
     config.write_text(json.dumps(TINY | RESUMED | {"data_path": write_corpus(tmp_path)}))
 

@@ -5,9 +5,7 @@ and the comparison must name what was planted.
 """
 
 import itertools
-import json
 import logging
-import os
 import random
 import re
 import shutil
@@ -22,42 +20,31 @@ import numpy as np
 import pytest
 import torch
 
-from neox_launcher.errors import NeoXError
-from neox_launcher.launch import Request, plan_launch
-from neox_launcher.plan import LaunchPlan
-from neox_launcher.verify_resume.exchange import Comparison, Recording
-from neox_launcher.verify_resume.phases import Phase, Span, phases_from_start, side_of
-from neox_model.checkpoint import engines, load, logical, rng_state, shards
+from neox_config.errors import NeoXError
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.verify_resume.phases import Phase, phases_from_start
+from neox_model.checkpoint import load, logical, rng_state, shards
 from neox_model.checkpoint.contents import Manifest
-from neox_model.parallel.topology import create_groups
+from neox_model.engine.own_update import OwnUpdate
 from neox_model.train import run
-from neox_model.train.batch import Batch
+from neox_model.train.data.batch import Batch
+from neox_model.train.engine_step import EngineStep
 from neox_model.train.hooks.record import RecordHook
-from neox_model.train.sequential_step import SequentialStep
 from neox_model.verify.run import compare
 from support.checkpoint_edits import edit_manifest, edit_tensors
 from support.corpus import write_corpus
 from support.distributed import run_ranks
+from support.resumes import SPAN, carry_out, comparison_of, plan_from
+from support.settings import SMALL_TRAINING
 
 pytestmark = pytest.mark.slow
 
-SETTINGS: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "seq_length": 16,
-    "max_position_embeddings": 16,
-    "hidden_dropout": 0.1,
+SETTINGS = SMALL_TRAINING | {
     "train_iters": 20,
-    "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 2,
-    "tokenizer_type": "CharLevelTokenizer",
-    "split": "100,0,0",
     "optimizer": {"type": "Adam", "params": {"lr": 0.01, "weight_decay": 0.1}},
     "warmup": 0.5,
-    "eval_iters": 0,
 }
-SPAN = Span(start=0, middle=2, end=4)
 WEIGHT = "layers.0.mlp.up.weight"
 NO_FAULT = "no fault"
 
@@ -147,12 +134,12 @@ def changed_label(folder):
 
 @plant("micro-batches are accumulated once", "data: iteration 3 read 2 samples instead of 4")
 def lost_accumulation(folder):
-    built = SequentialStep.__init__
+    built = EngineStep.__init__
 
     def build(step, *args, **options):
         built(step, *args, **{**options, "accumulation": 1})
 
-    return patch.object(SequentialStep, "__init__", build)
+    return patch.object(EngineStep, "__init__", build)
 
 
 # Random streams
@@ -196,14 +183,14 @@ def dropout_seed(folder):
 
 @plant("an iteration draws once more", "random stream torch of rank 0 after iteration 3")
 def drawn_once_more(folder):
-    step = SequentialStep.__call__
+    step = EngineStep.__call__
 
     def stepped(self, stream):
         report = step(self, stream)
         torch.rand(1)
         return report
 
-    return patch.object(SequentialStep, "__call__", stepped)
+    return patch.object(EngineStep, "__call__", stepped)
 
 
 # Tensors
@@ -283,9 +270,7 @@ def one_ulp(folder):
     base="bf16",
 )
 def stale_copies(folder):
-    kept = dict(engines._ADAPTERS)
-    changed = {name: replace(adapter, to_model=lambda optimizer: None) for name, adapter in kept.items()}
-    return patch.object(engines, "_ADAPTERS", changed)
+    return patch.object(OwnUpdate, "to_model", lambda update: None)
 
 
 # Numbers
@@ -303,14 +288,8 @@ def schedule_ahead(folder):
 
 @plant("another learning rate", "counter schedule.curve.peak at iteration 2: 0.02 instead of 0.01")
 def learning_rate(folder):
-    restore = load._restore_schedule
-
-    def restored(schedule, saved, source):
-        restore(schedule, saved, source)
-        schedule.curve = replace(schedule.curve, peak=0.02)
-        schedule.load_state_dict(schedule.state_dict())
-
-    return patch.object(load, "_restore_schedule", restored)
+    chosen = load._chosen_curve
+    return patch.object(load, "_chosen_curve", lambda *given: replace(chosen(*given), peak=0.02))
 
 
 @plant(
@@ -386,7 +365,7 @@ def clipping(folder):
 
     def built(*args, **options):
         engine = build(*args, **options)
-        engine.inner.optimizer._max_norm = 1e-8
+        engine.update.mixed._max_norm = 1e-8
         return engine
 
     return patch.object(run, "build_engine", built)
@@ -395,43 +374,19 @@ def clipping(folder):
 # The tests
 
 
-def write_config(folder: Path, precision: str) -> Path:
-    path = folder / f"{precision}.yml"
+def plan_of(folder: Path, precision: str) -> LaunchPlan:
     values = {**SETTINGS, "data_path": str(folder / "corpus"), "precision": precision}
     if precision == "fp16":
         values["fp16"] = {"initial_scale_power": 4, "loss_scale_window": 2}
-    path.write_text(json.dumps(values))
-    return path
-
-
-def plan_of(folder: Path, precision: str) -> LaunchPlan:
-    return plan_launch(Request(program="train", paths=(str(write_config(folder, precision)),)), gpus=0)
+    return plan_from(folder / f"{precision}.yml", values)
 
 
 def phases_of(plan: LaunchPlan, folder: Path) -> list[Phase]:
     return list(phases_from_start(plan, plan, span=SPAN, source=None, folder=folder, evaluates=False))
 
 
-def carry_out(phase: Phase) -> None:
-    variables = {name: phase.plan.environment[name] for name in (Recording.VARIABLE,)}
-    with patch.dict(os.environ, variables):
-        run.train_in(create_groups(1, 1), phase.plan.resolved)
-
-
 def first_difference(base: Path, own: Path) -> str:
-    return compare(
-        Comparison(
-            expected=side_of(base / "uninterrupted", SPAN, last=SPAN.end, has_middle=True),
-            interrupted=side_of(base / "interrupted", SPAN, last=SPAN.middle, has_middle=False),
-            resumed=side_of(own / "resumed", SPAN, last=SPAN.end, has_middle=True),
-            start=SPAN.start,
-            middle=SPAN.middle,
-            end=SPAN.end,
-            samples=4,
-            rounding=None,
-            same_sizes=True,
-        )
-    ).first
+    return compare(comparison_of(base, own, samples=4)).first
 
 
 def find_all(folder: str) -> dict[str, str]:
@@ -461,7 +416,7 @@ def find_all(folder: str) -> dict[str, str]:
 
 
 def find_rounded_saves(where: Path) -> str:
-    """All checkpoints of all trainings are rounded: only what was held in memory can tell."""
+    """All checkpoints of all trainings are rounded: only the memory of the ranks shows it."""
     plan, base = plan_of(where, "fp32"), where / "rounded"
     part = logical.weight_part
 

@@ -1,8 +1,6 @@
 """Resuming on the same layout and on others: what agrees, how closely, and a tied copy out of step."""
 
-import json
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -13,38 +11,26 @@ import pytest
 import torch
 from torch import distributed
 
-from neox_launcher.launch import Request, plan_launch
-from neox_launcher.plan import LaunchPlan
-from neox_launcher.verify_resume.exchange import Answer, Comparison, Recording
-from neox_launcher.verify_resume.phases import Phase, Span, phases_from_start, side_of
-from neox_model.checkpoint import load
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.protocol.verification import Answer
+from neox_launcher.verify_resume.phases import phases_from_start
+from neox_model.engine.deepspeed_engine import PipelineEngine
 from neox_model.parallel.logical import named_logical_parameters
-from neox_model.parallel.topology import create_groups
-from neox_model.train import run
 from neox_model.verify.run import compare
 from support.corpus import write_corpus
 from support.distributed import run_ranks
+from support.resumes import SPAN, carry_out, comparison_of, plan_from
+from support.settings import SMALL_TRAINING
 
 pytestmark = pytest.mark.slow
 
-SETTINGS: dict[str, Any] = {
-    "num_layers": 2,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "seq_length": 16,
-    "max_position_embeddings": 16,
+SETTINGS = SMALL_TRAINING | {
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
     "train_iters": 20,
     "train_batch_size": 8,
-    "train_micro_batch_size_per_gpu": 2,
-    "tokenizer_type": "CharLevelTokenizer",
-    "split": "100,0,0",
-    "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
     "num_gpus": 2,
-    "eval_iters": 0,
 }
-SPAN = Span(start=0, middle=2, end=4)
 WITH_DROPOUT = {"hidden_dropout": 0.1, "zero_optimization": {"stage": 1}}
 # Uninterrupted, resumed, and the parameters that differ.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -61,39 +47,26 @@ TIED = {"pipe_parallel_size": 2, "no_weight_tying": False}
 
 
 def plan_of(folder: Path, name: str, settings: dict[str, Any]) -> LaunchPlan:
-    path = folder / f"{name}-{distributed.get_rank()}.yml"
-    path.write_text(json.dumps({**SETTINGS, "data_path": str(folder / "corpus"), **settings}))
-    return plan_launch(Request(program="train", paths=(str(path),)), gpus=0)
-
-
-def carry_out(phase: Phase) -> None:
-    resolved = phase.plan.resolved
-    sizes = resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size
-    with patch.dict(os.environ, {Recording.VARIABLE: phase.plan.environment[Recording.VARIABLE]}):
-        run.train_in(create_groups(*sizes), resolved)
-    distributed.barrier()
+    values = {**SETTINGS, "data_path": str(folder / "corpus"), **settings}
+    return plan_from(folder / f"{name}-{distributed.get_rank()}.yml", values)
 
 
 def verify(where: Path, name: str, one: dict[str, Any], other: dict[str, Any]) -> Answer:
-    """The same three trainings and comparison as the command, in the processes that are there."""
+    """Run the same three trainings and comparison as the command, in the existing processes."""
     plan, resumed = plan_of(where, "one", one), plan_of(where, "other", other)
     folder = where / name.replace(" ", "-").replace(",", "")
     options = {"span": SPAN, "source": None, "folder": folder, "evaluates": False}
     for phase in phases_from_start(plan, resumed, **options):
         carry_out(phase)
     derived, second = plan.resolved.derived, resumed.resolved.derived
+    sizes = (derived.model_parallel_size, derived.pipe_parallel_size)
     return compare(
-        Comparison(
-            expected=side_of(folder / "uninterrupted", SPAN, last=SPAN.end, has_middle=True),
-            interrupted=side_of(folder / "interrupted", SPAN, last=SPAN.middle, has_middle=False),
-            resumed=side_of(folder / "resumed", SPAN, last=SPAN.end, has_middle=True),
-            start=SPAN.start,
-            middle=SPAN.middle,
-            end=SPAN.end,
+        comparison_of(
+            folder,
+            folder,
             samples=derived.train_batch_size,
             rounding=None if one == other else derived.precision,
-            same_sizes=(derived.model_parallel_size, derived.pipe_parallel_size)
-            == (second.model_parallel_size, second.pipe_parallel_size),
+            same_sizes=sizes == (second.model_parallel_size, second.pipe_parallel_size),
         )
     )
 
@@ -101,16 +74,16 @@ def verify(where: Path, name: str, one: dict[str, Any], other: dict[str, Any]) -
 @contextmanager
 def untied_copy() -> Iterator[None]:
     """After loading, the last stage computes with another copy of the tied embedding than the first."""
-    restore = load.restore_engine_state
+    load_state_dict = PipelineEngine.load_state_dict
 
-    def restored(engine, state, **options):
-        restore(engine, state, **options)
-        for name, parameter in named_logical_parameters(engine.module):
+    def loaded(engine, state, **options):
+        load_state_dict(engine, state, **options)
+        for name, parameter in named_logical_parameters(engine.model):
             if name.startswith("embedding.word") and distributed.get_rank() == 1:
                 with torch.no_grad():
                     parameter[0, 0] += 1.0
 
-    with patch.object(load, "restore_engine_state", restored):
+    with patch.object(PipelineEngine, "load_state_dict", loaded):
         yield
 
 

@@ -1,9 +1,7 @@
 """The command `neox-launch verify-resume` with real launches."""
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,48 +9,25 @@ import torch
 
 from support.checkpoint_edits import edit_tensors
 from support.corpus import write_corpus
+from support.launches import launch, write_job
+from support.settings import SMALL_TRAINING
 
 pytestmark = pytest.mark.sweep
 
-LAUNCH = Path(sys.executable).with_name("neox-launch")
-SETTINGS = """
-num-layers: 2
-hidden-size: 16
-num-attention-heads: 2
-seq-length: 16
-max-position-embeddings: 16
-hidden-dropout: 0.1
-train-iters: 20
-train-micro-batch-size-per-gpu: 2
-tokenizer-type: CharLevelTokenizer
-data-path: corpus
-split: "100,0,0"
-optimizer: {type: Adam, params: {lr: 0.01}}
-save: checkpoints
-load: checkpoints
-save-interval: 2
-log-dir: logs
-eval-iters: 0
-"""
+SETTINGS = SMALL_TRAINING | {
+    "train_iters": 20,
+    "data_path": "corpus",
+    "save": "checkpoints",
+    "load": "checkpoints",
+    "save_interval": 2,
+    "log_dir": "logs",
+}
 SECONDS = 600
 WITHOUT_DROPOUT = ("--set", "hidden-dropout=0", "--set", "attention-dropout=0")
 
 
-def launch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [LAUNCH, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-
-
 def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return launch(folder, "verify-resume", "--config", "job.yml", *arguments)
+    return launch(folder, "verify-resume", "--config", "job.yml", *arguments, seconds=SECONDS)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -64,11 +39,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A folder with a training that has kept its checkpoints of iterations 2 and 4."""
+    """Create a folder with a training that kept its checkpoints of iterations 2 and 4."""
     folder = tmp_path_factory.mktemp("trained")
     write_corpus(folder)
-    (folder / "job.yml").write_text(SETTINGS)
-    result = launch(folder, "--config", "job.yml", "--set", "exit-interval=4")
+    write_job(folder, SETTINGS)
+    result = launch(folder, "--config", "job.yml", "--set", "exit-interval=4", seconds=SECONDS)
     assert result.returncode == 0, result.stderr[-3000:]
     return folder
 
@@ -105,7 +80,7 @@ def test_kept_checkpoints_agree_and_a_changed_one_is_found(trained, tmp_path):
     )
 
 
-def test_a_resumed_training_that_computes_something_else_is_found(trained):
+def test_resumed_training_with_different_results_is_detected(trained):
     decay = "weight-decay=0.3"
     result = verify(trained, "--steps", "2", "--set", "load=null", "--resume-set", decay)
     assert result.returncode == 1

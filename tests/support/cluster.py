@@ -74,7 +74,7 @@ class Host:
         self._network = os.readlink(f"/proc/{self.pid}/ns/net")
 
     def command(self, *argv: str | Path) -> list[str]:
-        """What runs a command on this host."""
+        """Return the words that run a command on this host."""
         enter = ["nsenter", f"--target={self.pid}", "--net", "--uts", "--mount"]
         return [*enter, f"--wd={os.getcwd()}", "--", *map(str, argv)]
 
@@ -85,7 +85,7 @@ class Host:
         return done.stdout
 
     def processes(self, containing: str) -> list[int]:
-        """Processes of this host whose command line contains a text."""
+        """Return the processes of this host whose command line contains a text."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -160,7 +160,7 @@ class Cluster:
         self._switch.run("ip", "link", "set", self._cable(name), "up")
 
     def crash(self, name: str) -> None:
-        """End everything that a host runs, at once: nobody answers there any more."""
+        """Kill all processes of a host, so that it no longer answers."""
         host = self.hosts[name]
         while victims := [pid for pid in host.processes("") if pid != host.pid]:
             for pid in victims:
@@ -172,7 +172,7 @@ class Cluster:
         self.hosts[name].run("/usr/sbin/sshd", "-f", self.folder / "sshd_config")
 
     def leftovers(self, containing: str) -> list[str]:
-        """Processes of any host whose command line contains a text."""
+        """Return the processes of any host whose command line contains a text."""
         return [f"{host.name}: {pid}" for host in self.hosts.values() for pid in host.processes(containing)]
 
     def kill(self, pids: Sequence[int], number: signal.Signals = signal.SIGKILL) -> None:
@@ -206,7 +206,7 @@ class Cluster:
                 ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key], check=True
             )
         addresses = [f"{_SUBNET}.{number} {name}" for number, name in enumerate(names, 1)]
-        # Known, but nobody is there.
+        # A known address without a host.
         addresses.append(f"{_SUBNET}.250 worker-gone")
         (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *addresses, ""]))
         public = (self.folder / "host_key.pub").read_text()

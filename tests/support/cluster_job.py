@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,26 +13,16 @@ import yaml
 from neox_model.metrics.writers.jsonl import read_metrics
 from support.cluster import LOGIN, Cluster, wait_until
 from support.corpus import write_corpus
+from support.launches import LAUNCH
+from support.settings import SMALL_TRAINING
 
-__all__ = ["LAUNCH", "Job", "Result"]
+__all__ = ["Job", "Result"]
 
-LAUNCH = Path(sys.executable).with_name("neox-launch")
 PATIENCE_SECONDS = 300.0
-TRAIN: dict[str, Any] = {
-    "split": "100,0,0",
-    "tokenizer-type": "CharLevelTokenizer",
-    "num-layers": 2,
-    "hidden-size": 16,
-    "num-attention-heads": 2,
-    "seq-length": 16,
-    "max-position-embeddings": 16,
-    "hidden-dropout": 0.1,
-    "train-iters": 20,
-    "train-micro-batch-size-per-gpu": 2,
-    "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
-    "zero-optimization": {"stage": 1},
-    "eval-iters": 0,
-    "log-interval": 1,
+TRAIN: dict[str, Any] = SMALL_TRAINING | {
+    "train_iters": 20,
+    "zero_optimization": {"stage": 1},
+    "log_interval": 1,
 }
 # Open MPI refuses root without these.
 ENVIRONMENT = {
@@ -74,18 +63,18 @@ class Job:
         self.cluster, self.folder = cluster, folder
         folder.mkdir(exist_ok=True)
         self.saved, self.logs = folder / "saved", folder / "logs"
-        content = {**base, "log-dir": str(self.logs)}
+        content = {**_with_dashes(base), "log-dir": str(self.logs)}
         if "data-path" not in base:
             content["data-path"] = write_corpus(folder)
         if hosts:
             (folder / "hosts").write_text("".join(f"{line}\n" for line in hosts))
             content["hostfile"] = str(folder / "hosts")
-        content |= {name.replace("_", "-"): value for name, value in settings.items()}
+        content |= _with_dashes(settings)
         self.config = folder / "job.yml"
         self.config.write_text(yaml.safe_dump(content))
 
     def saving(self, **settings: Any) -> dict[str, Any]:
-        """The settings of a job that saves every second iteration and goes on from there."""
+        """Return settings of a job that saves every second iteration and resumes from its checkpoint."""
         return {"save": str(self.saved), "load": str(self.saved), "save-interval": 2, **settings}
 
     def start(self, *options: str, before: tuple[str, ...] = (), on: str = LOGIN) -> subprocess.Popen[str]:
@@ -120,7 +109,7 @@ class Job:
         wait_until(lambda: not left("neox_"), f"the end of {left('neox_')}", seconds)
 
     def wait_for_iteration(self, iteration: int, launcher: subprocess.Popen[str]) -> None:
-        """Wait until so many iterations are done."""
+        """Wait until the given number of iterations is done."""
 
         def is_done() -> bool:
             assert launcher.poll() is None, "".join(launcher.communicate())
@@ -143,14 +132,14 @@ class Job:
         return [(record["iteration"], record["loss/train"]) for record in found if "loss/train" in record]
 
     def workers_on(self, name: str) -> list[int]:
-        """The processes of the workers of a host, in the order of their ranks."""
+        """Return the worker processes of a host, in the order of their ranks."""
         host = self.cluster.hosts[name]
-        found = {_rank_of(pid): pid for pid in host.processes("neox_launcher.seat") if not _is_agent(pid)}
+        found = {_rank_of(pid): pid for pid in host.processes("neox_launcher.worker.bootstrap")}
         return [pid for _, pid in sorted(found.items())]
 
 
-def _is_agent(pid: int) -> bool:
-    return b"torch_agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+def _with_dashes(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.replace("_", "-"): value for name, value in settings.items()}
 
 
 def _rank_of(pid: int) -> int:

@@ -59,7 +59,7 @@ def start_slurm(cluster: Cluster) -> None:
 
 
 def _munged(folder: Path) -> list[str]:
-    """The daemon that signs Slurm's messages; it wants a key and folders that nobody else can write."""
+    """Start the daemon that signs Slurm's messages; it requires a key and private folders."""
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)

@@ -17,7 +17,7 @@ TOOLS = {
 
 
 def words_before(cluster: Cluster, launcher: str) -> tuple[str, ...]:
-    """What stands before `neox-launch`: under Slurm, what makes an allocation of all hosts.
+    """Return the words before `neox-launch`: under Slurm, those that allocate all hosts.
 
     Raises:
         LookupError: its tools are not here; the message names the one.

@@ -46,7 +46,7 @@ def run_ranks(
     function: Callable[..., Any],
     *,
     size: int,
-    timeout_seconds: float = 120.0,
+    timeout_seconds: float = 300.0,
     backend: Literal["gloo", "nccl"] = "gloo",
     environment: dict[str, str] | None = None,
     **arguments: Any,

@@ -2,10 +2,9 @@
 
     PYTHONPATH=tests python -m support.gpu_check [--rehearse] [--report FILE] [--only SECTION ...]
 
-Every section runs, whatever became of the ones before; each works in processes of its own, so that a device
-that fails in one is new in the next. With --rehearse the CPU stands in for the GPU, gloo for NCCL, and small
-sizes for large ones. Exit code 0: something ran and nothing failed; 1: a section failed, or none ran;
-2: there is no GPU.
+Every section runs, even if earlier ones fail; each uses new processes, so that a device that fails in one is
+reset in the next. --rehearse uses the CPU instead of the GPU, gloo instead of NCCL, and small sizes.
+Exit code 0: something ran and nothing failed; 1: a section failed, or none ran; 2: there is no GPU.
 """
 
 import argparse
@@ -62,7 +61,7 @@ class Check:
     """What a section may use.
 
     Args:
-        rehearses: the CPU stands in for the GPU.
+        rehearses: use the CPU instead of the GPU.
         gpus: how many torch can use.
         memory_mib: of the smallest of them.
         folder: for files that go when the check has ended.

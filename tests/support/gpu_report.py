@@ -15,7 +15,7 @@ __all__ = ["Result", "describe_machine", "exit_code", "render", "table", "write_
 Status = Literal["passed", "failed", "not run"]
 _PACKAGES = ("torch", "deepspeed", "triton", "transformers", "numpy", "neox-model", "neox-kernels")
 _QUERY = "name,memory.total,driver_version,compute_cap"
-# Asked in a process of its own, so that this one holds no device.
+# Queried in a new process, so that this one uses no device.
 _ASK_TORCH = """
 import json, torch
 found = {"CUDA of torch": str(torch.version.cuda), "GPUs torch can use": str(torch.cuda.device_count())}
@@ -31,7 +31,7 @@ class Result:
     """How a section ended.
 
     Args:
-        status: `not run` where this machine, or a rehearsal, cannot run it; that is no failure.
+        status: `not run` where this machine, or a rehearsal, cannot run it; that is not a failure.
         summary: one line.
         details: Markdown; tables of figures, and the output of what failed.
         seconds: how long it took.
@@ -76,7 +76,7 @@ def _commit(root: Path) -> str:
 
 
 def _output_of(command: Sequence[str]) -> str:
-    """What a command prints; nothing where it is missing or fails."""
+    """Return a command's output; an empty string if it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -92,7 +92,7 @@ def exit_code(results: Mapping[str, Result]) -> int:
 def render(
     results: Mapping[str, Result], machine: Mapping[str, str], *, sections: Sequence[str], rehearses: bool
 ) -> str:
-    """The report as Markdown.
+    """Return the report as Markdown.
 
     Args:
         results: of the sections that have ended.
@@ -127,7 +127,7 @@ def render(
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines)
 

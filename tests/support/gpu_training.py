@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_launcher.config import Resolved
+from neox_config import Resolved
 from neox_model.checkpoint.logical import engine_fragments
+from neox_model.engine.contract import Engine
 from neox_model.parallel.logical import named_logical_parameters
-from neox_model.train.batch import Batch, as_batch
+from neox_model.train.data.batch import Batch, as_batch
 from support import layouts
 from support.layouts import LAYOUTS, Layout
 from support.settings import resolved_from
@@ -95,7 +96,7 @@ class Limits:
     small: float
 
     def exceeded_by(self, found: Difference) -> list[str]:
-        """What is too large, or not a number."""
+        """Return the values that are too large or not a number."""
         names = ("loss", "ratio", "angle", "small")
         return [name for name in names if not getattr(found, name) <= getattr(self, name)]
 
@@ -164,17 +165,17 @@ def _error_of(run: Callable[[], None]) -> str | None:
 def _train_one(architecture: str, precision: str, path: Path) -> None:
     settings = layouts.settings_of(architecture, Layout(1, {}), recomputes=False)
     resolved = resolved_from(settings | PRECISIONS[precision] | _ON_CPU_FIRST)
-    engine, step, _ = layouts.start(resolved)
-    before = _masters(engine.inner)
+    engine, step, *_ = layouts.start(resolved)
+    before = _masters(engine)
     batches = _batches(resolved)
     losses = [float(step(batches).loss) for _ in range(ITERATIONS)]
-    after = _masters(engine.inner)
+    after = _masters(engine)
     changes = {name: after[name] - before[name] for name in after}
     torch.save({"losses": losses, "changes": changes}, path)
 
 
 def _batches(resolved: Resolved) -> Iterator[Batch]:
-    """Micro-batches of walks that mostly go on by one: something to learn."""
+    """Micro-batches of sequences that mostly increase by one, which a model can learn."""
     generator = torch.Generator().manual_seed(1)
     shape = (resolved.derived.micro_batch_size, resolved.config.model.seq_length + 1)
     for _ in range(ITERATIONS * resolved.derived.accumulation):
@@ -182,9 +183,9 @@ def _batches(resolved: Resolved) -> Iterator[Batch]:
         yield as_batch(steps.cumsum(dim=1) % layouts.VOCAB)
 
 
-def _masters(inner: Any) -> dict[str, Tensor]:
-    """The weights that are updated, whatever the model computes in; whole on one rank."""
-    fragments = engine_fragments(inner.module, inner)
+def _masters(engine: Engine) -> dict[str, Tensor]:
+    """Return the weights that the optimizer updates, whatever the model computes in; whole on one rank."""
+    fragments = engine_fragments(engine)
     return {
         fragment.name: fragment.weight.detach().to("cpu", torch.float32, copy=True) for fragment in fragments
     }
@@ -218,7 +219,7 @@ def _largest(values: list[float]) -> float:
 
 
 def layouts_for(devices: int) -> dict[str, Layout]:
-    """The layouts that fit on so many devices."""
+    """Return the layouts for a number of devices."""
     return ONE_RANK | {name: layout for name, layout in LAYOUTS.items() if layout.ranks <= devices}
 
 
@@ -256,7 +257,7 @@ def train_layout(architecture: str, layout: str, path: str) -> dict[str, Any]:
 def _blocks(
     model: Any, held: dict[str, Tensor], expected: dict[str, Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's blocks, without the rows that pad the vocabulary, and the same of the whole weights."""
+    """Yield this rank's blocks, without padding rows, with the same blocks of the whole weights."""
     for name, parameter in named_logical_parameters(model):
         block = expected[name][tuple(slice(*limits) for limits in parameter.logical.slices)]
         if block.numel():

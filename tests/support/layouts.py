@@ -3,22 +3,24 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import deepspeed
 import torch
 from torch import Tensor, nn
 
-from neox_launcher.config import Resolved
-from neox_model.build.model import build_model
-from neox_model.optim.build import build_optimizer, build_schedule
+from neox_config import Resolved
+from neox_model.assembly.model import build_model
+from neox_model.assembly.optimizer import build_optimizer, build_schedule
+from neox_model.deepspeed_compat import is_partitioned
+from neox_model.engine.build import build_engine, prepare_engine
+from neox_model.engine.contract import Engine
+from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
-from neox_model.train.batch import Batch, as_batch
-from neox_model.train.engine import Engine, build_engine, prepare_deepspeed
-from neox_model.train.pipeline_step import PipelineStep
-from neox_model.train.sequential_step import SequentialStep
+from neox_model.train.data.batch import Batch, as_batch
+from neox_model.train.engine_step import EngineStep
 from neox_model.train.step import TrainStep
 from support.settings import resolved_from
 
@@ -28,6 +30,7 @@ __all__ = [
     "VOCAB",
     "Layout",
     "Run",
+    "batches_of",
     "differences",
     "reference",
     "settings_of",
@@ -194,7 +197,7 @@ class Run:
 
 
 def settings_of(architecture: str, layout: Layout, *, recomputes: bool) -> dict[str, Any]:
-    """The whole configuration of a case."""
+    """Return the whole configuration of a case."""
     sizes = WIDE if layout.is_wide else SMALL
     settings = SETTINGS | sizes | ARCHITECTURES[architecture] | layout.settings
     if settings.get("num_kv_heads") == "half":
@@ -207,39 +210,45 @@ def settings_of(architecture: str, layout: Layout, *, recomputes: bool) -> dict[
     return settings
 
 
-def _batches(resolved: Resolved, groups: Groups) -> Iterator[Batch]:
-    """This replica's micro-batches: of each update's eight samples its own run."""
+def batches_of(resolved: Resolved, groups: Groups) -> Iterator[Batch]:
+    """Return this replica's micro-batches: its own run of each update's eight samples."""
     generator = torch.Generator().manual_seed(1)
     mine = SAMPLES // groups.data.size
     shape = (SAMPLES, resolved.config.model.seq_length + 1)
     for _ in range(ITERATIONS):
-        # A walk that mostly goes on by one: something to learn.
+        # Sequences that mostly increase by one, which a model can learn.
         steps = 1 + 4 * (torch.rand(shape, generator=generator) < 0.2).long()
         windows = steps.cumsum(dim=1) % VOCAB
         for part in windows.split(mine)[groups.data.rank].split(resolved.derived.micro_batch_size):
             yield as_batch(part)
 
 
-def start(resolved: Resolved) -> tuple[Engine, TrainStep, Groups]:
+class Started(NamedTuple):
+    """The parts of a training."""
+
+    engine: Engine
+    step: TrainStep
+    groups: Groups
+    schedule: LearningRateSchedule
+
+
+def start(resolved: Resolved) -> Started:
     """Build the model of the present world, its engine and its step, as the training program does."""
     derived = resolved.derived
     groups = create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
-    prepare_deepspeed()
+    prepare_engine()
     model = build_model(resolved, groups, vocab_size=VOCAB)
     optimizer = build_optimizer(resolved.config, model)
     schedule = build_schedule(resolved.config, optimizer, decay_iterations=ITERATIONS)
     engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
-    if derived.uses_pipeline:
-        return engine, PipelineStep(engine, accumulation=derived.accumulation), groups
-    step = SequentialStep(engine, accumulation=derived.accumulation, tokens=0, data=groups.data)
-    return engine, step, groups
+    return Started(engine, EngineStep(engine, accumulation=derived.accumulation), groups, schedule)
 
 
 def train(resolved: Resolved) -> tuple[Run, nn.Module]:
     """Train through the engine in the present world; the run has this rank's parameters, whole in ZeRO 3."""
-    engine, step, groups = start(resolved)
-    model = engine.inner.module
-    batches = _batches(resolved, groups)
+    engine, step, groups, _ = start(resolved)
+    model = engine.model
+    batches = batches_of(resolved, groups)
     losses = [float(step(batches).loss) for _ in range(ITERATIONS)]
     weights = {name: whole_weight(parameter) for name, parameter in named_logical_parameters(model)}
     return Run(losses, weights), model
@@ -247,7 +256,7 @@ def train(resolved: Resolved) -> tuple[Run, nn.Module]:
 
 def whole_weight(parameter: nn.Parameter) -> Tensor:
     """All that this rank's copy of a parameter has, in ZeRO 3 gathered; collective there."""
-    if not hasattr(parameter, "ds_id"):
+    if not is_partitioned(parameter):
         return parameter.detach().clone()
     with deepspeed.zero.GatheredParameters([parameter]):
         return parameter.detach().clone()

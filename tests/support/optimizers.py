@@ -16,18 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from neox_launcher.config import Resolved
-from neox_launcher.config.not_yet import not_built_yet
-from neox_launcher.config.resume import IN_EFFECT, in_effect
-from neox_launcher.errors import ConfigError
-from neox_model.checkpoint import load_checkpoint, save_checkpoint
+from neox_config import Resolved
+from neox_config.derive.resume import IN_EFFECT, in_effect
+from neox_config.errors import ConfigError
+from neox_config.schema.not_yet import not_built_yet
+from neox_model.checkpoint import RunParts, load_checkpoint, save_checkpoint
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.shards import DTYPES, ShardReader
+from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.shards import ShardReader
 from neox_model.parallel.groups import Groups
-from neox_model.train.batch import Batch, as_batch
-from neox_model.train.engine import Engine
+from neox_model.train.data.batch import Batch, as_batch
 from neox_model.train.state import TrainState
-from neox_model.train.step import TrainStep
 from support.layouts import SETTINGS, SMALL, VOCAB, Layout, start
 from support.settings import resolved_from
 
@@ -76,7 +75,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD, momentum": {"momentum": 0.9, "nesterov": True},
     "SGD, fused": {"momentum": 0.9, "dampening": 0.5, "fused": True},
 }
-"""A label, whose first word is the optimizer's name, and arguments beside the learning rate."""
+"""A label, whose first word is the optimizer's name, and arguments besides the learning rate."""
 
 LAYOUTS: dict[str, Layout] = {
     "one process": Layout(1, {}),
@@ -97,12 +96,16 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 
 
 OVERFLOWING = "fp16 that overflows first"
-_PRECISIONS = PRECISIONS | {
-    # Gradients times 2^20 are infinite and times 2^18 are not: the first two updates are skipped.
-    OVERFLOWING: {
-        "fp16": {"enabled": True, "initial_scale_power": 20, "loss_scale_window": 2, "hysteresis": 1}
-    }
-}
+
+
+def _precision_settings(precision: str, layout: str) -> dict[str, Any]:
+    if precision != OVERFLOWING:
+        return PRECISIONS[precision]
+    # Gradients times 2^19 are infinite and times 2^18 are not: the first two updates are skipped. Replicas
+    # without ZeRO add their gradients before they divide by their number, here two.
+    power = 19 if layout == "data 2" else 20
+    scale = {"initial_scale_power": power, "loss_scale_window": 2, "hysteresis": 1}
+    return {"fp16": {"enabled": True, **scale}}
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ class Cell:
         return LAYOUTS[self.layout].ranks
 
     def resolved(self, *, seed: int = 7) -> Resolved:
-        """The configuration.
+        """Return the configuration.
 
         Raises:
             ConfigError: a rule refuses it, or a part of it is not built.
@@ -158,7 +161,7 @@ class Cell:
             "save_interval": 100,
             "seed": seed,
             **LAYOUTS[self.layout].settings,
-            **_PRECISIONS[self.precision],
+            **_precision_settings(self.precision, self.layout),
         }
         resolved = resolved_from(wanted, devices=self.ranks)
         problems = not_built_yet(resolved.config)
@@ -182,7 +185,7 @@ def _refusal_of(cell: Cell) -> str | None:
 
 
 def all_cells() -> list[Cell]:
-    """The whole matrix."""
+    """Return the whole matrix."""
     return [Cell(*values) for values in product(OPTIMIZERS, LAYOUTS, PRECISIONS)]
 
 
@@ -209,7 +212,7 @@ class Contents:
         return {name.rpartition("/")[2] for name in (*self.tensors, *self.numbers) if "/" in name}
 
     def differences(self, other: "Contents") -> list[str]:
-        """What another one lacks, has more, or has with another value."""
+        """Return what another one lacks, has in addition, or has with another value."""
         found = [f"{name} is missing" for name in sorted(self.tensors.keys() - other.tensors.keys())]
         found += [f"{name} is new" for name in sorted(other.tensors.keys() - self.tensors.keys())]
         found += [
@@ -254,7 +257,7 @@ class Resumed:
     Args:
         applied: updates that must have been applied.
         saved: the checkpoint that was resumed from.
-        through: the checkpoint of the training that went on.
+        through: the checkpoint of the uninterrupted training.
         again: the checkpoint of the one that was resumed.
         losses: of the last updates, of both.
     """
@@ -341,29 +344,15 @@ def moved(cell: Cell, source: Path, folder: Path) -> list[str]:
 
 
 class _Run:
-    """An engine, and what the training program keeps beside it."""
+    """An engine, with the objects that the training program keeps."""
 
     def __init__(self, resolved: Resolved, folder: Path, *, recorded: Resolved | None = None) -> None:
         self.resolved = resolved
         self.folder = folder
         self.config = {IN_EFFECT: in_effect(recorded or resolved)}
-        self.engine: Engine
-        self.step: TrainStep
-        self.groups: Groups
-        self.engine, self.step, self.groups = start(resolved)
+        engine, self.step, self.groups, schedule = start(resolved)
         self.state = TrainState(last_iteration=100, samples_per_iteration=SAMPLES)
-
-    @property
-    def _parts(self) -> dict[str, Any]:
-        schedule = self.engine.optimizer.schedule if self.engine.optimizer else self.engine.inner.lr_scheduler
-        return {
-            "model": self.engine.inner.module,
-            "engine": self.engine.inner,
-            "groups": self.groups,
-            "schedule": schedule,
-            "state": self.state,
-            "config": self.config,
-        }
+        self._parts = RunParts(engine=engine, groups=self.groups, schedule=schedule, state=self.state)
 
     def train(self, first: int, last: int) -> list[float]:
         losses = []
@@ -376,19 +365,19 @@ class _Run:
 
     def save(self) -> Path:
         distributed.barrier()
-        path = save_checkpoint(self.folder, iteration=self.state.iteration, **self._parts)
+        path = save_checkpoint(self.folder, self._parts, iteration=self.state.iteration, config=self.config)
         distributed.barrier()
         return path
 
     def load(self, folder: Path, *, iteration: int) -> None:
         (folder / "latest").write_text(f"global_step{iteration}\n")
         distributed.barrier()
-        found = load_checkpoint(folder, seed=8, **self._parts)
+        found = load_checkpoint(folder, self._parts, config=self.config, seed=8)
         assert found == iteration
 
 
 def _batches(resolved: Resolved, groups: Groups, first: int) -> Iterator[Batch]:
-    """This replica's micro-batches from an update on."""
+    """Return this replica's micro-batches, starting at an update."""
     generator = torch.Generator().manual_seed(1)
     shape = (SAMPLES, resolved.config.model.seq_length + 1)
     mine = SAMPLES // groups.data.size

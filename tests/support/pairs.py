@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from neox_launcher.config import Resolved
-from neox_launcher.config.not_yet import not_built_yet
-from neox_launcher.errors import ConfigError
+from neox_config import Resolved
+from neox_config.errors import ConfigError
+from neox_config.schema.not_yet import not_built_yet
 from support import precision_results
 from support.settings import resolved_from
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
-from neox_launcher.config import Resolved
+from neox_config import Resolved
 from neox_model import initialization
-from neox_model.checkpoint.engines import inner_optimizer
 from neox_model.checkpoint.logical import engine_fragments, optimizer_parts
+from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import Logical, named_logical_parameters
-from neox_model.train.batch import Batch, as_batch
+from neox_model.train.data.batch import Batch, as_batch
 from support import layouts
 from support.layouts import LAYOUTS, VOCAB, Layout
 from support.settings import resolved_from
@@ -141,7 +141,7 @@ class Cell:
         )
 
     def resolved(self, training: Training, *, scale: int) -> Resolved:
-        """The configuration of the cell."""
+        """Return the configuration of the cell."""
         wanted = {
             **layouts.settings_of(self.architecture, self.shape, recomputes=self.recomputes),
             **training.settings,
@@ -198,23 +198,23 @@ def observe(cell: Cell, training: Training, *, scale: int = 128) -> Observed:
 def _observe(cell: Cell, training: Training, resolved: Resolved) -> Observed:
     forget_deepspeeds_world()
     with rounded_start():
-        engine, step, groups = layouts.start(resolved)
-    inner, observed = engine.inner, Observed()
-    before = _masters(inner, observed)
+        engine, step, groups, _ = layouts.start(resolved)
+    observed = Observed()
+    before = _masters(engine, observed)
     batches = _share(cell, resolved, groups.data, updates=training.updates)
     for _ in range(training.updates):
         report = step(batches)
         observed.losses.append(float(report.loss))
         observed.norms.append(None if report.grad_norm is None else float(report.grad_norm))
-    observed.masters = _masters(inner, observed)
+    observed.masters = _masters(engine, observed)
     observed.updates = {name: after - before[name] for name, after in observed.masters.items()}
-    weights = _weights(inner.module, observed, PRECISIONS[cell.precision])
+    weights = _weights(engine.model, observed, PRECISIONS[cell.precision])
     observed.stale = [
         name
         for name, master in observed.masters.items()
         if not torch.equal(weights[name], master.to(PRECISIONS[cell.precision]).float())
     ]
-    _read_states(inner, observed)
+    _read_states(engine, observed)
     return observed
 
 
@@ -249,7 +249,7 @@ def _init_rounded(init: Any, tensor: Tensor, generator: torch.Generator) -> None
 
 
 def batches_of(resolved: Resolved, *, updates: int, micro_batch: int) -> Iterator[list[Batch]]:
-    """The micro-batches of each update, over all replicas."""
+    """Return the micro-batches of each update, over all replicas."""
     generator = torch.Generator().manual_seed(1)
     shape = (SAMPLES, resolved.config.model.seq_length + 1)
     for _ in range(updates):
@@ -266,13 +266,13 @@ def _share(cell: Cell, resolved: Resolved, data: Group, *, updates: int) -> Iter
 Piece = tuple[str, Logical, int, Tensor]
 
 
-def _masters(inner: Any, observed: Observed) -> dict[str, Tensor]:
-    fragments = engine_fragments(inner.module, inner)
+def _masters(engine: Engine, observed: Observed) -> dict[str, Tensor]:
+    fragments = engine_fragments(engine)
     return _whole([(f.name, f.logical, f.held.start, f.weight) for f in fragments], observed)
 
 
 def _weights(model: nn.Module, observed: Observed, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What the model computes with."""
+    """Return the weights that the model computes with."""
     pieces: list[Piece] = []
     for name, parameter in named_logical_parameters(model):
         held, logical = layouts.whole_weight(parameter), parameter.logical  # type: ignore[attr-defined]
@@ -282,9 +282,9 @@ def _weights(model: nn.Module, observed: Observed, dtype: torch.dtype) -> dict[s
     return _whole(pieces, observed)
 
 
-def _read_states(inner: Any, observed: Observed) -> None:
-    optimizer, pieces, steps = inner_optimizer(inner.optimizer), [], set()
-    for fragment in engine_fragments(inner.module, inner):
+def _read_states(engine: Engine, observed: Observed) -> None:
+    optimizer, pieces, steps = engine.update.optimizer, [], set()
+    for fragment in engine_fragments(engine):
         parts, scalars = optimizer_parts(fragment, optimizer)
         pieces += [(part.name, fragment.logical, part.start, part.values) for part in parts]
         steps |= {int(number["value"]) for name, number in scalars.items() if name == "step"}
@@ -315,7 +315,7 @@ def _whole(pieces: list[Piece], observed: Observed) -> dict[str, Tensor]:
 
 
 def _gathered(mine: Any) -> list[Any]:
-    """What every rank gave, on the first; nothing on the others."""
+    """Return every rank's value on the first rank; nothing on the others."""
     is_first = distributed.get_rank() == 0
     everything: list[Any] = [None] * distributed.get_world_size()
     distributed.gather_object(mine, everything if is_first else None, dst=0)

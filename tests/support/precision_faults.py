@@ -10,14 +10,14 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from torch import Tensor
 
-from neox_launcher.config import Resolved, engine_json
-from neox_model.build import as_pipeline
+from neox_config import Resolved, engine_json
+from neox_model.assembly import as_pipeline
+from neox_model.engine import build, own_update
 from neox_model.optim import mixed_precision
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
 from neox_model.parallel import logical
 from neox_model.parallel.gradient_reduction import GradientReduction
-from neox_model.parallel.groups import SINGLE, Groups
-from neox_model.train import engine
+from neox_model.parallel.groups import SINGLE_RANK, Groups
 from support.precision import Cell
 
 __all__ = ["FAULTS", "Fault"]
@@ -79,7 +79,7 @@ def _with_an_empty_step(original: Callable[..., None]) -> Callable[..., None]:
 
 def _of_this_tensor_rank(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def norm(parameters: Any, gradients: Any, groups: Groups) -> Tensor:
-        return original(parameters, gradients, replace(groups, model=SINGLE))
+        return original(parameters, gradients, replace(groups, model=SINGLE_RANK))
 
     return norm
 
@@ -124,12 +124,12 @@ FAULTS: dict[str, Fault] = {
     ),
     "head without gradient in DeepSpeed's pipeline": Fault(
         replace(_PLAIN, layout="pipeline 1 x data 2, ZeRO 1"),
-        _plants(engine, "engine_json", _without_immediate_update),
+        _plants(build, "engine_json", _without_immediate_update),
         r"^lm_head.weight: update projected on float32's is 0.0000",
     ),
     "unscaled loss": Fault(
         replace(_PLAIN, precision="fp16"),
-        _plants(engine, "guard_loss", lambda original: lambda loss, scale: original(loss, None)),
+        _plants(own_update, "guard_loss", lambda original: lambda loss, scale: original(loss, None)),
         r"^every update is 0.00781 times what it must be",
     ),
     "one optimizer step too many": Fault(
@@ -174,7 +174,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "gradients accumulated in bf16": Fault(
         replace(_PLAIN, accumulation=3),
-        _plants(engine, "accumulation_dtype", lambda original: lambda resolved: "bf16"),
+        _plants(build, "accumulation_dtype", lambda original: lambda resolved: "bf16"),
         r"update differs from plain autograd's by 0.00",
     ),
     "masters rounded to 16 bit": Fault(

@@ -19,5 +19,5 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 
 def kind_of(layout: str) -> str:
-    """The row of the table that a layout belongs to."""
+    """Return the row of the table that a layout belongs to."""
     return next(kind for kind, layouts in KINDS.items() if layout in layouts)

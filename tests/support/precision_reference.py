@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from neox_launcher.config.engine_json import accumulation_dtype
-from neox_model.build.choices import DTYPES
-from neox_model.build.model import build_model
-from neox_model.parallel.groups import ALONE
+from neox_config.derive.engine_json import accumulation_dtype
+from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.model import build_model
+from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
-from neox_model.train.batch import Batch
+from neox_model.train.data.batch import Batch
 from support.layouts import VOCAB, Layout, settings_of
 from support.precision import (
     CLIPPING,
@@ -29,7 +29,7 @@ __all__ = ["exact", "plain"]
 
 
 def exact(cell: Cell, training: Training) -> Observed:
-    """The cell's updates in float32, all windows at once."""
+    """Compute the cell's updates in float32, all windows at once."""
     return _train(
         cell.architecture,
         is_wide=cell.shape.is_wide,
@@ -44,7 +44,7 @@ def exact(cell: Cell, training: Training) -> Observed:
 
 
 def plain(cell: Cell, training: Training, *, scale: int = 128) -> Observed:
-    """The cell's updates in its precision, in micro-batches of its size."""
+    """Compute the cell's updates in its precision, in micro-batches of its size."""
     return _train(
         cell.architecture,
         is_wide=cell.shape.is_wide,
@@ -74,7 +74,7 @@ def _train(
     settings = settings_of(architecture, Layout(1, {}, is_wide=is_wide), recomputes=False)
     resolved = resolved_from({**settings, "no_weight_tying": not tied, "precision": _NAMES[precision]})
     with rounded_start():
-        model = build_model(resolved, ALONE, vocab_size=VOCAB)
+        model = build_model(resolved, SINGLE_PROCESS, vocab_size=VOCAB)
     masters = {name: parameter.detach().clone() for name, parameter in named_logical_parameters(model)}
     for parameter in model.parameters():
         parameter.data = parameter.data.to(PRECISIONS[precision])

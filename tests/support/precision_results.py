@@ -47,7 +47,7 @@ def _key(row: Row) -> tuple[str, ...]:
 
 
 def section(path: Path = PATH) -> Iterator[str]:
-    """The lines of the document: what was compared, and the table."""
+    """Return the lines of the document: what was compared, and the table."""
     kept = _read(path)
     yield from ("## Precision", "", *_EXPLANATION, "")
     yield "| precision | layouts | cells | ratio | plain ratio | cosine | difference |"

@@ -1,4 +1,4 @@
-"""Which modules read which parameter, found in the packages' syntax trees; `make docs` writes the table.
+"""Which modules read which parameter, found in the packages' syntax trees.
 
 A module that may read configuration reads a parameter when it names it as an attribute, and also the
 section or block that it is in: by attribute (`config.attention.rotary_pct`), as a variable
@@ -6,29 +6,45 @@ section or block that it is in: by attribute (`config.attention.rotary_pct`), as
 """
 
 import ast
-import json
-import sys
 from dataclasses import dataclass
 from functools import cache
 
-from neox_launcher.config.carried_out import HANDED_ON
-from neox_launcher.config.schema import all_parameters, section_of, sections
-from support.sources import ROOT, Source, sources
+from neox_config.facts.norms import NORM_FACTS
+from neox_config.schema.config import section_of, sections
+from support.sources import Source, sources
 
-__all__ = ["TABLE", "read_by", "table"]
+__all__ = ["HANDED_ON", "read_by"]
 
-TABLE = ROOT / "packages/neox-launcher/src/neox_launcher/config/readers.json"
-_DESCRIBING = ("sections.", "aliases", "not_yet", "reference", "parameter", "schema")
+# Blocks that a module passes on whole, so that nothing reads each of their parameters, and parameters that a
+# module reads by a name in a table of facts.
+HANDED_ON = {
+    "zero_optimization.": "neox_config.derive.engine_json",
+    "fp16.": "neox_config.derive.engine_json",
+    "aio.": "neox_config.derive.engine_json",
+    "flops_profiler.": "neox_config.derive.engine_json",
+    "optimizer.params.": "neox_model.assembly.optimizer",
+    **{facts.epsilon: "neox_model.assembly.transformer" for facts in NORM_FACTS.values()},
+}
+# Modules that name parameters without using their values, or only to refuse them.
+_DESCRIBING = (
+    "schema",
+    "read.aliases",
+    "describe",
+    "rules",
+    "derive.implied",
+    "derive.unused",
+    "derive.resume",
+)
 
 
 def _describes(source: Source) -> bool:
-    return source.module.startswith(tuple(f"neox_launcher.config.{part}" for part in _DESCRIBING))
+    return source.module.startswith(tuple(f"neox_config.{part}" for part in _DESCRIBING))
 
 
 def _may_read(source: Source) -> bool:
-    if source.module.startswith("neox_launcher."):
+    if source.module.startswith("neox_config."):
         return not _describes(source)
-    return any(found.module.startswith("neox_launcher.config") for found in source.imports())
+    return any(found.module.startswith("neox_config") for found in source.imports())
 
 
 def _is_method_of_text(node: ast.Attribute) -> bool:
@@ -49,7 +65,7 @@ class _Words:
 
 @cache
 def _readers() -> dict[str, _Words]:
-    """The words of each module that may read configuration."""
+    """Return the words of each module that may read configuration."""
     return {source.module: _words(source) for source in sources() if _may_read(source)}
 
 
@@ -74,7 +90,7 @@ def _properties() -> dict[str, frozenset[str]]:
     """Attribute of a section -> its properties that are made of it: who reads one reads the attribute."""
     found: dict[str, set[str]] = {}
     for source in sources():
-        if not source.module.startswith("neox_launcher.config.sections."):
+        if not source.module.startswith("neox_config.schema.sections."):
             continue
         for function in ast.walk(source.tree):
             if isinstance(function, ast.FunctionDef) and _is_property(function):
@@ -100,7 +116,7 @@ def _is_read(name: str, words: _Words) -> bool:
 
 
 def read_by(name: str) -> list[str]:
-    """The modules that read a parameter; of one that nobody names, those of the block around it.
+    """Return the modules that read a parameter; if no module does by name, those that read its block.
 
     A block that is known to be handed on whole is left to the table that says to whom.
     """
@@ -109,13 +125,3 @@ def read_by(name: str) -> list[str]:
     if modules or not outer or name.startswith(tuple(HANDED_ON)):
         return modules
     return read_by(outer)
-
-
-def table() -> str:
-    """The modules of every parameter that is no block, as JSON."""
-    names = [parameter.name for parameter in all_parameters() if not parameter.is_block]
-    return json.dumps({name: read_by(name) for name in names}, indent=1) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(table())

@@ -5,9 +5,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from neox_launcher.config import Resolved, load_config, resolve
+from neox_config import Resolved, load_config, resolve
 
-__all__ = ["TINY", "resolved_from"]
+__all__ = ["SMALL_TRAINING", "TINY", "resolved_from"]
 
 # Six heads and a width of 24: sizes that do not divide nicely. No dropout, so that runs can be compared.
 TINY: dict[str, Any] = {
@@ -25,6 +25,21 @@ TINY: dict[str, Any] = {
     "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
     "init_method_std": 0.3,
     "seed": 7,
+}
+
+# A training of a few iterations on the corpus of `support.corpus`, with dropout.
+SMALL_TRAINING: dict[str, Any] = {
+    "split": "100,0,0",
+    "tokenizer_type": "CharLevelTokenizer",
+    "num_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "seq_length": 16,
+    "max_position_embeddings": 16,
+    "hidden_dropout": 0.1,
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+    "eval_iters": 0,
 }
 
 

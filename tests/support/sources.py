@@ -6,10 +6,18 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["PACKAGES", "ROOT", "Import", "Source", "sources"]
+__all__ = ["DISTRIBUTIONS", "PACKAGES", "ROOT", "Import", "Source", "sources"]
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("neox_launcher", "neox_data", "neox_kernels", "neox_model")
+# Import packages, each with the folder of its distribution.
+DISTRIBUTIONS = {
+    "neox_config": "neox-launcher",
+    "neox_launcher": "neox-launcher",
+    "neox_data": "neox-data",
+    "neox_kernels": "neox-kernels",
+    "neox_model": "neox-model",
+}
+PACKAGES = tuple(DISTRIBUTIONS)
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,8 @@ class Source:
 
 
 def _paths(package: str) -> Iterator[tuple[Path, str]]:
-    folder = ROOT / "packages" / package.replace("_", "-") / "src"
-    for path in sorted(folder.rglob("*.py")):
+    folder = ROOT / "packages" / DISTRIBUTIONS[package] / "src"
+    for path in sorted((folder / package).rglob("*.py")):
         yield path, ".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -61,7 +69,7 @@ def _module_names() -> frozenset[str]:
 
 @cache
 def sources(package: str | None = None) -> tuple[Source, ...]:
-    """The source files of one package, or of all."""
+    """Return the source files of one package, or of all."""
     return tuple(
         Source(path.relative_to(ROOT), module, ast.parse(path.read_text(), str(path)))
         for name in ([package] if package else PACKAGES)

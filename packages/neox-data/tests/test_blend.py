@@ -1,3 +1,6 @@
+import hashlib
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,7 +27,7 @@ class Numbers:
 
 
 def slow_order(weights: list[float], num_items: int) -> list[tuple[int, int]]:
-    """The documented order, read word for word."""
+    """Return the documented order, computed one sample at a time."""
     taken = [0] * len(weights)
     order = []
     for k in range(num_items):
@@ -44,6 +47,51 @@ def test_the_order_is_the_documented_one(weights: list[float], num_items: int) -
     shares = normalise_weights(weights, len(weights))
     for order in (plain_blend_order(shares, num_items), blend_order(shares, num_items)):
         assert pairs(order) == slow_order(shares.tolist(), num_items)
+
+
+# Percentages of the 22 parts of the Pile, as published (arXiv:2101.00027, table 1).
+PILE = [18.11, 14.40, 12.07, 10.01, 8.96, 7.59, 6.12, 5.13, 3.65, 3.07, 2.17, 1.55, 1.53, 1.24, 0.88, 0.75]
+PILE += [0.73, 0.62, 0.60, 0.38, 0.30, 0.14]
+CLOSE = [0.131, 0.295, 0.129, 0.251, 0.005, 0.216, 0.12, 0.15]
+
+
+@pytest.mark.parametrize(
+    ("weights", "sha256"),
+    [
+        (PILE, "26101ec6bfa3d81cbdb09bcc128573b2446a9ba69f826dd069c92e2bc3d3ab3a"),
+        (CLOSE, "39c18eeffb87eb9e72f9d1dd4732baa5221a065126ecfaddd8e3525d2e9bb70d"),
+    ],
+)
+def test_decimal_weights_are_mixed_as_by_gpt_neox(weights: list[float], sha256: str) -> None:
+    """The hashes are of `dataset_index` of GPT-NeoX's own code at commit ea7aefd, run with these weights."""
+    num_items = 200_000
+    total = 0.0
+    for weight in weights:
+        total += weight
+    divided = np.array([weight / total for weight in weights])
+    expected = [j for j, _ in slow_order((divided / np.sum(divided)).tolist(), num_items)]
+    blend = BlendedDataset([Numbers(0, num_items) for _ in weights], weights, num_items)
+    found = blend._order.datasets[:num_items]
+    assert found.tolist() == expected
+    assert hashlib.sha256(found.tobytes()).hexdigest() == sha256
+
+
+def test_each_dataset_is_built_for_its_share_by_the_plain_sum() -> None:
+    weights, counts = [0.1, 0.7, 0.2, 0.3, 0.4, 0.6, 0.9, 0.8], []
+
+    def build(number: int, count: int) -> Numbers:
+        counts.append(count)
+        return Numbers(0, count)
+
+    build_blend(build, weights, 200_000)
+    total = 0.1 + 0.7 + 0.2 + 0.3 + 0.4 + 0.6 + 0.9 + 0.8
+    assert counts == [math.ceil(200_000 * (weight / total) * 1.005) for weight in weights]
+
+
+@pytest.mark.parametrize(("weights", "differs"), [(CLOSE, True), ([0.5, 0.25, 0.25], False)])
+def test_blend_knows_if_earlier_versions_mixed_it_differently(weights: list[float], differs: bool) -> None:
+    blend = BlendedDataset([Numbers(0, 20_000) for _ in weights], weights, 20_000)
+    assert blend.differs_from_earlier_versions == differs
 
 
 def test_equals_are_decided_for_the_first() -> None:
@@ -107,7 +155,7 @@ LONG_WEIGHTS = {
 @pytest.mark.skipif(load_native() is None, reason="the extension was not built")
 @pytest.mark.parametrize("most_lanes", [1, 4, 8])
 @pytest.mark.parametrize("name", LONG_WEIGHTS)
-def test_stretches_found_side_by_side_are_those_found_one_after_another(name: str, most_lanes: int) -> None:
+def test_parallel_segments_equal_a_sequential_scan(name: str, most_lanes: int) -> None:
     weights = LONG_WEIGHTS[name] / LONG_WEIGHTS[name].sum()
     for num_items in (8 * 4096, 8 * 4096 + 1, 150_001):
         orders = [BlendOrder.empty(num_items, len(weights)) for _ in range(2)]
@@ -120,7 +168,7 @@ def test_stretches_found_side_by_side_are_those_found_one_after_another(name: st
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 4095, 4096, 8192, 9000])
-def test_counts_are_those_of_the_items(num_items: int) -> None:
+def test_counts_match_the_items(num_items: int) -> None:
     order = blend_order(np.array([0.2, 0.5, 0.3]), 8192)
     expected = np.bincount(order.datasets[:num_items], minlength=3)
     assert order.taken(num_items).tolist() == expected.tolist()
@@ -146,7 +194,7 @@ def test_any_number_of_datasets() -> None:
     assert (order.locate(69_999), order.locate(70_000)) == ((69_999, 0), (0, 1))
 
 
-def test_without_the_extension_the_plain_order_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_order_is_used_without_the_extension(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = np.array([0.6, 0.4])
     expected = pairs(blend_order(weights, 20))
     monkeypatch.setattr(blend_module, "load_native", lambda: None)
@@ -160,7 +208,7 @@ def test_a_dataset_that_the_order_takes_more_of_is_built_longer() -> None:
         asked.append((number, count))
         return Numbers(100 * number, count)
 
-    # The first of equals is dataset 0 even with weight 0, whose share is no sample at all.
+    # The first of equal datasets is dataset 0, even with weight 0 and no samples.
     blend = build_blend(build, [0, 1], 3)
     assert asked == [(0, 0), (0, 1), (1, 4)]
     assert [blend[k].item() for k in range(3)] == [100, 0, 101]
@@ -174,9 +222,7 @@ def test_items_come_from_their_datasets() -> None:
 
 
 @given(st.lists(st.floats(0.001, 1), min_size=1, max_size=8), st.integers(1, 300))
-def test_datasets_built_by_their_share_are_never_asked_past_their_end(
-    weights: list[float], num_samples: int
-) -> None:
+def test_items_of_a_blend_are_within_their_datasets(weights: list[float], num_samples: int) -> None:
     counts = samples_per_dataset(num_samples, normalise_weights(weights, len(weights)))
     blend = BlendedDataset([Numbers(0, count) for count in counts], weights, num_samples)
     assert len(blend) >= num_samples
@@ -185,7 +231,7 @@ def test_datasets_built_by_their_share_are_never_asked_past_their_end(
 
 def test_a_dataset_that_is_too_short_is_refused() -> None:
     with pytest.raises(
-        DataError, match="dataset 1 of the blend holds 2 samples, and 9 items of the blend need 5"
+        DataError, match="dataset 1 of the blend has 2 samples, but 9 items of the blend require 5"
     ):
         BlendedDataset([Numbers(0, 9), Numbers(0, 2)], [1, 1.1], 9)
 

@@ -14,7 +14,7 @@ def prefixes(write_dataset):
     return [write_dataset([[1] * 50, [2] * 51], name="a"), write_dataset([[3] * 401], name="b")]
 
 
-def test_the_report_counts_what_training_reads(prefixes) -> None:
+def test_report_equals_the_samples_that_training_reads(prefixes) -> None:
     datasets = [open_indexed(prefix) for prefix in prefixes]
     one, two = report_blend(datasets, [3, 1], num_samples=100, seq_length=10)
     assert (one.documents, one.tokens, one.weight, one.samples, one.share) == (2, 101, 0.75, 75, 0.75)
@@ -58,10 +58,10 @@ def test_the_command_prints_a_line_for_each_source(prefixes) -> None:
     ]
 
 
-def test_weights_that_are_no_numbers_are_refused(prefixes) -> None:
+def test_non_numeric_weights_are_refused(prefixes) -> None:
     result = run(*prefixes, "--weights", "a,b", "--num-samples", 100, "--seq-length", 10)
     assert result.exit_code == 2
-    assert "'a,b' is not numbers between commas" in result.stderr
+    assert "'a,b' is not a list of numbers" in result.stderr
 
 
 def test_weights_may_follow_the_documents(prefixes) -> None:

@@ -17,11 +17,11 @@ def test_words_after_an_option_of_several_get_the_option_each() -> None:
     )
 
 
-def test_other_words_stay_as_they_are() -> None:
+def test_other_arguments_are_unchanged() -> None:
     assert spread("a --other b c --input=d -x --input e") == "a --other b c --input=d -x --input e"
 
 
-def test_ctrl_c_ends_what_would_not_notice_it() -> None:
+def test_ctrl_c_ends_uninterruptible_code() -> None:
     script = (
         "import os, signal\n"
         "from neox_data.command import ended_by_ctrl_c\n"
@@ -33,7 +33,7 @@ def test_ctrl_c_ends_what_would_not_notice_it() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_ctrl_c_is_afterwards_what_it_was() -> None:
+def test_handler_of_ctrl_c_is_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with ended_by_ctrl_c():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL

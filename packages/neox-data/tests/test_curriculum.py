@@ -4,10 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from neox_data.batch_sizes import BatchSizes
 from neox_data.curriculum.analyze import num_documents, vocabulary_rarity
 from neox_data.curriculum.dataset import Clusters, CurriculumDataset, load_or_build_clusters
 from neox_data.curriculum.metric_index import MetricIndex, admissions, write_metric_index
-from neox_data.curriculum.pace import changes, fixed_discrete, fixed_linear, fixed_root
+from neox_data.curriculum.sample_order import check_order, fingerprint_order, order_path
+from neox_data.curriculum.schedule import changes, fixed_discrete, fixed_linear, fixed_root
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed import open_indexed
@@ -17,36 +19,39 @@ NEVER = np.iinfo(np.int64).max
 
 def test_a_linear_pace_by_hand() -> None:
     # After t of 10 iterations 8 + t / 10 * 24, down to a multiple of 8.
-    pace = fixed_linear(smallest=8, largest=32, iterations=10, multiple=8)
-    assert [pace(iteration) for iteration in range(12)] == [8, 8, 8, 16, 16, 16, 24, 24, 24, 32, 32, 32]
+    schedule = fixed_linear(smallest=8, largest=32, iterations=10, multiple=8)
+    assert [schedule(iteration) for iteration in range(12)] == [8, 8, 8, 16, 16, 16, 24, 24, 24, 32, 32, 32]
 
 
 def test_a_root_pace_by_hand() -> None:
     # The square root of t / 16 at t = 1, 4, 9, 16 is 1/4, 1/2, 3/4, 1 of the way from 10 to 50.
-    pace = fixed_root(smallest=10, largest=50, iterations=16, multiple=10, degree=2)
-    assert [pace(t - 1) for t in (1, 3, 4, 8, 9, 15, 16, 100)] == [20, 20, 30, 30, 40, 40, 50, 50]
+    schedule = fixed_root(smallest=10, largest=50, iterations=16, multiple=10, degree=2)
+    assert [schedule(t - 1) for t in (1, 3, 4, 8, 9, 15, 16, 100)] == [20, 20, 30, 30, 40, 40, 50, 50]
 
 
 def test_the_first_difficulty_is_a_multiple_at_or_above_the_smallest() -> None:
-    pace = fixed_linear(smallest=8, largest=64, iterations=100, multiple=16)
-    assert pace(0) == 16
+    schedule = fixed_linear(smallest=8, largest=64, iterations=100, multiple=16)
+    assert schedule(0) == 16
     assert fixed_linear(smallest=3, largest=5, iterations=9, multiple=16)(0) == 5
 
 
 def test_a_discrete_pace_by_hand() -> None:
-    pace = fixed_discrete(difficulties=[1, 2, 3], last_iterations=[5, 10])
-    assert [pace(t - 1) for t in (1, 5, 6, 10, 11, 99)] == [1, 1, 2, 2, 3, 3]
-    assert changes(pace, 12) == [(0, 1), (5, 2), (10, 3)]
-    assert changes(pace, 8) == [(0, 1), (5, 2)]
+    schedule = fixed_discrete(difficulties=[1, 2, 3], last_iterations=[5, 10])
+    assert [schedule(t - 1) for t in (1, 5, 6, 10, 11, 99)] == [1, 1, 2, 2, 3, 3]
+    assert changes(schedule, 12) == [(0, 1), (5, 2), (10, 3)]
+    assert changes(schedule, 8) == [(0, 1), (5, 2)]
 
 
-def index_of(tmp_path: Path, values: list[int], kind="value", merged=False, **pace: object) -> MetricIndex:
-    prefixes = write_metric_index(tmp_path, "m", np.array(values))
+def index_of(
+    tmp_path: Path, values: list[int], kind="value", merged=False, largest=4, **schedule: object
+) -> MetricIndex:
+    order = fingerprint_order(Numbers(len(values)))
+    prefixes = write_metric_index(tmp_path, "m", np.array(values), order)
     samples = prefixes["index_to_sample_percentile_merged" if merged else "index_to_sample"]
-    steps = {"difficulties": [2, 5, 9], "last_iterations": [4, 8]} | pace
+    steps = {"difficulties": [2, 5, 9], "last_iterations": [4, 8]} | schedule
     return MetricIndex(
         samples=str(samples), difficulties=str(prefixes["index_to_metric"]), kind=kind,
-        pace=fixed_discrete(**steps),
+        largest=largest, schedule=fixed_discrete(**steps),
     )  # fmt: skip
 
 
@@ -60,17 +65,40 @@ def test_samples_are_admitted_by_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize("merged", [False, True])
 def test_samples_are_admitted_by_percentile(tmp_path: Path, merged: bool) -> None:
     values = [30, 10, 20, 40, 50, 60, 70, 80]
-    index = index_of(tmp_path, values, "percentile", merged, difficulties=[25, 50, 100])
+    index = index_of(tmp_path, values, "percentile", merged, difficulties=[1, 2, 4])
     assert admissions(index, num_samples=8, iterations=20).tolist() == [4, 0, 0, 4, 8, 8, 8, 8]
 
 
-def test_a_merged_index_is_no_index_by_value(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not hold one difficulty for each of the 100 rows"):
+def shares_of_deepspeed(num_samples: int, largest: int, difficulties: list[int]) -> list[int]:
+    """Count the samples open at each difficulty as DeepSpeed's sampler documents it, one share at a time."""
+    share = num_samples // largest
+    return [num_samples if difficulty == largest else share * difficulty for difficulty in difficulties]
+
+
+@pytest.mark.parametrize("num_samples", [8, 199, 1000])
+@pytest.mark.parametrize(
+    ("largest", "difficulties"),
+    [(100, [10, 50, 100]), (50, [10, 25, 50]), (250, [50, 249, 250]), (8, [1, 2, 7])],
+)
+def test_percentiles_are_shares_of_the_largest_difficulty(
+    tmp_path: Path, num_samples: int, largest: int, difficulties: list[int]
+) -> None:
+    values = np.random.default_rng(5).permutation(num_samples).tolist()
+    index = index_of(tmp_path, values, "percentile", largest=largest, difficulties=difficulties)
+    admitted = admissions(index, num_samples=num_samples, iterations=20)
+    opened = [int((admitted <= begin).sum()) for begin in (0, 4, 8)]
+    assert opened == shares_of_deepspeed(num_samples, largest, difficulties)
+    order = np.argsort(values)
+    assert (np.diff(admitted[order]) >= 0).all()
+
+
+def test_merged_index_is_not_an_index_by_value(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"does not contain one increasing difficulty per row .*100 rows"):
         admissions(index_of(tmp_path, [1, 2, 3], "value", merged=True), num_samples=3, iterations=5)
 
 
 def test_an_analysis_of_other_data_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"does not list samples of this data \(2 of them\)"):
+    with pytest.raises(DataError, match=r"does not list the 2 samples of this data once each"):
         admissions(index_of(tmp_path, [1, 2, 3]), num_samples=2, iterations=5)
 
 
@@ -85,10 +113,10 @@ class Numbers:
         return np.array([item])
 
 
-def curriculum(admitted: list[int], *, per_iteration=4, num_samples=80, num_epochs=50, seed=1):
+def curriculum(admitted: list[int], *, batch_sizes=((0, 4),), num_samples=80, num_epochs=50, seed=1):
     clusters = Clusters(np.array(admitted), "m")
     return CurriculumDataset(
-        Numbers(len(admitted)), clusters, items_per_iteration=per_iteration, num_samples=num_samples,
+        Numbers(len(admitted)), clusters, batch_sizes=BatchSizes(batch_sizes), num_samples=num_samples,
         num_epochs=num_epochs, seed=seed,
     )  # fmt: skip
 
@@ -125,12 +153,34 @@ def test_items_lead_back_and_depend_on_the_seed_alone() -> None:
     assert [curriculum(ADMITTED, seed=2).locate(item)[1] for item in range(80)] != places
 
 
-def test_what_cannot_be_drawn_is_told() -> None:
-    with pytest.raises(DataError, match=r"80 samples are asked of a curriculum of 11, more than 7 passes"):
+def test_new_batch_size_keeps_earlier_draws_and_the_schedule() -> None:
+    """Batches of 4, 6 from iteration 2 on, 5 from iteration 5 on, 8 from iteration 9 on."""
+    changes = ((0, 4), (2, 6), (5, 5), (9, 8))
+    for count, (iteration, _) in enumerate(changes[1:], start=1):
+        earlier, later = (curriculum(ADMITTED, batch_sizes=changes[:end]) for end in (count, count + 1))
+        read = BatchSizes(changes).first_item(iteration)
+        assert [earlier.locate(item) for item in range(read)] == [later.locate(item) for item in range(read)]
+    dataset, sizes = curriculum(ADMITTED, batch_sizes=changes), BatchSizes(changes)
+    drawn = [dataset[item].item() for item in range(80)]
+    assert all(ADMITTED[sample] <= sizes.iteration_of(item) for item, sample in enumerate(drawn))
+    for begin in (0, 3, 10):
+        members = {sample for sample, admitted in enumerate(ADMITTED) if admitted == begin}
+        own = [sample for sample in drawn if sample in members]
+        assert sizes.iteration_of(drawn.index(own[0])) <= begin + 1
+        for first in range(0, len(own) - len(members) + 1, len(members)):
+            assert set(own[first : first + len(members)]) == members
+
+
+def test_invalid_curricula_are_reported() -> None:
+    with pytest.raises(
+        DataError, match=r"requires 80 samples, but the curriculum has 11, too few for 7 passes"
+    ):
         curriculum(ADMITTED, num_epochs=7)
-    with pytest.raises(DataError, match="no sample is easy enough for the first iteration by all of m"):
+    with pytest.raises(
+        DataError, match="no sample is easy enough for the first iteration by all measures of m"
+    ):
         curriculum([3, 4, NEVER])
-    with pytest.raises(DataError, match="grows in 1,001 steps, and at most 1,000 are kept apart"):
+    with pytest.raises(DataError, match="has 1,001 steps, but at most 1,000 are supported"):
         curriculum(list(range(1001)))
     with pytest.raises(IndexError, match="item 80 of a curriculum of 80"):
         curriculum(ADMITTED)[80]
@@ -141,14 +191,43 @@ def test_measures_are_combined_and_their_clusters_kept(tmp_path: Path) -> None:
     two = index_of(tmp_path / "two", [1, 5, 1, 9, 1, 1])
     folder = tmp_path / "clusters"
     for _ in range(2):
-        clusters = load_or_build_clusters(
-            {"one": one, "two": two}, num_samples=6, iterations=20, folder=folder
-        )
+        clusters = load_or_build_clusters({"one": one, "two": two}, Numbers(6), iterations=20, folder=folder)
         assert (clusters.begins, clusters.ends) == ([0, 4, 8], [2, 4, 6])
         assert clusters.samples.tolist() == [0, 5, 1, 2, 3, 4]
         assert len(list(folder.iterdir())) == 1
-    load_or_build_clusters({"one": one}, num_samples=6, iterations=20, folder=folder)
+    load_or_build_clusters({"one": one}, Numbers(6), iterations=20, folder=folder)
     assert len(list(folder.iterdir())) == 2
+
+
+class Shifted(Numbers):
+    def __getitem__(self, item: int) -> np.ndarray:
+        return np.array([(item + 1) % self.length])
+
+
+def test_an_analysis_of_another_order_is_refused_even_if_clusters_exist(tmp_path: Path) -> None:
+    index = index_of(tmp_path, [1, 1, 5, 5, 9, 1])
+    settings = {"iterations": 20, "folder": tmp_path / "clusters"}
+    load_or_build_clusters({"m": index}, Numbers(6), **settings)
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"m_index_to_sample was made with another seed, .* or data"):
+            load_or_build_clusters({"m": index}, Shifted(6), **settings)
+
+
+def test_an_analysis_without_a_fingerprint_is_used_with_a_warning(tmp_path: Path, caplog) -> None:
+    index = index_of(tmp_path, [1, 1, 5, 5, 9, 1])
+    order_path(index.samples).unlink()
+    load_or_build_clusters({"m": index}, Numbers(6), iterations=20, folder=tmp_path / "clusters")
+    assert "m_index_to_sample.order.json does not exist, so it is not known" in caplog.text
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "nonsense"])
+def test_a_damaged_fingerprint_is_named(tmp_path: Path, content: str) -> None:
+    index = index_of(tmp_path, [1, 1])
+    order_path(index.samples).write_text(content)
+    with pytest.raises(
+        DataError, match=r"m_index_to_sample.order.json is damaged .*run neox-data analyze again"
+    ):
+        check_order(index.samples, "x")
 
 
 def test_measures_by_hand(write_dataset) -> None:
@@ -176,7 +255,7 @@ def test_paces_are_deepspeeds() -> None:
         ("fixed_root", fixed_root, {"degree": 3}),
     ):
         for smallest, largest, iterations, multiple in ((8, 128, 37, 8), (5, 100, 90, 7), (3, 60, 11, 16)):
-            pace = build(
+            schedule = build(
                 smallest=smallest, largest=largest, iterations=iterations, multiple=multiple, **config
             )
             settings = {"total_curriculum_step": iterations, "difficulty_step": multiple}
@@ -186,6 +265,6 @@ def test_paces_are_deepspeeds() -> None:
                     "schedule_config": settings | ({"root_degree": config["degree"]} if config else {}),
                 }))
             )  # fmt: skip
-            assert [pace(iteration) for iteration in range(150)] == [
+            assert [schedule(iteration) for iteration in range(150)] == [
                 theirs.update_difficulty(iteration + 1) for iteration in range(150)
             ]

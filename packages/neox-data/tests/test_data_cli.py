@@ -17,7 +17,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def test_inspect_shows_what_a_dataset_holds(write_dataset) -> None:
+def test_inspect_shows_the_contents_of_a_dataset(write_dataset) -> None:
     prefix = write_dataset([[1, 2], [3], [4, 5, 6, 7, 8, 9]])
     result = run("inspect", prefix)
     assert result.exit_code == 0
@@ -47,7 +47,7 @@ def test_inspect_shows_an_empty_dataset(write_dataset) -> None:
 def test_verify_passes_a_sound_dataset(write_dataset) -> None:
     result = run("verify", write_dataset([[1, 2], [3]]))
     assert result.exit_code == 0
-    assert "2 sequences, 3 tokens, all checks passed, but no hash: there is no manifest" in result.stdout
+    assert "2 sequences, 3 tokens, all checks passed, hashes not checked (no manifest)" in result.stdout
 
 
 @pytest.fixture
@@ -68,14 +68,14 @@ def preprocessed(tmp_path: Path, tokenizer_json: Path):
 def test_verify_holds_the_files_against_the_manifest(preprocessed) -> None:
     prefix = preprocessed("one", "a text", "another")
     assert "2 sequences, " in (output := run("verify", prefix).stdout)
-    assert "all checks passed, and the hashes" in output
+    assert "all checks passed, hashes match" in output
     data = bytearray(Path(f"{prefix}.bin").read_bytes())
     data[0] ^= 1
     Path(f"{prefix}.bin").write_bytes(data)
     result = run("verify", prefix)
     assert result.exit_code == 2
     assert (
-        "one_text_document.bin is not the file that one_text_document.manifest.json describes"
+        "one_text_document.bin does not match one_text_document.manifest.json; copy both again"
         in result.stderr
     )
 
@@ -96,10 +96,10 @@ def test_inspect_refuses_to_decode_with_another_tokenizer(preprocessed) -> None:
     prefix = preprocessed("one", "a text")
     result = run("inspect", prefix, "--show", 1, "--tokenizer-type", "CharLevelTokenizer")
     assert result.exit_code == 2
-    assert "was made with another tokenizer (HFTokenizer, 300 entries" in result.stderr
+    assert "was tokenized with another tokenizer (HFTokenizer, 300 entries" in result.stderr
 
 
-def test_merge_is_what_one_run_over_all_inputs_writes(preprocessed, tmp_path: Path) -> None:
+def test_merge_equals_one_run_over_all_inputs(preprocessed, tmp_path: Path) -> None:
     one, two = preprocessed("one", "a text", "", "another"), preprocessed("two", "more", "text")
     both = preprocessed("both", "a text", "", "another", "more", "text")
     result = run("merge", f"{one}.idx", two, "--output", tmp_path / "merged")
@@ -117,7 +117,42 @@ def test_merge_is_what_one_run_over_all_inputs_writes(preprocessed, tmp_path: Pa
             # The places in one file are others than those in two.
             merged[part].pop(".offsets"), whole[part].pop(".offsets")
         assert merged[part] == whole[part]
-    assert "and the hashes" in run("verify", tmp_path / "merged").stdout
+    assert "hashes match" in run("verify", tmp_path / "merged").stdout
+    assert (
+        merged["largest_token"]
+        == whole["largest_token"]
+        == max(token for row in open_indexed(tmp_path / "merged") for token in row.tolist())
+    )
+
+
+@pytest.mark.parametrize("ending", ["bin", "idx", "offsets"])
+@pytest.mark.parametrize("command", ["merge", "split"])
+def test_damaged_data_is_neither_copied_nor_certified(
+    preprocessed, tmp_path: Path, command: str, ending: str
+) -> None:
+    prefix = preprocessed("one", "a text", "another", "a third")
+    path = Path(f"{prefix}.{ending}")
+    data = bytearray(path.read_bytes())
+    # In the .idx: the mode bytes would be behind; this is the last number of the document index.
+    data[-9 if ending == "idx" else 1] ^= 1
+    path.write_bytes(data)
+    (tmp_path / "out").mkdir()
+    arguments = ("--split", "2,1") if command == "split" else ()
+    result = run(command, prefix, *arguments, "--output", tmp_path / "out" / "new")
+    assert result.exit_code == 2, result.output
+    assert f"one_text_document.{ending} does not match" in result.stderr
+    assert "manifest" in result.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_merge_compares_each_dataset_that_has_a_manifest(preprocessed, write_dataset, tmp_path: Path) -> None:
+    prefix = preprocessed("one", "a text")
+    path = Path(f"{prefix}.bin")
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    result = run("merge", write_dataset([[1, 2]]), prefix, "--output", tmp_path / "merged")
+    assert result.exit_code == 2
+    assert "one_text_document.bin does not match the hash in its manifest" in result.stderr
+    assert not list(tmp_path.glob("merged*"))
 
 
 def test_merge_without_all_manifests_makes_none(preprocessed, write_dataset, tmp_path: Path) -> None:
@@ -125,7 +160,7 @@ def test_merge_without_all_manifests_makes_none(preprocessed, write_dataset, tmp
         "merge", preprocessed("one", "a text"), write_dataset([[1, 2]]), "--output", tmp_path / "merged"
     )
     assert result.exit_code == 0
-    assert "not every dataset has a manifest" in result.stderr
+    assert "no manifest was written, because not every dataset has one" in result.stderr
     assert not (tmp_path / "merged.manifest.json").exists()
 
 
@@ -149,7 +184,7 @@ def test_the_parts_of_a_split_know_their_sources_and_their_tokenizer(tmp_path: P
         ("valid", ["two"] * 2, [2]),
     ):
         prefix = tmp_path / f"part_{part}"
-        assert "and the hashes" in run("verify", prefix).stdout
+        assert "hashes match" in run("verify", prefix).stdout
         manifest = read_manifest(prefix)
         assert [source["documents"] for source in manifest["inputs"]] == counts
         assert manifest["counts"] == {"documents": sum(counts), "tokens": open_indexed(prefix).num_tokens}
@@ -167,24 +202,28 @@ def test_verify_misses_a_file_that_the_manifest_describes(preprocessed) -> None:
     result = run("verify", prefix)
     assert result.exit_code == 2
     assert (
-        "one_text_document.offsets is missing, which one_text_document.manifest.json describes"
-        in result.stderr
+        "one_text_document.offsets is missing, but one_text_document.manifest.json lists it" in result.stderr
     )
 
 
-def test_a_request_that_is_wrong_shows_nothing_else(preprocessed) -> None:
+def test_invalid_request_prints_only_the_error(preprocessed) -> None:
     result = run("inspect", preprocessed("one", "a"), "--show", 1, "--tokenizer-type", "HFTokenizer")
     assert (result.exit_code, result.stdout) == (2, "")
 
 
-def test_count_counts_and_names_what_cannot_be_read(tmp_path: Path) -> None:
+def test_count_names_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "caf\u00e9"}\n{"text": ""}\n{"text": 3}\n', encoding="utf-8")
     result = run("count", "--input", tmp_path / "a.jsonl")
     rows = {line[:12].strip(): line[12:].strip() for line in result.stdout.splitlines()}
     assert rows == {
         "documents": "2", "characters": "4", "bytes": "5", "empty": "1", "too long": "0", "unreadable": "1",
+        "null": "0",
     }  # fmt: skip
     assert "a.jsonl, line 3: the value of 'text' is int, not text" in result.stderr
+    assert "Error: 1 documents cannot be read; correct them" in result.stderr
+    assert result.exit_code == 1
+    (tmp_path / "a.jsonl").write_text('{"text": "all"}\n')
+    assert run("count", "--input", tmp_path / "a.jsonl").exit_code == 0
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
@@ -208,6 +247,17 @@ def test_train_tokenizer_makes_a_tokenizer(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("the caf\u00e9")) == "the caf\u00e9"
 
 
+@pytest.mark.parametrize("output", ["corpus.jsonl", "link.jsonl"])
+def test_train_tokenizer_does_not_overwrite_its_corpus(tmp_path: Path, output: str) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "one"}\n')
+    (tmp_path / "link.jsonl").symlink_to("corpus.jsonl")
+    result = run("train-tokenizer", "--input", corpus, "--vocab-size", 259, "--output", tmp_path / output)
+    assert result.exit_code == 2
+    assert "is also an input, which would be overwritten; choose another file" in result.stderr
+    assert corpus.read_text() == '{"text": "one"}\n'
+
+
 def test_train_tokenizer_leaves_bad_lines_out_on_request(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "the cat"}\n{"text": 3}\n')
     words = (
@@ -228,19 +278,35 @@ def test_train_tokenizer_leaves_bad_lines_out_on_request(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("words", [("stdlib-corpus", ""), ("stdlib-corpus", "/")])
-def test_a_folder_is_no_file_to_write(words: tuple[str, ...]) -> None:
+def test_folder_as_output_file_is_refused(words: tuple[str, ...]) -> None:
     result = run(*words)
     assert result.exit_code == 2
-    assert "is a folder, not a file to write; give a name in it" in result.stderr
+    assert "is a folder, not a file; append a file name" in result.stderr
 
 
-def test_train_tokenizer_says_when_the_corpus_is_too_small(tmp_path: Path) -> None:
+def test_train_tokenizer_shows_progress_and_what_it_does_not_read(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"body": "some text"}\n' * 300)
+    (tmp_path / "in" / "b.csv").touch()
+    result = run(
+        "train-tokenizer", "--input", tmp_path / "in", "--json-keys", "body", "--vocab-size", 260,
+        "--log-interval", 100, "--output", tmp_path / "t.json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    lines = result.stderr.splitlines()
+    assert [line.split(" documents")[0] for line in lines[:3]] == ["100", "200", "300"]
+    assert "tokens/s" not in lines[0]
+    assert "learning a vocabulary from 300 documents" in lines
+    assert f"  {tmp_path}/in/b.csv" in lines
+
+
+def test_train_tokenizer_reports_a_corpus_that_is_too_small(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ab")
     result = run(
         "train-tokenizer", "--input", tmp_path / "a.txt", "--vocab-size", 300, "--output", tmp_path / "t.json"
     )
     assert result.exit_code == 0
-    assert "gives only 259 entries of the 300 asked for" in result.stderr
+    assert "yields only 259 of the 300 requested entries" in result.stderr
 
 
 def test_stdlib_corpus_is_readable(tmp_path: Path) -> None:

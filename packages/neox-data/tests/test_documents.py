@@ -14,19 +14,19 @@ def test_positions_start_again_after_the_token_that_ends_a_document() -> None:
     assert position_ids(TOKENS, 9).tolist() == [[0, 1, 0, 1, 2, 0, 0], [0, 0, 1, 2, 3, 4, 5]]
 
 
-def test_positions_run_through_the_row_otherwise() -> None:
+def test_positions_run_through_the_row_without_resets() -> None:
     assert position_ids(TOKENS).tolist() == [list(range(7))] * 2
 
 
-def test_what_is_predicted_from_the_end_of_a_document_does_not_count() -> None:
+def test_targets_after_the_end_of_a_document_are_masked() -> None:
     assert loss_mask(TOKENS, 9).tolist() == [[1, 0, 1, 1, 0, 0, 1], [0, 1, 1, 1, 1, 1, 0]]
 
 
-def test_everything_counts_otherwise() -> None:
+def test_without_masking_all_targets_count() -> None:
     assert loss_mask(TOKENS).tolist() == [[1] * 7] * 2
 
 
-def test_types_are_those_that_the_model_takes() -> None:
+def test_dtypes_match_the_model_input() -> None:
     assert (
         document_ids(TOKENS, 9).dtype
         == position_ids(TOKENS, 9).dtype

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neox_data.errors import DataError
+from neox_data.errors import DataError, IndexedDatasetError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed import open_indexed
 
@@ -49,7 +49,14 @@ def test_only_the_named_documents_are_used(prefix: Path) -> None:
     }
 
 
-def test_pieces_say_where_an_item_comes_from(prefix: Path) -> None:
+@pytest.mark.parametrize("documents", [[0, 5], [-1, 2], [2**40], [2**32]])
+def test_documents_that_do_not_exist_are_refused(prefix: Path, documents: list[int]) -> None:
+    message = f"documents {min(documents):,} to {max(documents):,} of .*, but it has documents 0 to 4"
+    with pytest.raises(IndexedDatasetError, match=message):
+        make(prefix, documents=np.array(documents))
+
+
+def test_pieces_contain_the_origin_of_an_item(prefix: Path) -> None:
     dataset = make(prefix)
     for item in range(len(dataset)):
         pieces = list(dataset.pieces(item))
@@ -60,9 +67,7 @@ def test_pieces_say_where_an_item_comes_from(prefix: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("seq_length", [1, 3, 4, 20])
-def test_the_items_that_hold_a_sequence_are_those_whose_pieces_do(
-    prefix: Path, seq_length: int, seed: int
-) -> None:
+def test_items_of_a_sequence_match_the_pieces(prefix: Path, seq_length: int, seed: int) -> None:
     dataset = make(prefix, documents=np.array([0, 1, 2, 4]), num_samples=20, seq_length=seq_length, seed=seed)
     for sequence in range(5):
         holding = [
@@ -86,6 +91,6 @@ def test_an_item_that_is_not_there_is_refused(prefix: Path, item: int) -> None:
 
 def test_a_part_without_documents_is_refused(prefix: Path) -> None:
     with pytest.raises(
-        DataError, match=r"the part 'train' of .*corpus has no document; give it a larger share"
+        DataError, match=r"the part 'train' of .*corpus has no documents; give it a larger share"
     ):
         make(prefix, documents=np.arange(0))

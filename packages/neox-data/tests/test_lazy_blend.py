@@ -27,7 +27,7 @@ def test_items_belong_to_the_owners_of_mirrored_numbers() -> None:
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), st.integers(0, 600))
-def test_counts_are_those_of_the_items(shares: list[int], items: int) -> None:
+def test_counts_match_the_items(shares: list[int], items: int) -> None:
     points, taken = SpreadPoints(shares), [0] * len(shares)
     for item in range(items):
         owner = points.owner(item)
@@ -47,7 +47,7 @@ def test_every_stretch_has_its_shares_up_to_a_few_items() -> None:
             assert abs(count - share * stretch) < 12
 
 
-def test_datasets_are_built_for_exactly_what_is_taken() -> None:
+def test_datasets_are_built_for_the_number_of_samples_taken() -> None:
     blend = LazyBlendedDataset(lambda number, count: Numbers(1000 * number, count), [1, 0, 3], 400)
     seen = [blend[item].item() for item in range(len(blend))]
     assert sorted(seen) == [*range(len(blend.datasets[0])), *range(2000, 2000 + len(blend.datasets[2]))]

@@ -40,6 +40,12 @@ def test_an_epoch_is_every_window_once(corpus: Path) -> None:
     assert dataset[0].dtype == np.int64
 
 
+@pytest.mark.parametrize("documents", [range(13), range(-1, 12), range(20, 22)])
+def test_documents_that_do_not_exist_are_refused(corpus: Path, documents: range) -> None:
+    with pytest.raises(IndexedDatasetError, match="but it has documents 0 to 11; correct the numbers"):
+        lazy(corpus, documents)
+
+
 def test_epochs_differ_in_order_and_in_cuts(corpus: Path) -> None:
     dataset = lazy(corpus, range(12), num_samples=70)
     epochs = [tuple(dataset[7 * epoch + item][0].item() for item in range(7)) for epoch in range(10)]
@@ -47,7 +53,7 @@ def test_epochs_differ_in_order_and_in_cuts(corpus: Path) -> None:
     assert {min(epoch) for epoch in epochs} == {0, 1, 2, 3}
 
 
-def test_items_depend_on_neither_the_number_of_samples_nor_the_order_of_asking(corpus: Path) -> None:
+def test_items_do_not_depend_on_the_number_of_samples_or_access_order(corpus: Path) -> None:
     short, long = lazy(corpus, range(12), num_samples=7), lazy(corpus, range(12), num_samples=700)
     expected = [long[k].tolist() for k in range(21)]
     assert [short[k].tolist() for k in range(7)] == expected[:7]
@@ -93,7 +99,7 @@ def test_pieces_are_the_tokens_of_the_item(tmp_path_factory, data) -> None:
     with IndexedDatasetWriter(prefix, dtype="u2") as writer:
         writer.append_all(np.arange(sum(sizes)), sizes)
     if sum(sizes[d] for d in documents) <= seq_length:
-        with pytest.raises(DataError, match="one sample needs"):
+        with pytest.raises(DataError, match="one sample requires"):
             lazy(prefix, documents, seq_length=seq_length)
         return
     dataset = lazy(prefix, documents, seq_length=seq_length)
@@ -121,5 +127,5 @@ def test_an_item_that_is_not_there_is_refused(corpus: Path) -> None:
 
 
 def test_sequences_that_do_not_follow_each_other_are_refused(corpus: Path) -> None:
-    with pytest.raises(IndexedDatasetError, match="do not lie one after another"):
+    with pytest.raises(IndexedDatasetError, match="are not contiguous"):
         lazy(corpus, range(0, 12, 2))

@@ -1,10 +1,11 @@
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from neox_data import manifest as manifest_module
+from neox_data import whole_files
 from neox_data.errors import IndexedDatasetError, TokenizerError
 from neox_data.indexed import IndexedDatasetWriter
 from neox_data.manifest import (
@@ -34,24 +35,31 @@ def dataset(write_dataset) -> Path:
     return prefix
 
 
-def test_what_is_written_is_read_and_holds(dataset: Path) -> None:
+def test_written_manifest_is_read_and_verified(dataset: Path) -> None:
     manifest = read_manifest(dataset)
     assert manifest["counts"] == {"documents": 2}
     assert manifest["files"][".bin"]["bytes"] == 6
     assert verify_manifest(dataset) is True
 
 
+def test_a_source_whose_name_is_not_utf8_is_recorded(dataset: Path) -> None:
+    manifest = read_manifest(dataset)
+    inputs = [{"path": os.fsdecode(b"caf\xc3\xa9 \xff.jsonl"), "bytes": 3, "sha256": ABC}]
+    given = {name: manifest[name] for name in ("tokenizer", "options", "counts")}
+    write_manifest(dataset, inputs=inputs, **given)
+    assert "caf\u00e9 \\udcff.jsonl" in Path(f"{dataset}.manifest.json").read_text(encoding="utf-8")
+    assert read_manifest(dataset)["inputs"] == inputs
+
+
 @pytest.mark.parametrize("ending", ["bin", "idx"])
 def test_a_changed_file_is_found(dataset: Path, ending: str) -> None:
     path = Path(f"{dataset}.{ending}")
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(
-        IndexedDatasetError, match=f"corpus.{ending} is not the file that corpus.manifest.json"
-    ):
+    with pytest.raises(IndexedDatasetError, match=f"corpus.{ending} does not match corpus.manifest.json"):
         verify_manifest(dataset)
 
 
-def test_a_dataset_without_one_is_no_fault(write_dataset) -> None:
+def test_dataset_without_a_manifest_is_accepted(write_dataset) -> None:
     prefix = write_dataset([[1]])
     assert read_manifest(prefix) is None
     assert verify_manifest(prefix) is False
@@ -69,7 +77,24 @@ def test_a_new_dataset_of_the_same_name_has_not_the_old_manifest(dataset: Path) 
 )
 def test_a_damaged_one_is_named(dataset: Path, text: str) -> None:
     Path(f"{dataset}.manifest.json").write_text(text)
-    with pytest.raises(IndexedDatasetError, match=r"corpus.manifest.json is no manifest \("):
+    with pytest.raises(IndexedDatasetError, match=r"corpus.manifest.json is not a valid manifest \("):
+        read_manifest(dataset)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("files", {".bin": None}),
+        ("files", []),
+        ("counts", {"documents": "2"}),
+        ("inputs", [1]),
+        ("tokenizer", "x"),
+    ],
+)
+def test_values_of_the_wrong_type_are_named(dataset: Path, name: str, value: object) -> None:
+    path = Path(f"{dataset}.manifest.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+    with pytest.raises(IndexedDatasetError, match=rf"not a valid manifest \({name} has the wrong type\)"):
         read_manifest(dataset)
 
 
@@ -81,7 +106,7 @@ def test_another_tokenizer_is_refused(dataset: Path, tokenizer_json: Path) -> No
         check_tokenizer(dataset, build_tokenizer("HFTokenizer", vocab_file=tokenizer_json))
 
 
-def test_a_fingerprint_is_of_what_decides_the_ids(tokenizer_json: Path, tmp_path: Path) -> None:
+def test_fingerprint_depends_on_what_determines_the_ids(tokenizer_json: Path, tmp_path: Path) -> None:
     one = build_tokenizer("HFTokenizer", vocab_file=tokenizer_json)
     description = json.loads(tokenizer_json.read_text())
     description["truncation"] = {
@@ -100,12 +125,12 @@ def test_datasets_of_different_tokenizers_are_not_merged(
     other = write_dataset([[1]], name="other")
     tokenizer = build_tokenizer("HFTokenizer", vocab_file=tokenizer_json)
     write_manifest(other, inputs=[], tokenizer=describe_tokenizer(tokenizer), options={}, counts={})
-    with pytest.raises(TokenizerError, match="were made with different tokenizers"):
+    with pytest.raises(TokenizerError, match="were tokenized with different tokenizers"):
         merge_manifests([dataset, other])
     assert merge_manifests([dataset, dataset])["counts"] == {"documents": 4}
 
 
-def test_what_was_not_counted_of_each_is_not_known_of_all(dataset: Path, write_dataset) -> None:
+def test_counts_missing_in_a_part_are_missing_in_the_whole(dataset: Path, write_dataset) -> None:
     other = write_dataset([[1]], name="other")
     tokenizer = describe_tokenizer(build_tokenizer("CharLevelTokenizer"))
     counts = {"characters": 3, "documents": 1}
@@ -116,14 +141,14 @@ def test_what_was_not_counted_of_each_is_not_known_of_all(dataset: Path, write_d
 
 def test_inputs_are_hashed_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"abc")
-    with hashed_ahead([tmp_path / "a"]) as inputs:
+    with hashed_ahead([(tmp_path / "a", 0, None)]) as inputs:
         assert inputs() == [{"path": f"{tmp_path}/a", "bytes": 3, "sha256": ABC}]
 
 
 def test_an_error_does_not_wait_for_the_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_module, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(whole_files, "_BLOCK_BYTES", 1)
     with (tmp_path / "large").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(RuntimeError, match="stop"), hashed_ahead([tmp_path / "large"] * 2):
+    with pytest.raises(RuntimeError, match="stop"), hashed_ahead([(tmp_path / "large", 0, None)] * 2):
         raise RuntimeError("stop")
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hash")]

@@ -54,7 +54,7 @@ def test_another_batch_size_continues_at_the_next_sample(start: int) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 3, 5, 6, 29])
-def test_the_last_sample_is_read_whatever_the_start(start: int) -> None:
+def test_last_sample_is_read_for_any_start(start: int) -> None:
     """A data set that holds exactly what is left is read to its end, and never from its beginning."""
     num_samples = start + 4 * 12
     ranks = [sampler(num_samples, rank, start=start) for rank in range(3)]
@@ -62,7 +62,7 @@ def test_the_last_sample_is_read_whatever_the_start(start: int) -> None:
     assert read == list(range(start, num_samples))
 
 
-def test_after_the_last_batch_the_first_items_follow_whatever_the_start() -> None:
+def test_items_restart_after_the_last_batch_for_any_start() -> None:
     ranks = [sampler(20, rank, start=4) for rank in range(3)]
     read = [item for i in range(2) for m in range(2) for rank in ranks for item in rank.items(i, m)]
     # Two batches fit after item 4; items 16 to 19 do not fill a third.
@@ -71,6 +71,6 @@ def test_after_the_last_batch_the_first_items_follow_whatever_the_start() -> Non
 
 def test_data_that_does_not_fill_a_batch_is_refused() -> None:
     with pytest.raises(
-        DataError, match="holds 5 samples, and one batch of 3 data-parallel ranks with 2 each needs 6"
+        DataError, match="has 5 samples, but one batch of 3 data-parallel ranks with 2 each requires 6"
     ):
         sampler(5)

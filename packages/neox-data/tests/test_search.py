@@ -42,7 +42,7 @@ def holding(dataset: IndexedDataset, text: str, tokenizer: Tokenizer) -> list[in
      "xna", "endof the", "nowhere", "\ufffd", "red\ufffd"],
 )  # fmt: skip
 @pytest.mark.parametrize("block", [1, 7, 1 << 20])
-def test_the_documents_found_are_those_whose_text_holds_it(
+def test_search_finds_the_documents_that_contain_the_text(
     tmp_path: Path, tokenizer: Tokenizer, text: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "_BLOCK_TOKENS", block)
@@ -53,7 +53,11 @@ def test_the_documents_found_are_those_whose_text_holds_it(
     assert sum(looked_at) == dataset.num_tokens
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(rows=st.lists(st.lists(st.integers(0, 299), max_size=12), min_size=1, max_size=8), data=st.data())
 def test_any_tokens_are_searched_as_their_decoded_texts_are(
     tmp_path: Path, tokenizer_json: Path, rows: list[list[int]], data: st.DataObject
@@ -76,7 +80,7 @@ def test_any_tokens_are_searched_as_their_decoded_texts_are(
     numbers=st.lists(st.integers(0, 7), max_size=30),
     passage=st.binary(min_size=1, max_size=6),
 )
-def test_a_passage_ends_where_the_bytes_of_the_tokens_say(
+def test_passages_are_found_by_the_bytes_of_the_tokens(
     entries: list[bytes], numbers: list[int], passage: bytes
 ) -> None:
     entries = [bytes(byte % 3 for byte in entry) for entry in entries]
@@ -105,7 +109,7 @@ def test_a_long_passage_is_found_whole(tmp_path: Path) -> None:
     assert list(documents_with(dataset, long, tokenizer)) == [1, 2]
 
 
-def test_where_texts_are_not_spelt_every_document_is_decoded(
+def test_every_document_is_decoded_without_token_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = build_tokenizer("CharLevelTokenizer")
@@ -117,7 +121,7 @@ def test_where_texts_are_not_spelt_every_document_is_decoded(
     assert list(documents_with(dataset, "fish", tokenizer)) == [0, 2]
 
 
-def test_a_search_that_takes_long_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_search_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_progress, "_SECONDS_BETWEEN_LINES", 0.0)
     stream = io.StringIO()
     with report_search(1000, stream=stream) as report:

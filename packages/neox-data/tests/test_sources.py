@@ -25,7 +25,7 @@ def corpus(tmp_path: Path) -> list[Path]:
 
 
 def text_at(path: str, offset: int) -> str:
-    """The document at a place, read by hand."""
+    """Return the document at a position, read with plain file operations."""
     data = gzip.decompress(Path(path).read_bytes()) if path.endswith(".gz") else Path(path).read_bytes()
     return json.loads(data[offset:].split(b"\n")[0])["text"] if ".jsonl" in path else data[offset:].decode()
 

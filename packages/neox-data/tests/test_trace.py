@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from neox_data import training_data
+from neox_data.batch_sizes import BatchSizes
 from neox_data.blend import SampleDataset, build_blend
 from neox_data.cli import main
 from neox_data.errors import DataError
@@ -16,7 +17,7 @@ from neox_data.lazy_dataset import LazyGPTDataset
 from neox_data.sampler import BatchSampler
 from neox_data.tokenizers import build_tokenizer
 from neox_data.trace import items_with, passages, readings_at
-from neox_data.training_data import TrainingData, load_training_data
+from neox_data.training_data import BatchPlace, TrainingData, load_training_data
 
 SEQ_LENGTH, ITERATIONS = 8, 5
 TEXTS = ["one fish two fish", "", "red fish blue fish", "x", "this one has a little star", "say what a lot"]
@@ -38,13 +39,20 @@ def lazy(prefix: Path, name: str, count: int) -> LazyGPTDataset:
 
 
 def data_of(
-    datasets: dict[str, SampleDataset], *, replicas: int = 2, micro_batch: int = 2, accumulation: int = 2
+    datasets: dict[str, SampleDataset],
+    *,
+    replicas: int = 2,
+    micro_batch: int = 2,
+    accumulation: int = 2,
+    before: tuple[tuple[int, int], ...] = (),
+    since: int = 0,
 ) -> TrainingData:
     return TrainingData(
         datasets=datasets,
-        num_samples={part: 40 for part in datasets},
+        num_samples=dict.fromkeys(datasets, 40),
         train_iters=ITERATIONS,
         seq_length=SEQ_LENGTH,
+        batch_sizes=BatchSizes(before).then(since, replicas * micro_batch * accumulation),
         micro_batch=micro_batch,
         accumulation=accumulation,
         data_parallel_size=replicas,
@@ -76,7 +84,7 @@ ORDERS = ["plain", "lazy", "blend", "lazy blend"]
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2), (4, 1, 2)])
-def test_a_trace_is_what_the_ranks_read(
+def test_trace_equals_the_samples_of_the_ranks(
     prefixes: list[Path], order: str, shape: tuple[int, int, int]
 ) -> None:
     replicas, micro_batch, accumulation = shape
@@ -117,7 +125,7 @@ def test_a_document_is_read_at_exactly_the_items_that_hold_it(prefixes: list[Pat
             assert items_with(data, "train", indexed, document) == holding
 
 
-def test_a_shorter_iteration_shows_only_what_it_predicts(prefixes: list[Path]) -> None:
+def test_shorter_iteration_shows_only_its_targets(prefixes: list[Path]) -> None:
     data = replace(data_of({"train": orders(prefixes)["plain"]}), length_at=lambda iteration: 2 + iteration)
     for iteration in (0, 3):
         for reading in readings_at(data, iteration):
@@ -125,9 +133,24 @@ def test_a_shorter_iteration_shows_only_what_it_predicts(prefixes: list[Path]) -
 
 
 @pytest.mark.parametrize(("iteration", "rank"), [(5, None), (0, 4)])
-def test_what_is_not_there_is_refused(prefixes: list[Path], iteration: int, rank: int | None) -> None:
-    with pytest.raises(DataError, match="is not one of 0 to"):
+def test_iteration_or_rank_out_of_range_is_refused(
+    prefixes: list[Path], iteration: int, rank: int | None
+) -> None:
+    with pytest.raises(DataError, match="pass one from 0 to"):
         list(readings_at(data_of({"train": orders(prefixes)["plain"]}), iteration, rank))
+
+
+def test_a_trace_follows_the_batch_sizes_of_a_resumed_training(prefixes: list[Path]) -> None:
+    dataset = orders(prefixes)["lazy"]
+    data = data_of({"train": dataset}, before=((0, 4), (1, 6)), since=3)
+    items = [[reading.item for reading in readings_at(data, iteration)] for iteration in range(ITERATIONS)]
+    assert items[:3] == [[*range(4)], [*range(4, 10)], [*range(10, 16)]]
+    assert [sorted(found) for found in items[3:]] == [[*range(16, 24)], [*range(24, 32)]]
+    places = [data.place_of(item) for item in (9, 16, 31)]
+    assert places == [BatchPlace(1, None, None, 5), BatchPlace(3, 0, 0, 0), BatchPlace(4, 1, 1, 1)]
+    assert [reading.item for reading in readings_at(data, 3, rank=3)] == [18, 19, 22, 23]
+    with pytest.raises(DataError, match="iteration 1 read 6 samples, which is not"):
+        list(readings_at(data, 1, rank=0))
 
 
 @pytest.fixture
@@ -144,6 +167,11 @@ def run(prefixes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return invoke
 
 
+def test_help_explains_how_iterations_are_counted(run) -> None:
+    shown = " ".join(run("trace", "--help").stdout.split())
+    assert "Iteration N of a log is iteration N - 1 here" in shown
+
+
 def test_the_command_lists_an_iteration(run, prefixes: list[Path]) -> None:
     result = run("trace", "--iteration", 1, "--rank", 3)
     assert result.exit_code == 0, result.output
@@ -155,19 +183,27 @@ def test_the_command_lists_an_iteration(run, prefixes: list[Path]) -> None:
     assert f"  {prefixes[0]} document 4: tokens " in run("trace", "--iteration", 1).stdout
 
 
-def test_the_command_tells_when_a_document_is_read(run, prefixes: list[Path]) -> None:
+def test_command_prints_when_a_document_is_read(run, prefixes: list[Path]) -> None:
     result = run("trace", "--document", f"{prefixes[1]}:1")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0] == f"{prefixes[1]} document 1"
     assert all(line.startswith("  iteration ") and line.endswith(" of 7") for line in lines[1:-1])
-    assert "samples of the part valid, which is not trained on" in lines[-1]
+    assert "samples of the part valid, which is not used for training" in lines[-1]
 
 
 def test_the_command_finds_a_passage(run) -> None:
     result = run("trace", "--text", "top and")
     assert "b document 0\n" in result.stdout
-    assert result.stdout.splitlines()[-1] == "1 documents hold this text"
+    assert result.stdout.splitlines()[-1] == "1 documents contain this text"
+    assert result.exit_code == 0
+
+
+def test_a_passage_that_no_document_contains_is_an_error(run) -> None:
+    result = run("trace", "--text", "never written")
+    assert result.stdout.splitlines()[-1] == "0 documents contain this text"
+    assert "Error: no document contains this text; check its spelling" in result.stderr
+    assert result.exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -175,16 +211,16 @@ def test_the_command_finds_a_passage(run) -> None:
     [
         ([], "and one of --iteration, --document, --text"),
         (["--iteration", 1, "--text", "x"], "and one of"),
-        (["--text", "x", "--rank", 1], "--rank goes with --iteration"),
+        (["--text", "x", "--rank", 1], "--rank is valid only with --iteration"),
         (["--text", ""], "--text is empty"),
         (["--text", "a\udcff"], "--text is not UTF-8 at character 2"),
         (["--document", "seven"], "is not a number"),
-        (["--document", 1], "say of which dataset: "),
-        (["--document", "c:1"], "c is not data of this configuration; it reads "),
-        (["--iteration", 9], "iteration 9 is not one of 0 to 4"),
+        (["--document", 1], "pass --document as one of "),
+        (["--document", "c:1"], "c is not a dataset of this configuration; pass one of "),
+        (["--iteration", 9], "there is no iteration 9; pass one from 0 to 4"),
     ],
 )
-def test_a_wrong_question_is_told(run, words: list[object], message: str) -> None:
+def test_invalid_arguments_are_reported(run, words: list[object], message: str) -> None:
     result = run("trace", *words)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -200,7 +236,7 @@ def test_the_blend_is_reported_for_a_configuration(run) -> None:
     assert lines[4] == "valid: 40 samples of 8 tokens"
 
 
-def test_without_a_package_that_reads_configurations_the_remedy_is_told(
+def test_missing_model_package_is_reported_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(training_data, "entry_points", lambda group: [])

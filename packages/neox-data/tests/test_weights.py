@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 
 from neox_data.errors import DataError
-from neox_data.weights import normalise_weights, samples_per_dataset, weights_by_num_documents
+from neox_data.weights import (
+    blend_shares,
+    normalise_weights,
+    plain_sum,
+    samples_per_dataset,
+    weights_by_num_documents,
+)
 
 
 def test_weights_are_normalised() -> None:
@@ -15,13 +21,29 @@ def test_weights_are_normalised() -> None:
     [
         ([1.0], "1 weights for 2 datasets; give one weight for each path"),
         ([-1.0, 2.0], "must be at least 0"),
-        ([0.0, 0.0], "must be at least 0, and one of them above"),
+        ([0.0, 0.0], "must be at least 0, one of them above 0"),
         ([float("nan"), 1.0], "must be at least 0"),
+        ([1e308, 1e308], "must be at least 0"),
     ],
 )
 def test_impossible_weights_are_refused(weights: list[float], sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         normalise_weights(weights, 2)
+    with pytest.raises(DataError, match=sentence):
+        blend_shares(weights, 2)
+
+
+def test_plain_sum_rounds_after_each_addition() -> None:
+    assert plain_sum([0.1] * 10) == 0.1 + 0.1 + 0.1 + 0.1 + 0.1 + 0.1 + 0.1 + 0.1 + 0.1 + 0.1 != 1.0
+    assert plain_sum([1e16, 1.0, 1.0]) == 1e16
+
+
+def test_blend_shares_are_divided_by_both_sums() -> None:
+    weights = [0.131, 0.295, 0.129, 0.251, 0.005, 0.216, 0.12, 0.15]
+    built, shares = blend_shares(weights, 8)
+    total = 0.131 + 0.295 + 0.129 + 0.251 + 0.005 + 0.216 + 0.12 + 0.15
+    assert built.tolist() == [weight / total for weight in weights]
+    assert shares.tolist() == (built / np.sum(built)).tolist()
 
 
 def test_alpha_1_follows_the_documents_and_0_the_datasets() -> None:

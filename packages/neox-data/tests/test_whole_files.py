@@ -31,7 +31,7 @@ def test_a_failure_leaves_the_older_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.json"]
 
 
-def test_what_a_killed_process_left_is_overwritten_not_kept(tmp_path: Path) -> None:
+def test_temporary_file_of_a_killed_process_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / ".a.json.part").write_bytes(b"longer than what follows")
     with written_aside(tmp_path / "a.json") as file:
         file.write(b"short")
@@ -61,10 +61,10 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_folder_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError, match="/folder'"), written_aside(tmp_path / "folder"):
         pass
     assert os.listdir(tmp_path) == ["folder"]
-    with pytest.raises(DataError, match="is a folder, not a file"), written_aside(Path("")):
+    with pytest.raises(DataError, match="is a folder, not a file; append"), written_aside(Path("")):
         pass

@@ -1,4 +1,4 @@
-"""Three ways to run an operator: its plain twin, the custom operator on the CPU, the CUDA code emulated."""
+"""Three implementations of an operator: reference, custom operator on the CPU, emulated CUDA code."""
 
 import hashlib
 import importlib.machinery
@@ -13,13 +13,13 @@ import torch
 
 from neox_kernels import native
 
-FORMS = ("plain", "custom", "emulated")
+FORMS = ("reference", "custom", "emulated")
 EMULATOR = Path(__file__).parent / "emulator"
 SOURCES = Path(native.__file__).parent / "csrc"
 
 
 def pytest_collection_modifyitems(items):
-    """The CUDA code takes no float64: such combinations are no tests."""
+    """Remove combinations of emulated CUDA code with float64, which it does not support."""
     parameters = [getattr(item, "callspec", None) and item.callspec.params for item in items]
     items[:] = [
         item
@@ -56,7 +56,7 @@ def _same_numbers():
 
 @pytest.fixture(scope="session")
 def emulated_module_path(request):
-    """csrc compiled by g++ against an emulation of CUDA; made again when a source changes."""
+    """Compile csrc with g++ and the emulator of CUDA; repeat when a source changes."""
     if shutil.which("g++") is None or shutil.which("ninja") is None:
         pytest.skip("compiling the CUDA code for the CPU needs g++ and ninja")
     files = [*sorted(SOURCES.iterdir()), *sorted(EMULATOR.iterdir())]
@@ -76,14 +76,14 @@ def emulated_module(emulated_module_path):
 
 @pytest.fixture(params=FORMS)
 def form(request, monkeypatch):
-    """Gives an operator's function in one of its forms: `form(operator)(arguments)`."""
+    """Return a function that selects one implementation: `form(operator)(arguments)`."""
     if request.param == "emulated":
         module = request.getfixturevalue("emulated_module")
         monkeypatch.setattr(native, "compiled_for", lambda *tensors: module)
-    return lambda operator: operator.reference if request.param == "plain" else operator.fused
+    return lambda operator: operator.reference if request.param == "reference" else operator.fused
 
 
 @pytest.fixture
 def emulated(monkeypatch, emulated_module):
-    """Custom operators calculate by the emulated CUDA code, and so does their backward."""
+    """Run forward and backward of custom operators with the emulated CUDA code."""
     monkeypatch.setattr(native, "compiled_for", lambda *tensors: emulated_module)

@@ -17,7 +17,7 @@ def exact(value, form):
 @pytest.mark.parametrize("gelu_form", ["tanh", "erf"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("width", [1, 3, 7, 127, 1025, 5000])
-def test_it_equals_its_definition(width, dtype, gelu_form, form):
+def test_bias_gelu_equals_its_definition(width, dtype, gelu_form, form):
     x = torch.randn(2, 1, width, dtype=torch.float64).mul(3).to(dtype)
     bias = torch.randn(width, dtype=torch.float64).to(dtype)
     biased = x.double() + bias.double()
@@ -32,20 +32,20 @@ def test_it_equals_its_definition(width, dtype, gelu_form, form):
 
 
 @pytest.mark.parametrize("gelu_form", ["tanh", "erf"])
-def test_large_values_pass_and_large_negatives_vanish(gelu_form, form):
+def test_large_values_are_unchanged_and_large_negatives_are_zero(gelu_form, form):
     result = form(bias_gelu)(torch.tensor([1e4, -1e4, 50.0, -50.0, 0.0]), torch.zeros(5), gelu_form)
     assert result.tolist() == [1e4, 0.0, 50.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("gelu_form", ["tanh", "erf"])
-@pytest.mark.parametrize("form", ["plain", "custom"], indirect=True)
-def test_gradients_are_right(gelu_form, form):
+@pytest.mark.parametrize("form", ["reference", "custom"], indirect=True)
+def test_bias_gelu_gradients(gelu_form, form):
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, bias: form(bias_gelu)(x, bias, gelu_form), (x, bias))
 
 
-def test_the_two_forms_differ_where_they_should():
+def test_tanh_and_erf_forms_differ():
     x = torch.tensor([1.5], dtype=torch.float64)
     difference = bias_gelu(x, torch.zeros(1), "tanh") - bias_gelu(x, torch.zeros(1), "erf")
     assert 1e-5 < abs(difference.item()) < 1e-3

@@ -29,28 +29,30 @@ def available():
     )
 
 
-def test_false_is_the_plain_twin_even_where_fused_is_available(available):
+def test_false_selects_the_reference_even_if_fused_is_available(available):
     assert choose(False, available, device="cpu", dtype=torch.float32) is available.reference
 
 
-def test_true_is_the_fused_form_where_it_is_available(available, caplog):
+def test_true_selects_the_fused_implementation_if_available(available, caplog):
     with caplog.at_level(logging.INFO):
         assert choose(True, available, device="cpu", dtype=torch.float32) is available.fused
     assert caplog.messages == ["bias_gelu: fused (torch.float32 on cpu)"]
 
 
-def test_true_is_an_error_with_the_reason_where_it_is_not(unavailable):
-    with pytest.raises(KernelUnavailable, match=r"bias_gelu was asked for .* no compiler; ask for"):
+def test_true_raises_with_the_reason_if_fused_is_unavailable(unavailable):
+    with pytest.raises(
+        KernelUnavailable, match=r"bias_gelu is required and unavailable: no compiler; set it to"
+    ):
         choose(True, unavailable, device="cpu", dtype=torch.float32)
 
 
-def test_auto_falls_back_and_says_why(unavailable, caplog):
+def test_auto_falls_back_and_logs_the_reason(unavailable, caplog):
     with caplog.at_level(logging.INFO):
         assert choose("auto", unavailable, device="cpu", dtype=torch.float32) is unavailable.reference
-    assert caplog.messages == ["bias_gelu: plain, because no compiler"]
+    assert caplog.messages == ["bias_gelu: reference implementation: no compiler"]
 
 
-def test_auto_takes_the_fused_form_where_it_agrees_and_is_faster(available, monkeypatch, caplog):
+def test_auto_selects_fused_if_it_agrees_and_is_faster(available, monkeypatch, caplog):
     monkeypatch.setattr(
         trial, "time_forms", lambda operator, args: trial.Timing(fused_ms=1.0, compiled_ms=2.0)
     )
@@ -59,25 +61,25 @@ def test_auto_takes_the_fused_form_where_it_agrees_and_is_faster(available, monk
             chosen = choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6))
             assert chosen is available.fused
     assert caplog.messages == [
-        "bias_gelu: fused 1.000 ms, torch.compile of the plain form 2.000 ms, (4, 6), torch.float32"
+        "bias_gelu: fused 1.000 ms, torch.compile of the reference 2.000 ms, (4, 6), torch.float32"
     ]
 
 
-def test_auto_keeps_the_plain_form_where_that_is_faster(available, monkeypatch):
+def test_auto_selects_the_reference_if_faster(available, monkeypatch):
     monkeypatch.setattr(
         trial, "time_forms", lambda operator, args: trial.Timing(fused_ms=2.0, compiled_ms=1.0)
     )
     assert choose("auto", available, device="cpu", dtype=torch.float32, shape=(4, 6)) is available.reference
 
 
-def test_auto_keeps_the_plain_form_where_the_fused_one_is_wrong(available, caplog):
+def test_auto_selects_the_reference_if_fused_is_wrong(available, caplog):
     wrong = dataclasses.replace(available, fused=lambda x, bias: bias_gelu(x, bias) * 1.01)
     with caplog.at_level(logging.INFO):
         assert choose("auto", wrong, device="cpu", dtype=torch.float32, shape=(4, 6)) is wrong.reference
-    assert "its result 0 differs from the plain form's by 0.01" in caplog.text
+    assert "result 0 differs from the reference by 0.01" in caplog.text
 
 
-def test_auto_asks_the_other_ranks(available, monkeypatch):
+def test_auto_agrees_with_the_other_ranks(available, monkeypatch):
     monkeypatch.setattr(
         trial, "time_forms", lambda operator, args: trial.Timing(fused_ms=1.0, compiled_ms=2.0)
     )
@@ -92,23 +94,23 @@ def test_auto_asks_the_other_ranks(available, monkeypatch):
     assert answers == [True]
 
 
-def test_auto_without_a_shape_is_a_mistake(available):
-    with pytest.raises(ValueError, match="needs the shape"):
+def test_auto_without_a_shape_raises(available):
+    with pytest.raises(ValueError, match="requires the shape"):
         choose("auto", available, device="cpu", dtype=torch.float32)
 
 
-def test_on_a_cpu_the_fused_form_is_not_available():
+def test_fused_operators_are_unavailable_on_a_cpu():
     available = bias_gelu.available(device="cpu", dtype=torch.float32)
     assert not available.ok
-    assert available.reason == "the fused operators run on NVIDIA GPUs, and the tensors are on 'cpu'"
+    assert available.reason == "the fused operators require an NVIDIA GPU, and the tensors are on 'cpu'"
 
 
-def test_types_that_no_kernel_takes_are_named():
+def test_unsupported_dtype_is_named_in_the_reason():
     available = bias_gelu.available(device="cuda", dtype=torch.float64)
     assert "not torch.float64" in available.reason
 
 
-def test_where_torch_compile_fails_eager_is_timed_and_that_is_said(available, monkeypatch, caplog):
+def test_eager_is_timed_if_torch_compile_fails(available, monkeypatch, caplog):
     def measure(run):
         function = run.args[0]
         if getattr(function, "fails", False):
@@ -123,5 +125,5 @@ def test_where_torch_compile_fails_eager_is_timed_and_that_is_said(available, mo
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: compiled)
     assert trial.time_forms(available, ()) == trial.Timing(fused_ms=1.0, compiled_ms=3.0)
     assert caplog.messages == [
-        "torch.compile of the plain bias_gelu fails (no C compiler); PyTorch eager is timed instead"
+        "torch.compile of the reference bias_gelu failed (no C compiler); timing PyTorch eager instead"
     ]

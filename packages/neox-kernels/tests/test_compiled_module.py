@@ -1,4 +1,4 @@
-"""The module itself: its stub, and the real compiler where there is one."""
+"""The compiled module: its type stub, and compilation by nvcc if present."""
 
 import ast
 import json
@@ -23,7 +23,7 @@ def functions_of_stub():
     }
 
 
-def test_the_stub_names_every_function_and_argument(emulated_module):
+def test_stub_lists_every_function_and_argument(emulated_module):
     found = {}
     for name in dir(emulated_module):
         function = getattr(emulated_module, name)

@@ -1,4 +1,4 @@
-"""What every fused form owes PyTorch: schemas, fake tensors, autograd, torch.compile without breaks."""
+"""Custom operators in PyTorch: schemas, fake tensors, autograd, torch.compile without breaks."""
 
 import dataclasses
 import subprocess
@@ -43,7 +43,7 @@ CPU = torch.device("cpu")
 
 
 def raw_calls():
-    """Each custom operator with arguments, without the wrapper that checks them."""
+    """Return each custom operator with arguments, without the wrapper that checks them."""
     x, width = torch.randn(2, 3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
     seed, rows = torch.tensor([7]), torch.rand(6)
     gate, cos = torch.randn(2, 3, 8, requires_grad=True), torch.rand(2, 2)
@@ -76,7 +76,7 @@ def test_opcheck(name):
     assert set(outcome.values()) == {"SUCCESS"}
 
 
-def test_every_custom_operator_is_checked():
+def test_all_custom_operators_are_checked():
     names = torch._C._dispatch_get_all_op_names()
     assert {
         name.removeprefix("neox_kernels::") for name in names if name.startswith("neox_kernels::")
@@ -104,29 +104,29 @@ def test_in_place_rotary_compiles_without_graph_breaks():
 @every_operator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("width", [4, 7, 64, 129])
-def test_cuda_code_agrees_with_the_plain_twin_forward_and_backward(operator, width, dtype, emulated):
+def test_cuda_code_agrees_with_the_reference_forward_and_backward(operator, width, dtype, emulated):
     make = operator.comparable_example or operator.example
     torch.manual_seed(0)
     assert trial.disagreement(operator, make((5, 2, 3, width), dtype, CPU)) is None
 
 
-# Rows of one warp, of several warps with two and with four vectors each, and rows that are read again.
+# Rows of one warp, of several warps with two and four vectors each, and rows too long for registers.
 @every_operator
 @pytest.mark.parametrize("width", [512, 1024, 4096 + 512, 8192 + 8, 2050])
-def test_cuda_code_agrees_at_every_way_of_sharing_a_row(operator, width, emulated):
+def test_cuda_code_agrees_for_all_row_widths(operator, width, emulated):
     make = operator.comparable_example or operator.example
     shape = (2, 1, 2, width) if operator is not rotary else (2, 1, 1, width)
     assert trial.disagreement(operator, make(shape, torch.float32, CPU)) is None
 
 
 @every_operator
-def test_cuda_code_takes_no_rows(operator, emulated):
+def test_cuda_code_accepts_zero_rows(operator, emulated):
     make = operator.comparable_example or operator.example
     assert trial.disagreement(operator, make((0, 2, 3, 8), torch.float32, CPU)) is None
 
 
 @every_operator
-def test_cuda_code_takes_inputs_that_are_not_contiguous(operator, emulated):
+def test_cuda_code_accepts_non_contiguous_inputs(operator, emulated):
     make = operator.comparable_example or operator.example
     shape = (4, 3, 5, 8)
 
@@ -141,7 +141,7 @@ def test_cuda_code_takes_inputs_that_are_not_contiguous(operator, emulated):
 
 
 @pytest.mark.parametrize("offset", [1, 4])
-def test_cuda_code_takes_addresses_that_are_not_multiples_of_16(offset, emulated):
+def test_cuda_code_accepts_unaligned_addresses(offset, emulated):
     storage = torch.randn(offset + 6 * 64)
     x = storage[offset:].view(6, 64).requires_grad_()
     width = torch.randn(64, requires_grad=True)
@@ -163,17 +163,17 @@ def test_cuda_code_reads_masks_of_every_shape(mask_shape, dtype, emulated):
     assert trial.disagreement(scaled_masked_softmax, (scores, torch.rand(mask_shape) < 0.5, 0.3)) is None
 
 
-def test_masks_that_are_not_boolean_are_refused():
+def test_non_boolean_masks_are_refused():
     with pytest.raises(TypeError, match="it must be boolean"):
         scaled_masked_softmax.fused(torch.zeros(2, 2), torch.zeros(2, 2), 1.0)
 
 
-def test_activation_codes_are_those_of_the_sources():
+def test_activation_codes_match_the_sources():
     assert gated_module.ACTIVATION_CODES == {"silu": 0, "tanh": 1, "erf": 2}
 
 
-def test_cuda_code_stays_inside_its_memory(emulated_module_path):
-    """Every tensor ends where a page begins that may not be touched; in a process of its own."""
+def test_cuda_code_accesses_only_its_memory(emulated_module_path):
+    """Every tensor ends at an inaccessible page; runs in a separate process."""
     script = Path(__file__).parent / "emulator" / "guarded.py"
     done = subprocess.run(
         [sys.executable, script, emulated_module_path], capture_output=True, text=True, timeout=300
@@ -184,7 +184,7 @@ def test_cuda_code_stays_inside_its_memory(emulated_module_path):
     assert sorted(done.stdout.split()) == sorted(operator.name for operator in OPERATORS)
 
 
-def test_cuda_code_does_not_depend_on_the_order_of_threads(emulated, monkeypatch):
+def test_cuda_code_is_independent_of_thread_order(emulated, monkeypatch):
     monkeypatch.setenv("NEOX_EMULATOR_REVERSE", "1")
     for operator in OPERATORS:
         make = operator.comparable_example or operator.example
@@ -197,7 +197,7 @@ def test_tensors_on_two_devices_are_refused():
         native.compiled_for(torch.zeros(2), None, torch.zeros(2, device="meta"))
 
 
-def test_types_without_a_kernel_are_refused(emulated):
+def test_unsupported_dtypes_are_refused(emulated):
     with pytest.raises(KernelUnavailable, match=r"float16, bfloat16 and float32, not torch\.float64"):
         bias_gelu.fused(torch.zeros(2, 4, dtype=torch.float64), torch.zeros(4))
     with pytest.raises(KernelUnavailable, match=r"a weight or bias is torch\.float64"):

@@ -26,7 +26,7 @@ CASES = [(bias_swiglu, (), silu), (bias_geglu, ("erf",), gelu_erf), (bias_geglu,
 @pytest.mark.parametrize(("operator", "more", "function"), CASES, ids=["swiglu", "geglu-erf", "geglu-tanh"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("width", [1, 3, 7, 127, 1025])
-def test_it_equals_its_definition(width, dtype, form, operator, more, function):
+def test_gated_activation_equals_its_definition(width, dtype, form, operator, more, function):
     up, gate = torch.randn(2, 2, 3, width, dtype=torch.float64).to(dtype)
     up_bias, gate_bias = torch.randn(2, width, dtype=torch.float64).to(dtype)
     gates = [function(z) for z in (gate.double() + gate_bias.double()).flatten().tolist()]
@@ -37,7 +37,7 @@ def test_it_equals_its_definition(width, dtype, form, operator, more, function):
 
 
 @pytest.mark.parametrize("operator", [bias_swiglu, bias_geglu])
-def test_biases_may_be_absent(operator, form):
+def test_biases_are_optional(operator, form):
     up, gate = torch.randn(2, 5, 16)
     zero = torch.zeros(16)
     torch.testing.assert_close(form(operator)(up, gate), form(operator)(up, gate, zero, zero))
@@ -45,22 +45,22 @@ def test_biases_may_be_absent(operator, form):
 
 
 @pytest.mark.parametrize("width", [8, 5])
-def test_halves_of_one_matrix_are_read_where_they_lie(width, form):
+def test_halves_of_one_matrix_are_read_without_a_copy(width, form):
     joint = torch.randn(3, 4, 2 * width)
     up, gate = joint.chunk(2, dim=-1)
     expected = up * torch.nn.functional.silu(gate)
     torch.testing.assert_close(form(bias_swiglu)(up, gate), expected)
 
 
-@pytest.mark.parametrize("form", ["plain", "custom"], indirect=True)
+@pytest.mark.parametrize("form", ["reference", "custom"], indirect=True)
 @pytest.mark.parametrize(("operator", "more", "function"), CASES, ids=["swiglu", "geglu-erf", "geglu-tanh"])
-def test_gradients_are_right(operator, more, function, form):
+def test_gated_activation_gradients(operator, more, function, form):
     tensors = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((3, 5), (3, 5), 5, 5)]
     assert torch.autograd.gradcheck(lambda *given: form(operator)(*given, *more), tensors)
 
 
 def test_unequal_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"up is \(2, 4\) and gate \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"up has shape \(2, 4\) and gate \(2, 3\)"):
         bias_swiglu.fused(torch.zeros(2, 4), torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"up_bias has shape \(3,\)"):
         bias_swiglu.fused(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(3))

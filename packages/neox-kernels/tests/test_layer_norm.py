@@ -19,7 +19,7 @@ def exact(x, weight, bias, epsilon):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("width", [1, 3, 7, 127, 1025, 5000])
-def test_it_equals_its_definition(width, dtype, form):
+def test_layer_norm_equals_its_definition(width, dtype, form):
     x = torch.randn(2, 2, width, dtype=torch.float64).mul(3).add(1).to(dtype)
     weight, bias = torch.randn(2, width, dtype=torch.float64).to(dtype)
     result = form(layer_norm)(x, weight, bias, 1e-5)
@@ -28,7 +28,7 @@ def test_it_equals_its_definition(width, dtype, form):
     torch.testing.assert_close(result.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-def test_a_large_mean_costs_no_precision(form):
+def test_large_mean_loses_no_precision(form):
     x = torch.randn(3, 256) + 1000
     result = form(layer_norm)(x, torch.ones(256), torch.zeros(256))
     torch.testing.assert_close(
@@ -54,16 +54,16 @@ def test_parameters_may_be_float32(width, dtype, form):
     assert x.grad.dtype == dtype
 
 
-@pytest.mark.parametrize("form", ["plain", "custom"], indirect=True)
-def test_gradients_are_right(form):
+@pytest.mark.parametrize("form", ["reference", "custom"], indirect=True)
+def test_layer_norm_gradients(form):
     x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(form(layer_norm), (x, weight, bias))
 
 
-def test_apex_that_is_not_there_is_said_with_the_remedy():
-    with pytest.raises(KernelUnavailable, match="apex's layer norm runs on NVIDIA GPUs"):
+def test_missing_apex_is_reported_with_the_remedy():
+    with pytest.raises(KernelUnavailable, match="apex's layer norm requires an NVIDIA GPU"):
         choose(True, apex_layer_norm, device="cpu", dtype=torch.float32)
     with pytest.raises(KernelUnavailable, match=r"is not installed .* APEX_CUDA_EXT=1"):
         choose(True, apex_layer_norm, device="cuda", dtype=torch.float32)
@@ -72,7 +72,7 @@ def test_apex_that_is_not_there_is_said_with_the_remedy():
 
 @pytest.fixture
 def apex_folder(tmp_path, monkeypatch):
-    """A folder to import `apex` from, beside the extension that NVIDIA's brings; forgotten afterwards."""
+    """Return a folder for a fake `apex`, with a fake of NVIDIA's extension; undo the imports afterwards."""
     (tmp_path / "fused_layer_norm_cuda.py").touch()
     folder = tmp_path / "apex"
     folder.mkdir()
@@ -83,14 +83,14 @@ def apex_folder(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_another_package_called_apex_is_not_taken_for_nvidias(apex_folder):
+def test_different_package_named_apex_is_rejected(apex_folder):
     availability = apex_layer_norm.available(device="cuda", dtype=torch.float32)
     assert not availability.ok
     assert "cannot be imported (No module named 'apex.normalization')" in availability.reason
-    assert "build it again for this PyTorch" in availability.reason
+    assert "rebuild it for this PyTorch" in availability.reason
 
 
-def test_nvidias_apex_is_found_by_its_modules_and_called(apex_folder):
+def test_nvidia_apex_is_found_and_called(apex_folder):
     package = apex_folder / "normalization"
     package.mkdir()
     (package / "__init__.py").touch()

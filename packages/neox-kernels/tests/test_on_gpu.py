@@ -1,4 +1,4 @@
-"""The one script that checks and times the operators: on a GPU where there is one, rehearsed on the CPU."""
+"""benchmarks/kernels.py, which checks and times the operators, on a GPU and rehearsed on the CPU."""
 
 import subprocess
 import sys
@@ -20,14 +20,14 @@ def run_script(*options, timeout):
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_every_operator_is_right_on_this_gpu():
+def test_operators_are_correct_on_this_gpu():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     assert " 0 wrong" in run_script("--verify", timeout=600)
 
 
 @pytest.mark.slow
-def test_the_script_passes_its_rehearsal(tmp_path):
+def test_script_passes_its_rehearsal(tmp_path):
     figures = tmp_path / "figures.json"
     output = run_script("--rehearse", "--verify", "--time", "--json", str(figures), timeout=300)
     assert " 0 wrong" in output

@@ -18,24 +18,24 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
-def test_the_generator_gives_the_published_numbers(counter, key, expected):
+def test_philox_gives_the_published_numbers(counter, key, expected):
     bits = philox(tuple(map(torch.tensor, counter)), tuple(map(torch.tensor, key)))
     assert tuple(int(number) for number in bits) == expected
 
 
-def test_an_element_is_kept_by_its_number_alone():
+def test_mask_depends_only_on_the_index_of_an_element():
     seed = torch.tensor([-5])
     long = kept(seed, torch.Size([1000]), keep_below(0.3))
     assert torch.equal(kept(seed, torch.Size([10, 50]), keep_below(0.3)).flatten(), long[:500])
 
 
-def test_bounds_of_the_probability():
+def test_keep_below_for_each_probability():
     assert keep_below(0.0) == KEEP_ALL
     assert keep_below(1.0) == 0
     assert keep_below(0.5) == KEEP_ALL // 2
 
 
-def test_the_seed_follows_the_generator():
+def test_seed_depends_on_the_generator():
     torch.manual_seed(3)
     first, second = draw_seed(torch.device("cpu")), draw_seed(torch.device("cpu"))
     torch.manual_seed(3)
@@ -56,7 +56,7 @@ def test_cuda_code_makes_the_same_mask_forward_and_backward(shape, dtype, seed, 
     assert torch.equal(gradient != 0, mask)
 
 
-def test_two_calls_drop_different_elements(emulated):
+def test_each_call_drops_different_elements(emulated):
     x, residual = torch.ones(64, 64), torch.zeros(64, 64)
     first, second = (bias_dropout_add.fused(x, None, residual, 0.5) for _ in range(2))
     assert not torch.equal(first, second)

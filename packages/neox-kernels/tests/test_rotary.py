@@ -13,7 +13,7 @@ def angles(sequence, pairs, dtype=torch.float32):
 
 
 def exact(x_SBNK, cos, sin):
-    """As a product of complex numbers."""
+    """Rotate by multiplying complex numbers."""
     pairs = cos.shape[1]
     wide = x_SBNK.double()
     number = torch.complex(wide[..., :pairs].contiguous(), wide[..., pairs : 2 * pairs].contiguous())
@@ -27,7 +27,7 @@ SIZES = [(1, 1), (3, 1), (7, 3), (16, 8), (64, 16), (64, 32), (40, 8), (127, 60)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("width", "pairs"), SIZES[1:])
 @pytest.mark.parametrize("operator", [rotary, rotary_], ids=["new", "in-place"])
-def test_it_turns_the_first_channels_of_queries_and_keys(operator, width, pairs, dtype, form):
+def test_rotary_rotates_the_first_channels_of_queries_and_keys(operator, width, pairs, dtype, form):
     query = torch.randn(5, 2, 3, width, dtype=torch.float64).to(dtype)
     key = torch.randn(5, 2, 1, width, dtype=torch.float64).to(dtype)
     cos, sin = angles(5, pairs, torch.float64 if dtype == torch.float64 else torch.float32)
@@ -39,7 +39,7 @@ def test_it_turns_the_first_channels_of_queries_and_keys(operator, width, pairs,
         assert torch.equal(result[..., 2 * pairs :], given[..., 2 * pairs :])
 
 
-def test_no_pairs_change_nothing(form):
+def test_zero_pairs_change_nothing(form):
     query, key = torch.randn(2, 3, 1, 2, 8)
     results = form(rotary)(query, key, torch.zeros(3, 0), torch.zeros(3, 0))
     assert torch.equal(results[0], query)
@@ -48,7 +48,7 @@ def test_no_pairs_change_nothing(form):
 
 @pytest.mark.parametrize("form", ["custom", "emulated"], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_in_place_it_changes_the_projection_that_the_tensors_are_parts_of(form, dtype):
+def test_in_place_rotary_changes_the_projection_of_its_slices(form, dtype):
     projection = torch.randn(4, 2, 3, 3, 16).to(dtype)
     before = projection.clone()
     query, key, value = projection.unbind(3)
@@ -61,8 +61,8 @@ def test_in_place_it_changes_the_projection_that_the_tensors_are_parts_of(form, 
     assert torch.equal(query[..., 8:], before[:, :, :, 0, 8:])
 
 
-@pytest.mark.parametrize("form", ["plain", "custom"], indirect=True)
-def test_gradients_are_right(form):
+@pytest.mark.parametrize("form", ["reference", "custom"], indirect=True)
+def test_rotary_gradients(form):
     query = torch.randn(3, 2, 2, 7, dtype=torch.float64, requires_grad=True)
     key = torch.randn(3, 2, 1, 7, dtype=torch.float64, requires_grad=True)
     cos, sin = angles(3, 2, torch.float64)
@@ -70,7 +70,7 @@ def test_gradients_are_right(form):
 
 
 @pytest.mark.parametrize("form", ["custom", "emulated"], indirect=True)
-def test_in_place_gradients_equal_those_of_new_tensors(form):
+def test_in_place_gradients_equal_out_of_place_gradients(form):
     weight = torch.randn(4, 2, 3, 48, requires_grad=True)
     cos, sin = angles(4, 6)
 
@@ -83,7 +83,7 @@ def test_in_place_gradients_equal_those_of_new_tensors(form):
     torch.testing.assert_close(torch.autograd.grad(loss(form(rotary_)), weight)[0], expected)
 
 
-def test_in_place_autograd_reports_tensors_it_cannot_follow():
+def test_in_place_rotary_of_chunked_tensors_raises_in_backward():
     projection = torch.randn(4, 2, 3, 48, requires_grad=True) * 1.0
     query, key, value = projection.chunk(3, dim=-1)
     query, key = rotary_.fused(query, key, *angles(4, 6))
@@ -91,11 +91,11 @@ def test_in_place_autograd_reports_tensors_it_cannot_follow():
         (query * key + value).sum()
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_shapes_are_refused():
     query = torch.zeros(3, 1, 2, 8)
-    with pytest.raises(ValueError, match="only their heads may differ"):
+    with pytest.raises(ValueError, match="only the number of heads may differ"):
         rotary.fused(query, torch.zeros(3, 2, 2, 8), *angles(3, 2))
     with pytest.raises(ValueError, match="at most 4 pairs"):
         rotary.fused(query, query, *angles(3, 5))
-    with pytest.raises(ValueError, match="of one type"):
+    with pytest.raises(ValueError, match="the same dtype"):
         rotary.fused(query, query.half(), *angles(3, 2))

@@ -10,7 +10,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3, to
 
 
 def exact(scores, masked_out, scale):
-    """The definition, in float64, written with a loop over rows."""
+    """Compute the definition in float64, row by row."""
     scores = scores.double() * scale
     hidden = torch.broadcast_to(masked_out, scores.shape).reshape(-1, scores.shape[-1])
     probabilities = torch.zeros_like(scores).reshape(hidden.shape)
@@ -65,7 +65,7 @@ def test_scaled_causal_softmax_hides_the_keys_after_the_query(queries, keys, dty
 @pytest.mark.parametrize(
     "mask_shape", [(2, 3, 7, 9), (2, 1, 7, 9), (1, 1, 7, 9), (7, 9), (1, 9), (2, 1, 1, 9), (1,)]
 )
-def test_scaled_masked_softmax_takes_any_mask_that_broadcasts(mask_shape, dtype, form):
+def test_scaled_masked_softmax_broadcasts_masks(mask_shape, dtype, form):
     scores = torch.randn(2, 3, 7, 9, dtype=torch.float64).mul(4).to(dtype)
     masked_out = torch.rand(mask_shape) < 0.4
     expected = exact(scores, masked_out, 0.3)
@@ -75,7 +75,7 @@ def test_scaled_masked_softmax_takes_any_mask_that_broadcasts(mask_shape, dtype,
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_rows_with_nothing_visible_give_zeros_and_no_gradient(dtype, form):
+def test_rows_without_visible_keys_give_zeros_and_no_gradient(dtype, form):
     scores = torch.randn(2, 4, 6, dtype=dtype).requires_grad_()
     masked_out = torch.zeros(4, 6, dtype=torch.bool)
     masked_out[2] = True
@@ -102,7 +102,7 @@ def test_minus_infinity_counts_as_hidden(operator, form):
 
 @every_operator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_extreme_scores_neither_overflow_nor_vanish(operator, dtype, form):
+def test_extreme_scores_do_not_overflow(operator, dtype, form):
     huge = torch.finfo(dtype).max
     scores = torch.tensor([[huge, -huge, 0.0], [-huge, -huge, -huge], [3e4, 3e4, -3e4]], dtype=dtype)
     result = apply(form, operator, scores[None], torch.zeros(3, dtype=torch.bool), 1.0)[0].double()
@@ -114,12 +114,12 @@ def test_extreme_scores_neither_overflow_nor_vanish(operator, dtype, form):
 
 @every_operator
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 7), (3, 5, 5)])
-@pytest.mark.parametrize("form", ["plain", "custom"], indirect=True)
-def test_gradients_are_right(operator, shape, form):
+@pytest.mark.parametrize("form", ["reference", "custom"], indirect=True)
+def test_softmax_gradients(operator, shape, form):
     scores = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     masked_out = torch.rand(shape[-2:]) < 0.3
     assert torch.autograd.gradcheck(lambda s: apply(form, operator, s, masked_out, 0.7), (scores,))
 
 
-def test_a_score_far_above_the_others_takes_all(form):
+def test_score_far_above_the_others_has_probability_one(form):
     assert form(scaled_softmax)(torch.tensor([0.0, 200.0, 0.0])).tolist() == [0.0, 1.0, 0.0]

@@ -1,12 +1,20 @@
-"""A configuration that works, for tests to change."""
+"""A minimal valid configuration that tests modify."""
 
-from collections.abc import Callable
+import signal
+import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from neox_config import NeoXConfig, load_config
 from neox_launcher.backends.local import LocalBackend
-from neox_launcher.config import NeoXConfig, load_config
+from neox_launcher.controller import terminal
+from neox_launcher.protocol.channel import Channel, Seal
+from neox_launcher.protocol.messages import TO_AGENT, TO_LAUNCHER, own_version
+from neox_launcher.protocol.orders import Orders
+from neox_launcher.resources.host import Host
 
 MINIMAL = """\
 num-layers: 4
@@ -19,20 +27,100 @@ train-micro-batch-size-per-gpu: 2
 optimizer: {type: Adam, params: {lr: 0.001}}
 """
 
+_PRINTED_WITHIN_SECONDS = 60.0
+
 Loader = Callable[..., NeoXConfig]
+
+
+@pytest.fixture(autouse=True)
+def _sigusr1_as_before() -> Iterator[None]:
+    """Restore the handler of SIGUSR1, which `neox-launch` ignores at its end."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.fixture
+def capfd(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Wait for the threads that print before the output is read, and before its file is closed."""
+    read = capfd.readouterr
+
+    def read_settled() -> Any:
+        terminal._outputs.settle(_PRINTED_WITHIN_SECONDS)
+        return read()
+
+    monkeypatch.setattr(capfd, "readouterr", read_settled)
+    yield capfd
+    terminal._outputs.settle(_PRINTED_WITHIN_SECONDS)
+
+
+@pytest.fixture
+def sealed_channels() -> Iterator[Callable[[], tuple[Channel, Channel]]]:
+    """Return a function that connects two channels, the launcher's and an agent's, after their handshake."""
+    opened: list[Channel] = []
+
+    def connect() -> tuple[Channel, Channel]:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            ends = [socket.create_connection(server.getsockname()), server.accept()[0]]
+        launcher, agent = (Channel(end) for end in ends)
+        keys = {"sending": b"to the agent", "receiving": b"to the launcher"}
+        launcher.seal(Seal(**keys, schema=TO_LAUNCHER, peer_version=own_version()))
+        swapped = {"sending": keys["receiving"], "receiving": keys["sending"]}
+        agent.seal(Seal(**swapped, schema=TO_AGENT, peer_version=own_version()))
+        opened.extend((launcher, agent))
+        return launcher, agent
+
+    yield connect
+    for channel in opened:
+        channel.close()
+
+
+@pytest.fixture
+def make_orders() -> Callable[..., Orders]:
+    """Return a function that builds orders for the program `-m program`, with changes."""
+
+    def make(**changes: Any) -> Orders:
+        settings: dict[str, Any] = {
+            "hosts": (Host("one", (0, 1)),),
+            "master_addr": None,
+            "master_port": 0,
+            "environment": {},
+            "worker": ("-m", "program"),
+            "resolved": "",
+            "working_directory": "/",
+            "log_dir": None,
+            "gpus": 0,
+            "bind_cores": False,
+            "detect_nvlink_pairs": False,
+            "stop_timeout": 1.0,
+            "hang_timeout": None,
+        }
+        return Orders(**settings | changes)
+
+    return make
 
 
 @pytest.fixture
 def minimal(tmp_path: Path) -> Path:
-    """The file `minimal.yml`."""
+    """Return the path of `minimal.yml`."""
     path = tmp_path / "minimal.yml"
     path.write_text(MINIMAL)
     return path
 
 
 @pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Create a working directory with the dataset `data` of one document."""
+    monkeypatch.chdir(tmp_path)
+    header = b"MMIDIDX\x00\x00" + (1).to_bytes(8, "little") + b"\x08" + (1).to_bytes(8, "little") * 2
+    Path("data.idx").write_bytes(header + (4).to_bytes(4, "little") + bytes(8) + bytes(8))
+    Path("data.bin").write_bytes(bytes(8))
+    return tmp_path
+
+
+@pytest.fixture
 def load(minimal: Path) -> Loader:
-    """load(text, "name=value", ...): the minimal configuration, a second file, and overrides."""
+    """Return `load(text, "name=value", ...)`, which loads minimal.yml, a second file, overrides."""
 
     def loader(text: str = "", *overrides: str) -> NeoXConfig:
         more = minimal.with_name("more.yml")
@@ -44,5 +132,5 @@ def load(minimal: Path) -> Loader:
 
 @pytest.fixture
 def can_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine with torch and neox-model, which the launcher alone does without."""
+    """Simulate a machine on which torch and neox-model are installed."""
     monkeypatch.setattr(LocalBackend, "missing", lambda backend: None)

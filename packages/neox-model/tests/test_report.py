@@ -10,7 +10,7 @@ def write_record(folder, lines):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_draws_the_loss_curve_beside_the_record(tmp_path):
+def test_loss_curve_is_written_next_to_the_record(tmp_path):
     pytest.importorskip("matplotlib")
     write_record(
         tmp_path,
@@ -33,7 +33,7 @@ def test_a_record_without_losses_is_refused(tmp_path):
     write_record(tmp_path, [])
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 1
-    assert "holds no loss yet" in result.output
+    assert "contains no loss" in result.output
 
 
 def test_a_folder_without_record_is_refused_by_name(tmp_path):

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
+from neox_config import encode_resolved
 from neox_data.errors import DataError
 from neox_kernels.errors import KernelUnavailable
-from neox_launcher.config import encode_resolved
 from neox_model.errors import LayoutError
 from neox_model.worker import run_worker
 from support.settings import TINY, resolved_from
@@ -74,13 +74,50 @@ def test_configuration_files_and_overrides_make_a_request_by_hand(run, capsys, t
     assert capsys.readouterr().out == "seed 43\n"
 
 
+# What neox-launch refuses before it starts anything.
+REFUSED_BY_HAND = {
+    "log-grad-norm=true": "--set log-grad-norm: true\n    is not implemented yet",
+    "scheduler.type=WarmupLR": "--set scheduler.type: WarmupLR\n    is not implemented yet",
+    "amp.enabled=true": "--set amp.enabled: true\n    is not implemented yet",
+    "autotuning.enabled=true": "--set autotuning.enabled: true\n    needs neox-launch",
+    "data-path=gone": "--set data-path: gone\n    gone.idx does not exist",
+    "load=empty": "--set load: empty\n    contains no checkpoint",
+    "distributed-backend=nccl": "--set distributed-backend: nccl\n    requires GPUs",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED_BY_HAND)
+def test_a_worker_by_hand_refuses_what_the_launcher_refuses(run, tmp_path, monkeypatch, override):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("neox_launcher.plan.preflight.count_gpus", lambda: 0)
+    (tmp_path / "empty").mkdir()
+    config = tmp_path / "tiny.yml"
+    config.write_text(json.dumps(TINY))
+    code, report = run(succeed, paths=(config,), overrides=(override,), preflight="train")
+    assert code == 2
+    assert REFUSED_BY_HAND[override] in report["message"]
+
+
+def test_a_worker_by_hand_prints_the_notes_of_its_configuration(run, tmp_path, capsys):
+    config = tmp_path / "tiny.yml"
+    config.write_text(json.dumps({**TINY, "rotary_pct": 0.5, "num_gpus": 4}))
+    run(succeed, paths=(config,), preflight="train")
+    shown = capsys.readouterr().err
+    assert "rotary_pct: 0.5\n          has no effect: it is used only when pos_emb is rotary" in shown
+    assert "num_gpus: 4\n          has no effect: this is one worker, started without neox-launch" in shown
+
+
+def test_a_worker_of_a_launch_does_not_repeat_the_preflight_checks(run):
+    assert run(succeed, resolved=encode_resolved(resolved_from({})), preflight="train") == (0, None)
+
+
 def test_without_a_request_it_is_the_requests_fault(run):
     code, report = run(succeed)
     assert (code, report["exit_code"]) == (2, 2)
     assert "--config" in report["message"]
 
 
-def test_a_foreseen_failure_is_told_without_traceback(run):
+def test_expected_error_is_reported_without_traceback(run):
     code, report = run(fail_foreseen, resolved=encode_resolved(resolved_from({})))
     assert (code, report["message"], report["traceback"]) == (1, "corpus.idx is cut short", None)
 
@@ -104,7 +141,7 @@ def test_a_reader_that_has_gone_does_not_end_the_work():
     assert (result.returncode, result.stderr) == (0, "done")
 
 
-def test_an_unforeseen_failure_is_told_with_its_traceback(run):
+def test_unexpected_error_is_reported_with_traceback(run):
     code, report = run(fail_unforeseen, resolved=encode_resolved(resolved_from({})))
     assert (code, report["message"]) == (1, "ZeroDivisionError: division by zero")
     assert "fail_unforeseen" in report["traceback"]

@@ -1,21 +1,22 @@
-"""Several datasets as one: each next item comes from the dataset that is furthest behind its share.
+"""Blend several datasets: each item comes from the dataset that is furthest behind its share.
 
-The order takes one to four bytes an item: which dataset. Which item of it follows from how often that dataset
-came before, and that is counted from the last of the marks that are kept every few thousand items.
+The order takes one to four bytes per item, the number of the dataset. The item of that dataset is the number
+of its earlier occurrences, counted from stored counts every few thousand items.
 
-Known limits: where the extension was not built, the order is found item by item in Python.
+Known limits: without the compiled extension, the order is computed item by item in Python.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 
 from neox_data.errors import DataError
 from neox_data.native import load_native
-from neox_data.weights import normalise_weights, samples_per_dataset
+from neox_data.weights import blend_shares, normalise_weights, samples_per_dataset
 
 __all__ = ["BlendOrder", "BlendedDataset", "SampleDataset", "blend_order", "build_blend", "plain_blend_order"]
 
@@ -23,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 # A mark costs 8 bytes a dataset, so with many datasets there are fewer: never more than 8 bytes an item.
 _LEAST_BLOCK = 4096
-# Up to so many datasets, looking at all of them is faster than a tournament (measured: equal at about 500).
+# Up to this number of datasets, scanning all is faster than a tournament (measured: equal at about 500).
 _MOST_SCANNED = 400
 
 
 class SampleDataset(Protocol):
-    """Anything with items of tokens by number."""
+    """The interface of datasets with items of tokens."""
 
     def __len__(self) -> int: ...
 
@@ -37,12 +38,12 @@ class SampleDataset(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BlendOrder:
-    """Which dataset, and which item of it, each item of a blend is.
+    """The dataset, and the item of it, of each item of a blend.
 
     Attributes:
         datasets: uint8, uint16 or uint32 [items], the dataset of each item.
-        taken_before: int64 [blocks, datasets], items taken of each dataset before each block of items.
-        block: items from one row of `taken_before` to the next.
+        taken_before: int64 [blocks, datasets], items taken from each dataset before each block of items.
+        block: items per row of `taken_before`.
     """
 
     datasets: np.ndarray
@@ -51,7 +52,7 @@ class BlendOrder:
 
     @classmethod
     def empty(cls, num_items: int, num_datasets: int) -> "BlendOrder":
-        """Room for an order, yet to be filled."""
+        """Allocate an order, uninitialized."""
         dtype = next(
             kind for kind in (np.uint8, np.uint16, np.uint32) if num_datasets - 1 <= np.iinfo(kind).max
         )
@@ -60,14 +61,14 @@ class BlendOrder:
         return cls(np.empty(num_items, dtype), taken_before, block)
 
     def locate(self, item: int) -> tuple[int, int]:
-        """The dataset of an item, and the item there."""
+        """Return the dataset of an item, and the item in it."""
         dataset: int = self.datasets.item(item)
         first = item // self.block * self.block
         since = np.count_nonzero(self.datasets[first:item] == dataset)
         return dataset, self.taken_before.item(item // self.block, dataset) + since
 
     def item_of(self, dataset: int, place: int) -> int | None:
-        """The item of the blend that is item `place` of a dataset; None where the order ends before it."""
+        """Return the item of the blend that is item `place` of a dataset; None if the order ends before."""
         block = int(np.searchsorted(self.taken_before[:, dataset], place, side="right")) - 1
         first = block * self.block
         items = np.flatnonzero(self.datasets[first : first + self.block] == dataset)
@@ -75,7 +76,7 @@ class BlendOrder:
         return first + items.item(nth) if nth < len(items) else None
 
     def taken(self, num_items: int) -> np.ndarray:
-        """Items that the first `num_items` take of each dataset, int64 [datasets]."""
+        """Return the items that the first `num_items` take from each dataset, int64 [datasets]."""
         block = num_items // self.block
         counts = np.bincount(
             self.datasets[block * self.block : num_items], minlength=self.taken_before.shape[1]
@@ -84,7 +85,7 @@ class BlendOrder:
 
 
 def blend_order(weights: np.ndarray, num_items: int) -> BlendOrder:
-    """For each item of a blend, the dataset it comes from.
+    """Compute the dataset of each item of a blend.
 
     Item k comes from the dataset j whose deficit `weights[j] * max(k, 1) - taken[j]` is largest, the first of
     equals, in IEEE doubles.
@@ -103,7 +104,7 @@ def blend_order(weights: np.ndarray, num_items: int) -> BlendOrder:
 
 
 def plain_blend_order(weights: np.ndarray, num_items: int) -> BlendOrder:
-    """What `blend_order` gives, read word for word from its definition."""
+    """Compute the same as `blend_order`, directly from the definition (reference implementation)."""
     order = BlendOrder.empty(num_items, len(weights))
     taken = np.zeros(len(weights), dtype=np.float64)
     for k in range(num_items + 1):
@@ -120,37 +121,52 @@ class BlendedDataset:
     """Items of several datasets, mixed by weight in a fixed order.
 
     Args:
-        datasets: built for `samples_per_dataset(num_samples, weights)` samples each.
-        weights: relative shares, one per dataset.
-        num_samples: items that will be asked for.
+        datasets: datasets built for `samples_per_dataset(num_samples, weights)` samples each.
+        weights: relative weights, one per dataset.
+        num_samples: number of items that will be read.
 
     Raises:
-        DataError: within `num_samples` items a dataset would be asked past its end.
+        DataError: a dataset has too few items for `num_samples` items of the blend.
     """
 
     def __init__(self, datasets: Sequence[SampleDataset], weights: Sequence[float], num_samples: int) -> None:
         self.datasets = list(datasets)
-        self.weights = normalise_weights(weights, len(self.datasets))
+        _, self.weights = blend_shares(weights, len(self.datasets))
+        self._given = list(weights)
         self._length = sum(len(dataset) for dataset in self.datasets)
         self._order = blend_order(self.weights, max(num_samples, self._length))
         taken = self._order.taken(num_samples).tolist()
         for number, (dataset, count) in enumerate(zip(self.datasets, taken, strict=True)):
             if count > len(dataset):
                 raise DataError(
-                    f"dataset {number} of the blend holds {len(dataset):,} samples, and {num_samples:,} "
-                    f"items of the blend need {count:,} of them; build it for more samples"
+                    f"dataset {number} of the blend has {len(dataset):,} samples, but {num_samples:,} "
+                    f"items of the blend require {count:,} of them; build it for more samples"
                 )
 
     def __len__(self) -> int:
         return self._length
 
+    @cached_property
+    def differs_from_earlier_versions(self) -> bool:
+        """Return True if earlier versions, which divided the weights by numpy's sum twice, mixed differently.
+
+        A training that resumes from one of their checkpoints may then read some samples twice and others not
+        at all.
+        """
+        weights = normalise_weights(self._given, len(self.datasets)).tolist()
+        earlier = normalise_weights(weights, len(self.datasets))
+        if np.array_equal(earlier, self.weights):
+            return False
+        order = blend_order(earlier, len(self._order.datasets))
+        return not np.array_equal(order.datasets, self._order.datasets)
+
     def __getitem__(self, item: int) -> np.ndarray:
-        """The tokens of an item, int64 [seq_length + 1]."""
+        """Return the tokens of an item, int64 [seq_length + 1]."""
         dataset, place = self.locate(item)
         return self.datasets[dataset][place]
 
     def locate(self, item: int) -> tuple[int, int]:
-        """The dataset that an item comes from, and the item there.
+        """Return the dataset of an item, and the item in it.
 
         Raises:
             IndexError: there is no such item.
@@ -160,11 +176,11 @@ class BlendedDataset:
         return self._order.locate(item)
 
     def taken(self, num_items: int) -> list[int]:
-        """Items that the first `num_items` of the blend take of each dataset."""
+        """Return the items that the first `num_items` of the blend take from each dataset."""
         return [int(count) for count in self._order.taken(num_items)]
 
     def items_of(self, dataset: int, place: int) -> list[int]:
-        """The items of the blend that are item `place` of a dataset: one or none."""
+        """Return the items of the blend that are item `place` of a dataset: one or none."""
         item = self._order.item_of(dataset, place)
         return [] if item is None or item >= self._length else [item]
 
@@ -172,20 +188,20 @@ class BlendedDataset:
 def build_blend(
     build: Callable[[int, int], SampleDataset], weights: Sequence[float], num_samples: int
 ) -> BlendedDataset:
-    """A blend of datasets that are made as long as it needs them.
+    """Build a blend with datasets of the required length.
 
-    Each is built for its share of the samples as GPT-NeoX counts it. Where the order takes more than that
-    gives, as rounding can do with a small share, it is built once more for what the order takes.
+    Each dataset is built for its share of the samples as GPT-NeoX counts it. If the order takes more items,
+    which rounding can cause for a small share, the dataset is built again for this number.
 
     Args:
-        build: from the number of a dataset and a number of samples, the dataset.
-        weights: relative shares, one per dataset.
-        num_samples: items that will be asked for.
+        build: function of (number of the dataset, number of samples) that builds the dataset.
+        weights: relative weights, one per dataset.
+        num_samples: number of items that will be read.
     """
-    shares = normalise_weights(weights, len(weights))
+    built, shares = blend_shares(weights, len(weights))
     taken = blend_order(shares, num_samples).taken(num_samples).tolist()
     datasets = []
-    for number, count in enumerate(samples_per_dataset(num_samples, shares)):
+    for number, count in enumerate(samples_per_dataset(num_samples, built)):
         dataset = build(number, count)
         if len(dataset) < taken[number]:
             logger.info(

@@ -1,4 +1,4 @@
-"""What a blend will take of each source, known before a run starts."""
+"""Report what a blend will read from each source, before a run starts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from neox_data.indexed.base import IndexedDataset
 from neox_data.lazy_blend import LazyBlendedDataset
 from neox_data.samples.build_index import num_epochs, num_samples_in
 from neox_data.trace import leaf_dataset
-from neox_data.weights import normalise_weights, samples_per_dataset
+from neox_data.weights import blend_shares, samples_per_dataset
 
 __all__ = ["SourceShare", "report_blend", "report_datasets", "share_lines"]
 
@@ -21,13 +21,13 @@ class SourceShare:
 
     Attributes:
         prefix: the dataset.
-        documents: documents it has.
-        tokens: tokens it has.
-        weight: the share that was asked for, of 1.
-        samples: samples that the blend takes of it.
-        share: the part of the blend that these are.
-        epochs: how often its tokens are seen, on average.
-        built_epochs: passes over its documents that the samples it is built for need.
+        documents: number of its documents.
+        tokens: number of its tokens.
+        weight: requested share, from 0 to 1.
+        samples: samples that the blend reads from it.
+        share: actual share of the blend.
+        epochs: average number of times that its tokens are read.
+        built_epochs: passes over its documents for which its samples are built.
     """
 
     prefix: Path
@@ -43,20 +43,20 @@ class SourceShare:
 def report_blend(
     datasets: Sequence[IndexedDataset], weights: Sequence[float] | None, *, num_samples: int, seq_length: int
 ) -> list[SourceShare]:
-    """What a blend of `num_samples` takes of each dataset, counted in the order that training reads.
+    """Return what a blend of `num_samples` reads from each dataset, counted in the order of training.
 
     Args:
-        datasets: all documents of each take part.
-        weights: relative shares; None: equal ones.
+        datasets: the datasets, with all their documents.
+        weights: relative weights; None: equal weights.
         num_samples: samples of the whole run, at least 1.
         seq_length: tokens that a sample predicts.
 
     Raises:
-        DataError: not one weight per dataset, or a dataset without a token.
+        DataError: there is not one weight per dataset, or a dataset has no tokens.
     """
-    shares = normalise_weights(weights, len(datasets))
+    built_shares, shares = blend_shares(weights, len(datasets))
     taken = blend_order(shares, num_samples).taken(num_samples).tolist()
-    built = samples_per_dataset(num_samples, shares)
+    built = samples_per_dataset(num_samples, built_shares)
     rows = zip(datasets, shares.tolist(), taken, built, strict=True)
     return [
         SourceShare(
@@ -76,9 +76,9 @@ def report_blend(
 
 
 def report_datasets(dataset: SampleDataset, num_samples: int) -> list[SourceShare]:
-    """What the first `num_samples` items of a dataset, or of a blend of several, take of each source.
+    """Return what the first `num_samples` items of a dataset or blend read from each source.
 
-    Of a curriculum, what the samples that it draws from take.
+    For a curriculum, the samples that it draws from are counted.
     """
     if isinstance(dataset, CurriculumDataset):
         (dataset,) = dataset.datasets
@@ -103,7 +103,7 @@ def report_datasets(dataset: SampleDataset, num_samples: int) -> list[SourceShar
 
 
 def share_lines(sources: Sequence[SourceShare]) -> Iterator[str]:
-    """The report for a reader."""
+    """Yield the lines of the report."""
     yield (
         f"{'documents':>13} {'tokens':>18} {'weight':>8} {'samples':>13} {'share':>8} {'epochs':>9} "
         f"{'built':>6}  source"

@@ -1,4 +1,4 @@
-"""`neox-data blend-report`: what a training takes of each source."""
+"""`neox-data blend-report`: report how many samples a training reads from each dataset."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +20,15 @@ __all__ = ["blend_report"]
 @click.command("blend-report", cls=DataCommand)
 @click.argument("prefixes", nargs=-1, metavar="[PREFIX...]")
 @config_options
-@click.option("--num-samples", type=click.IntRange(1), help="train_iters times train_batch_size.")
-@click.option("--seq-length", type=click.IntRange(1), help="Tokens that a sample predicts.")
-@click.option("--weights", help="Relative shares between commas, one for each dataset.  [default: equal]")
 @click.option(
-    "--alpha", type=click.FloatRange(0), help="Weights by documents, as weighted_sampler_alpha takes it."
+    "--num-samples", type=click.IntRange(1), help="Number of samples: train_iters times train_batch_size."
+)
+@click.option("--seq-length", type=click.IntRange(1), help="Tokens per sample.")
+@click.option("--weights", help="Comma-separated relative weights, one per dataset.  [default: equal]")
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0),
+    help="Exponent for weights by number of documents, like weighted_sampler_alpha.",
 )
 def blend_report(
     prefixes: tuple[str, ...],
@@ -33,9 +37,9 @@ def blend_report(
     devices: int | None,
     **plain: Any,
 ) -> None:
-    """Show what a training takes of each dataset: share, samples, epochs.
+    """Show the share, samples and epochs that a training reads from each dataset.
 
-    Either of a --config, or of datasets named here with --num-samples and --seq-length.
+    Give either --config, or the prefixes of datasets with --num-samples and --seq-length.
     """
     if bool(paths) == bool(prefixes):
         raise click.UsageError("give either --config FILE or the prefixes of datasets")
@@ -45,11 +49,11 @@ def blend_report(
         return
     if given := [name for name, value in plain.items() if value is not None]:
         raise click.UsageError(
-            f"--{given[0].replace('_', '-')} goes with prefixes; the configuration says it"
+            f"--{given[0].replace('_', '-')} is valid only with prefixes; set it in the configuration instead"
         )
     data = load_training_data(paths, overrides=overrides, devices=devices)
     for part, dataset in data.datasets.items():
-        chosen = ", before the curriculum chooses" if isinstance(dataset, CurriculumDataset) else ""
+        chosen = ", before selection by the curriculum" if isinstance(dataset, CurriculumDataset) else ""
         click.echo(f"{part}: {data.num_samples[part]:,} samples of {data.seq_length:,} tokens{chosen}")
         for line in share_lines(report_datasets(dataset, data.num_samples[part])):
             click.echo(line)
@@ -64,9 +68,9 @@ def _report_prefixes(
     alpha: float | None,
 ) -> list[SourceShare]:
     if num_samples is None or seq_length is None:
-        raise click.UsageError("prefixes need --num-samples and --seq-length")
+        raise click.UsageError("prefixes require --num-samples and --seq-length; pass both")
     if weights is not None and alpha is not None:
-        raise click.UsageError("--weights and --alpha exclude each other")
+        raise click.UsageError("--weights and --alpha are mutually exclusive; pass one of them")
     datasets = [open_indexed(prefix) for prefix in prefixes]
     shares = _parse_weights(weights)
     if alpha is not None:
@@ -78,4 +82,6 @@ def _parse_weights(weights: str | None) -> list[float] | None:
     try:
         return None if weights is None else [float(word) for word in weights.split(",")]
     except ValueError:
-        raise click.UsageError(f"--weights {weights!r} is not numbers between commas") from None
+        raise click.UsageError(
+            f'--weights {weights!r} is not a list of numbers; write it like "0.7, 0.3"'
+        ) from None

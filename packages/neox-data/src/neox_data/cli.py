@@ -1,5 +1,6 @@
-"""`neox-data`: look at token files, check them, and make what comes before them."""
+"""`neox-data`: inspect, verify, convert and trace token files, and train tokenizers."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 
 from neox_data.analyze_cli import analyze
 from neox_data.blend_report_cli import blend_report
-from neox_data.command import CONTEXT_SETTINGS, DataCommand, ended_by_ctrl_c
+from neox_data.command import CONTEXT_SETTINGS, DataCommand, DataCommands, ended_by_ctrl_c
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.indexed.chart import draw_lengths
 from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
@@ -19,34 +20,50 @@ from neox_data.manifest import (
     check_tokenizer,
     cut_manifest,
     merge_manifests,
+    recorded_sha256,
     verify_manifest,
     write_manifest,
 )
 from neox_data.preprocess.inputs import find_inputs
+from neox_data.preprocess.passed_over import PassedOver
+from neox_data.preprocess.progress import Counts, Reporter, report_progress
 from neox_data.preprocess.read import CorpusReader
 from neox_data.preprocess.stdlib_corpus import write_stdlib_corpus
 from neox_data.sources import cut_offsets, merge_offsets
-from neox_data.tokenizers import TOKENIZERS, Tokenizer, build_tokenizer
+from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, Tokenizer, build_tokenizer
 from neox_data.tokenizers.train import train_byte_level_bpe
 from neox_data.trace_cli import trace
 
 __all__ = ["main"]
 
 _SHOWN_TOKENS = 200
+_DOCUMENTS_PER_REPORT = 100
 
 
-@click.group(context_settings=CONTEXT_SETTINGS)
+@click.group(cls=DataCommands, context_settings=CONTEXT_SETTINGS)
+@click.version_option(package_name="neox-data")
 def main() -> None:
-    """Token files and what they are made of."""
+    """Inspect, verify, convert and trace token files, and train tokenizers."""
 
 
 @main.command(cls=DataCommand)
 @click.argument("prefix")
-@click.option("--png", type=click.Path(path_type=Path), help="Draw the lengths of the documents here.")
-@click.option("--show", type=click.IntRange(0), default=0, help="Number of first documents to decode.")
-@click.option("--tokenizer-type", type=click.Choice(list(TOKENIZERS)), help="What decodes them.")
-@click.option("--vocab-file", type=click.Path(path_type=Path), help="Its vocabulary, or its only file.")
-@click.option("--merge-file", type=click.Path(path_type=Path), help="The merges of GPT2BPETokenizer.")
+@click.option("--png", type=click.Path(path_type=Path), help="Plot the document lengths to this PNG file.")
+@click.option(
+    "--show",
+    type=click.IntRange(0),
+    default=0,
+    help="Number of documents to decode and print, from the first.",
+)
+@click.option(
+    "--tokenizer-type", type=click.Choice([*TOKENIZERS, *GPT_NEOX_NAMES]), help="Tokenizer for --show."
+)
+@click.option(
+    "--vocab-file",
+    type=click.Path(path_type=Path),
+    help="The tokenizer's vocabulary, or its only file, such as tokenizer.json.",
+)
+@click.option("--merge-file", type=click.Path(path_type=Path), help="Merges file of GPT2BPETokenizer.")
 def inspect(
     prefix: str,
     png: Path | None,
@@ -55,9 +72,9 @@ def inspect(
     vocab_file: Path | None,
     merge_file: Path | None,
 ) -> None:
-    """Show what the dataset PREFIX.bin and PREFIX.idx holds: counts, lengths, and first documents."""
+    """Show counts, document lengths and first documents of the dataset PREFIX.bin and PREFIX.idx."""
     if show and tokenizer_type is None:
-        raise click.UsageError("--show needs --tokenizer-type, which decodes the documents")
+        raise click.UsageError("--show requires a tokenizer; pass --tokenizer-type")
     dataset = open_indexed(prefix)
     documents: list[str] = []
     if tokenizer_type is not None:
@@ -80,9 +97,9 @@ def inspect(
 @main.command(cls=DataCommand)
 @click.argument("prefix")
 def verify(prefix: str) -> None:
-    """Check every invariant of the dataset PREFIX.bin and PREFIX.idx, and its hashes against the manifest."""
+    """Check the dataset PREFIX.bin and PREFIX.idx for consistency, and its hashes against the manifest."""
     dataset = verify_indexed(prefix)
-    hashes = "and the hashes" if verify_manifest(prefix) else "but no hash: there is no manifest"
+    hashes = "hashes match" if verify_manifest(prefix) else "hashes not checked (no manifest)"
     click.echo(
         f"{prefix}: {len(dataset):,} sequences, {dataset.num_tokens:,} tokens, all checks passed, {hashes}"
     )
@@ -92,31 +109,42 @@ def verify(prefix: str) -> None:
 @click.argument("prefixes", nargs=-1, required=True, metavar="PREFIX...")
 @click.option("--output", required=True, help="Prefix of the new dataset.")
 def merge(prefixes: tuple[str, ...], output: str) -> None:
-    """Write the documents of several datasets as one, in the order given; a pattern may name the .idx files.
+    """Merge datasets into one, in the given order. Names may end in .idx, so a pattern such as *.idx works.
 
-    Tokens are copied once, by reference where the file system can do that.
+    A dataset with a manifest is compared with it; if one is damaged, nothing is written. Tokens of others are
+    copied by reference if the file system supports it.
     """
     prefixes = tuple(prefix.removesuffix(".idx") for prefix in prefixes)
     contents = merge_manifests(prefixes)
-    dataset = merge_indexed(prefixes, output)
+    for prefix in prefixes:
+        verify_manifest(prefix, (".idx", ".offsets"))
+    copied = merge_indexed(prefixes, output, hashes=[recorded_sha256(prefix, ".bin") for prefix in prefixes])
     if contents is None:
-        click.echo("not every dataset has a manifest, so the new one has none", err=True)
+        click.echo("no manifest was written, because not every dataset has one", err=True)
     else:
         merge_offsets(prefixes, output)
-        write_manifest(output, **contents)
-    _echo_written(dataset)
+        write_manifest(output, **contents, bin_sha256=copied.bin_sha256)
+    _echo_written(copied.dataset)
 
 
 @main.command(cls=DataCommand)
 @click.argument("prefix")
-@click.option("--split", required=True, help='Relative shares of train, valid and test, as in "969, 30, 1".')
-@click.option("--output", required=True, help="The new datasets are OUTPUT_train, OUTPUT_valid, OUTPUT_test.")
+@click.option("--split", required=True, help='Relative sizes of train, valid and test, such as "969, 30, 1".')
+@click.option(
+    "--output", required=True, help="Prefix of the new datasets OUTPUT_train, OUTPUT_valid and OUTPUT_test."
+)
 def split(prefix: str, split: str, output: str) -> None:
-    """Write the parts of a split, which training would make by itself, as datasets of their own."""
-    for documents, dataset in split_indexed(prefix, split, output):
+    """Write the train, valid and test parts of a dataset as separate datasets.
+
+    A dataset with a manifest is compared with it; if it is damaged, nothing is written.
+    """
+    verify_manifest(prefix, (".idx", ".offsets"))
+    for dataset, documents, sha256 in split_indexed(
+        prefix, split, output, sha256=recorded_sha256(prefix, ".bin")
+    ):
         if contents := cut_manifest(prefix, documents, dataset.num_tokens):
             cut_offsets(prefix, documents, dataset.prefix)
-            write_manifest(dataset.prefix, **contents)
+            write_manifest(dataset.prefix, **contents, bin_sha256=sha256)
         _echo_written(dataset)
 
 
@@ -124,7 +152,8 @@ def split(prefix: str, split: str, output: str) -> None:
 @click.argument("prefix")
 @click.option("--output", required=True, help="Prefix of the new dataset.")
 def convert(prefix: str, output: str) -> None:
-    """Write a dataset of the older `cached` or `lazy` layout in the mmap layout."""
+    """Convert a dataset from the older `cached` or `lazy` layout to the mmap layout."""
+    verify_manifest(prefix)
     _echo_written(convert_indexed(prefix, output))
 
 
@@ -137,10 +166,19 @@ def convert(prefix: str, output: str) -> None:
     metavar="FILE...",
     help="Corpus files, as for preprocess_data.",
 )
-@click.option("--jsonl-key", default="text", help="Key of each JSON line to take.")
+@click.option(
+    "--jsonl-key",
+    "--jsonl-keys",
+    "--json-keys",
+    "jsonl_key",
+    default="text",
+    help="Key of the text in each JSON line.",
+)
 def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
-    """Count the documents of corpus files, and name the first that cannot be read."""
-    reader = CorpusReader(find_inputs(inputs), (jsonl_key,), skip_bad_lines=True)
+    """Count the documents of corpus files. If some cannot be read, list the first and exit with code 1."""
+    passed_over = PassedOver()
+    paths = find_inputs(inputs, passed_over)
+    reader = CorpusReader(paths, (jsonl_key,), skip_bad_lines=True, passed_over=passed_over)
     documents = characters = num_bytes = empty = 0
     for document in reader:
         documents += 1
@@ -154,10 +192,20 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
         ("empty", empty),
         ("too long", reader.num_too_long),
         ("unreadable", reader.num_skipped),
+        ("null", reader.num_null),
     ):
         click.echo(f"{name:12} {value:,}")
     for reason in reader.first_skipped:
         click.echo(f"unreadable: {reason}", err=True)
+    for line in passed_over.lines():
+        click.echo(line, err=True)
+    if reader.num_skipped:
+        click.echo(
+            f"Error: {reader.num_skipped:,} documents cannot be read; correct them, or leave them out with "
+            "preprocess_data --skip-bad-lines",
+            err=True,
+        )
+        click.get_current_context().exit(1)
 
 
 @main.command("train-tokenizer", cls=DataCommand, several=("--input",))
@@ -169,25 +217,52 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
     metavar="FILE...",
     help="Corpus files, as for preprocess_data.",
 )
-@click.option("--jsonl-key", default="text", help="Key of each JSON line to take.")
 @click.option(
-    "--vocab-size", type=click.IntRange(1), default=8192, help="Entries, the two special tokens included."
+    "--jsonl-key",
+    "--jsonl-keys",
+    "--json-keys",
+    "jsonl_key",
+    default="text",
+    help="Key of the text in each JSON line.",
 )
 @click.option(
-    "--output", type=click.Path(path_type=Path), default="tokenizer.json", help="The file to write."
+    "--vocab-size",
+    type=click.IntRange(1),
+    default=8192,
+    help="Vocabulary size, including the two special tokens.",
 )
-@click.option("--skip-bad-lines", is_flag=True, help="Leave out documents that cannot be read.")
+@click.option("--output", type=click.Path(path_type=Path), default="tokenizer.json", help="File to write.")
+@click.option("--skip-bad-lines", is_flag=True, help="Skip documents that cannot be read.")
+@click.option(
+    "--log-interval",
+    type=click.IntRange(1),
+    default=10_000,
+    help="Documents between progress lines if the output is not a terminal.",
+)
 def train_tokenizer(
-    inputs: tuple[str, ...], jsonl_key: str, vocab_size: int, output: Path, skip_bad_lines: bool
+    inputs: tuple[str, ...],
+    jsonl_key: str,
+    vocab_size: int,
+    output: Path,
+    skip_bad_lines: bool,
+    log_interval: int,
 ) -> None:
     """Train a byte-level BPE vocabulary, for HFTokenizer."""
     started = time.monotonic()
-    reader = CorpusReader(find_inputs(inputs), (jsonl_key,), skip_bad_lines=skip_bad_lines)
-    texts = (document.texts[0] for document in reader)
-    with ended_by_ctrl_c():
+    passed_over = PassedOver()
+    paths = find_inputs(inputs, passed_over)
+    if any(os.path.realpath(path) == os.path.realpath(output) for path in paths):
+        raise click.UsageError(
+            f"--output {output} is also an input, which would be overwritten; choose another file"
+        )
+    reader = CorpusReader(paths, (jsonl_key,), skip_bad_lines=skip_bad_lines, passed_over=passed_over)
+    with ended_by_ctrl_c(), report_progress(log_interval=log_interval) as report:
+        texts = _texts_with_progress(reader, report)
         entries = train_byte_level_bpe(texts, vocab_size=vocab_size, output=output)
+    for line in passed_over.lines():
+        click.echo(line, err=True)
     if entries < vocab_size:
-        click.echo(f"the corpus gives only {entries:,} entries of the {vocab_size:,} asked for", err=True)
+        click.echo(f"the corpus yields only {entries:,} of the {vocab_size:,} requested entries", err=True)
     if reader.num_skipped:
         click.echo(f"{reader.num_skipped:,} unreadable documents were skipped", err=True)
     seconds = time.monotonic() - started
@@ -199,19 +274,33 @@ def train_tokenizer(
 @main.command("stdlib-corpus", cls=DataCommand)
 @click.argument("output", type=click.Path(path_type=Path))
 def stdlib_corpus(output: Path) -> None:
-    """Write the source files of Python's standard library to OUTPUT, one JSON line each.
+    """Write the source files of Python's standard library to OUTPUT, one JSON line per file.
 
-    They follow each other by a hash of their names, so any range of lines is a fair sample of all.
+    Files are ordered by a hash of their names, so any range of lines is a representative sample.
     """
     counts = write_stdlib_corpus(output)
     click.echo(f"wrote {output}: {counts.files:,} files, {counts.num_bytes / 1e6:,.1f} MB")
     if counts.undecodable:
-        click.echo(f"{counts.undecodable:,} files are not UTF-8 and were left out")
+        click.echo(f"{counts.undecodable:,} files that are not UTF-8 were skipped")
 
 
 main.add_command(trace)
 main.add_command(analyze)
 main.add_command(blend_report)
+
+
+def _texts_with_progress(reader: CorpusReader, report: Reporter) -> Iterator[str]:
+    """Yield the texts of a corpus, and report how much of it has been read."""
+    started, counts = time.monotonic(), Counts()
+    for document in reader:
+        counts.documents += 1
+        counts.num_bytes += document.num_bytes
+        if not counts.documents % _DOCUMENTS_PER_REPORT:
+            counts.seconds = time.monotonic() - started
+            counts.fraction = reader.bytes_done / max(reader.total_bytes, 1)
+            report(counts)
+        yield document.texts[0]
+    click.echo(f"learning a vocabulary from {counts.documents:,} documents", err=True)
 
 
 def _first_documents(dataset: IndexedDataset, tokenizer: Tokenizer, count: int) -> Iterator[str]:

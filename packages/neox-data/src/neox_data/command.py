@@ -1,4 +1,4 @@
-"""What the package's commands share: errors as one sentence, and options that take several words."""
+"""Shared parts of the package's commands: error messages, and options that take several values."""
 
 import signal
 from collections.abc import Iterable, Iterator
@@ -9,27 +9,37 @@ from typing import Any
 import click
 
 from neox_data.errors import DataError
+from neox_data.output import checked_output
 from neox_data.whole_files import NO_ROOM
 
-__all__ = ["CONTEXT_SETTINGS", "DataCommand", "ended_by_ctrl_c", "one_option_per_word"]
+__all__ = ["CONTEXT_SETTINGS", "DataCommand", "DataCommands", "ended_by_ctrl_c", "one_option_per_word"]
 
-# Of every command; those of a group take them over from the group.
+# Settings of every command; those of a group inherit them.
 CONTEXT_SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
     "show_default": True,
     "max_content_width": 110,
 }
 
-_MAKE_ROOM = "; nothing half-written was left: make room there, or choose another place, and start again"
+_MAKE_ROOM = "; incomplete files were removed; free disk space or choose another location, and start again"
+
+
+class DataCommands(click.Group):
+    """Command group that reports a standard output that cannot be written to, such as a full disk."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program."""
+        with checked_output():
+            return super().main(*args, **kwargs)
 
 
 class DataCommand(click.Command):
-    """A command that says in one sentence what went wrong.
+    """A command that reports errors in one sentence.
 
-    The exit code is 2 where the request was wrong (`DataError`), 1 where the work failed (`OSError`).
+    The exit code is 2 for an invalid request (`DataError`) and 1 for a failure (`OSError`).
 
     Args:
-        several: options that take several words, as argparse programs write it: `--input a.jsonl b.jsonl`.
+        several: options that take several values, as with argparse: `--input a.jsonl b.jsonl`.
     """
 
     def __init__(self, *args: Any, several: Iterable[str] = (), **kwargs: Any) -> None:
@@ -37,8 +47,13 @@ class DataCommand(click.Command):
         self._several = frozenset(several)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words of the command line."""
+        """Parse the command line."""
         return super().parse_args(ctx, list(one_option_per_word(args, self._several)))
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command as a program of its own."""
+        with checked_output():
+            return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -54,9 +69,9 @@ class DataCommand(click.Command):
 
 @contextmanager
 def ended_by_ctrl_c() -> Iterator[None]:
-    """Ctrl-C ends the process at once, for work in a library that does not return before it is done.
+    """Let Ctrl-C end the process immediately, during a library call that does not handle it.
 
-    Nothing that runs later is told of it, so what the block writes must appear whole or not at all.
+    No cleanup runs, so the block must write files atomically.
     """
     if current_thread() is not main_thread():
         yield
@@ -69,7 +84,7 @@ def ended_by_ctrl_c() -> Iterator[None]:
 
 
 def one_option_per_word(args: Iterable[str], several: frozenset[str]) -> Iterator[str]:
-    """`--input a b` as `--input a --input b`, for the options named in `several`."""
+    """Yield `--input a b` as `--input a --input b`, for the options named in `several`."""
     option, is_first = "", True
     for word in args:
         if word.startswith("-"):

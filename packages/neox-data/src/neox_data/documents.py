@@ -1,7 +1,7 @@
-"""What follows from the end-of-document tokens of a batch: which document, which position, what counts.
+"""Derive document ids, position ids and loss mask from the end-of-document tokens of a batch.
 
-Plain arrays of the batch's own shape. Attention inside documents is decided from the document numbers, so no
-mask of sequence times sequence is ever made.
+The results are arrays of the batch's shape. Attention within documents is computed from document ids, so no
+mask of sequence x sequence is needed.
 """
 
 import numpy as np
@@ -10,9 +10,9 @@ __all__ = ["document_ids", "loss_mask", "position_ids"]
 
 
 def document_ids(tokens: np.ndarray, end_of_document: int) -> np.ndarray:
-    """Number of the document that each token belongs to, from 0 in each row.
+    """Return the document id of each token, from 0 in each row.
 
-    The end-of-document token still belongs to the document that it ends.
+    An end-of-document token belongs to the document that it ends.
 
     Args:
         tokens: integers [batch, sequence].
@@ -28,11 +28,11 @@ def document_ids(tokens: np.ndarray, end_of_document: int) -> np.ndarray:
 
 
 def position_ids(tokens: np.ndarray, end_of_document: int | None = None) -> np.ndarray:
-    """Place of each token in its row, from 0 again after each `end_of_document` token.
+    """Return the position id of each token in its row, restarting at 0 after each `end_of_document` token.
 
     Args:
         tokens: integers [batch, sequence].
-        end_of_document: the token that ends a document; None: positions run through the row.
+        end_of_document: the end-of-document token; None: positions do not restart.
 
     Returns:
         int64 [batch, sequence].
@@ -46,11 +46,11 @@ def position_ids(tokens: np.ndarray, end_of_document: int | None = None) -> np.n
 
 
 def loss_mask(tokens: np.ndarray, end_of_document: int | None = None) -> np.ndarray:
-    """1 where the prediction made from a token counts, 0 where the token ends a document.
+    """Return the loss mask: 0 for predictions from end-of-document tokens, else 1.
 
     Args:
         tokens: integers [batch, sequence], the model's input.
-        end_of_document: the token that ends a document; None: every prediction counts.
+        end_of_document: the end-of-document token; None: every prediction counts.
 
     Returns:
         float32 [batch, sequence].

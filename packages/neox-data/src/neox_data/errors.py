@@ -1,21 +1,21 @@
-"""What can go wrong with data, each as one sentence that names the file and the remedy."""
+"""Exceptions of the data package; each message names the file and the remedy in one sentence."""
 
 __all__ = ["CorpusError", "DataError", "IndexedDatasetError", "TokenizerError"]
 
 
 class DataError(Exception):
-    """Base of every error that a caller of neox-data can cause; a command ends with exit code 2 after it."""
+    """Base class of errors in a request or its data; commands exit with code 2."""
 
     exit_code = 2
 
 
 class IndexedDatasetError(DataError):
-    """A `.bin`/`.idx` pair is missing, damaged, or of a kind that cannot be read."""
+    """Raised when a `.bin`/`.idx` pair is missing, damaged or of an unsupported format."""
 
 
 class TokenizerError(DataError):
-    """A tokenizer cannot be made from these files, or cannot handle this input."""
+    """Raised when a tokenizer cannot be loaded from its files, or cannot encode a text."""
 
 
 class CorpusError(DataError):
-    """A corpus file, or one line of it, cannot be read as text."""
+    """Raised when a corpus file, or one line of it, cannot be read as text."""

@@ -1,4 +1,4 @@
-"""Sample by number: `seq_length` + 1 tokens cut from the shuffled stream of documents."""
+"""Samples by index: `seq_length` + 1 tokens from the shuffled stream of documents."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -17,27 +17,28 @@ __all__ = ["GPTDataset"]
 class GPTDataset:
     """The samples of one part of an indexed dataset, in GPT-NeoX's order.
 
-    Item k depends on nothing but the data, `documents`, `num_samples`, `seq_length` and `seed`. Items may be
-    read from several threads at once, and several processes may construct the same dataset at once: one
+    Item k depends only on the data, `documents`, `num_samples`, `seq_length` and `seed`. Items may be read by
+    several threads concurrently, and several processes may construct the same dataset concurrently: one
     builds its index.
 
     Args:
         indexed: the tokens.
-        name: of this part, as in `train`; part of the index files' name.
+        name: name of this part, such as `train`; part of the names of the index files.
         documents: sequence numbers of this part, in file order.
-        num_samples: samples that will be asked for; the dataset holds at least as many.
+        num_samples: number of samples that will be read; the dataset has at least as many.
         seq_length: tokens that a sample predicts.
-        seed: for the order of documents and samples.
-        prefix: path of the data; the index files are kept beside it.
-        cache_dir: where the index files go when that folder cannot be written; None: a folder of the user's
+        seed: random seed of the order of documents and samples.
+        prefix: path of the data; the index files are in the same folder.
+        cache_dir: folder of the index files if that folder is not writable; None: a folder in the user's
             cache.
 
     Attributes:
         num_documents: documents of this part.
-        epochs: passes over them that the dataset is made of.
+        epochs: passes over the documents in the dataset.
 
     Raises:
-        DataError: the documents hold no token, or the index can be stored nowhere.
+        DataError: the documents have no tokens, or the index cannot be stored.
+        IndexedDatasetError: the data does not have all these documents.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class GPTDataset:
         self.seq_length = seq_length
         if not len(documents):
             raise DataError(
-                f"the part {name!r} of {prefix} has no document; give it a larger share of the split, or "
-                "data of its own"
+                f"the part {name!r} of {prefix} has no documents; give it a larger share of the split, or "
+                "separate data"
             )
+        indexed.check_sequences(int(np.min(documents)), int(np.max(documents)))
         self.index = load_or_build(
             np.asarray(documents, dtype=np.int32),
             indexed.sizes,
@@ -79,17 +81,17 @@ class GPTDataset:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of this part's documents, counted once."""
+        """Return the number of tokens of this part's documents."""
         return int(self.indexed.sizes[self.index.documents].sum(dtype=np.int64)) // self.epochs
 
     def __getitem__(self, item: int) -> np.ndarray:
-        """The tokens of an item, int64 [seq_length + 1]: `[:-1]` is the input, `[1:]` the labels."""
+        """Return the tokens of an item, int64 [seq_length + 1]: `[:-1]` is the input, `[1:]` the labels."""
         self.indexed.check_whole()
         tokens = self._read(item)
         return self.indexed.get_across(*self._span(item)) if tokens is None else tokens
 
     def pieces(self, item: int) -> Iterator[tuple[int, int, int]]:
-        """The pieces of documents that an item is made of: sequence, first token, number of tokens.
+        """Return the pieces of documents in an item: (sequence, first token, number of tokens).
 
         Raises:
             IndexError: there is no such item.
@@ -101,7 +103,7 @@ class GPTDataset:
         yield last, offset, end + 1 - offset
 
     def _span(self, item: int) -> tuple[list[int], int, int]:
-        """The sequences of an item, the first token in the first of them, and the last one in the last."""
+        """Return the sequences of an item, the first token in the first one, and the last in the last one."""
         index = self.index
         if not 0 <= item < len(index.shuffle):
             raise IndexError(
@@ -112,9 +114,9 @@ class GPTDataset:
         return index.documents[first : last + 1].tolist(), offset, end
 
     def items_with(self, sequence: int) -> np.ndarray:
-        """The items that hold a token of a sequence, in rising order, int64; none for one of another part.
+        """Return the sorted items with tokens of a sequence, int64; none for a sequence of another part.
 
-        Looks through the whole order once.
+        Searches the whole order once.
         """
         samples: set[int] = set()
         size, rows = self.indexed.sizes.item(sequence), self.index.starts[:, 0]

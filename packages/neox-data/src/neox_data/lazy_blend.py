@@ -1,9 +1,9 @@
-"""Several datasets as one in an order that is computed, not built: no file, no pass over the items.
+"""Blend several datasets in a computed order, without files or a pass over the items.
 
-Each dataset owns an interval of [0, 1) as long as its share. Item k belongs to the owner of the point that k
-gives when its binary digits are mirrored at the binary point (1, 2, 3 are 0.1, 0.01, 0.11). These points fill
-the interval evenly, so every stretch of the blend has its shares up to a few items. How many of the first k
-points lie in an interval is counted digit by digit, which says which item of its dataset an item is.
+Each dataset owns an interval of [0, 1) of the length of its share. Item k belongs to the owner of the point
+obtained by mirroring the binary digits of k at the binary point (1, 2, 3 are 0.1, 0.01, 0.11). These points
+are evenly distributed, so every range of the blend has the requested shares up to a few items. The number of
+the first k points in an interval is computed digit by digit; it is the index of the item in its dataset.
 
 Source: J. G. van der Corput, Verteilungsfunktionen (1935), for the points. Not GPT-NeoX's order: see `blend`.
 """
@@ -19,15 +19,15 @@ from neox_data.weights import normalise_weights
 
 __all__ = ["LazyBlendedDataset", "SpreadPoints"]
 
-# Points are whole numbers below 2**_DIGITS; more items than that are in no corpus.
+# Points are integers below 2**_DIGITS, more than the items of any corpus.
 _DIGITS = 62
 
 
 class SpreadPoints:
-    """Which interval item k falls into, and how many items before it did.
+    """Computes the interval of item k, and the number of earlier items in it.
 
     Args:
-        shares: lengths of the intervals, at least 0, one of them above; any scale.
+        shares: lengths of the intervals, at least 0, one of them above 0; any scale.
     """
 
     def __init__(self, shares: Sequence[int] | Sequence[float]) -> None:
@@ -35,12 +35,12 @@ class SpreadPoints:
         self._bounds = [int(end / ends[-1] * (1 << _DIGITS)) for end in ends]
 
     def owner(self, item: int) -> int:
-        """The interval of an item."""
+        """Return the interval of an item."""
         point = int(f"{item:0{_DIGITS}b}"[::-1], 2)
         return bisect_right(self._bounds, point) - 1
 
     def taken(self, items: int, owner: int) -> int:
-        """How many of the first `items` fall into an interval."""
+        """Return the number of the first `items` in an interval."""
         low, high = self._bounds[owner : owner + 2]
         count = offset = 0
         for digit in range(items.bit_length() - 1, -1, -1):
@@ -52,7 +52,7 @@ class SpreadPoints:
         return count
 
     def item_of(self, owner: int, place: int) -> int:
-        """The item that is number `place` (from 0) of its interval, which must not be empty."""
+        """Return item number `place` (from 0) of an interval, which must not be empty."""
         high = 1
         while self.taken(high, owner) <= place:
             high *= 2
@@ -60,14 +60,14 @@ class SpreadPoints:
 
 
 class LazyBlendedDataset:
-    """Items of several datasets, mixed by weight in an order that costs nothing to find.
+    """Items of several datasets, mixed by weight in a computed order.
 
-    Which dataset item k comes from, and which of its items it is, depend on the weights alone.
+    The dataset of item k, and the item in it, depend only on the weights.
 
     Args:
-        build: from the number of a dataset and a number of samples, the dataset.
-        weights: relative shares, one per dataset.
-        num_samples: items that will be asked for.
+        build: function of (number of the dataset, number of samples) that builds the dataset.
+        weights: relative weights, one per dataset.
+        num_samples: number of items that will be read.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class LazyBlendedDataset:
         return self._length
 
     def __getitem__(self, item: int) -> np.ndarray:
-        """The tokens of an item, int64 [seq_length + 1]."""
+        """Return the tokens of an item, int64 [seq_length + 1]."""
         dataset, place = self.locate(item)
         return self.datasets[dataset][place]
 
     def locate(self, item: int) -> tuple[int, int]:
-        """The dataset that an item comes from, and the item there.
+        """Return the dataset of an item, and the item in it.
 
         Raises:
             IndexError: there is no such item.
@@ -100,11 +100,11 @@ class LazyBlendedDataset:
         return owner, self._points.taken(item, owner)
 
     def taken(self, num_items: int) -> list[int]:
-        """Items that the first `num_items` of the blend take of each dataset."""
+        """Return the items that the first `num_items` of the blend take from each dataset."""
         return [self._points.taken(num_items, number) for number in range(len(self.datasets))]
 
     def items_of(self, dataset: int, place: int) -> list[int]:
-        """The items of the blend that are item `place` of a dataset: one or none."""
+        """Return the items of the blend that are item `place` of a dataset: one or none."""
         if place >= self._points.taken(self._length, dataset):
             return []
         return [self._points.item_of(dataset, place)]

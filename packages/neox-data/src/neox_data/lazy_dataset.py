@@ -1,8 +1,8 @@
-"""Samples in an order that is computed, not built: no index, no files, the same at any size.
+"""Samples in a computed order, without index or files, the same for any number of samples.
 
-One pass over the data lays the documents end to end as they lie in the file and cuts windows of `seq_length`
-tokens; a keyed permutation says which is read when. Each pass has a permutation of its own, and begins to cut
-at another token. This is not GPT-NeoX's order: runs that shall repeat one of its runs use `GPTDataset`.
+One pass over the data concatenates the documents in file order and cuts windows of `seq_length` tokens; a
+keyed permutation determines their order. Each pass has a separate permutation, and starts at a different
+token. This is not GPT-NeoX's order: to repeat its runs, use `GPTDataset`.
 """
 
 from collections.abc import Iterator
@@ -17,27 +17,27 @@ __all__ = ["LazyGPTDataset"]
 
 
 class LazyGPTDataset:
-    """The samples of one part of an indexed dataset, in an order that costs nothing to find.
+    """The samples of one part of an indexed dataset, in a computed order.
 
-    Item k depends on nothing but the data, `documents`, `name`, `seq_length` and `seed`: not on the number of
-    samples or ranks, and not on the batch. Items may be read from several threads at once.
+    Item k depends only on the data, `documents`, `name`, `seq_length` and `seed`, not on the number of
+    samples or ranks, nor on the batch. Items may be read by several threads concurrently.
 
     Args:
         indexed: the tokens.
-        name: of this part, as in `train`; parts of different names are shuffled differently.
+        name: name of this part, such as `train`; parts with different names are shuffled differently.
         documents: sequence numbers of this part, consecutive.
-        num_samples: samples that will be asked for; the dataset holds at least as many, in whole passes.
+        num_samples: number of samples that will be read; the dataset has at least as many, in whole passes.
         seq_length: tokens that a sample predicts.
-        seed: for the order.
+        seed: random seed of the order.
 
     Attributes:
         num_documents: documents of this part.
-        num_tokens: tokens of them.
-        epochs: passes over them that the dataset is made of.
+        num_tokens: tokens of these documents.
+        epochs: passes over the documents in the dataset.
         samples_per_epoch: samples of one pass.
 
     Raises:
-        DataError: the documents hold too few tokens for one sample, or do not lie one after another.
+        DataError: the documents have too few tokens for one sample, or are not consecutive in the file.
     """
 
     def __init__(
@@ -55,12 +55,16 @@ class LazyGPTDataset:
         self.seq_length = seq_length
         self._documents = documents
         self.num_documents = len(documents)
+        if documents:
+            # Not min and max, which visit every number of a range.
+            first, last = sorted((documents[0], documents[-1]))
+            indexed.check_sequences(first, last)
         self._first, num_tokens = indexed.token_range(documents)
         self.num_tokens = num_tokens
         self.samples_per_epoch = (num_tokens - 1) // seq_length
         if self.samples_per_epoch < 1:
             raise DataError(
-                f"the part {name!r} of {indexed.prefix} has {num_tokens:,} tokens, and one sample needs "
+                f"the part {name!r} of {indexed.prefix} has {num_tokens:,} tokens, but one sample requires "
                 f"{seq_length + 1:,}; use more data or a smaller seq_length"
             )
         self._spare = num_tokens - 1 - self.samples_per_epoch * seq_length
@@ -73,11 +77,11 @@ class LazyGPTDataset:
         return self._length
 
     def __getitem__(self, item: int) -> np.ndarray:
-        """The tokens of an item, int64 [seq_length + 1]: `[:-1]` is the input, `[1:]` the labels."""
+        """Return the tokens of an item, int64 [seq_length + 1]: `[:-1]` is the input, `[1:]` the labels."""
         return self.indexed.get_tokens(self.first_token(item), self.seq_length + 1).astype(np.int64)
 
     def first_token(self, item: int) -> int:
-        """Where an item begins, counted in tokens of the `.bin`.
+        """Return the start of an item, in tokens of the `.bin`.
 
         Raises:
             IndexError: there is no such item.
@@ -87,7 +91,7 @@ class LazyGPTDataset:
                 f"item {item} of the part {self.name!r} of {self.indexed.prefix}, which has {self._length:,}"
             )
         epoch, place = divmod(item, self.samples_per_epoch)
-        # Replaced as a whole, so that a thread never sees one epoch's number with another's order.
+        # Replaced as one object, so that a thread never sees one epoch's number with another's order.
         if self._epoch[0] != epoch:
             self._epoch = self._order(epoch)
         number, offset, permutation = self._epoch
@@ -96,7 +100,7 @@ class LazyGPTDataset:
         return self._first + offset + permutation[place] * self.seq_length
 
     def pieces(self, item: int) -> Iterator[tuple[int, int, int]]:
-        """The pieces of documents that an item is made of: sequence, first token, number of tokens."""
+        """Yield the pieces of documents in an item: (sequence, first token, number of tokens)."""
         begin = self.first_token(item)
         end = begin + self.seq_length + 1
         sequence = self.indexed.sequence_at(begin, self._documents)
@@ -109,7 +113,7 @@ class LazyGPTDataset:
             sequence += 1
 
     def items_with(self, sequence: int) -> np.ndarray:
-        """The items that hold a token of a sequence, in rising order, int64; none for one of another part."""
+        """Return the sorted items with tokens of a sequence, int64; none for a sequence of another part."""
         size = self.indexed.sizes.item(sequence)
         if sequence not in self._documents or not size:
             return np.empty(0, np.int64)
@@ -117,7 +121,7 @@ class LazyGPTDataset:
         for epoch in range(self.epochs):
             _, offset, permutation = self._order(epoch)
             begin = self.indexed.first_token(sequence) - self._first - offset
-            # Window w holds the tokens w * seq_length to (w + 1) * seq_length, both included.
+            # Window w contains the tokens w * seq_length to (w + 1) * seq_length, inclusive.
             first = max(0, -(-(begin - self.seq_length) // self.seq_length))
             last = min(self.samples_per_epoch - 1, (begin + size - 1) // self.seq_length)
             windows = range(first, last + 1)

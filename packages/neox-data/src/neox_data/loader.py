@@ -1,7 +1,7 @@
-"""Micro batches as torch tensors, put together ahead of time by threads.
+"""Load micro-batches as torch tensors, prefetched by threads.
 
-Threads, not processes: a sample costs microseconds, its copying releases the interpreter, and a fork after
-torch has started its own threads is unsafe. This is the only file of the package that imports torch.
+Threads suffice: a sample takes microseconds, copying it releases the GIL, and forking after torch has started
+threads is unsafe. This is the only file of the package that imports torch.
 """
 
 from collections import deque
@@ -24,17 +24,17 @@ _AHEAD_PER_THREAD = 2
 
 
 class PrefetchLoader(Iterator[Tensor]):
-    """Endless iterator over this rank's micro batches, `sampler.accumulation` of them per iteration.
+    """Endless iterator over this rank's micro-batches, `sampler.accumulation` of them per iteration.
 
-    The order is the sampler's whatever the number of threads. An error while a micro batch is made is raised
-    where that micro batch is asked for, and closes the loader.
+    The order is the sampler's for any number of threads. An error in loading a micro-batch is raised when
+    that micro-batch is requested, and closes the loader.
 
     Args:
-        dataset: items of equally many tokens.
-        sampler: which items, in which order.
-        start_iteration: the first iteration to deliver, counted from where the sampler starts.
-        num_threads: threads that work ahead; 0: each micro batch is made when it is asked for.
-        length_at: how many tokens of its samples an iteration, counted alike, predicts; None: all.
+        dataset: dataset whose items have equal numbers of tokens.
+        sampler: selects and orders the items.
+        num_threads: number of prefetch threads; 0: load each micro-batch when it is requested.
+        length_at: function of the iteration, counted from the start of the sampler, that returns the number
+            of tokens that its samples predict; None: all.
     """
 
     def __init__(
@@ -42,14 +42,13 @@ class PrefetchLoader(Iterator[Tensor]):
         dataset: SampleDataset,
         sampler: BatchSampler,
         *,
-        start_iteration: int = 0,
         num_threads: int = 1,
         length_at: Callable[[int], int] | None = None,
     ) -> None:
         self._dataset = dataset
         self._steps = (
             (sampler.items(iteration, micro_step), None if length_at is None else length_at(iteration) + 1)
-            for iteration in count(start_iteration)
+            for iteration in count()
             for micro_step in range(sampler.accumulation)
         )
         self._closed = False
@@ -62,13 +61,13 @@ class PrefetchLoader(Iterator[Tensor]):
         return self
 
     def __next__(self) -> Tensor:
-        """The next micro batch, int64 [micro_batch, tokens predicted + 1].
+        """Return the next micro-batch, int64 [micro_batch, tokens predicted + 1].
 
         Raises:
             DataError: the loader is closed.
         """
         if self._closed:
-            raise DataError("this loader is closed; make a new one with the iteration to go on from")
+            raise DataError("this loader is closed; create a new one that starts at the next sample")
         try:
             return self._take() if self._executor else _assemble(self._dataset, *next(self._steps))
         except BaseException:
@@ -76,7 +75,7 @@ class PrefetchLoader(Iterator[Tensor]):
             raise
 
     def close(self) -> None:
-        """End the threads; the micro batches made ahead are dropped."""
+        """Stop the threads and drop prefetched micro-batches."""
         self._closed = True
         self._pending.clear()
         if self._executor:

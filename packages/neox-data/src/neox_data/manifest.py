@@ -1,12 +1,11 @@
-"""What a dataset was made of: a JSON file `PREFIX.manifest.json` beside the two files.
+"""Manifest of a dataset: its inputs, tokenizer and options, in `PREFIX.manifest.json`.
 
 Sources, tokenizer, options, counts, and the hashes of what was written, so that a copy can be checked and a
 wrong tokenizer noticed. A dataset without one is read like any other.
 """
 
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,39 +15,58 @@ from typing import Any
 from neox_data.errors import IndexedDatasetError, TokenizerError
 from neox_data.indexed.layout import bin_path, idx_path, manifest_path, offsets_path
 from neox_data.tokenizers.base import Tokenizer
-from neox_data.whole_files import written_aside
+from neox_data.whole_files import sha256_of_file, written_aside
 
 __all__ = [
     "FORMAT",
+    "check_largest_token",
     "check_tokenizer",
     "cut_manifest",
     "describe_tokenizer",
     "hashed_ahead",
     "merge_manifests",
     "read_manifest",
+    "recorded_sha256",
     "verify_manifest",
     "write_manifest",
 ]
 
 FORMAT = "neox-data-manifest-1"
 
-# Large, as a thread waits for the interpreter after each: threads that read and encode want it, too.
-_BLOCK_BYTES = 1 << 22
+# The type of each value, and of what it contains (None: any).
+_KINDS: dict[str, tuple[type, type | None]] = {
+    "inputs": (list, dict),
+    "tokenizer": (dict, None),
+    "options": (dict, None),
+    "counts": (dict, int),
+    "files": (dict, dict),
+}
+
+# Of the files that a manifest describes; `.offsets` is optional.
+SUFFIXES = (".bin", ".idx", ".offsets")
 
 
 @contextmanager
-def hashed_ahead(paths: Sequence[Path]) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Hash files in a thread while the block runs; what is yielded waits for it and returns the list.
+def hashed_ahead(
+    parts: Sequence[tuple[Path, int, int | None]],
+) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Hash parts of files in a thread while the block runs; yield a function that waits and returns a list.
 
-    Each entry holds path, bytes and SHA-256 of a file. Leaving the block early ends the thread at once.
+    Each entry holds path, bytes and SHA-256 of a part. Leaving the block early ends the thread at once.
+
+    Args:
+        parts: path, first byte and end (None: the end of the file) of each part.
     """
     stopped = Event()
 
-    def describe(path: Path) -> dict[str, Any]:
-        return {"path": str(path), "bytes": path.stat().st_size, "sha256": _sha256(path, stopped)}
+    def describe(part: tuple[Path, int, int | None]) -> dict[str, Any]:
+        path, first, stop = part
+        num_bytes = (path.stat().st_size if stop is None else stop) - first
+        sha256 = sha256_of_file(path, first=first, stop=stop, stopped=stopped)
+        return {"path": str(path), "bytes": num_bytes, "sha256": sha256}
 
     with ThreadPoolExecutor(1, "hash") as executor:
-        futures = [executor.submit(describe, path) for path in paths]
+        futures = [executor.submit(describe, part) for part in parts]
         try:
             yield lambda: [future.result() for future in futures]
         finally:
@@ -56,16 +74,8 @@ def hashed_ahead(paths: Sequence[Path]) -> Iterator[Callable[[], list[dict[str, 
             executor.shutdown(cancel_futures=True)
 
 
-def _sha256(path: Path, stopped: Event | None = None) -> str:
-    digest, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while (count := file.readinto(block)) and not (stopped and stopped.is_set()):
-            digest.update(block[:count])
-    return digest.hexdigest()
-
-
 def describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
-    """What a manifest says of a tokenizer."""
+    """Return the description of a tokenizer for a manifest."""
     return {
         "type": type(tokenizer).__name__,
         "vocab_size": tokenizer.vocab_size,
@@ -81,6 +91,7 @@ def write_manifest(
     options: dict[str, Any],
     counts: dict[str, int],
     bin_sha256: str | None = None,
+    largest_token: int | None = None,
 ) -> None:
     """Write the manifest of a finished dataset.
 
@@ -89,36 +100,41 @@ def write_manifest(
         inputs: path, bytes and SHA-256 of each source.
         tokenizer: what made the tokens; see `describe_tokenizer`.
         options: what else decided them.
-        counts: documents, tokens and whatever else was counted.
+        counts: documents, tokens and other counts.
         bin_sha256: of the `.bin`, where that is known; None: the file is read.
+        largest_token: largest token of the `.bin`, or -1 for none, where that is known.
     """
     known = {bin_path(prefix): bin_sha256} if bin_sha256 else {}
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "inputs": list(inputs),
         "tokenizer": tokenizer,
         "options": options,
         "counts": counts,
         "files": {
-            path.suffix: {"bytes": path.stat().st_size, "sha256": known.get(path) or _sha256(path)}
+            path.suffix: {"bytes": path.stat().st_size, "sha256": known.get(path) or sha256_of_file(path)}
             for path in _data_files(prefix)
         },
     }
+    if largest_token is not None:
+        manifest["largest_token"] = largest_token
+    text = json.dumps(manifest, indent=1, ensure_ascii=False, allow_nan=False)
     with written_aside(manifest_path(prefix)) as file:
-        file.write(json.dumps(manifest, indent=1, ensure_ascii=False).encode() + b"\n")
+        # A path that is not UTF-8 has surrogates; escaped like this, they are JSON.
+        file.write(text.encode(errors="backslashreplace") + b"\n")
 
 
 def _data_files(prefix: Path | str) -> list[Path]:
-    """The files of a dataset that its manifest vouches for."""
+    """Return the files of a dataset that its manifest describes."""
     offsets = offsets_path(prefix)
     return [bin_path(prefix), idx_path(prefix), *([offsets] if offsets.exists() else [])]
 
 
 def read_manifest(prefix: Path | str) -> dict[str, Any] | None:
-    """The manifest of a dataset; None where it has none.
+    """Read the manifest of a dataset; return None if it has none.
 
     Raises:
-        IndexedDatasetError: it is damaged.
+        IndexedDatasetError: the manifest is damaged.
     """
     path = manifest_path(prefix)
     if not path.exists():
@@ -126,19 +142,42 @@ def read_manifest(prefix: Path | str) -> dict[str, Any] | None:
     try:
         manifest = json.loads(path.read_bytes())
         if manifest["format"] != FORMAT:
-            raise ValueError(f"its format is {manifest['format']!r}, and only {FORMAT} is known")
-        if missing := {"inputs", "tokenizer", "options", "counts", "files"} - set(manifest):
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+            raise ValueError(f"its format is {manifest['format']!r}, but only {FORMAT} is supported")
+        if missing := set(_KINDS) - set(manifest):
+            raise ValueError(f"missing keys: {', '.join(sorted(missing))}")
+        if wrong := [name for name, kind in _KINDS.items() if not _is_of(manifest[name], kind)]:
+            raise ValueError(f"{wrong[0]} has the wrong type")
+        if not isinstance(manifest.get("largest_token", 0), int):
+            raise ValueError("largest_token has the wrong type")
     except (ValueError, KeyError, TypeError) as error:
-        raise IndexedDatasetError(f"{path} is no manifest ({error}); remove it or copy it again") from error
+        raise IndexedDatasetError(
+            f"{path} is not a valid manifest ({error}); remove it or copy it again"
+        ) from error
     return dict(manifest)
 
 
-def merge_manifests(prefixes: Sequence[Path | str]) -> dict[str, Any] | None:
-    """The keyword arguments of `write_manifest` for datasets put one after another; None where one has none.
+def _is_of(value: Any, kind: tuple[type, type | None]) -> bool:
+    whole, part = kind
+    contents = value.values() if isinstance(value, dict) else value
+    return isinstance(value, whole) and (part is None or all(isinstance(one, part) for one in contents))
+
+
+def recorded_sha256(prefix: Path | str, suffix: str) -> str | None:
+    """Return the SHA-256 of a dataset's file (`.bin`, `.idx`, `.offsets`) in its manifest; None without one.
 
     Raises:
-        TokenizerError: they were made with different tokenizers.
+        IndexedDatasetError: the manifest is damaged.
+    """
+    manifest = read_manifest(prefix) or {"files": {}}
+    sha256: str | None = manifest["files"].get(suffix, {}).get("sha256")
+    return sha256
+
+
+def merge_manifests(prefixes: Sequence[Path | str]) -> dict[str, Any] | None:
+    """Return keyword arguments of `write_manifest` for merged datasets; None if one has no manifest.
+
+    Raises:
+        TokenizerError: they were tokenized with different tokenizers.
         IndexedDatasetError: a manifest is damaged.
     """
     found = [read_manifest(prefix) for prefix in prefixes]
@@ -147,30 +186,32 @@ def merge_manifests(prefixes: Sequence[Path | str]) -> dict[str, Any] | None:
         manifest["tokenizer"]["sha256"] for manifest in manifests[:1]
     }:
         raise TokenizerError(
-            f"{', '.join(map(str, prefixes))} were made with different tokenizers, so they are not merged; "
-            "make them again with one"
+            f"{', '.join(map(str, prefixes))} were tokenized with different tokenizers and cannot be merged; "
+            "tokenize them again with the same tokenizer"
         )
     if not manifests or len(manifests) < len(prefixes):
         return None
     counted = [manifest["counts"] for manifest in manifests]
-    # What was not counted of each is not known of all.
+    # Sum only the counts that all manifests have.
     names = [name for name in counted[0] if all(name in counts for counts in counted)]
     options = [manifest["options"] for manifest in manifests]
+    largest = [manifest["largest_token"] for manifest in manifests if "largest_token" in manifest]
     return {
         "inputs": [source for manifest in manifests for source in manifest["inputs"]],
         "tokenizer": manifests[0]["tokenizer"],
         "options": options[0] if all(option == options[0] for option in options) else {"merged": options},
         "counts": {name: sum(counts[name] for counts in counted) for name in names},
+        "largest_token": max(largest) if len(largest) == len(manifests) else None,
     }
 
 
 def cut_manifest(prefix: Path | str, documents: range, num_tokens: int) -> dict[str, Any] | None:
-    """The keyword arguments of `write_manifest` for some documents of a dataset; None where it has none.
+    """Return keyword arguments of `write_manifest` for a range of documents; None without a manifest.
 
     Args:
-        prefix: of the dataset.
-        documents: which of its documents, as a range without gaps.
-        num_tokens: tokens of these.
+        prefix: prefix of the dataset.
+        documents: the documents, as a range with step 1.
+        num_tokens: number of their tokens.
 
     Raises:
         IndexedDatasetError: the manifest is damaged.
@@ -192,34 +233,54 @@ def cut_manifest(prefix: Path | str, documents: range, num_tokens: int) -> dict[
     }
 
 
-def verify_manifest(prefix: Path | str) -> bool:
-    """Hold a dataset's files against its manifest; False where it has none.
+def verify_manifest(prefix: Path | str, suffixes: Collection[str] = SUFFIXES) -> bool:
+    """Check a dataset's files against its manifest; return False if it has none.
+
+    Args:
+        prefix: prefix of the dataset.
+        suffixes: the files to check.
 
     Raises:
-        IndexedDatasetError: a file is not the one that was written, or the manifest is damaged.
+        IndexedDatasetError: a file differs from the manifest, or the manifest is damaged.
     """
     manifest = read_manifest(prefix)
     if manifest is None:
         return False
-    offsets = offsets_path(prefix)
-    if offsets.suffix in manifest["files"] and not offsets.exists():
-        raise IndexedDatasetError(
-            f"{offsets} is missing, which {manifest_path(prefix).name} describes; copy it, too"
-        )
-    for path in _data_files(prefix):
-        written = manifest["files"].get(path.suffix, {})
-        if path.stat().st_size != written.get("bytes") or _sha256(path) != written.get("sha256"):
+    for suffix in suffixes:
+        path = Path(f"{prefix}{suffix}")
+        if suffix in manifest["files"] and not path.exists():
             raise IndexedDatasetError(
-                f"{path} is not the file that {manifest_path(prefix).name} describes; copy both again"
+                f"{path} is missing, but {manifest_path(prefix).name} lists it; copy it too"
             )
+    for path in _data_files(prefix):
+        if path.suffix not in suffixes:
+            continue
+        written = manifest["files"].get(path.suffix, {})
+        if path.stat().st_size != written.get("bytes") or sha256_of_file(path) != written.get("sha256"):
+            raise IndexedDatasetError(f"{path} does not match {manifest_path(prefix).name}; copy both again")
     return True
 
 
-def check_tokenizer(prefix: Path | str, tokenizer: Tokenizer) -> None:
-    """Refuse a dataset that was made with another tokenizer; one without a manifest passes.
+def check_largest_token(prefix: Path | str, vocab_size: int) -> None:
+    """Raise an error if the manifest lists a token outside the vocabulary; accept a dataset without it.
 
     Raises:
-        TokenizerError: it was.
+        TokenizerError: the dataset has a token outside the vocabulary.
+        IndexedDatasetError: the manifest is damaged.
+    """
+    largest = (read_manifest(prefix) or {}).get("largest_token")
+    if largest is not None and largest >= vocab_size:
+        raise TokenizerError(
+            f"the data {prefix} contains token {largest:,}, but the model's vocabulary has {vocab_size:,} "
+            "entries; configure the tokenizer with which the data was tokenized, or tokenize it again"
+        )
+
+
+def check_tokenizer(prefix: Path | str, tokenizer: Tokenizer) -> None:
+    """Raise an error if a dataset was tokenized with another tokenizer; accept one without a manifest.
+
+    Raises:
+        TokenizerError: the dataset was tokenized with another tokenizer.
         IndexedDatasetError: the manifest is damaged.
     """
     manifest = read_manifest(prefix)
@@ -227,8 +288,8 @@ def check_tokenizer(prefix: Path | str, tokenizer: Tokenizer) -> None:
         return
     made = manifest["tokenizer"]
     raise TokenizerError(
-        f"the data {prefix} was made with another tokenizer ({made.get('type')}, {made.get('vocab_size')} "
-        f"entries, hash {str(made.get('sha256'))[:12]}) than the configured one ({type(tokenizer).__name__}, "
-        f"{tokenizer.vocab_size} entries, hash {tokenizer.fingerprint[:12]}); correct vocab_file, or make "
-        "the data again"
+        f"the data {prefix} was tokenized with another tokenizer ({made.get('type')}, "
+        f"{made.get('vocab_size')} entries, hash {str(made.get('sha256'))[:12]}) than the configured one "
+        f"({type(tokenizer).__name__}, {tokenizer.vocab_size} entries, hash {tokenizer.fingerprint[:12]}); "
+        "correct vocab_file, or tokenize the data again"
     )

@@ -1,6 +1,6 @@
-"""The compiled twin of the slow loops, where the package was installed with a compiler.
+"""Load the compiled extension, which is built if the package is installed with a compiler.
 
-Its functions give what the numpy ones give, item for item (the tests compare); only time depends on it.
+Its functions return the same results as the numpy implementations, only faster.
 """
 
 import logging
@@ -22,9 +22,9 @@ logger = logging.getLogger(__name__)
 
 @cache
 def load_native() -> ModuleType | None:
-    """The extension, or None where it was not built; which of them is logged, once."""
+    """Return the extension, None if it was not built; log once which one is used."""
     if _extension is None:
-        logger.info("samples and their orders: numpy, because the extension was not built (%s)", _absence)
+        logger.info("sample index: numpy, because the extension was not built (%s)", _absence)
     else:
-        logger.info("samples and their orders: native")
+        logger.info("sample index: native extension")
     return _extension

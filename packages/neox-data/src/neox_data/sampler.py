@@ -1,4 +1,4 @@
-"""Which items a data-parallel rank reads: computed from how many were read before and the iteration since."""
+"""Select the items of a data-parallel rank, by iteration and the number of items read before."""
 
 from collections.abc import Sequence
 
@@ -8,25 +8,25 @@ __all__ = ["BatchSampler"]
 
 
 class BatchSampler:
-    """Items in order, in batches of `micro_batch * data_parallel_size`; each rank takes its contiguous slice.
+    """Sequential batches of `micro_batch * data_parallel_size` items; each rank takes a contiguous slice.
 
-    A last incomplete batch is never used; after the last batch the items follow from the first one again.
+    An incomplete last batch is not used; after the last batch, items start over from the first one.
 
     Args:
-        num_samples: items of the dataset.
-        micro_batch: items of one forward pass on one rank.
-        data_parallel_rank: this rank's place among the replicas.
-        data_parallel_size: replicas.
-        accumulation: micro batches of one iteration.
-        start: items that were read before, in batches of whatever size.
+        num_samples: number of items of the dataset.
+        micro_batch: items per forward pass and rank.
+        data_parallel_rank: this rank in the data-parallel group.
+        data_parallel_size: number of data-parallel ranks.
+        accumulation: micro batches per iteration.
+        start: number of items read before, in batches of any size.
 
     Attributes:
-        micro_batch: items of one forward pass on one rank.
-        accumulation: micro batches of one iteration.
-        num_batches: complete batches in the data.
+        micro_batch: items per forward pass and rank.
+        accumulation: micro batches per iteration.
+        num_batches: number of complete batches in the data.
 
     Raises:
-        DataError: the dataset does not fill one batch.
+        DataError: the dataset has fewer items than a batch.
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class BatchSampler:
         self.num_batches = num_samples // self._items_per_batch
         if not self.num_batches:
             raise DataError(
-                f"the data holds {num_samples:,} samples, and one batch of {data_parallel_size} "
-                "data-parallel ranks "
-                f"with {micro_batch} each needs {self._items_per_batch:,}; use more data or a smaller batch"
+                f"the data has {num_samples:,} samples, but one batch of {data_parallel_size} data-parallel "
+                f"ranks with {micro_batch} each requires {self._items_per_batch:,}; use more data or a "
+                "smaller batch"
             )
         self._start = start
-        # Only what does not fill a batch after `start` is left out.
+        # Items that do not fill a batch after `start` are not used.
         end = num_samples - (num_samples - start) % self._items_per_batch
         self._end = end if end >= self._items_per_batch else self.num_batches * self._items_per_batch
 
     def items(self, iteration: int, micro_step: int) -> Sequence[int]:
-        """The items of this rank in micro batch `micro_step` of an iteration, both from 0 at `start`."""
+        """Return the items of this rank in a micro batch of an iteration; both numbers are 0 at `start`."""
         batch = iteration * self.accumulation + micro_step
         first = (self._start + batch * self._items_per_batch + self._first) % self._end
         if first + self.micro_batch <= self._end:

@@ -1,9 +1,9 @@
-"""Which documents hold a passage of text, found in their tokens: texts are decoded only where it is.
+"""Find the documents that contain a passage of text, by searching their tokens.
 
-A token adds its bytes to the text. How much of the passage a text ends in after a token follows from how much
-it ended in before, so one table over both is an automaton that reads tokens. Nearly every token leaves it at
-nothing, which one look into the table's first row tells of a million tokens at once: a search runs at the
-speed of that look, or of the disk.
+A token appends its bytes to the text. The length of the matched prefix of the passage after a token depends
+only on the length before it, so a table over both is an automaton that reads tokens. Nearly every token
+leaves it in the initial state, which one lookup in the table's first row determines for a million tokens at a
+time: the speed of a search is that of this lookup, or of the disk.
 
 Source: D. Knuth, J. Morris, V. Pratt, Fast Pattern Matching in Strings (1977), for the automaton of bytes.
 """
@@ -20,19 +20,19 @@ __all__ = ["TokenMatcher", "documents_with", "token_matcher"]
 
 logger = logging.getLogger(__name__)
 
-# Documents are looked at in blocks of about so many tokens, and of at most so many documents.
+# Documents are searched in blocks of about this many tokens, and at most this many documents.
 _BLOCK_TOKENS, _BLOCK_DOCUMENTS = 1 << 20, 1 << 16
-# Of a longer passage its beginning is looked for; whether the rest follows is seen in the text.
+# Only the start of a longer passage is searched; the rest is compared in the decoded text.
 _MOST_BYTES = 64
 _REPLACEMENT = "\ufffd"
 
 
 class TokenMatcher:
-    """Finds where a passage ends in a row of tokens.
+    """Finds the ends of a passage in an array of tokens.
 
     Args:
-        passage: at least one byte; of more than 64, the first 64 are what is found.
-        vocabulary: what each id adds to a text.
+        passage: at least one byte; only the first 64 bytes are matched.
+        vocabulary: bytes of each id.
     """
 
     def __init__(self, passage: bytes, vocabulary: Sequence[bytes]) -> None:
@@ -43,7 +43,7 @@ class TokenMatcher:
         self._begins = self._next[0] > 0
 
     def ends(self, tokens: np.ndarray) -> np.ndarray:
-        """Places of the tokens that complete the passage, int64, rising; ids of no token match nothing."""
+        """Return the sorted indices of tokens that complete the passage, int64; unknown ids match nothing."""
         found = [np.empty(0, np.int64)]
         places = np.flatnonzero(np.take(self._begins, tokens, mode="clip"))
         matched = np.zeros(len(places), np.uint8)
@@ -63,16 +63,16 @@ def documents_with(
     *,
     report: Callable[[int], None] | None = None,
 ) -> Iterator[int]:
-    """The documents that hold a passage of text, in rising order.
+    """Yield the documents that contain a passage of text, in increasing order.
 
     Args:
         indexed: the documents.
-        text: the passage; it lies within one document.
-        tokenizer: made the tokens.
-        report: is told a number of tokens each time that so many more have been looked at.
+        text: the passage, within one document.
+        tokenizer: the tokenizer of the documents.
+        report: called with the number of tokens searched since the last call.
 
     Raises:
-        IndexedDatasetError: the documents do not lie one after another in their file.
+        IndexedDatasetError: the documents are not consecutive in their file.
     """
     matcher = token_matcher(text, tokenizer)
     for documents in _blocks(indexed.sizes):
@@ -90,23 +90,23 @@ def documents_with(
 
 
 def token_matcher(text: str, tokenizer: Tokenizer) -> TokenMatcher | None:
-    """What finds all tokens that could spell a text; None where every document has to be decoded.
+    """Return a matcher for a text; None if every document has to be decoded.
 
-    That is so where a text is more than the bytes of its tokens one after another, as with SentencePiece, and
-    for a passage of nothing but replacement characters, which stand for any broken bytes.
+    This is the case if texts are not the concatenated bytes of their tokens, as with SentencePiece, and for a
+    passage of replacement characters only, which stand for any invalid bytes.
     """
     passage = max(text.split(_REPLACEMENT), key=len).encode()
     vocabulary = tokenizer.token_bytes() if passage else None
     if vocabulary is None or not _spells(vocabulary, tokenizer):
         logger.info(
-            "every document is decoded: %s does not spell texts byte by byte", type(tokenizer).__name__
+            "decoding every document: texts of %s are not the bytes of their tokens", type(tokenizer).__name__
         )
         return None
     return TokenMatcher(passage, vocabulary)
 
 
 def _spells(vocabulary: Sequence[bytes], tokenizer: Tokenizer) -> bool:
-    """Whether texts are the bytes of their tokens one after another: each entry alone, and all in a row."""
+    """Return True if texts are the concatenated bytes of their tokens: each token, and all in sequence."""
     ids = range(len(vocabulary))
     rows = [*([number] for number in ids), list(ids)]
     return all(
@@ -116,7 +116,7 @@ def _spells(vocabulary: Sequence[bytes], tokenizer: Tokenizer) -> bool:
 
 
 def _blocks(sizes: np.ndarray) -> Iterator[range]:
-    """Consecutive documents of about a million tokens; a longer document is a block of its own."""
+    """Yield ranges of documents of about a million tokens; a longer document is a separate block."""
     first = 0
     while first < len(sizes):
         ends = np.cumsum(sizes[first : first + _BLOCK_DOCUMENTS], dtype=np.int64)
@@ -133,14 +133,14 @@ def _tokens_of(indexed: IndexedDataset, documents: range) -> np.ndarray:
 
 
 def _byte_automaton(passage: bytes) -> np.ndarray:
-    """How much of a passage is matched after a byte, from how much was before it; uint8 [length + 1, 256].
+    """Return the matched length after a byte, by the length before and the byte; uint8 [length + 1, 256].
 
-    The whole passage stays matched whatever follows.
+    A complete match remains complete.
     """
     table = np.zeros((len(passage) + 1, 256), np.uint8)
     shorter = 0
     for matched, byte in enumerate(passage):
-        # What does not continue the passage may continue the longest shorter beginning that is matched, too.
+        # A byte that does not continue the passage may continue the longest shorter prefix that matches.
         table[matched] = table[shorter]
         shorter = int(table[shorter, byte])
         table[matched, byte] = matched + 1
@@ -149,7 +149,7 @@ def _byte_automaton(passage: bytes) -> np.ndarray:
 
 
 def _token_automaton(automaton: np.ndarray, vocabulary: Sequence[bytes]) -> np.ndarray:
-    """The same for whole tokens, uint8 [length + 1, entries + 1]; the last column matches nothing."""
+    """Return the automaton over tokens, uint8 [length + 1, entries + 1]; the last column matches nothing."""
     lengths = np.fromiter(map(len, vocabulary), np.int64, len(vocabulary))
     begins = np.cumsum(lengths) - lengths
     joined = np.frombuffer(b"".join(vocabulary), np.uint8)

@@ -1,4 +1,4 @@
-"""How far a search is: a live bar on a terminal, a plain line now and then elsewhere; on stderr."""
+"""Show the progress of a search on stderr: a live bar on a terminal, otherwise occasional lines."""
 
 import sys
 import time
@@ -18,14 +18,14 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def report_search(num_tokens: int, *, stream: TextIO | None = None) -> Iterator[Callable[[int], None]]:
-    """What is told each time how many more of `num_tokens` tokens have been looked at, and shows it."""
+    """Provide a function that is called with the number of newly searched tokens, and shows the progress."""
     stream = stream or sys.stderr
     rate = _Rate(num_tokens)
     if not stream.isatty():
         yield _Lines(rate, stream)
         return
     columns = (BarColumn(bar_width=12), TaskProgressColumn(), TextColumn("{task.description}"))
-    # What is found goes to stdout: above the bar where that is the terminal, too, and else to its file.
+    # Results go to stdout: above the bar if it is the same terminal.
     shares_terminal = sys.stdout.isatty()
     with Progress(
         *columns, console=Console(file=stream), transient=True, redirect_stdout=shares_terminal

@@ -1,8 +1,7 @@
-"""Where each document of a dataset comes from: `PREFIX.offsets` beside it, read with its manifest.
+"""Origin of each document of a dataset: `PREFIX.offsets`, together with the manifest.
 
-The file holds an int64 per document, in their order: the byte of the (unpacked) source where the document
-begins, or its row in a `.parquet`. Which source that is follows from the number of documents that the
-manifest gives for each of them.
+The file contains an int64 per document, in order: the byte in the (uncompressed) source where the document
+begins, or its row in a `.parquet`. The manifest's number of documents per source determines the source.
 """
 
 import shutil
@@ -28,12 +27,12 @@ _ENTRY = np.dtype("<i8")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a document was read from.
+    """The source of a document.
 
     Attributes:
-        path: the file, as it was named when it was read.
-        offset: byte of its (unpacked) content where the document begins; the members of an archive count one
-            after another. Of a `.parquet`, the row.
+        path: the file, as given when it was read.
+        offset: byte of its (uncompressed) content where the document begins, counting through the members of
+            an archive; for a `.parquet`, the row.
     """
 
     path: str
@@ -44,10 +43,10 @@ class Source:
 
 
 class DocumentSources:
-    """The sources of a dataset's documents, as far as they were recorded.
+    """The recorded sources of a dataset's documents.
 
     Args:
-        prefix: of the dataset.
+        prefix: prefix of the dataset.
 
     Raises:
         IndexedDatasetError: its manifest is damaged.
@@ -59,26 +58,26 @@ class DocumentSources:
         self._ends = list(accumulate(source.get("documents", 0) for source in inputs))
         self._offsets = np.empty(0, _ENTRY)
         path = offsets_path(prefix)
-        if self._ends and self._ends[-1] and path.exists():
-            if path.stat().st_size == self._ends[-1] * _ENTRY.itemsize:
-                self._offsets = np.memmap(path, _ENTRY, mode="r")
+        documents = self._ends[-1] if self._ends else 0
+        if documents and path.exists() and path.stat().st_size == documents * _ENTRY.itemsize:
+            self._offsets = np.memmap(path, _ENTRY, mode="r")
 
     def source_of(self, document: int) -> Source | None:
-        """Where a document was read from; None where nobody recorded it."""
+        """Return the source of a document; None if it was not recorded."""
         if document >= len(self._offsets):
             return None
         return Source(self._paths[bisect_right(self._ends, document)], self._offsets.item(document))
 
 
 class OffsetsWriter:
-    """Collects the offsets of the documents of one dataset; see `open`.
+    """Write the offsets of a dataset's documents; see `open`.
 
     Args:
-        file: is written to.
-        num_files: sources.
+        file: file to write to.
+        num_files: number of sources.
 
     Attributes:
-        documents: documents of each source so far.
+        documents: number of documents of each source so far.
     """
 
     def __init__(self, file: BinaryIO, num_files: int) -> None:
@@ -88,17 +87,17 @@ class OffsetsWriter:
     @classmethod
     @contextmanager
     def open(cls, prefix: Path | str, num_files: int) -> "Iterator[OffsetsWriter]":
-        """A writer whose file appears when the block ends well."""
+        """Open a writer; its file is renamed into place at the end of the block, unless an error occurs."""
         with written_aside(offsets_path(prefix)) as file:
             yield cls(file, num_files)
 
     def append(self, files: np.ndarray, offsets: np.ndarray) -> None:
-        """Add documents: the number of each one's source, and where it begins there."""
+        """Add documents, given the index of each one's source and the offset in it."""
         self._file.write(offsets.astype(_ENTRY).data)
         self.documents += np.bincount(files, minlength=len(self.documents))
 
     def with_documents(self, inputs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What a manifest says of the sources, with the number of documents that each one gave."""
+        """Return the sources for a manifest, with the number of documents of each."""
         return [
             {**source, "documents": count}
             for source, count in zip(inputs, self.documents.tolist(), strict=True)
@@ -106,7 +105,7 @@ class OffsetsWriter:
 
 
 def cut_offsets(prefix: Path | str, documents: range, output: Path | str) -> None:
-    """The offsets of consecutive documents of a dataset, for one of these; nothing where it has none."""
+    """Write the offsets of a range of documents for a new dataset; do nothing if there are none."""
     path = offsets_path(prefix)
     if not path.exists():
         return
@@ -116,7 +115,7 @@ def cut_offsets(prefix: Path | str, documents: range, output: Path | str) -> Non
 
 
 def merge_offsets(prefixes: Sequence[Path | str], output: Path | str) -> None:
-    """Put the offsets of datasets one after another, as their documents are; nothing where one has none."""
+    """Concatenate the offsets of datasets; do nothing if one has none."""
     paths = [offsets_path(prefix) for prefix in prefixes]
     if not all(path.exists() for path in paths):
         return

@@ -1,10 +1,11 @@
-"""Which documents are for training, validation and test: "969, 30, 1" -> three ranges."""
+"""Split documents into training, validation and test: "969, 30, 1" -> three ranges."""
 
 import math
 import re
 from itertools import accumulate, pairwise
 
 from neox_data.errors import DataError
+from neox_data.weights import plain_sum
 
 __all__ = ["PARTS", "split_documents"]
 
@@ -12,21 +13,21 @@ PARTS = ("train", "valid", "test")
 
 
 def split_documents(split: str, num_documents: int) -> dict[str, range]:
-    """The documents of each part, as consecutive ranges; a range may be empty.
+    """Return the documents of each part, as consecutive ranges; a range may be empty.
 
     Args:
-        split: up to three relative shares between commas or slashes; missing ones are 0, further ones are
-            ignored.
-        num_documents: documents to divide.
+        split: up to three relative shares separated by commas or slashes; missing shares are 0, additional
+            ones are ignored.
+        num_documents: number of documents.
 
     Raises:
-        DataError: a share is no number of at least 0, or all are 0.
+        DataError: a share is not a number of at least 0, or all are 0.
 
     Source: Megatron-LM's split, rounding included: the boundaries are rounded one by one, and what the last
         one exceeds `num_documents` by is taken from all but the first.
     """
     shares = _parse_shares(split)
-    total = sum(shares)
+    total = plain_sum(shares)
     boundaries = [0, *accumulate(round(share / total * num_documents) for share in shares)]
     excess = boundaries[-1] - num_documents
     # The original's boundary can fall to -1 where the first shares are tiny; no document has that number.
@@ -35,15 +36,13 @@ def split_documents(split: str, num_documents: int) -> dict[str, range]:
 
 
 def _parse_shares(split: str) -> list[float]:
-    words = [word for word in re.split(r"[,/]", split)][: len(PARTS)]
+    words = re.split(r"[,/]", split)[: len(PARTS)]
     try:
         shares = [float(word) for word in words]
     except ValueError:
-        raise DataError(
-            f'split {split!r} is not numbers between commas; write it like "969, 30, 1"'
-        ) from None
+        raise DataError(f'split {split!r} is not a list of numbers; write it like "969, 30, 1"') from None
     if not all(math.isfinite(share) and share >= 0 for share in shares) or not sum(shares):
         raise DataError(
-            f'split {split!r} needs shares of at least 0, one of them above; write it like "969, 30, 1"'
+            f'split {split!r} must have shares of at least 0, one of them above 0; write it like "969, 30, 1"'
         )
     return shares + [0.0] * (len(PARTS) - len(shares))

@@ -1,7 +1,7 @@
-"""Which documents a training reads and when, from the orders alone.
+"""Find the documents that a training reads, and when, from the order of the samples.
 
-The datasets answer as they do for a training, so a trace equals what was read: whatever the number of ranks,
-after resuming, and inside blends.
+The datasets are the same as in training, so a trace is exact for any number of ranks, after resuming, and
+inside blends.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,10 +35,10 @@ class Passage:
     """Consecutive tokens of one document.
 
     Attributes:
-        indexed: the dataset that holds the document.
-        document: its number there (the number of a sequence; see docs/formats.md).
-        offset: the first of the tokens.
-        length: how many.
+        indexed: the dataset that contains the document.
+        document: its number in the dataset (the number of a sequence; see docs/formats.md).
+        offset: index of the first token in the document.
+        length: number of tokens.
     """
 
     indexed: IndexedDataset
@@ -48,11 +48,11 @@ class Passage:
 
     @property
     def tokens(self) -> np.ndarray:
-        """The tokens."""
+        """Return the tokens."""
         return self.indexed.get(self.document, self.offset, self.length)
 
     def cut(self, length: int) -> "Passage":
-        """At most so many tokens of it."""
+        """Return the first `length` tokens of the passage."""
         return Passage(self.indexed, self.document, self.offset, min(self.length, length))
 
 
@@ -61,9 +61,9 @@ class Reading:
     """One sample that a training reads.
 
     Attributes:
-        item: of the training part.
-        place: the batch that it is in.
-        passages: what it is made of.
+        item: the item of the training part.
+        place: the batch that contains it.
+        passages: the passages of the sample.
     """
 
     item: int
@@ -83,7 +83,7 @@ class _Mixture(Protocol):
 
 
 def passages(dataset: SampleDataset, item: int) -> Iterator[Passage]:
-    """The passages that an item of a dataset, or of a mixture of some, is made of; none is empty."""
+    """Yield the non-empty passages of an item of a dataset or a mixture of datasets."""
     while isinstance(dataset, _Mixture):
         number, item = dataset.locate(item)
         dataset = dataset.datasets[number]
@@ -94,7 +94,7 @@ def passages(dataset: SampleDataset, item: int) -> Iterator[Passage]:
 
 
 def indexed_datasets(dataset: SampleDataset) -> list[IndexedDataset]:
-    """The token files below a dataset, each once."""
+    """Return the token files of a dataset, each once."""
     if not isinstance(dataset, _Mixture):
         return [leaf_dataset(dataset).indexed]
     below = (indexed for inner in dataset.datasets for indexed in indexed_datasets(inner))
@@ -102,21 +102,24 @@ def indexed_datasets(dataset: SampleDataset) -> list[IndexedDataset]:
 
 
 def readings_at(data: TrainingData, iteration: int, rank: int | None = None) -> Iterator[Reading]:
-    """The samples of an iteration in the order in which they are read, rank by rank.
+    """Yield the samples of an iteration in the order in which they are read, rank by rank.
 
     Args:
-        data: what the training reads.
-        iteration: from 0.
-        rank: of a process; None: all.
+        data: the data of the training.
+        iteration: iteration, from 0.
+        rank: rank of a process; None: all ranks.
 
     Raises:
         DataError: there is no such iteration or rank, or no training data.
     """
     dataset = _train_dataset(data)
     if not 0 <= iteration < data.train_iters:
-        raise DataError(f"iteration {iteration:,} is not one of 0 to {data.train_iters - 1:,}")
+        raise DataError(f"there is no iteration {iteration:,}; pass one from 0 to {data.train_iters - 1:,}")
     if rank is not None and not 0 <= rank < len(data.data_parallel_ranks):
-        raise DataError(f"rank {rank} is not one of 0 to {len(data.data_parallel_ranks) - 1}")
+        raise DataError(f"there is no rank {rank}; pass one from 0 to {len(data.data_parallel_ranks) - 1}")
+    if not data.knows_ranks(iteration):
+        yield from _whole_iteration(data, iteration, rank)
+        return
     ranks = range(data.data_parallel_size) if rank is None else [data.data_parallel_ranks[rank]]
     for replica in ranks:
         sampler = BatchSampler(
@@ -125,20 +128,34 @@ def readings_at(data: TrainingData, iteration: int, rank: int | None = None) -> 
             data_parallel_rank=replica,
             data_parallel_size=data.data_parallel_size,
             accumulation=data.accumulation,
+            start=data.batch_sizes.first_item(iteration),
         )
         for micro_step in range(data.accumulation):
-            for row, item in enumerate(sampler.items(iteration, micro_step)):
+            for row, item in enumerate(sampler.items(0, micro_step)):
                 yield _reading(data, item, BatchPlace(iteration, replica, micro_step, row))
 
 
+def _whole_iteration(data: TrainingData, iteration: int, rank: int | None) -> Iterator[Reading]:
+    """Yield the samples of an iteration for which the reading ranks are unknown."""
+    first, size = data.batch_sizes.first_item(iteration), data.batch_sizes.at(iteration)
+    if rank is not None:
+        raise DataError(
+            f"iteration {iteration:,} read {size:,} samples, which is not this configuration's batch size, "
+            "and the checkpoint does not record which rank read which; remove --rank, or set the batch "
+            "size and the devices of that iteration"
+        )
+    for item in range(first, first + size):
+        yield reading_of(data, item)
+
+
 def items_with(data: TrainingData, part: str, indexed: IndexedDataset, document: int) -> list[int]:
-    """The items of a part, within what the whole training reads, that hold a token of a document; rising."""
+    """Return the items of a part, of those that the training reads, with tokens of a document; increasing."""
     items = _items_with(data.datasets[part], str(indexed.prefix), document)
     return sorted(item for item in items if item < data.num_samples[part])
 
 
 def reading_of(data: TrainingData, item: int) -> Reading:
-    """One item of the training part, with the batch that reads it."""
+    """Return an item of the training part, with the batch that contains it."""
     return _reading(data, item, data.place_of(item))
 
 
@@ -164,9 +181,9 @@ def _items_with(dataset: SampleDataset, prefix: str, document: int) -> list[int]
 
 
 def leaf_dataset(dataset: SampleDataset) -> GPTDataset | LazyGPTDataset:
-    """The same dataset, as one that says what its items are made of."""
+    """Return the dataset, checked to provide the pieces of its items."""
     if not isinstance(dataset, GPTDataset | LazyGPTDataset):
-        raise TypeError(f"{type(dataset).__name__} does not say what its items are made of")
+        raise TypeError(f"{type(dataset).__name__} does not support tracing")
     return dataset
 
 

@@ -1,4 +1,4 @@
-"""`neox-data trace`: which documents a training reads, and when."""
+"""`neox-data trace`: find the documents that a training reads, and when it reads them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,18 +28,26 @@ _SHOWN_TOKENS = 60
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that name a configuration and the devices that it is for."""
+    """Add the options for the configuration and the number of devices."""
     for option in (
         click.option(
-            "--devices", type=click.IntRange(1), help="Of the whole job.  [default: the fewest possible]"
+            "--devices",
+            type=click.IntRange(1),
+            help="Number of devices of the job.  [default: the smallest possible]",
         ),
-        click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Set one parameter."),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Override a parameter of the configuration. May be repeated.",
+        ),
         click.option(
             "--config",
             "paths",
             multiple=True,
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="The configuration of the training; several files are merged.",
+            help="Configuration file of the training. May be repeated; the files are merged.",
         ),
     ):
         command = option(command)
@@ -48,17 +56,28 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command(cls=DataCommand)
 @config_options
-@click.option("--iteration", type=click.IntRange(0), help="Show the documents of this iteration, from 0.")
-@click.option("--rank", type=click.IntRange(0), help="Of that iteration, only what this process reads.")
-@click.option("--document", metavar="[PREFIX:]NUMBER", help="Tell when this document is read.")
-@click.option("--text", help="Find the documents that hold this passage, and tell when they are read.")
 @click.option(
-    "--show", type=click.IntRange(0), default=_SHOWN_TOKENS, help="Tokens of each passage to show as text."
+    "--checkpoint",
+    metavar="FOLDER|ITERATION",
+    help="Checkpoint whose recorded batch sizes to use: its folder, or its iteration in save or load.  "
+    "[default: the configuration's batch size in every iteration]",
+)
+@click.option(
+    "--iteration",
+    type=click.IntRange(0),
+    help="Show the documents of this iteration, counted from 0: iteration 1 of a training's log is 0.",
+)
+@click.option("--rank", type=click.IntRange(0), help="Show only the documents that this rank reads.")
+@click.option("--document", metavar="[PREFIX:]NUMBER", help="Show when this document is read.")
+@click.option("--text", help="Find the documents that contain this text, and show when they are read.")
+@click.option(
+    "--show", type=click.IntRange(0), default=_SHOWN_TOKENS, help="Number of tokens to print per passage."
 )
 def trace(
     paths: tuple[Path, ...],
     overrides: tuple[str, ...],
     devices: int | None,
+    checkpoint: str | None,
     iteration: int | None,
     rank: int | None,
     document: str | None,
@@ -67,32 +86,43 @@ def trace(
 ) -> None:
     """Show the documents that an iteration reads, or when a document is read.
 
-    Nothing is trained: the answer comes from the orders alone, for any number of --devices. It is that of a
-    training that has had this configuration's batch size from its first iteration.
+    This command counts iterations from 0; a training's log, errors and checkpoints count them from 1.
+    Iteration N of a log is iteration N - 1 here.
+
+    Nothing is trained: the result follows from the order of the samples, for any number of --devices. If the
+    training was resumed with another batch size, pass a --checkpoint, which records the batch sizes.
+    Otherwise the configuration's batch size is assumed for every iteration.
     """
     asked = {"--iteration": iteration, "--document": document, "--text": text}
     if not paths or sum(value is not None for value in asked.values()) != 1:
-        raise click.UsageError(f"give --config FILE, and one of {', '.join(asked)}")
+        raise click.UsageError(f"pass --config FILE and one of {', '.join(asked)}")
     if text is not None:
         _check_passage(text)
     if rank is not None and iteration is None:
-        raise click.UsageError("--rank goes with --iteration")
-    data = load_training_data(paths, overrides=overrides, devices=devices)
-    teller = _Teller(data, show)
+        raise click.UsageError("--rank is valid only with --iteration; pass --iteration")
+    data = load_training_data(paths, overrides=overrides, devices=devices, checkpoint=checkpoint)
+    report = _Report(data, show)
     if iteration is not None:
-        lines = teller.iteration(iteration, rank)
+        lines = report.iteration(iteration, rank)
     elif document is not None:
-        lines = teller.document(*_find_document(data, document))
+        lines = report.document(*_find_document(data, document))
     else:
         assert text is not None
-        lines = teller.text(text)
+        lines = report.text(text)
     for line in lines:
         click.echo(line)
+    if text is not None and not report.num_found:
+        click.echo(
+            "Error: no document contains this text; check its spelling, spaces and line breaks, and that "
+            "these are the datasets of the training",
+            err=True,
+        )
+        click.get_current_context().exit(1)
 
 
 def _check_passage(text: str) -> None:
     if not text:
-        raise click.UsageError("--text is empty, and every document holds that; give a passage")
+        raise click.UsageError("--text is empty; pass the text to find")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -103,14 +133,17 @@ def _find_document(data: TrainingData, name: str) -> tuple[IndexedDataset, int]:
     found = _all_indexed(data)
     prefix, _, number = name.rpartition(":")
     if not number.isdecimal():
-        raise click.UsageError(f"--document {name!r} is not a number, or a prefix, a colon and a number")
+        raise click.UsageError(f"--document {name!r} is not a number; write it as NUMBER or PREFIX:NUMBER")
     if not prefix and len(found) > 1:
-        raise click.UsageError(f"say of which dataset: {', '.join(f'{one}:{number}' for one in found)}")
+        choices = ", ".join(f"{one}:{number}" for one in found)
+        raise click.UsageError(f"the configuration has several datasets; pass --document as one of {choices}")
     if prefix and prefix not in found:
-        raise DataError(f"{prefix} is not data of this configuration; it reads {', '.join(found)}")
+        raise DataError(f"{prefix} is not a dataset of this configuration; pass one of {', '.join(found)}")
     indexed = found[prefix] if prefix else next(iter(found.values()))
     if int(number) >= len(indexed):
-        raise DataError(f"{indexed.prefix} has documents 0 to {len(indexed) - 1:,}, and {number} is none")
+        raise DataError(
+            f"{indexed.prefix} has no document {number}; pass a number from 0 to {len(indexed) - 1:,}"
+        )
     return indexed, int(number)
 
 
@@ -122,14 +155,16 @@ def _all_indexed(data: TrainingData) -> dict[str, IndexedDataset]:
     }
 
 
-class _Teller:
-    """Answers as lines for a reader."""
+class _Report:
+    """Formats the results as lines."""
 
     def __init__(self, data: TrainingData, show: int) -> None:
         self._data = data
         self._show = show
         self._tokenizer: Tokenizer = data.build_tokenizer()
         self._sources: dict[str, DocumentSources] = {}
+        self.num_found = 0
+        """Number of documents that contain the text."""
 
     def iteration(self, iteration: int, rank: int | None) -> Iterator[str]:
         for reading in readings_at(self._data, iteration, rank):
@@ -143,19 +178,19 @@ class _Teller:
             if part == "train":
                 yield from self._times(items, indexed, document)
             elif items:
-                yield f"  read by {len(items):,} samples of the part {part}, which is not trained on"
+                yield f"  read by {len(items):,} samples of the part {part}, which is not used for training"
 
     def text(self, text: str) -> Iterator[str]:
-        count, datasets = 0, _all_indexed(self._data).values()
+        datasets = _all_indexed(self._data).values()
         with report_search(sum(indexed.num_tokens for indexed in datasets)) as report:
             for indexed in datasets:
                 for document in documents_with(indexed, text, self._tokenizer, report=report):
-                    count += 1
+                    self.num_found += 1
                     yield from self.document(indexed, document)
-        yield f"{count:,} documents hold this text"
+        yield f"{self.num_found:,} documents contain this text"
 
     def _times(self, items: list[int], indexed: IndexedDataset, document: int) -> Iterator[str]:
-        """When each item is trained on; a curriculum may cut the document off it."""
+        """Yield when each item is read; a curriculum may truncate the item before the document."""
         readings = (reading_of(self._data, item) for item in items)
         lines = [
             f"  {_where(reading.place)}: {_tokens_of(passage)}"
@@ -163,7 +198,7 @@ class _Teller:
             for passage in reading.passages
             if (passage.document, passage.indexed.prefix) == (document, indexed.prefix)
         ]
-        yield from lines or [f"  not trained on in these {self._data.train_iters:,} iterations"]
+        yield from lines or [f"  not read in these {self._data.train_iters:,} iterations"]
 
     def _passages(self, reading: Reading) -> Iterator[str]:
         for passage in reading.passages:
@@ -181,6 +216,8 @@ class _Teller:
 
 
 def _where(place: BatchPlace) -> str:
+    if place.data_parallel_rank is None:
+        return f"iteration {place.iteration:,}, sample {place.row}"
     return (
         f"iteration {place.iteration:,}, data-parallel rank {place.data_parallel_rank}, "
         f"micro-batch {place.micro_step}, sample {place.row}"

@@ -1,8 +1,8 @@
-"""What a training reads, as plain values: the datasets of each part, and which batch an item belongs to.
+"""The data of a training as plain values: the datasets of each part, and the batch of each item.
 
-A configuration becomes this by a function that another package registers under the entry point group
-`neox_data.configurations`; neox-model does. So the commands here take `--config`, and nothing is imported
-that knows configurations.
+Another package converts configurations to this form, with a function registered under the entry point group
+`neox_data.configurations` (neox-model does). The commands of this package can therefore take `--config`
+without importing code that reads configurations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from neox_data.batch_sizes import BatchSizes
 from neox_data.blend import SampleDataset
 from neox_data.errors import DataError
 from neox_data.tokenizers.base import Tokenizer
@@ -21,42 +22,44 @@ _GROUP = "neox_data.configurations"
 
 @dataclass(frozen=True, slots=True)
 class BatchPlace:
-    """Where an item is read.
+    """The place of an item in the batches.
 
     Attributes:
-        iteration: from 0.
-        data_parallel_rank: which copy of the model reads it.
-        micro_step: which of its micro-batches of the iteration.
-        row: place in the micro-batch.
+        iteration: iteration, from 0.
+        data_parallel_rank: data-parallel rank that reads it; None if unknown.
+        micro_step: index of the micro-batch in the iteration; None if unknown.
+        row: index in the micro-batch, or in the iteration if the micro-batch is unknown.
     """
 
     iteration: int
-    data_parallel_rank: int
-    micro_step: int
+    data_parallel_rank: int | None
+    micro_step: int | None
     row: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingData:
-    """What a configuration reads on a number of devices.
+    """The data that a configuration reads on a number of devices.
 
     Attributes:
-        datasets: by part (`train`, `valid`, `test`), those that have documents.
-        num_samples: items that a whole training reads of each part.
+        datasets: datasets by part (`train`, `valid`, `test`), if they have documents.
+        num_samples: items that the whole training reads from each part.
         train_iters: iterations of the whole training.
         seq_length: tokens that a sample predicts.
-        micro_batch: items of one forward pass of one copy of the model.
-        accumulation: micro-batches of one iteration.
-        data_parallel_size: copies of the model.
-        data_parallel_ranks: of each process, the copy that it belongs to.
-        build_tokenizer: makes the configured tokenizer.
-        length_at: how many tokens of its samples an iteration predicts.
+        batch_sizes: items of each iteration.
+        micro_batch: items of one forward pass of one data-parallel rank.
+        accumulation: micro-batches per iteration.
+        data_parallel_size: number of data-parallel ranks.
+        data_parallel_ranks: data-parallel rank of each process.
+        build_tokenizer: builds the configured tokenizer.
+        length_at: function of the iteration that returns the number of tokens that its samples predict.
     """
 
     datasets: Mapping[str, SampleDataset]
     num_samples: Mapping[str, int]
     train_iters: int
     seq_length: int
+    batch_sizes: BatchSizes
     micro_batch: int
     accumulation: int
     data_parallel_size: int
@@ -64,31 +67,44 @@ class TrainingData:
     build_tokenizer: Callable[[], Tokenizer]
     length_at: Callable[[int], int]
 
+    def knows_ranks(self, iteration: int) -> bool:
+        """Return True if the ranks that read an iteration are known, which requires the same batch size."""
+        items = self.micro_batch * self.accumulation * self.data_parallel_size
+        return self.batch_sizes.at(iteration) == items
+
     def place_of(self, item: int) -> BatchPlace:
-        """Where an item of the training part is read, if the training is long enough."""
-        batch, within = divmod(item, self.micro_batch * self.data_parallel_size)
-        iteration, micro_step = divmod(batch, self.accumulation)
+        """Return the place of an item of the training part, if the training is long enough."""
+        iteration = self.batch_sizes.iteration_of(item)
+        within = item - self.batch_sizes.first_item(iteration)
+        if not self.knows_ranks(iteration):
+            return BatchPlace(iteration, None, None, within)
+        micro_step, within = divmod(within, self.micro_batch * self.data_parallel_size)
         rank, row = divmod(within, self.micro_batch)
         return BatchPlace(iteration, rank, micro_step, row)
 
 
 def load_training_data(
-    paths: Sequence[Path], *, overrides: Sequence[str] = (), devices: int | None = None
+    paths: Sequence[Path],
+    *,
+    overrides: Sequence[str] = (),
+    devices: int | None = None,
+    checkpoint: str | None = None,
 ) -> TrainingData:
-    """What a training of these configuration files reads.
+    """Return the data that a training with these configuration files reads.
 
     Args:
-        paths: the files, merged.
-        overrides: `name=value`, stronger than the files.
-        devices: of the whole job; None: as few as hold one copy of the model.
+        paths: configuration files, which are merged.
+        overrides: `name=value` pairs that override the files.
+        devices: number of devices of the job; None: the fewest that hold the model.
+        checkpoint: folder, name or iteration of the checkpoint whose recorded batch sizes to use; None: the
+            configuration's batch size in every iteration.
 
     Raises:
-        DataError: no installed package reads configurations; or the configuration or its data is wrong.
+        DataError: no installed package reads configurations; or the configuration, its data or the checkpoint
+            is invalid.
     """
     readers = list(entry_points(group=_GROUP))
     if not readers:
-        raise DataError(
-            "no installed package reads configuration files; pip install neox-model beside neox-data"
-        )
+        raise DataError("no installed package reads configuration files; pip install neox-model")
     describe: Callable[..., TrainingData] = readers[0].load()
-    return describe(paths, overrides=overrides, devices=devices)
+    return describe(paths, overrides=overrides, devices=devices, checkpoint=checkpoint)

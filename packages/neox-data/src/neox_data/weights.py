@@ -1,38 +1,87 @@
-"""How much of each dataset a blend takes: normalised weights, weights from document counts, sample counts."""
+"""Compute the weights of a blend's datasets, and the samples for which each is built."""
 
 import math
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 
 import numpy as np
 
 from neox_data.errors import DataError
 
-__all__ = ["normalise_weights", "samples_per_dataset", "weights_by_num_documents"]
+__all__ = [
+    "blend_shares",
+    "normalise_weights",
+    "plain_sum",
+    "relative_weights",
+    "samples_per_dataset",
+    "weights_by_num_documents",
+]
 
 # A dataset of a blend is built this much longer than its share, so that rounding never asks past its end.
 _MARGIN = 1.005
 
 
-def normalise_weights(weights: Sequence[float] | None, num_datasets: int) -> np.ndarray:
-    """Weights that sum to 1, float64; None means equal ones.
+def relative_weights(weights: Sequence[float] | None, num_datasets: int) -> np.ndarray:
+    """Return the checked weights of a blend, float64, not normalized; None means equal weights.
 
     Raises:
-        DataError: not one weight per dataset, a weight below 0 or not a number, or all 0.
+        DataError: there is not one weight per dataset, a weight is negative or not finite, or the sum is 0 or
+            not finite.
     """
     values = np.ones(num_datasets) if weights is None else np.asarray(weights, dtype=np.float64)
     if len(values) != num_datasets:
-        raise DataError(f"{len(values)} weights for {num_datasets} datasets; give one weight for each path")
-    if not (np.isfinite(values).all() and (values >= 0).all() and values.sum() > 0):
         raise DataError(
-            f"weights {values.tolist()} must be at least 0, and one of them above; correct the list"
+            f"there are {len(values)} weights for {num_datasets} datasets; give one weight for each path"
         )
+    with np.errstate(over="ignore"):
+        is_valid = (values >= 0).all() and 0 < values.sum() < math.inf
+    if not is_valid:
+        raise DataError(
+            f"weights {values.tolist()} must be at least 0, one of them above 0, and their sum finite; "
+            "correct the list"
+        )
+    return values
+
+
+def normalise_weights(weights: Sequence[float] | None, num_datasets: int) -> np.ndarray:
+    """Return the weights divided by numpy's sum of them, float64; None means equal weights.
+
+    Raises:
+        DataError: see `relative_weights`.
+    """
+    values = relative_weights(weights, num_datasets)
     return np.asarray(values / values.sum())
 
 
-def weights_by_num_documents(num_documents: Sequence[int], alpha: float) -> np.ndarray:
-    """Weights proportional to each dataset's share of all documents, to the power `alpha`.
+def plain_sum(values: Sequence[float]) -> float:
+    """Add numbers from left to right, rounding each sum.
 
-    1 gives each document the same chance, 0 each dataset; a large value leaves the largest dataset alone.
+    Python's `sum` compensates rounding errors since 3.12, and numpy's adds eight or more in another order.
+    """
+    return reduce(add, values, 0.0)
+
+
+def blend_shares(weights: Sequence[float] | None, num_datasets: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the shares for which a blend's datasets are built, and the shares that decide its order.
+
+    The weights are divided by their plain sum, and these shares by numpy's sum of them. The sums can differ
+    in the last bit, which decides ties between datasets.
+
+    Raises:
+        DataError: see `relative_weights`.
+
+    Source: GPT-NeoX, which divides first where it builds the datasets, then in the blend.
+    """
+    values = relative_weights(weights, num_datasets)
+    built = values / plain_sum(values.tolist())
+    return built, np.asarray(built / built.sum())
+
+
+def weights_by_num_documents(num_documents: Sequence[int], alpha: float) -> np.ndarray:
+    """Return weights proportional to each dataset's share of all documents to the power `alpha`.
+
+    1 gives each document the same probability, 0 each dataset; large values select the largest dataset.
 
     Raises:
         DataError: no dataset has a document, or alpha is below 0.
@@ -43,14 +92,18 @@ def weights_by_num_documents(num_documents: Sequence[int], alpha: float) -> np.n
     counts = np.asarray(num_documents, dtype=np.float64)
     if not counts.sum() > 0 or not alpha >= 0:
         raise DataError(
-            f"weighted_sampler_alpha {alpha} with documents {counts.tolist()}: needs an alpha of at least 0 "
-            "and "
-            f"some documents"
+            f"weighted_sampler_alpha {alpha} with {counts.tolist()} documents: alpha must be at least 0 and "
+            "there must be documents; correct alpha or the data"
         )
     # Relative to the largest: the power of a share underflows for a large alpha, the power of 1 does not.
     return normalise_weights(((counts / counts.max()) ** alpha * (counts > 0)).tolist(), len(counts))
 
 
 def samples_per_dataset(num_samples: int, weights: np.ndarray) -> list[int]:
-    """How many samples each dataset of a blend of `num_samples` is built for."""
+    """Return the number of samples for which each dataset of a blend of `num_samples` is built.
+
+    Args:
+        num_samples: number of items of the blend that will be read.
+        weights: the first result of `blend_shares`.
+    """
     return [math.ceil(num_samples * weight * _MARGIN) for weight in weights.tolist()]

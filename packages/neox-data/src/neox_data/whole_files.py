@@ -1,48 +1,75 @@
-"""Files that are complete or absent, and locks between processes that die with their holder.
+"""Write files atomically, hash them, and lock between processes.
 
-Both rest on `flock`: the kernel drops the lock when the holder ends, however it ends, so nothing is ever left
-locked. A part file has a fixed name, so that the next attempt reuses what a killed one left instead of adding
-to it.
+Writing and locking use filelock's kernel locks, which are released when their process ends for any reason. A
+part file has a fixed name, so that the next attempt replaces the one of a killed process.
 """
 
 import errno
-import fcntl
+import hashlib
 import logging
 import os
-import time
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import BinaryIO
+
+from filelock import FileLock, Timeout, lock_descriptor
 
 from neox_data.errors import DataError
 
-__all__ = ["NO_ROOM", "exclusive_lock", "written_aside"]
+__all__ = ["NO_ROOM", "exclusive_lock", "sha256_of_file", "written_aside"]
 
 logger = logging.getLogger(__name__)
 
-# The disk is full, or the user's share of it, or a file may not become longer.
+# The disk or the user's quota is full, or the file size limit is reached.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Large, as a thread waits for the interpreter after each: threads that read and encode want it, too.
+_BLOCK_BYTES = 1 << 22
 _SHORT_WAIT_SECONDS = 1.0
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
+def sha256_of_file(
+    path: Path, *, first: int = 0, stop: int | None = None, stopped: Event | None = None
+) -> str:
+    """Return the SHA-256 of a file, or of its bytes from `first` to `stop`.
+
+    Args:
+        path: the file.
+        first: first byte.
+        stop: end of the bytes; None: the end of the file.
+        stopped: the function returns early, with a meaningless value, once this is set.
+    """
+    digest, block = hashlib.sha256(), memoryview(bytearray(_BLOCK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        file.seek(first)
+        left = sys.maxsize if stop is None else stop - first
+        while (count := file.readinto(block[: min(left, _BLOCK_BYTES)])) and not (
+            stopped and stopped.is_set()
+        ):
+            digest.update(block[:count])
+            left -= count
+    return digest.hexdigest()
+
+
 @contextmanager
 def written_aside(path: Path) -> Iterator[BinaryIO]:
-    """A binary file that appears at `path` when the block ends well, and leaves nothing when it raises.
+    """Provide a binary file that appears at `path` if the block succeeds, and is removed if it raises.
 
     Raises:
-        DataError: another process is writing the same file, or the path names none.
+        DataError: another process is writing the same file, or the path has no file name.
         OSError: the folder is missing or cannot be written, or the disk is full; it names the file.
     """
     if not path.name:
-        raise DataError(f"{str(path)!r} is a folder, not a file to write; give a name in it")
+        raise DataError(f"{str(path)!r} is a folder, not a file; append a file name")
     part = path.with_name(f".{path.name}.part")
     with _named(path, part):
-        file = _open_locked(part, wait=False)
+        file = _open_locked(part)
         if file is None:
             raise DataError(
-                f"{path} is being written by another process; wait for it, or choose another name"
+                f"{path} is being written by another process; wait until it has finished, or use another name"
             )
         try:
             file.truncate(0)
@@ -54,14 +81,14 @@ def written_aside(path: Path) -> Iterator[BinaryIO]:
             part.unlink(missing_ok=True)
             raise
         finally:
-            # After a failure closing tries once more to write what is buffered. The first error is of use.
+            # After a failure, closing tries again to write the buffer; only the first error is useful.
             with suppress(OSError):
                 file.close()
 
 
 @contextmanager
 def _named(path: Path, part: Path) -> Iterator[None]:
-    """An error of the part file names the file that was to be written, and so does a full disk."""
+    """Name the target file in errors of the part file, and in errors of a full disk."""
     try:
         yield
     except OSError as error:
@@ -72,53 +99,54 @@ def _named(path: Path, part: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive_lock(path: Path, *, purpose: str) -> Iterator[None]:
-    """Hold the lock file `path`; wait while another process holds it, and say for what when it takes long."""
-    file = _open_soon(path)
-    if file is None:
-        logger.info("waiting for another process: %s", purpose)
-        file = _open_locked(path, wait=True)
-    assert file is not None
-    with file:
+    """Hold the lock file `path`; wait while another process holds it, and log the purpose after a second."""
+    # Without kernel locks, filelock would fall back to a file that a killed process leaves locked.
+    lock = FileLock(path, fallback_to_soft=False)
+    with _without_locks_warn(path):
         try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+            lock.acquire(timeout=_SHORT_WAIT_SECONDS, poll_interval=_SHORT_WAIT_SECONDS / 100)
+        except Timeout:
+            logger.info("waiting for another process: %s", purpose)
+            lock.acquire()
+    try:
+        yield
+    finally:
+        # Removed while it is locked; a waiting process then locks a new file.
+        path.unlink(missing_ok=True)
+        lock.release()
 
 
-def _open_soon(path: Path) -> BinaryIO | None:
-    """The file, locked; None when someone else has held it for a second."""
-    until = time.monotonic() + _SHORT_WAIT_SECONDS
-    while True:
-        file = _open_locked(path, wait=False)
-        if file is not None or time.monotonic() > until:
-            return file
-        time.sleep(_SHORT_WAIT_SECONDS / 100)
+def _open_locked(path: Path) -> BinaryIO | None:
+    """Return the file, opened and locked; None if another process holds it.
 
-
-def _open_locked(path: Path, *, wait: bool) -> BinaryIO | None:
-    """The file, opened for writing and locked; None when someone else holds it and `wait` is false."""
+    The locked file is the one that is written and renamed, so that no lock file is left next to it; FileLock
+    does not give its file away, and does not notice a renamed one.
+    """
     while True:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), "r+b")
-        if not _lock(file, wait=wait):
-            file.close()
-            return None
-        if _is_still_at(file, path):
-            return file
-        # The former holder renamed or removed the file between our opening and our locking it.
-        file.close()
-
-
-def _lock(file: BinaryIO, *, wait: bool) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS_HERE:
+        try:
+            is_locked = True
+            with _without_locks_warn(path):
+                is_locked = lock_descriptor(file.fileno(), blocking=False)
+        except BaseException:
             file.close()
             raise
-        logger.warning("%s: this file system has no locks; processes may repeat each other's work", file.name)
-    return True
+        if is_locked and _is_still_at(file, path):
+            return file
+        file.close()
+        if not is_locked:
+            return None
+        # Another process renamed or removed the file between opening and locking.
+
+
+@contextmanager
+def _without_locks_warn(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_LOCKS_HERE:
+            raise
+        logger.warning("%s: this file system has no locks; several processes may do the same work", path)
 
 
 def _is_still_at(file: BinaryIO, path: Path) -> bool:

@@ -19,10 +19,10 @@ def test_a_picture_of_the_lengths_is_written(write_dataset, tmp_path: Path, docu
     assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib_the_remedy_is_told(write_dataset, tmp_path: Path, monkeypatch) -> None:
+def test_missing_matplotlib_is_reported_with_the_remedy(write_dataset, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     result = inspect(write_dataset([[1]]), tmp_path / "lengths.png")
     assert result.exit_code == 2
-    assert 'pip install "neox-data[plot]", or leave --png out' in result.stderr
+    assert 'pip install "neox-data[plot]", or remove --png' in result.stderr
     assert not (tmp_path / "lengths.png").exists()

@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def test_merged_datasets_follow_each_other(write_dataset, tmp_path: Path) -> Non
         write_dataset([], name="b"),
         write_dataset([[4]], name="c"),
     ]
-    merged = merge_indexed(prefixes, tmp_path / "merged")
+    merged, documents, _ = merge_indexed(prefixes, tmp_path / "merged")
+    assert documents == range(4)
     assert rows(merged) == [[1, 2], [], [3], [4]]
     assert merged.document_starts.tolist() == [0, 1, 2, 3, 4]
     verify_indexed(tmp_path / "merged")
@@ -51,7 +53,7 @@ def test_a_file_system_that_cannot_copy_by_reference_gives_the_same(
 
     monkeypatch.setattr(os, "copy_file_range", refuse)
     prefix = write_dataset([[1, 2], [3]])
-    assert rows(merge_indexed([prefix, prefix], tmp_path / "merged")) == [[1, 2], [3], [1, 2], [3]]
+    assert rows(merge_indexed([prefix, prefix], tmp_path / "merged").dataset) == [[1, 2], [3], [1, 2], [3]]
 
 
 def test_a_merged_file_that_ends_early_leaves_nothing(write_dataset, tmp_path: Path, monkeypatch) -> None:
@@ -64,11 +66,13 @@ def test_a_merged_file_that_ends_early_leaves_nothing(write_dataset, tmp_path: P
 @pytest.mark.parametrize(
     ("second", "output", "sentence"),
     [
-        ({"dtype": "int32"}, "merged", "datasets of different token types are not merged"),
-        ({}, "b", "b is both read and written; choose another output"),
+        ({"dtype": "int32"}, "merged", "datasets of different token types cannot be merged"),
+        ({}, "b", "b is both input and output; choose another output"),
     ],
 )
-def test_what_does_not_go_together_is_refused(write_dataset, tmp_path, second, output, sentence) -> None:
+def test_datasets_that_cannot_be_merged_are_refused(
+    write_dataset, tmp_path, second, output, sentence
+) -> None:
     prefixes = [write_dataset([[1]], name="a"), write_dataset([[2]], name="b", **second)]
     with pytest.raises(IndexedDatasetError, match=sentence):
         merge_indexed(prefixes, tmp_path / output)
@@ -79,7 +83,7 @@ def test_documents_of_several_sequences_are_refused(write_dataset, tmp_path: Pat
     data = bytearray(Path(f"{prefix}.idx").read_bytes())
     data[-24:-16] = (2).to_bytes(8, "little")
     Path(f"{prefix}.idx").write_bytes(data)
-    with pytest.raises(IndexedDatasetError, match="documents of several sequences, which would be lost"):
+    with pytest.raises(IndexedDatasetError, match="documents with several sequences, which would be lost"):
         merge_indexed([prefix], tmp_path / "merged")
 
 
@@ -89,18 +93,39 @@ def test_sequences_with_gaps_are_refused(write_dataset, tmp_path: Path) -> None:
     place = 34 + 3 * 4 + 2 * 8
     data[place : place + 8] = (0).to_bytes(8, "little")
     Path(f"{prefix}.idx").write_bytes(data)
-    with pytest.raises(IndexedDatasetError, match="do not lie one after another"):
+    with pytest.raises(IndexedDatasetError, match="are not contiguous"):
         merge_indexed([prefix], tmp_path / "merged")
 
 
-def test_parts_of_a_split_are_those_of_training(write_dataset, tmp_path: Path) -> None:
+def test_parts_of_a_split_equal_those_of_training(write_dataset, tmp_path: Path) -> None:
     prefix = write_dataset([[i] * (i % 3) for i in range(20)])
-    parts = list(split_indexed(prefix, "7/2/1", tmp_path / "p"))
-    assert [documents for documents, _ in parts] == [range(14), range(14, 18), range(18, 20)]
-    for (documents, dataset), part in zip(parts, ("train", "valid", "test"), strict=True):
+    parts = split_indexed(prefix, "7/2/1", tmp_path / "p")
+    assert [part.documents for part in parts] == [range(14), range(14, 18), range(18, 20)]
+    for (dataset, documents, _), part in zip(parts, ("train", "valid", "test"), strict=True):
         assert dataset.prefix == tmp_path / f"p_{part}"
         assert rows(dataset) == [[i] * (i % 3) for i in documents]
         verify_indexed(dataset.prefix)
+
+
+def test_copied_tokens_are_compared_with_their_hash(write_dataset, tmp_path: Path) -> None:
+    prefix = write_dataset([[1, 2], [3], [4, 5]])
+    data = Path(f"{prefix}.bin").read_bytes()
+    good, bad = hashlib.sha256(data).hexdigest(), "0" * 64
+    merged = merge_indexed([prefix, prefix], tmp_path / "merged", hashes=[good, good])
+    assert merged.bin_sha256 == hashlib.sha256(data + data).hexdigest()
+    parts = split_indexed(prefix, "2,1", tmp_path / "part", sha256=good)
+    assert [part.bin_sha256 for part in parts] == [
+        hashlib.sha256(half).hexdigest() for half in (data[:6], data[6:])
+    ]
+    assert merge_indexed([prefix, prefix], tmp_path / "some", hashes=[good, None]).bin_sha256 is None
+    (tmp_path / "out").mkdir()
+    for copy in (
+        lambda: merge_indexed([prefix, prefix], tmp_path / "out" / "merged", hashes=[good, bad]),
+        lambda: split_indexed(prefix, "2,1", tmp_path / "out" / "part", sha256=bad),
+    ):
+        with pytest.raises(IndexedDatasetError, match=r"corpus\.bin does not match the hash in its manifest"):
+            copy()
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_an_older_layout_becomes_todays(tmp_path: Path) -> None:
@@ -109,5 +134,5 @@ def test_an_older_layout_becomes_todays(tmp_path: Path) -> None:
     new = convert_indexed(prefix, tmp_path / "new")
     assert rows(new) == rows(open_indexed(prefix)) == documents
     assert (read_index(tmp_path / "new").layout, new.dtype) == ("mmap", np.int32)
-    with pytest.raises(IndexedDatasetError, match="has the mmap layout already"):
+    with pytest.raises(IndexedDatasetError, match="already has the mmap layout"):
         convert_indexed(tmp_path / "new", tmp_path / "newer")

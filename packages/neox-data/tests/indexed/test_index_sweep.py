@@ -20,7 +20,7 @@ NUMBERS = (0, 1, 2, 7, 127, 255, 2**15, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2
 
 
 def list_index(sizes: list[int]) -> bytes:
-    """An index of the cached layout."""
+    """Return an index in the cached layout."""
     count = len(sizes)
     starts = [sum(sizes[:n]) for n in range(count + 1)]
     words = [1, 8, 2, count, count, count + 1, *range(count + 1), *starts, *sizes, *range(count + 1)]

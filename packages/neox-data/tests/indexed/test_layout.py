@@ -19,7 +19,7 @@ def test_tokens_are_16_bits_wide_below_65500_entries() -> None:
     assert token_dtype(65_500) == np.int32
 
 
-def test_codes_are_those_of_the_format() -> None:
+def test_dtype_codes_match_the_format() -> None:
     names = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "uint16": 8}
     assert {name: dtype_code(np.dtype(name)) for name in names} == names
 

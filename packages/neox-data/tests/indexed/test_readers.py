@@ -24,7 +24,7 @@ def test_every_reader_gives_the_same(write_dataset, implementation: str) -> None
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("place", [(-1, 0, None), (2, 0, None), (0, -1, 1), (0, 0, 4), (0, 3, 1), (0, 0, -1)])
-def test_what_is_not_there_is_refused(write_dataset, implementation: str, place) -> None:
+def test_positions_out_of_range_are_refused(write_dataset, implementation: str, place) -> None:
     dataset = open_indexed(write_dataset([[1, 2, 3], [4]]), implementation)
     with pytest.raises(IndexError, match="corpus, which has"):
         dataset.get(*place)
@@ -37,7 +37,7 @@ def test_a_file_that_may_not_be_read_is_named(write_dataset, monkeypatch: pytest
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(IndexedDatasetError, match=r"corpus.idx cannot be read \(Permission denied\); check"):
+    with pytest.raises(IndexedDatasetError, match=r"cannot read .*corpus.idx \(Permission denied\); check"):
         open_indexed(prefix)
 
 
@@ -46,9 +46,7 @@ def test_warming_up_reads_the_whole_file(write_dataset) -> None:
 
 
 def test_an_unknown_implementation_is_refused(write_dataset) -> None:
-    with pytest.raises(
-        IndexedDatasetError, match="data_impl 'nmap' is not known; use infer, mmap, lazy, cached"
-    ):
+    with pytest.raises(IndexedDatasetError, match="unknown data_impl 'nmap'; use infer, mmap, lazy, cached"):
         open_indexed(write_dataset([[1]]), "nmap")
 
 
@@ -62,14 +60,12 @@ def test_a_lazy_dataset_notices_a_file_that_shrinks(write_dataset) -> None:
     prefix = write_dataset([[1, 2, 3]])
     dataset = open_indexed(prefix, "lazy")
     Path(f"{prefix}.bin").write_bytes(b"\1\0")
-    with pytest.raises(IndexedDatasetError, match="became shorter"):
+    with pytest.raises(IndexedDatasetError, match="was truncated"):
         dataset[0]
 
 
 @pytest.mark.parametrize("implementation", ["mmap", "lazy"])
-def test_a_file_that_is_cut_while_it_is_open_is_told_in_a_sentence(
-    write_dataset, implementation: str
-) -> None:
+def test_truncation_of_an_open_file_is_reported(write_dataset, implementation: str) -> None:
     prefix = write_dataset([[1] * 5000, [2] * 5000])
     dataset = open_indexed(prefix, implementation)
     os.truncate(f"{prefix}.bin", 100)
@@ -79,7 +75,7 @@ def test_a_file_that_is_cut_while_it_is_open_is_told_in_a_sentence(
         lambda: dataset.get_tokens(9000, 9),
     )
     for read in reads:
-        with pytest.raises(IndexedDatasetError, match=r"corpus\.bin became shorter while it was read"):
+        with pytest.raises(IndexedDatasetError, match=r"corpus\.bin was truncated while it was read"):
             read()
 
 

@@ -24,16 +24,14 @@ def test_an_empty_dataset_passes(write_dataset) -> None:
 def test_overlapping_sequences_are_found(write_dataset) -> None:
     prefix = write_dataset([[1, 2], [3], [4, 5]])
     change(Path(f"{prefix}.idx"), 34 + 12 + 8, "<q", 2)
-    with pytest.raises(
-        IndexedDatasetError, match=r"corpus.idx: sequence 1 does not begin where the one before"
-    ):
+    with pytest.raises(IndexedDatasetError, match=r"corpus.idx: sequence 1 does not start at the end"):
         verify_indexed(prefix)
 
 
 def test_a_falling_document_index_is_found(write_dataset) -> None:
     prefix = write_dataset([[1, 2], [3], [4, 5]])
     change(Path(f"{prefix}.idx"), 34 + 36 + 8, "<q", 3)
-    with pytest.raises(IndexedDatasetError, match="the document index does not rise"):
+    with pytest.raises(IndexedDatasetError, match="the document index does not increase"):
         verify_indexed(prefix)
 
 

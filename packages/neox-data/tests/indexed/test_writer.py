@@ -25,7 +25,7 @@ IDX = bytes.fromhex(
 )
 
 
-def test_files_are_byte_for_byte_those_of_the_format(write_dataset) -> None:
+def test_written_bytes_match_the_format(write_dataset) -> None:
     prefix = write_dataset([[1, 2], [3], [4, 5, 6]])
     assert Path(f"{prefix}.bin").read_bytes() == BIN
     assert Path(f"{prefix}.idx").read_bytes() == IDX
@@ -42,22 +42,29 @@ def test_many_documents_at_once_are_the_same_as_one_by_one(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64", "uint16"])
-def test_what_is_written_is_read(write_dataset, dtype: str) -> None:
+def test_written_documents_are_read_back(write_dataset, dtype: str) -> None:
     documents = [[5, 0, 100], [], [7]]
     dataset = open_indexed(write_dataset(documents, dtype))
     assert dataset.dtype == dtype
     assert [dataset[i].tolist() for i in range(len(dataset))] == documents
 
 
-def test_the_hash_of_the_tokens_is_known_unless_they_were_copied(write_dataset, tmp_path: Path) -> None:
+def test_the_hash_of_the_tokens_is_known_unless_the_kernel_copied_them(write_dataset, tmp_path: Path) -> None:
     with IndexedDatasetWriter(tmp_path / "a", dtype="u2") as writer:
         writer.append([1, 2])
         writer.append_all([3, 4, 5, 6], [1, 3])
     assert writer.bin_sha256 == hashlib.sha256(BIN).hexdigest()
+    assert writer.largest_token == 6
     with IndexedDatasetWriter(tmp_path / "b", dtype="u2") as writer:
         writer.append([1, 2])
         writer.append_dataset(open_indexed(tmp_path / "a"))
     assert writer.bin_sha256 is None
+    source = hashlib.sha256()
+    with IndexedDatasetWriter(tmp_path / "c", dtype="u2") as writer:
+        writer.append([9])
+        writer.append_dataset(open_indexed(tmp_path / "a"), digest=source)
+    assert source.hexdigest() == hashlib.sha256(BIN).hexdigest()
+    assert writer.bin_sha256 == hashlib.sha256(b"\x09\0" + BIN).hexdigest()
 
 
 def test_tokens_are_stored_while_more_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +172,7 @@ def test_a_token_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_sizes_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
     with (
-        pytest.raises(ValueError, match="3 tokens for documents of 4"),
+        pytest.raises(ValueError, match="3 tokens for documents with 4"),
         IndexedDatasetWriter(tmp_path / "a", dtype="u2") as writer,
     ):
         writer.append_all([1, 2, 3], [2, 2])

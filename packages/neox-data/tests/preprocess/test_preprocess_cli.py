@@ -1,7 +1,10 @@
+import io
 import json
+import os
 import resource
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -42,7 +45,7 @@ def test_documents_are_written_in_order(corpus: Path, tokenizer_json: Path, tmp_
         f"4 documents, 0.0 MB -> {dataset.num_tokens:,} tokens ({per_token:.2f} characters per token) in "
     )
     assert sentence in result.stdout
-    assert "1 documents without any token were left out" in result.stdout
+    assert "1 documents without tokens were skipped" in result.stdout
     assert f"wrote {output}_text_document.bin and {output}_text_document.idx" in result.stdout
     assert "4 documents (100%)" in result.stderr
 
@@ -70,7 +73,7 @@ def test_gigatoken_and_the_tokenizers_library_write_the_same_files(
     lines = [json.dumps({"text": f"{i} " + TEXTS[i % 4] * (i % 40)}) + "\n" for i in range(2000)]
     corpus.write_text("".join(lines))
     files = []
-    for flags, encoder in (((), "gigatoken"), (("--exact",), "HFTokenizer, as --exact asks")):
+    for flags, encoder in (((), "gigatoken"), (("--exact",), "HFTokenizer (--exact)")):
         output = tmp_path / encoder[:2]
         result = run(
             "--input", corpus, "--tokenizer-type", "HFTokenizer", "--vocab-file", tokenizer_json,
@@ -81,9 +84,12 @@ def test_gigatoken_and_the_tokenizers_library_write_the_same_files(
     assert files[0] == files[1]
 
 
-def test_the_reason_why_gigatoken_does_not_serve_is_shown(corpus: Path, tmp_path: Path) -> None:
+def test_reason_why_gigatoken_is_not_used_is_shown(corpus: Path, tmp_path: Path) -> None:
     result = run("--input", corpus, "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "set")
-    assert "encoded by CharLevelTokenizer, not gigatoken (CharLevelTokenizer is not of the" in result.stdout
+    assert (
+        "encoded by CharLevelTokenizer, not gigatoken (CharLevelTokenizer does not belong to the"
+        in result.stdout
+    )
 
 
 def test_long_documents_are_counted(corpus: Path, tmp_path: Path) -> None:
@@ -91,7 +97,7 @@ def test_long_documents_are_counted(corpus: Path, tmp_path: Path) -> None:
         "--input", corpus, "--tokenizer-type", "CharLevelTokenizer", "--max-document-bytes", 45,
         output=tmp_path / "set",
     )  # fmt: skip
-    assert "2 documents above --max-document-bytes were left out" in result.stdout
+    assert "2 documents above --max-document-bytes were skipped" in result.stdout
     assert len(open_indexed(tmp_path / "set_text_document")) == 1
 
 
@@ -116,7 +122,7 @@ def test_a_broken_line_is_named_and_leaves_nothing(corpus: Path, tmp_path: Path)
     output = tmp_path / "out" / "set"
     result = run("--input", corpus, "--tokenizer-type", "CharLevelTokenizer", output=output)
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"Error: {corpus}, line 5: not JSON (")
+    assert f"\nError: {corpus}, line 5: not JSON (" in result.stderr
     assert list(output.parent.iterdir()) == []
 
 
@@ -128,7 +134,7 @@ def test_broken_lines_are_skipped_and_counted_on_request(corpus: Path, tmp_path:
     )
     assert result.exit_code == 0
     assert f"2 unreadable documents were skipped, such as\n  {corpus}, line 5: not JSON (" in result.stdout
-    assert f"\n  {corpus}, line 6: no key 'text', only 'other'\n" in result.stdout
+    assert f"\n  {corpus}, line 6: no key 'text'; its keys are 'other'\n" in result.stdout
     assert len(open_indexed(tmp_path / "s_text_document")) == 3
 
 
@@ -139,16 +145,16 @@ def test_broken_lines_are_skipped_and_counted_on_request(corpus: Path, tmp_path:
             ("--input", "nowhere.jsonl", "--tokenizer-type", "CharLevelTokenizer"),
             "nowhere.jsonl does not exist",
         ),
-        (("--input", "CORPUS", "--tokenizer-type", "HFTokenizer"), "HFTokenizer needs vocab_file"),
+        (("--input", "CORPUS", "--tokenizer-type", "HFTokenizer"), "HFTokenizer requires vocab_file"),
         (
             ("--input", "CORPUS", "--tokenizer-type", "CharLevelTokenizer", "--jsonl-keys", "body"),
-            "no key 'body', only",
+            "no key 'body'; its keys are",
         ),
         (("--input", "CORPUS", "--tokenizer-type", "GPT5"), "'GPT5' is not one of"),
         (("--tokenizer-type", "CharLevelTokenizer"), "Missing option '--input'"),
         (
             ("--tokenizer-type", "CharLevelTokenizer", "--input", ""),
-            "a name of an input is empty; give a file",
+            "--input contains an empty name; pass a file",
         ),
     ],
 )
@@ -167,7 +173,7 @@ def test_a_wrong_request_has_one_sentence_and_exit_code_2(
 def test_an_output_without_a_name_is_refused(corpus: Path, prefix: str) -> None:
     result = run("--input", corpus, "--tokenizer-type", "CharLevelTokenizer", output=prefix)
     assert result.exit_code == 2
-    assert f"--output-prefix '{prefix}' names no file; end it with a name" in result.stderr
+    assert f"--output-prefix '{prefix}' contains no file name; append a name to it" in result.stderr
 
 
 def test_a_corpus_without_text_makes_no_dataset(tmp_path: Path) -> None:
@@ -176,7 +182,7 @@ def test_a_corpus_without_text_makes_no_dataset(tmp_path: Path) -> None:
         "--input", tmp_path / "empty.jsonl", "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "set"
     )
     assert result.exit_code == 2
-    assert "empty.jsonl has text under 'text'; nothing to write" in result.stderr
+    assert "empty.jsonl has text under 'text'; pass the right key with --jsonl-keys" in result.stderr
     assert not list(tmp_path.glob("*set*"))
 
 
@@ -209,7 +215,104 @@ def test_an_output_that_finds_no_room_is_named_and_leaves_nothing_half_written(
     assert done.returncode == 1
     assert f"Error: {tmp_path}/o/set" in done.stderr
     assert done.stderr.endswith(
-        "_text_document.bin: File too large; nothing half-written was left: "
-        "make room there, or choose another place, and start again\n"
+        "_text_document.bin: File too large; incomplete files were removed; "
+        "free disk space or choose another location, and start again\n"
     )
     assert [path for path in (tmp_path / "o").rglob("*") if path.is_file()] == []
+
+
+def test_files_that_are_not_read_or_have_no_text_are_named(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": null}\n')
+    (tmp_path / "in" / "b.txt").write_text("text")
+    (tmp_path / "in" / "c.csv").write_text("text")
+    for flags in ((), ("--resume",)):
+        result = run(
+            "--input", tmp_path / "in", "--tokenizer-type", "CharLevelTokenizer", *flags,
+            output=tmp_path / "set",
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+        assert (
+            "1 files or members of archives were not read, because of their name or kind:\n"
+            f"  {tmp_path}/in/c.csv\n"
+        ) in result.stdout
+        assert "1 documents have a null text, which is read as an empty one\n" in result.stdout
+        assert f"1 files contain no text, such as {tmp_path}/in/a.jsonl\n" in result.stdout
+        counts = json.loads((tmp_path / "set_text_document.manifest.json").read_text())["counts"]
+        assert (counts["null"], counts["passed_over"], counts["documents"]) == (1, 1, 1)
+
+
+def test_missing_text_names_what_was_not_read(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").touch()
+    (tmp_path / "in" / "c.csv").touch()
+    for flags in ((), ("--resume",)):
+        result = run(
+            "--input", tmp_path / "in", "--tokenizer-type", "CharLevelTokenizer", *flags,
+            output=tmp_path / "set",
+        )  # fmt: skip
+        assert result.exit_code == 2
+        assert f"(1 files or members were not read, such as {tmp_path}/in/c.csv); pass the" in result.stderr
+
+
+@pytest.mark.parametrize("append_eod", [True, False])
+@pytest.mark.parametrize("resume", [True, False])
+def test_datasets_of_several_keys_have_the_same_documents(
+    tmp_path: Path, append_eod: bool, resume: bool
+) -> None:
+    rows = [("a", "1"), ("", "2"), ("c", None), ("", ""), ("e", "5")]
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(json.dumps({"text": text, "title": title}) + "\n" for text, title in rows)
+    )
+    flags = [*["--append-eod"] * append_eod, *["--resume"] * resume]
+    result = run(
+        "--input", tmp_path / "corpus.jsonl", "--json-keys", "text", "title",
+        "--tokenizer-type", "CharLevelTokenizer", *flags, output=tmp_path / "set",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    end = b"\0" if append_eod else b""
+    for key, texts in (("text", (b"a", b"", b"c", b"e")), ("title", (b"1", b"2", b"", b"5"))):
+        dataset = open_indexed(tmp_path / f"set_{key}_document")
+        assert [bytes(row.tolist()) for row in dataset] == [text + end for text in texts]
+
+
+def test_a_key_whose_texts_are_all_empty_makes_no_dataset(tmp_path: Path) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"text": "a", "title": ""}\n')
+    result = run(
+        "--input", tmp_path / "corpus.jsonl", "--jsonl-keys", "text", "title", "--append-eod",
+        "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "set",
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert "has text under 'title'; pass the right key" in result.stderr
+
+
+def test_missing_end_of_document_tokens_are_noted(corpus: Path, tmp_path: Path) -> None:
+    words = ("--input", corpus, "--tokenizer-type", "CharLevelTokenizer")
+    note = "note: without --append-eod nothing separates the documents"
+    assert note in run(*words, output=tmp_path / "set").stderr
+    assert note not in run(*words, "--append-eod", output=tmp_path / "set").stderr
+
+
+def test_wrong_key_names_the_option(corpus: Path, tmp_path: Path) -> None:
+    result = run(
+        "--input", corpus, "--tokenizer-type", "CharLevelTokenizer", "--jsonl-keys", "body",
+        output=tmp_path / "set",
+    )  # fmt: skip
+    assert (
+        "no key 'body'; its keys are 'text', 'title'; pass another key with --jsonl-keys, or "
+        "--skip-bad-lines to skip such documents"
+    ) in result.stderr
+
+
+def test_a_member_whose_name_is_not_utf8_is_named_with_escapes(tmp_path: Path) -> None:
+    content = b'{"text": "one"}\n'
+    with tarfile.open(tmp_path / "in.tar", "w", format=tarfile.GNU_FORMAT) as archive:
+        for name in ("a.jsonl", os.fsdecode(b"\xff.bin")):
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    result = run(
+        "--input", tmp_path / "in.tar", "--tokenizer-type", "CharLevelTokenizer", output=tmp_path / "o"
+    )
+    assert result.exit_code == 0, result.output
+    assert f"  {tmp_path}/in.tar, \\udcff.bin\n" in result.stdout

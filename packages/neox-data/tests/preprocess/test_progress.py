@@ -17,7 +17,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
 
 
 def read_to_the_end(master: int) -> str:
-    """What was written to a terminal whose other side is closed; it comes in pieces and ends in an error."""
+    """Return everything written to a pseudo-terminal; reading gives pieces and ends with an error."""
     pieces = []
     with contextlib.suppress(OSError):
         while piece := os.read(master, 100_000):

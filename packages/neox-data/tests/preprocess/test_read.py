@@ -1,6 +1,8 @@
 import gzip
 import io
 import json
+import lzma
+import os
 import tarfile
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from neox_data.preprocess.read import CorpusReader, sample_texts
 
 def write(path: Path, *lines: bytes | str) -> Path:
     data = b"\n".join(line.encode() if isinstance(line, str) else line for line in lines)
-    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
     path.write_bytes(pack(data))
     return path
 
@@ -31,7 +33,7 @@ def test_lines_are_documents(tmp_path: Path, name: str) -> None:
     assert texts(path) == [("one",), ("two\nlines",)]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst"])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.xz", "a.txt.zst"])
 def test_a_txt_file_is_one_document(tmp_path: Path, name: str) -> None:
     assert texts(write(tmp_path / name, "one", "two")) == [("one\ntwo",)]
 
@@ -46,7 +48,7 @@ def test_several_keys_give_several_texts(tmp_path: Path) -> None:
     assert texts(path, keys=("title", "text")) == [("head", "body"), ("bare", "bare")]
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
     assert texts(write(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"text": "one"}')) == [("one",)]
 
 
@@ -60,13 +62,13 @@ def test_progress_ends_at_the_size_on_the_disk(tmp_path: Path) -> None:
 
 BAD_LINES = {
     '{"text": ': "line 2: not JSON (Expecting value at column 10)",
-    "[" * 100_000: "line 2: JSON that is nested too deeply to be a document",
-    '{"title": "a"}': "line 2: no key 'text', only 'title'",
+    "[" * 100_000: "line 2: the JSON is nested too deeply",
+    '{"title": "a"}': "line 2: no key 'text'; its keys are 'title'",
     '{"text": 3}': "line 2: the value of 'text' is int, not text",
     '{"text": ["a", 3]}': "line 2: the value of 'text' is list, not text",
     "17": "line 2: the line is int, not text",
-    '{"text": "a\\ud800b"}': "line 2: the value of 'text' holds half of a surrogate pair at character 1",
-    b'{"text": "\xff"}': "line 2: not UTF-8 (byte 0xff at place 11)",
+    '{"text": "a\\ud800b"}': "line 2: the value of 'text' contains an unpaired surrogate at character 1",
+    b'{"text": "\xff"}': "line 2: not UTF-8 (byte 0xff at position 11)",
 }
 
 
@@ -75,9 +77,12 @@ def test_a_bad_line_is_named_or_skipped_and_counted(tmp_path: Path, line: bytes 
     path = write(tmp_path / "a.jsonl", '{"text": "one"}', line, '{"text": "three"}')
     with pytest.raises(CorpusError) as caught:
         texts(path)
-    assert str(caught.value) == (
-        f"{path}, {BAD_LINES[line]}; correct it, or pass --skip-bad-lines to leave such documents out"
+    remedy = (
+        "pass another key with --jsonl-keys, or --skip-bad-lines to skip such documents"
+        if "no key" in BAD_LINES[line]
+        else "correct it, or pass --skip-bad-lines to skip such documents"
     )
+    assert str(caught.value) == f"{path}, {BAD_LINES[line]}; {remedy}"
     reader = CorpusReader([path], ("text",), skip_bad_lines=True)
     assert [document.texts for document in reader] == [("one",), ("three",)]
     assert reader.num_skipped == 1
@@ -100,7 +105,7 @@ def test_only_the_first_few_reasons_are_kept(tmp_path: Path) -> None:
 
 def test_a_text_file_that_is_not_utf8_is_named_or_skipped(tmp_path: Path) -> None:
     paths = [write(tmp_path / "a.txt", b"\xff"), write(tmp_path / "b.txt", "good")]
-    with pytest.raises(CorpusError, match=r"a.txt: not UTF-8 \(byte 0xff at place 1\)"):
+    with pytest.raises(CorpusError, match=r"a.txt: not UTF-8 \(byte 0xff at position 1\)"):
         texts(*paths)
     assert len(list(CorpusReader(paths, ("text",), skip_bad_lines=True))) == 1
 
@@ -111,7 +116,7 @@ def test_a_damaged_archive_is_named_and_never_skipped(tmp_path: Path, damage: st
     data = bytearray(path.read_bytes())
     data[40] ^= 255
     path.write_bytes({"cut": path.read_bytes()[:-20], "not gzip": b"{}" * 9, "changed": data}[damage])
-    with pytest.raises(CorpusError, match=r"a.jsonl.gz is damaged or cut off .*copy it again"):
+    with pytest.raises(CorpusError, match=r"a.jsonl.gz is damaged or truncated .*copy it again"):
         list(CorpusReader([path], ("text",), skip_bad_lines=True))
 
 
@@ -133,14 +138,41 @@ def test_inputs_are_files_patterns_and_lists(tmp_path: Path) -> None:
     [
         ("missing.jsonl", "missing.jsonl does not exist; correct the path"),
         ("*.jsonl", r"no file matches .*; correct the pattern"),
-        ("", r"holds no file that ends in .jsonl, .json, .txt, .dat, .parquet, .tar; name another folder"),
-        ("a.csv", r"a.csv has an ending that is not read; give files that end in .jsonl, .json, .txt"),
+        (
+            "",
+            r"contains no file with the ending .jsonl, .json, .txt, .dat, .parquet, .tar, .zip; pass another",
+        ),
+        ("a.csv", r"a.csv has an unsupported ending; pass files that end in .jsonl, .json, .txt"),
     ],
 )
-def test_what_is_no_input_is_refused(tmp_path: Path, name: str, sentence: str) -> None:
+def test_unsupported_input_files_are_refused(tmp_path: Path, name: str, sentence: str) -> None:
     (tmp_path / "a.csv").touch()
     with pytest.raises(CorpusError, match=sentence):
         find_inputs([f"{tmp_path}/{name}"])
+
+
+@pytest.mark.parametrize("name", ["b.jsonl", "*.jsonl", "**/*.jsonl", "", "a.jsonl,b.jsonl"])
+@pytest.mark.parametrize("kind", ["broken link", "loop", "pipe"])
+def test_files_that_cannot_be_read_are_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonl").touch()
+    if kind == "pipe":
+        os.mkfifo("b.jsonl")
+    else:
+        Path("b.jsonl").symlink_to("b.jsonl" if kind == "loop" else "gone.jsonl")
+    sentence = "is not a regular file; write" if kind == "pipe" else "is a link that cannot be followed"
+    with pytest.raises(CorpusError, match=rf"b\.jsonl {sentence}"):
+        find_inputs([name or str(tmp_path)])
+
+
+def test_a_list_of_names_may_be_longer_than_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [f"a-file-with-a-name-of-this-length-{number}.jsonl" for number in range(200)]
+    for name in names:
+        Path(name).touch()
+    assert [str(path) for path in find_inputs([",".join(names)])] == names
 
 
 def test_a_folder_is_the_readable_files_below_it(tmp_path: Path) -> None:
@@ -161,11 +193,11 @@ def test_several_zstandard_frames_are_one_file(tmp_path: Path) -> None:
 def test_a_damaged_zstandard_file_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl.zst", *[json.dumps({"text": str(i) * 50}) for i in range(300)])
     path.write_bytes(b"x" + path.read_bytes())
-    with pytest.raises(CorpusError, match=r"a.jsonl.zst is damaged or cut off .*copy it again"):
+    with pytest.raises(CorpusError, match=r"a.jsonl.zst is damaged or truncated .*copy it again"):
         texts(path)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.zst.tar", "a.tar.gz"])
+@pytest.mark.parametrize("name", ["a.jsonl.zst.tar", "a.tar", "a.tgz", "a.tar.gz"])
 def test_an_archive_is_the_documents_of_its_members(tmp_path: Path, name: str) -> None:
     (tmp_path / "in").mkdir()
     members = [
@@ -181,9 +213,13 @@ def test_an_archive_is_the_documents_of_its_members(tmp_path: Path, name: str) -
             archive.add(member, member.name)
     data = packed.getvalue()
     path = tmp_path / name
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    path.write_bytes(gzip.compress(data) if path.suffix in (".gz", ".tgz") else data)
     assert find_inputs([str(path)]) == [path]
-    assert texts(path) == [("one",), ("two\n\nthree",), ("four",)]
+    reader = CorpusReader([path], ("text",))
+    # lm_dataformat reads every member of a compressed tar archive as a text.
+    others = [("no",)] if path.suffix in (".gz", ".tgz") else []
+    assert [document.texts for document in reader] == [("one",), ("two\n\nthree",), ("four",), *others]
+    assert reader.passed_over.first == ([] if others else [f"{path}, c.bin"])
 
 
 def test_rows_of_a_parquet_file_are_documents(tmp_path: Path) -> None:
@@ -194,15 +230,53 @@ def test_rows_of_a_parquet_file_are_documents(tmp_path: Path) -> None:
     assert [(document.texts, document.num_bytes) for document in reader] == [
         (("1", "one"), 4),
         (("2", "caf\u00e9"), 6),
+        (("3", ""), 1),
     ]
-    assert f"{path}, row 3: the value of 'text' is NoneType, not text" in reader.first_skipped
-    with pytest.raises(CorpusError, match="has no column 'body', only 'text', 'title', 'score'"):
+    assert (reader.num_null, reader.num_skipped) == (1, 0)
+    with pytest.raises(CorpusError, match="has no column 'body'; its columns are 'text', 'title', 'score'"):
         texts(path, keys=("body",))
 
 
-def test_what_is_no_parquet_file_is_named(tmp_path: Path) -> None:
+def test_null_is_an_empty_text_and_counted(tmp_path: Path) -> None:
+    parquet.write_table(pyarrow.table({"text": ["one", None]}), tmp_path / "a.parquet")
+    write(tmp_path / "b.jsonl", '{"text": null}', '{"text": "two"}')
+    reader = CorpusReader([tmp_path / "a.parquet", tmp_path / "b.jsonl"], ("text",))
+    assert [document.texts for document in reader] == [("one",), ("",), ("",), ("two",)]
+    assert reader.num_null == 2
+    with pytest.raises(CorpusError, match="line 1: it is null, not text"):
+        texts(write(tmp_path / "c.jsonl", "null"))
+
+
+def test_cells_that_are_not_utf8_are_named_or_skipped(tmp_path: Path) -> None:
+    cells = pyarrow.array([b"one", b"\xff", b"three"])
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 3, cells.buffers())
+    for name, column in (("a", text), ("b", cells)):
+        path = tmp_path / f"{name}.parquet"
+        parquet.write_table(pyarrow.table({"text": column}), path)
+        with pytest.raises(
+            CorpusError, match=rf"{name}.parquet, row 2: not UTF-8 \(byte 0xff at position 1\)"
+        ):
+            texts(path)
+        reader = CorpusReader([path], ("text",), skip_bad_lines=True)
+        assert [document.texts[0] for document in reader] == ["one", "three"]
+
+
+def test_damage_within_a_parquet_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pyarrow.table({"text": [f"{number} " * 30 for number in range(500)]})
+    parquet.write_table(table, path, write_page_checksum=True, row_group_size=100)
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[:2000], whole[:500] + b"?" + whole[501:], whole + whole, b""):
+        path.write_bytes(damaged)
+        with pytest.raises(CorpusError, match=r"a.parquet is damaged or truncated \(.+\); copy it again"):
+            texts(path)
+
+
+def test_invalid_parquet_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"no table at all")
-    with pytest.raises(CorpusError, match=r"a.parquet is damaged or no parquet file \(.*copy it again"):
+    with pytest.raises(
+        CorpusError, match=r"a.parquet is damaged or truncated \(Parquet magic bytes not found.*copy it again"
+    ):
         texts(tmp_path / "a.parquet")
 
 
@@ -231,7 +305,7 @@ def test_text_is_mended_on_request(tmp_path: Path) -> None:
     assert [document.texts for document in reader] == [('caf\u00e9 "quoted"',)]
 
 
-def test_values_that_only_pythons_parser_reads_are_no_fault(tmp_path: Path) -> None:
+def test_values_that_only_pythons_parser_reads_are_accepted(tmp_path: Path) -> None:
     assert texts(write(tmp_path / "a.jsonl", '{"text": "one", "score": NaN, "id": 1' + "0" * 40 + "}")) == [
         ("one",)
     ]
@@ -260,7 +334,7 @@ def test_records_of_lm_dataformat_are_documents(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [(b"%016d" % 9 + b"short", "cut off in record 1"), (b"12", "no length")]
+    ("data", "message"), [(b"%016d" % 9 + b"short", "it ends within record 1"), (b"12", "no length")]
 )
 def test_a_damaged_record_is_named(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "a.dat").write_bytes(data)

@@ -1,16 +1,21 @@
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import pytest
 from click.testing import CliRunner, Result
 
 from neox_data.errors import CorpusError
 from neox_data.indexed import open_indexed
+from neox_data.preprocess import shards
 from neox_data.preprocess.cli import main
+from neox_data.preprocess.part_hashes import PartHashes
 from neox_data.preprocess.progress import Counts
 from neox_data.preprocess.run import Options, preprocess
 from neox_data.preprocess.shards import preprocess_resumably, take_shard
@@ -52,7 +57,7 @@ def undisturbed(corpus: list[Path], tmp_path: Path) -> list[bytes]:
     return files(tmp_path / "whole")
 
 
-def test_shards_together_are_what_one_run_writes(corpus, tmp_path: Path, undisturbed) -> None:
+def test_shards_equal_a_single_run(corpus, tmp_path: Path, undisturbed) -> None:
     fractions = []
     summary = resumably(corpus, tmp_path / "out", report=lambda counts: fractions.append(counts.fraction))
     assert files(tmp_path / "out") == undisturbed
@@ -72,7 +77,7 @@ def test_a_large_file_is_several_shards(corpus, tmp_path: Path, undisturbed, par
     assert summary.documents == 45
 
 
-def test_a_run_killed_within_a_file_goes_on_within_it(corpus, tmp_path: Path, undisturbed) -> None:
+def test_killed_run_continues_within_the_file(corpus, tmp_path: Path, undisturbed) -> None:
     class Stopped(Exception):
         pass
 
@@ -99,7 +104,7 @@ def test_a_bad_line_within_a_large_file_is_named_by_its_place(corpus, tmp_path: 
 
 
 def kill_after(shards: int, corpus: list[Path], output: Path) -> None:
-    """Run until so many shards are finished, and a part of the next one, then SIGKILL."""
+    """Run until the given number of shards and a part of the next one are finished, then SIGKILL."""
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
@@ -120,14 +125,37 @@ def kill_after(shards: int, corpus: list[Path], output: Path) -> None:
 
 def test_a_killed_run_is_taken_up_at_its_last_finished_shard(corpus, tmp_path: Path, undisturbed) -> None:
     output = tmp_path / "out"
-    for shards in (0, 2, 4):
-        kill_after(shards, corpus, output)
+    for finished in (0, 2, 4):
+        kill_after(finished, corpus, output)
         assert not Path(f"{output}_text_document.idx").exists()
     summary = resumably(corpus, output)
     assert summary.resumed_shards == 4
     assert summary.documents == 45
     assert files(output) == undisturbed
     assert not (tmp_path / "out.shards").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoint/", "notes.txt", "000000.bin"])
+def test_other_files_in_the_folder_of_shards_are_kept(corpus, tmp_path: Path, name: str) -> None:
+    kill_after(2, corpus, tmp_path / "out")
+    path = tmp_path / "out.shards" / name
+    if name.endswith("/"):
+        path.mkdir()
+    else:
+        path.write_text("mine")
+    with pytest.raises(
+        CorpusError, match=f"out.shards contains {path.name}, which is not a file of --resume"
+    ):
+        resumably(corpus, tmp_path / "out")
+    assert path.exists()
+    path.rmdir() if name.endswith("/") else path.unlink()
+    assert resumably(corpus, tmp_path / "out").resumed_shards == 2
+
+
+def test_a_file_in_place_of_the_folder_of_shards_is_refused(corpus, tmp_path: Path) -> None:
+    (tmp_path / "out.shards").touch()
+    with pytest.raises(CorpusError, match=r"out\.shards is a file; --resume requires a folder there"):
+        resumably(corpus, tmp_path / "out")
 
 
 def test_a_shard_of_other_files_or_options_is_made_again(corpus, tmp_path: Path) -> None:
@@ -138,14 +166,78 @@ def test_a_shard_of_other_files_or_options_is_made_again(corpus, tmp_path: Path)
     assert finished_of(max_document_bytes=1000) == 0
     kill_after(3, corpus, tmp_path / "out")
     corpus[1].write_text(corpus[1].read_text().replace("1 0", "9 9"))
-    later = (tmp_path / "out.shards" / "000001_text_document.manifest.json").stat().st_mtime + 5
-    os.utime(corpus[1], (later, later))
     assert finished_of() == 2
     assert bytes(open_indexed(tmp_path / "out_text_document")[0].tolist()) == b"9 9\0"
 
 
+def test_shards_of_a_replaced_file_of_the_same_size_and_time_are_made_again(corpus, tmp_path: Path) -> None:
+    kill_after(3, corpus, tmp_path / "out")
+    times = corpus[1].stat()
+    corpus[1].write_text(corpus[1].read_text().replace("1 0", "9 9"))
+    os.utime(corpus[1], ns=(times.st_atime_ns, times.st_mtime_ns - 10**12))
+    assert resumably(corpus, tmp_path / "out").resumed_shards == 2
+    assert bytes(open_indexed(tmp_path / "out_text_document")[0].tolist()) == b"9 9\0"
+    inputs = json.loads(files(tmp_path / "out")[2])["inputs"]
+    assert inputs[1]["sha256"] == hashlib.sha256(corpus[1].read_bytes()).hexdigest()
+
+
+def test_only_the_changed_part_of_a_large_file_is_made_again(corpus, tmp_path: Path) -> None:
+    sizes = {"shard_bytes": 1, "part_bytes": 40}
+    options = {"tokenizer": TOKENIZER, "options": Options(append_end=True), **sizes}
+
+    def stop(counts: Counts) -> None:
+        if len(list((tmp_path / "out.shards").glob("*.manifest.json"))) == 9:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        preprocess_resumably(corpus, output_prefix=tmp_path / "out", report=stop, **options)
+    corpus[2].write_text(corpus[2].read_text().replace("2 4", "2 x"))
+    assert preprocess_resumably(corpus, output_prefix=tmp_path / "out", **options).resumed_shards == 8
+    whole = tmp_path / "whole"
+    preprocess(corpus, output_prefix=whole, tokenizer=TOKENIZER, options=Options(append_end=True))
+    assert files(tmp_path / "out") == files(whole)
+
+
+def test_a_file_that_changes_during_the_run_is_refused_and_then_repeated(
+    corpus, tmp_path: Path, monkeypatch
+) -> None:
+    @contextmanager
+    def hashed_at_once(parts):
+        hashes = PartHashes(parts)
+        hashes.compute(Event())
+        yield hashes
+
+    def change(counts: Counts) -> None:
+        is_third_finished = (tmp_path / "out.shards" / "000002_text_document.manifest.json").exists()
+        # Once: a file that is being written again could be hashed while it is empty.
+        if is_third_finished and "5 0" in (text := corpus[5].read_text()):
+            corpus[5].write_text(text.replace("5 0", "5 x"))
+
+    message = r"5\.jsonl changed while it was processed; run again with --resume"
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "hashed_parts", hashed_at_once)
+        with pytest.raises(CorpusError, match=message):
+            resumably(corpus, tmp_path / "out", report=change)
+    assert not list(tmp_path.glob("out_*"))
+    summary = resumably(corpus, tmp_path / "out")
+    # The last shard was made of the new content, and can stay.
+    assert summary.resumed_shards == 5
+    assert b"5 x" in (tmp_path / "out_text_document.bin").read_bytes().replace(b"\0", b"")
+
+
+def test_shards_that_were_damaged_are_named_and_then_repeated(corpus, tmp_path: Path, undisturbed) -> None:
+    kill_after(4, corpus, tmp_path / "out")
+    damaged = tmp_path / "out.shards" / "000003_text_document.bin"
+    damaged.write_bytes(b"x" + damaged.read_bytes()[1:])
+    with pytest.raises(CorpusError, match=r"damaged: .*/000003_text_document; run again with --resume"):
+        resumably(corpus, tmp_path / "out")
+    assert not list(tmp_path.glob("out_*"))
+    assert resumably(corpus, tmp_path / "out").resumed_shards == 4
+    assert files(tmp_path / "out") == undisturbed
+
+
 def test_a_corpus_without_text_makes_no_dataset_in_shards_either(corpus, tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="has text under 'title'; nothing to write"):
+    with pytest.raises(CorpusError, match="has text under 'title'; pass the right key"):
         resumably(corpus, tmp_path / "out", keys=("title",))
     assert not list(tmp_path.glob("out_*"))
 
@@ -178,11 +270,11 @@ def test_shards_are_all_files_in_order_and_near_to_equal_bytes(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1", "a/b", "1/0"])
-def test_what_is_no_shard_is_refused(tmp_path: Path, shard: str) -> None:
-    with pytest.raises(CorpusError, match="is not one of several; write it like 2/8"):
+def test_invalid_shards_are_refused(tmp_path: Path, shard: str) -> None:
+    with pytest.raises(CorpusError, match="is not valid; write it like 2/8"):
         take_shard([tmp_path] * 3, shard)
 
 
 def test_more_shards_than_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="has 3 files and cannot be divided in 4 shards"):
+    with pytest.raises(CorpusError, match="has 3 files, too few for 4 shards"):
         take_shard([tmp_path] * 3, "1/4")

@@ -39,7 +39,7 @@ def test_the_order_does_not_follow_the_alphabet(tmp_path: Path) -> None:
 
 def test_a_python_without_source_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
-    with pytest.raises(CorpusError, match="lib holds no Python source files"):
+    with pytest.raises(CorpusError, match="lib contains no Python source files"):
         write_stdlib_corpus(tmp_path / "corpus.jsonl", root=tmp_path / "lib")
     assert [path.name for path in tmp_path.iterdir()] == ["lib"]
 

@@ -10,7 +10,7 @@ from neox_data.samples.native_index import best_builder
 
 
 def slow_order(documents, sizes, num_samples, seq_length, seed):
-    """The documented order, read word for word: one token after another."""
+    """Return the documented order, computed one token at a time."""
     tokens_per_epoch = sum(sizes[d] for d in documents)
     epochs = 1
     while (epochs * tokens_per_epoch - 1) // seq_length < num_samples:
@@ -94,7 +94,7 @@ def test_a_sample_that_ends_with_its_document_is_followed_by_one_that_starts_the
     assert index.starts.tolist() == [[0, 0], [0, 4], [1, 3]]
 
 
-def test_empty_documents_are_stepped_over_but_not_by_the_first_row() -> None:
+def test_empty_documents_are_skipped_except_by_the_first_row() -> None:
     sizes = np.array([0, 3], np.int32)
     for seed in range(8):
         index = build_sample_index(np.array([0, 1]), sizes, num_samples=1, seq_length=1, seed=seed)
@@ -110,7 +110,7 @@ def test_epochs_are_the_fewest_that_suffice() -> None:
 
 
 def test_documents_without_a_token_are_refused() -> None:
-    with pytest.raises(DataError, match="hold no token; give it a larger share"):
+    with pytest.raises(DataError, match="contain no tokens; give it a larger share"):
         build_sample_index(np.array([0]), np.array([0], np.int32), num_samples=1, seq_length=4, seed=0)
 
 

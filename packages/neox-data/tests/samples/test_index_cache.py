@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import logging
 import os
@@ -16,6 +17,7 @@ SIZES = np.array([7, 3, 0, 11, 6], np.int32)
 ORDER = {"num_samples": 20, "seq_length": 5, "seed": 7}
 STEM = "corpus_train_indexmap_20ns_5sl_7s_packedpi_ac"
 NAMES = sorted(f"{STEM}_{part}.npy" for part in ("doc_idx", "sample_idx", "shuffle_idx"))
+SUMS = f"{STEM}_sha256.json"
 
 
 def load(folder: Path, documents=range(5), sizes=SIZES, **changes):
@@ -43,7 +45,7 @@ def no_build(monkeypatch: pytest.MonkeyPatch):
 
 def test_files_have_the_names_that_others_give_them(tmp_path: Path) -> None:
     assert_equal(load(tmp_path))
-    assert sorted(os.listdir(tmp_path)) == NAMES
+    assert sorted(os.listdir(tmp_path)) == sorted([*NAMES, SUMS])
 
 
 def test_the_second_time_nothing_is_built(tmp_path: Path, no_build) -> None:
@@ -56,12 +58,12 @@ def test_a_missing_file_makes_all_be_built(tmp_path: Path) -> None:
     load(tmp_path)
     (tmp_path / NAMES[1]).unlink()
     assert_equal(load(tmp_path))
-    assert sorted(os.listdir(tmp_path)) == NAMES
+    assert sorted(os.listdir(tmp_path)) == sorted([*NAMES, SUMS])
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("damage", ["empty", "cut", "not an array", "pickle", "too short", "other type"])
-def test_a_damaged_file_is_built_again_with_a_warning(tmp_path: Path, caplog, name: str, damage: str) -> None:
+def test_damaged_file_is_rebuilt_with_a_warning(tmp_path: Path, caplog, name: str, damage: str) -> None:
     load(tmp_path)
     path = tmp_path / name
     data, array = path.read_bytes(), np.load(path)
@@ -73,22 +75,82 @@ def test_a_damaged_file_is_built_again_with_a_warning(tmp_path: Path, caplog, na
         path.write_bytes({"empty": b"", "cut": data[:-4], "not an array": b"x" * len(data)}[damage])
     with caplog.at_level(logging.WARNING):
         assert_equal(load(tmp_path))
-    assert "built again" in caplog.text
+    assert "rebuilding it" in caplog.text
     assert_equal(load(tmp_path))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_changed_byte_is_found_and_rebuilt(tmp_path: Path, caplog, name: str) -> None:
+    load(tmp_path)
+    path = tmp_path / name
+    data = path.read_bytes()
+    for place in range(0, len(data), 13):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
+        with caplog.at_level(logging.WARNING):
+            assert_equal(load(tmp_path))
+        assert f"{name} does not match {SUMS}); rebuilding it" in caplog.messages[-1]
+        assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"nonsense"])
+def test_damaged_checksums_make_the_files_be_rebuilt(tmp_path: Path, caplog, content: bytes) -> None:
+    load(tmp_path)
+    sums = (tmp_path / SUMS).read_bytes()
+    (tmp_path / SUMS).write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert_equal(load(tmp_path))
+    assert "rebuilding it" in caplog.text
+    assert (tmp_path / SUMS).read_bytes() == sums
+
+
+def test_files_of_another_program_have_no_checksums_and_are_used(tmp_path: Path, no_build) -> None:
+    load(tmp_path)
+    (tmp_path / SUMS).unlink()
+    no_build()
+    assert_equal(load(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("doc_idx", "each document once per epoch"), ("shuffle_idx", "each sample once")],
+)
+def test_changed_numbers_without_checksums_are_found(tmp_path: Path, caplog, name: str, message: str) -> None:
+    load(tmp_path)
+    path = tmp_path / f"{STEM}_{name}.npy"
+    good = np.load(path)
+    for place in range(len(good)):
+        (tmp_path / SUMS).unlink()
+        array = good.copy()
+        array[place] = (array[place] + 1) % 5
+        np.save(path, array)
+        with caplog.at_level(logging.WARNING):
+            assert_equal(load(tmp_path))
+        assert message in caplog.messages[-1]
+
+
+def test_damaged_headers_without_checksums_are_rebuilt(tmp_path: Path) -> None:
+    load(tmp_path)
+    path = tmp_path / NAMES[1]
+    data = path.read_bytes()
+    for place in range(0, 128, 3):
+        for value in b"\0'(":
+            path.write_bytes(data[:place] + bytes([value]) + data[place + 1 :])
+            (tmp_path / SUMS).unlink(missing_ok=True)
+            assert_equal(load(tmp_path))
 
 
 def test_files_of_other_data_of_the_same_length_are_found_out(tmp_path: Path, caplog) -> None:
     load(tmp_path)
     others = np.array([6, 4, 0, 11, 6], np.int32)
     assert_equal(load(tmp_path, sizes=others), sizes=others)
-    assert "does not fit the data" in caplog.text
+    assert "does not match the data" in caplog.text
 
 
 def test_files_of_other_documents_are_found_out(tmp_path: Path, caplog) -> None:
     sizes = np.array([5, 5, 5, 5, 5], np.int32)
-    load(tmp_path, documents=[0, 1, 2], sizes=sizes)
-    assert_equal(load(tmp_path, documents=[2, 3, 4], sizes=sizes), [2, 3, 4], sizes)
-    assert "not of this part of the data" in caplog.text
+    load(tmp_path, documents=[0, 2, 4], sizes=sizes)
+    assert_equal(load(tmp_path, documents=[1, 2, 3], sizes=sizes), [1, 2, 3], sizes)
+    assert "not in this part of the data" in caplog.text
 
 
 def test_one_builds_while_the_others_wait(tmp_path: Path, monkeypatch, caplog) -> None:
@@ -96,7 +158,7 @@ def test_one_builds_while_the_others_wait(tmp_path: Path, monkeypatch, caplog) -
 
     def build(*args, **kwargs):
         built.append(threading.get_ident())
-        release.wait(30)
+        release.wait(300)
         return build_sample_index(*args, **kwargs)
 
     monkeypatch.setattr(index_cache, "build_sample_index", build)
@@ -105,7 +167,7 @@ def test_one_builds_while_the_others_wait(tmp_path: Path, monkeypatch, caplog) -
     with caplog.at_level(logging.INFO):
         for thread in threads:
             thread.start()
-        while caplog.text.count("waiting for another process: it builds the sample index") < 2:
+        while caplog.text.count("waiting for another process: building the sample index") < 2:
             assert any(thread.is_alive() for thread in threads)
         release.set()
         for thread in threads:
@@ -114,19 +176,18 @@ def test_one_builds_while_the_others_wait(tmp_path: Path, monkeypatch, caplog) -
     assert len(results) == 3
     for index in results:
         assert_equal(index)
-    assert sorted(os.listdir(tmp_path)) == NAMES
+    assert sorted(os.listdir(tmp_path)) == sorted([*NAMES, SUMS])
 
 
-def test_a_lock_left_by_a_killed_process_blocks_nobody(tmp_path: Path) -> None:
+def test_leftover_lock_file_does_not_block(tmp_path: Path) -> None:
     (tmp_path / f".{STEM}.lock").write_bytes(b"")
     assert_equal(load(tmp_path))
 
 
-def test_where_there_are_no_locks_the_index_is_built_all_the_same(
-    tmp_path: Path, monkeypatch, caplog
-) -> None:
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_index_is_built_without_support_for_locks(tmp_path: Path, monkeypatch, caplog, number: int) -> None:
     def flock(*_):
-        raise OSError(37, "No locks available")
+        raise OSError(number, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
     assert_equal(load(tmp_path))
@@ -135,7 +196,7 @@ def test_where_there_are_no_locks_the_index_is_built_all_the_same(
 
 @pytest.fixture
 def read_only(tmp_path: Path, monkeypatch) -> Path:
-    """A folder that cannot be written, also for root."""
+    """Return a folder that even root cannot write to."""
     folder = tmp_path / "data"
     folder.mkdir()
     allowed = os.access
@@ -143,7 +204,7 @@ def read_only(tmp_path: Path, monkeypatch) -> Path:
     return folder
 
 
-def test_beside_read_only_data_the_cache_folder_is_used(read_only: Path, tmp_path: Path, no_build) -> None:
+def test_cache_folder_is_used_for_read_only_data(read_only: Path, tmp_path: Path, no_build) -> None:
     cache = tmp_path / "cache" / "deep"
     assert_equal(load(read_only, cache_dir=cache))
     assert os.listdir(read_only) == []
@@ -163,12 +224,12 @@ def test_the_default_cache_folder_is_the_users(read_only: Path, tmp_path: Path, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert_equal(load(read_only))
     assert default_cache_dir() == tmp_path / "xdg" / "neox-data"
-    assert len(list(default_cache_dir().iterdir())) == 3
+    assert len(list(default_cache_dir().iterdir())) == 4
 
 
 def test_a_cache_folder_open_to_others_is_refused(read_only: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     cache.chmod(0o755)
-    with pytest.raises(DataError, match=r"is open to other users.*chmod 700"):
+    with pytest.raises(DataError, match=r"is accessible to other users.*chmod 700"):
         load(read_only, cache_dir=cache)

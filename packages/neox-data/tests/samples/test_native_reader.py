@@ -36,7 +36,7 @@ def plainly(indexed: IndexedDataset, index: SampleIndex, item: int) -> list[int]
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "uint16", "int32", "int64"])
 @pytest.mark.parametrize("implementation", ["mmap", "cached"])
-def test_tokens_of_every_type_are_those_of_the_plain_way(
+def test_tokens_of_every_dtype_equal_the_python_reader(
     write_dataset, sizes: list[int], dtype: str, implementation: str
 ) -> None:
     limits, random = np.iinfo(dtype), np.random.default_rng(3)
@@ -52,7 +52,7 @@ def test_tokens_of_every_type_are_those_of_the_plain_way(
             assert tokens.tolist() == plainly(indexed, index, item)
 
 
-def test_what_is_out_of_its_place_is_left_to_the_plain_way(write_dataset, sizes: list[int]) -> None:
+def test_inconsistent_index_is_left_to_the_python_reader(write_dataset, sizes: list[int]) -> None:
     indexed = open_indexed(write_dataset([[1] * size for size in sizes]))
     index = order(indexed)
     last = len(index.documents) - 1
@@ -78,7 +78,7 @@ def test_what_is_out_of_its_place_is_left_to_the_plain_way(write_dataset, sizes:
     assert native_sample_reader(indexed, index, seq_length=SEQ_LENGTH + 1)(0) is None
 
 
-def test_an_offset_outside_of_the_bin_is_told_by_the_plain_way(write_dataset) -> None:
+def test_offset_outside_the_bin_is_reported_by_the_python_reader(write_dataset) -> None:
     prefix = write_dataset([[1, 2, 3, 4], [5, 6, 7, 8, 9]])
     path = Path(f"{prefix}.idx")
     data = bytearray(path.read_bytes())
@@ -90,7 +90,7 @@ def test_an_offset_outside_of_the_bin_is_told_by_the_plain_way(write_dataset) ->
             prefix=prefix,
         )  # fmt: skip
         with pytest.raises(
-            IndexedDatasetError, match=f"puts sequence 1 at byte {offset:,}, outside of its .bin"
+            IndexedDatasetError, match=f"puts sequence 1 at byte {offset:,}, outside its .bin"
         ):
             dataset[0]
 

@@ -33,7 +33,7 @@ def test_a_length_beyond_any_corpus_costs_no_more() -> None:
 
 
 @pytest.mark.parametrize("item", [-1, 5])
-def test_what_is_not_there_is_refused(item: int) -> None:
+def test_items_out_of_range_are_refused(item: int) -> None:
     with pytest.raises(IndexError, match=f"item {item} of a permutation of 5"):
         KeyedPermutation(5, "key")[item]
     with pytest.raises(IndexError, match=f"place {item} of a permutation of 5"):

@@ -24,10 +24,10 @@ def tokenizer(tokenizer_json: Path):
 
 @pytest.fixture(scope="module")
 def encoder(tokenizer) -> FastEncoder:
-    return fast_encoder(tokenizer, SAMPLE)
+    return fast_encoder(tokenizer, lambda: SAMPLE)
 
 
-def test_ids_and_sizes_are_those_of_the_tokenizer(tokenizer, encoder) -> None:
+def test_ids_and_sizes_equal_the_tokenizer(tokenizer, encoder) -> None:
     ids, sizes = encoder(SAMPLE)
     expected = [tokenizer.encode(text) for text in SAMPLE]
     assert ids.tolist() == list(chain(*expected))
@@ -61,20 +61,20 @@ def test_the_files_of_gpt2_give_the_same_ids(tmp_path: Path, tokenizer) -> None:
     folder.mkdir()
     vocab, merges = tokenizer.library_tokenizer.model.save(str(folder))
     gpt2 = build_tokenizer("GPT2BPETokenizer", vocab_file=vocab, merge_file=merges)
-    ids, _ = fast_encoder(gpt2, SAMPLE)(SAMPLE)
+    ids, _ = fast_encoder(gpt2, lambda: SAMPLE)(SAMPLE)
     assert ids.tolist() == list(chain(*map(gpt2.encode, SAMPLE)))
 
 
 def test_a_kind_that_gigatoken_does_not_know_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match="CharLevelTokenizer is not of the tokenizers library"):
-        fast_encoder(CharLevelTokenizer(), SAMPLE)
+    with pytest.raises(TokenizerError, match="CharLevelTokenizer does not belong to the tokenizers library"):
+        fast_encoder(CharLevelTokenizer(), lambda: SAMPLE)
     words = LibraryTokenizer(WordLevel({"<|endoftext|>": 0, "the": 1}, unk_token="<|endoftext|>"))
     words.pre_tokenizer = Whitespace()
     words.save(str(tmp_path / "words.json"))
     with pytest.raises(
-        TokenizerError, match="gigatoken does not read this tokenizer: Unsupported model type"
+        TokenizerError, match="gigatoken does not support this tokenizer: Unsupported model type"
     ):
-        fast_encoder(build_tokenizer("HFTokenizer", vocab_file=tmp_path / "words.json"), SAMPLE)
+        fast_encoder(build_tokenizer("HFTokenizer", vocab_file=tmp_path / "words.json"), lambda: SAMPLE)
 
 
 def test_a_difference_is_found_before_and_during_the_work(tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_a_difference_is_found_before_and_during_the_work(tokenizer, monkeypatch
         return np.where(ids == ids.max(initial=0), 0, ids), sizes
 
     monkeypatch.setattr(FastEncoder, "_encode", wrong)
-    sentence = "gigatoken encodes 'the' in another way than the tokenizers library; pass --exact"
+    sentence = "gigatoken encodes 'the' differently from the tokenizers library; pass --exact"
     with pytest.raises(TokenizerError, match=sentence):
         encoder.check(["", "the"])
     with pytest.raises(TokenizerError, match=sentence):

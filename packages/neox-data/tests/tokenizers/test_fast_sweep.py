@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 NUM_STRINGS, NUM_BYTES = 100_000, 50_000_000
 ENDINGS = (".py", ".txt", ".md", ".rst", ".html", ".json", ".c", ".h", ".cpp", ".po", ".xml", ".svg")
-# First and last characters of scripts and kinds that tokenizers treat in ways of their own.
+# First and last characters of scripts and kinds that tokenizers treat specially.
 SCRIPTS = (
     (0x00, 0x7F), (0x80, 0x24F), (0x300, 0x36F), (0x370, 0x52F), (0x590, 0x6FF), (0x900, 0xDFF),
     (0xE00, 0xEFF), (0x1100, 0x11FF), (0x1E00, 0x1FFF), (0x2000, 0x206F), (0x2070, 0x2BFF), (0x3000, 0x30FF),
@@ -80,14 +80,14 @@ KINDS = ["HFTokenizer", "GPT2BPETokenizer", "HFGPT2Tokenizer"]
 @pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_strings_give_the_same_ids(tokenizers, kind: str) -> None:
-    choice, encoder = random.Random(), fast_encoder(tokenizers[kind], [])
+    choice, encoder = random.Random(), fast_encoder(tokenizers[kind], list)
     for _ in range(NUM_STRINGS // 1000):
         encoder.check([random_string(choice) for _ in range(1000)])
 
 
 @pytest.mark.sweep
 def test_every_character_between_others_gives_the_same_ids(tokenizers) -> None:
-    encoder = fast_encoder(tokenizers["HFTokenizer"], [])
+    encoder = fast_encoder(tokenizers["HFTokenizer"], list)
     characters = [chr(number) for number in range(0x110000) if not 0xD800 <= number <= 0xDFFF]
     for first in range(0, len(characters), 5000):
         encoder.check([f"a {one}'s{one}1{one}!" for one in characters[first : first + 5000]])
@@ -96,7 +96,7 @@ def test_every_character_between_others_gives_the_same_ids(tokenizers) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 def test_real_text_gives_the_same_ids(tokenizers, kind: str) -> None:
-    encoder, num_bytes, batch = fast_encoder(tokenizers[kind], []), 0, []
+    encoder, num_bytes, batch = fast_encoder(tokenizers[kind], list), 0, []
     for text in real_texts():
         batch.append(text)
         num_bytes += len(text.encode())

@@ -20,7 +20,7 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, value: bytes | int) -> bytes:
-    """A field of a protocol buffer."""
+    """Encode one field of a protocol buffer."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     return varint(number << 3 | 2) + varint(len(value)) + value
@@ -31,7 +31,7 @@ def piece(text: str, score: float, kind: int) -> bytes:
 
 
 def model(kind: int = BPE, end: str = "</s>") -> bytes:
-    """A SentencePiece model: the bytes, the letters of "hello world", and two merges of them."""
+    """Return a SentencePiece model: the bytes, the letters of "hello world", and two merges."""
     pieces = [piece("<unk>", 0, UNKNOWN), piece("<s>", 0, CONTROL), piece(end, 0, CONTROL)]
     pieces += [piece(f"<0x{byte:02X}>", 0, BYTE) for byte in range(256)]
     merges = ["he", "ll", "\u2581w"]
@@ -92,7 +92,7 @@ def test_a_passage_is_found_in_the_tokens(
     assert (token_matcher("ello", tokenizer) is not None) == is_spelt
 
 
-def test_texts_at_once_are_those_one_by_one(sentencepiece: Path) -> None:
+def test_batch_encoding_equals_single_encoding(sentencepiece: Path) -> None:
     tokenizer = build_tokenizer("SentencePieceTokenizer", vocab_file=sentencepiece)
     texts = ["hello", "", "wor ld"]
     ids, sizes = tokenizer.encode_flat(texts)
@@ -101,7 +101,7 @@ def test_texts_at_once_are_those_one_by_one(sentencepiece: Path) -> None:
     assert [len(part) for part in tokenizer.encode_flat([])] == [0, 0]
 
 
-def test_fingerprints_tell_files_apart(tmp_path: Path, sentencepiece: Path) -> None:
+def test_different_files_have_different_fingerprints(tmp_path: Path, sentencepiece: Path) -> None:
     other = tmp_path / "other.model"
     other.write_bytes(model() + field(1, field(1, b"xyz") + field(3, NORMAL)))
     prints = {
@@ -120,13 +120,13 @@ def test_fingerprints_tell_files_apart(tmp_path: Path, sentencepiece: Path) -> N
             "SentencePieceTokenizer",
             "a.model",
             model(end="<end>"),
-            "has no token '</s>', which ends a document",
+            "has no end-of-document token '</s>'",
         ),
         ("TiktokenTokenizer", "own.tiktoken", b"aGU= 0\n", "cannot tell which pretokenizer 'own' needs"),
         ("TiktokenTokenizer", "r50k_base.tiktoken", b"zzz\n", "cannot read .*r50k_base.tiktoken"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told(
+def test_unusable_file_is_reported(
     tmp_path: Path, kind: str, name: str, content: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -134,22 +134,23 @@ def test_a_file_that_cannot_be_used_is_told(
         build_tokenizer(kind, vocab_file=tmp_path / name)
 
 
-def test_missing_and_additional_files_are_told(tmp_path: Path, sentencepiece: Path) -> None:
-    with pytest.raises(TokenizerError, match="needs vocab_file, which is not set"):
+def test_missing_and_additional_files_are_reported(tmp_path: Path, sentencepiece: Path) -> None:
+    with pytest.raises(TokenizerError, match="requires vocab_file, which is not set"):
         build_tokenizer("SentencePieceTokenizer")
-    with pytest.raises(TokenizerError, match=r"none\.tiktoken does not exist"):
+    with pytest.raises(TokenizerError, match=r"none\.tiktoken and does not exist"):
         build_tokenizer("TiktokenTokenizer", vocab_file=tmp_path / "none.tiktoken")
-    with pytest.raises(TokenizerError, match=r"leave merge_file .* out"):
+    with pytest.raises(TokenizerError, match=r"remove merge_file"):
         build_tokenizer("SentencePieceTokenizer", vocab_file=sentencepiece, merge_file=sentencepiece)
 
 
-def test_a_corpus_is_preprocessed_with_it(tmp_path: Path, sentencepiece: Path) -> None:
+@pytest.mark.parametrize("kind", ["SentencePieceTokenizer", "SPMTokenizer"])
+def test_a_corpus_is_preprocessed_with_it(tmp_path: Path, sentencepiece: Path, kind: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "hello world"}\n{"text": ""}\n')
-    words = ["--input", tmp_path / "a.jsonl", "--tokenizer-type", "SentencePieceTokenizer", "--append-eod"]
+    words = ["--input", tmp_path / "a.jsonl", "--tokenizer-type", kind, "--append-eod"]
     words += ["--vocab-file", sentencepiece, "--output-prefix", tmp_path / "out"]
     result = CliRunner().invoke(main, [str(word) for word in words])
     assert result.exit_code == 0, result.output
-    assert "encoded by SentencePieceTokenizer, which gigatoken runs" in result.stdout
+    assert "encoded by SentencePieceTokenizer, run by gigatoken" in result.stdout
     dataset = open_indexed(tmp_path / "out_text_document")
     tokenizer = build_tokenizer("SentencePieceTokenizer", vocab_file=sentencepiece)
     assert [row.tolist() for row in dataset] == [[*tokenizer.encode("hello world"), 2]]

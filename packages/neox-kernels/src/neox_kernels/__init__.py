@@ -1,4 +1,4 @@
-"""Fused operators for transformers, each with a plain PyTorch twin of the same signature."""
+"""Fused operators for transformers, each with a PyTorch reference implementation of the same signature."""
 
 from neox_kernels.availability import Availability
 from neox_kernels.bias_dropout_add import bias_dropout_add

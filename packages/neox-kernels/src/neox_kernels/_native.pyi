@@ -1,6 +1,6 @@
-"""The compiled module (csrc/bindings.cpp): operators over raw device addresses, on a stream, without waiting.
+"""The compiled module (csrc/bindings.cpp): asynchronous operators over raw device addresses.
 
-Arguments are described in csrc/operators.h. A ParameterCode is address and dtype code, address 0 for none; a
+csrc/operators.h describes the arguments. A ParameterCode is (address, dtype code), with address 0 for None; a
 HeadsCode is input address, its three strides, result address, its three strides, and the number of heads.
 """
 

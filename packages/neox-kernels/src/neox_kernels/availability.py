@@ -1,4 +1,4 @@
-"""Whether something can be used, and why not."""
+"""The result of checking whether a fused operator can be used."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ __all__ = ["Availability"]
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether a fused operator can be used, and why not (or by what means)."""
+    """Whether a fused operator can be used, and the reason (if it can: which build is used)."""
 
     ok: bool
     reason: str

@@ -1,10 +1,10 @@
-"""Bias, dropout and residual in one: `residual + dropout(x + bias)`.
+"""Fused bias, dropout and residual addition: `residual + dropout(x + bias)`.
 
     y = residual + keep (x + bias) / (1 - p),      keep = 1 with probability 1 - p, else 0
     dx = keep dy / (1 - p),   d bias = sum of dx over rows,   d residual = dy
 
-The fused form stores one number, the seed, and makes the mask from it again for backward (philox.py). The
-plain twin uses PyTorch's dropout: the same distribution from the same generator, but not the same mask.
+The fused implementation stores only the seed, and recomputes the mask for backward (philox.py). The
+reference uses PyTorch's dropout: the same distribution and generator, but a different mask.
 
 Source: arXiv:1207.0580 (dropout), arXiv:1909.08053 (the fused operator).
 """
@@ -26,17 +26,17 @@ __all__ = ["bias_dropout_add"]
 def _bias_dropout_add(
     x: Tensor, bias: Tensor | None, residual: Tensor, p: float, training: bool = True
 ) -> Tensor:
-    """`residual + dropout(x + bias)`.
+    """Compute `residual + dropout(x + bias)`.
 
     Args:
         x: any shape `[..., D]`.
         bias: `[D]`, or None.
         residual: same shape as `x`.
         p: probability of dropping an element, in [0, 1].
-        training: False switches dropout off.
+        training: if False, no dropout is applied.
 
     Returns:
-        Same shape as `x`, in the residual's type.
+        Tensor with the shape of `x` and the residual's dtype.
     """
     biased = widen(x) if bias is None else widen(x) + widen(bias)
     return (widen(residual) + F.dropout(biased, p, training)).to(residual.dtype)
@@ -80,7 +80,7 @@ def _(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor | None, p: 
     "neox_kernels::bias_dropout_add_backward", mutates_args=(), device_types=("cpu", "cuda")
 )
 def _backward(gradient: Tensor, bias: Tensor | None, seed: Tensor | None, p: float) -> tuple[Tensor, Tensor]:
-    """The gradients of x and of the bias; the latter without elements where there is no bias."""
+    """Return the gradients of x and of the bias; empty for a bias that is None."""
     compiled = native.compiled_for(gradient, bias, seed)
     if compiled is None:
         wide = _apply_mask(widen(gradient), seed, p)
@@ -128,7 +128,7 @@ def _fused_bias_dropout_add(
 ) -> Tensor:
     if x.shape != residual.shape:
         raise ValueError(
-            f"x is {tuple(x.shape)} and the residual {tuple(residual.shape)}; they must be equal"
+            f"x has shape {tuple(x.shape)} and the residual {tuple(residual.shape)}; they must be equal"
         )
     if bias is not None:
         shapes.check_width("bias", bias, x)
@@ -143,7 +143,7 @@ def _example(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
     return x, bias, torch.randn(shape, dtype=dtype, device=device, requires_grad=True), 0.1
 
 
-def _example_without_chance(
+def _example_without_dropout(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Any, ...]:
     return *_example(shape, dtype, device)[:3], 0.0
@@ -154,5 +154,5 @@ bias_dropout_add = Operator(
     reference=_bias_dropout_add,
     fused=_fused_bias_dropout_add,
     example=_example,
-    comparable_example=_example_without_chance,
+    comparable_example=_example_without_dropout,
 )

@@ -1,11 +1,11 @@
-"""Bias and GELU in one: `gelu(x + bias)`, in the tanh form or with the error function.
+"""Fused bias and GELU: `gelu(x + bias)`, with the tanh approximation or the error function.
 
     erf:   y = z Phi(z),              y' = Phi(z) + z phi(z),                                z = x + bias
     tanh:  y = z s,                   y' = s + z s (1 - s) u',      s = sigmoid(u) = (1 + tanh(u / 2)) / 2,
            u = 2 sqrt(2 / pi) (z + 0.044715 z^3)
 
-Phi and phi are the normal distribution and its density; u here is twice what is usually written inside the
-tanh. The gradient of the bias is the sum of the gradient of x over rows.
+Phi and phi are the normal distribution and its density; u is twice the usual argument of the tanh. The
+gradient of the bias is the sum of the gradient of x over rows.
 
 Source: arXiv:1606.08415, section 2.
 """
@@ -30,12 +30,12 @@ CUBIC = 0.044715
 
 
 def gelu(z: Tensor, form: str) -> Tensor:
-    """The Gaussian error linear unit, in the named form."""
+    """Apply the Gaussian error linear unit in the given form."""
     return F.gelu(z, approximate="none" if form == "erf" else "tanh")
 
 
 def gelu_slope(z: Tensor, form: str) -> Tensor:
-    """The derivative of `gelu`."""
+    """Return the derivative of `gelu`."""
     if form == "erf":
         density = torch.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)
         return 0.5 * (1 + torch.erf(z / math.sqrt(2))) + z * density
@@ -45,15 +45,15 @@ def gelu_slope(z: Tensor, form: str) -> Tensor:
 
 
 def _bias_gelu(x: Tensor, bias: Tensor, form: GeluForm = "tanh") -> Tensor:
-    """GELU of `x + bias`.
+    """Apply GELU to `x + bias`.
 
     Args:
         x: any shape `[..., F]`.
         bias: `[F]`.
-        form: "tanh" (what fused implementations have always calculated) or "erf" (the definition).
+        form: "tanh" (approximation) or "erf" (exact).
 
     Returns:
-        Same shape and type as `x`.
+        Tensor with the shape and dtype of `x`.
     """
     return gelu(widen(x) + widen(bias), form).to(x.dtype)
 

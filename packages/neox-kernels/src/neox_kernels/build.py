@@ -1,15 +1,15 @@
-"""Compiling the fused operators: once per machine and user, in a folder that nobody else can write.
+"""Compile the fused operators, once per machine and user, in a folder that only this user can write.
 
-One folder per build, named by the hash of the sources, the Python ABI, the architectures and the compilers:
+The name of a build's folder contains hashes of the sources, the Python ABI and the compilers:
 
     CACHE/SOURCES-ABI-ARCHITECTURES-COMPILERS/_native.so, build.json
 
-made beside its place and renamed into it, under a lock that others wait for. A build that fails leaves its
-reason for those who waited, so that eight ranks do not fail one after the other. The folder is
-NEOX_KERNELS_CACHE, or neox-kernels in XDG_CACHE_HOME or ~/.cache. A wheel made with NEOX_KERNELS_PREBUILD=1
-carries a build inside the package instead.
+It is compiled in a temporary folder and renamed, under a lock. A failed build stores its error for the
+processes that waited, so that eight ranks do not repeat it one after the other. The cache is
+NEOX_KERNELS_CACHE, or neox-kernels in XDG_CACHE_HOME or ~/.cache. A wheel built with NEOX_KERNELS_PREBUILD=1
+contains a build.
 
-This module imports neither torch nor pybind11's module, so that a wheel can be built without torch.
+This module imports neither torch nor pybind11, so that a wheel can be built without torch.
 """
 
 import functools
@@ -25,10 +25,12 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
@@ -44,13 +46,15 @@ logger = logging.getLogger(__name__)
 SOURCES = Path(__file__).parent / "csrc"
 PREBUILT = Path(__file__).parent / "prebuilt"
 DEFAULT_TIMEOUT_SECONDS = 900.0
+_TIED_PROCESS = Path(__file__).parent / "tied_process.py"
+_END_SECONDS = 10.0
 NVCC_FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden")
 CXX_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """A compiled module and what it was compiled from, by and for."""
+    """A compiled module with its architectures, source hash, Python ABI and compiler."""
 
     folder: Path
     architectures: tuple[str, ...]
@@ -60,12 +64,12 @@ class Built:
 
     @property
     def module(self) -> Path:
-        """The module's file."""
+        """Path of the compiled module."""
         return self.folder / f"_native{_abi()}"
 
     @property
     def description(self) -> str:
-        """One phrase for logs."""
+        """Short description for logs."""
         return f"compiled for {', '.join(self.architectures)} by {self.compiler}"
 
 
@@ -81,50 +85,49 @@ def _short_hash(*parts: bytes) -> str:
 
 
 def source_hash() -> str:
-    """A hash of all that is compiled and of the flags it is compiled with."""
+    """Return a hash of the sources and the compiler flags."""
     files = [name.encode() + b"\0" + (SOURCES / name).read_bytes() for name in sorted(os.listdir(SOURCES))]
     return _short_hash(*files, " ".join(NVCC_FLAGS + CXX_FLAGS).encode())
 
 
 def cache_folder() -> Path:
-    """Where builds are kept; need not exist."""
+    """Return the folder of the builds; it may not exist yet."""
     if folder := os.environ.get("NEOX_KERNELS_CACHE"):
         return Path(folder).expanduser().absolute()
     caches = os.environ.get("XDG_CACHE_HOME")
     return (Path(caches) if caches else Path.home() / ".cache").absolute() / "neox-kernels"
 
 
-def _whose(path: Path) -> str | None:
-    """Why nothing may be loaded from this path, or None: it must be this user's, and writable by no other."""
+def _unsafe(path: Path) -> str | None:
+    """Return why nothing may be loaded from a path that another user can change; None if it is safe."""
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
-        return f"{path} is a link"
+        return f"{path} is a symbolic link"
     if found.st_uid != os.getuid():
         return f"{path} belongs to user {found.st_uid}, not to {os.getuid()}"
     if found.st_mode & 0o022:
-        return f"{path} can be written by others (mode {stat.S_IMODE(found.st_mode):04o})"
+        return f"{path} is writable by other users (mode {stat.S_IMODE(found.st_mode):04o})"
     return None
 
 
 def _private(folder: Path) -> Path:
-    """The folder, made with mode 0700 where it does not exist.
+    """Return the folder; create it with mode 0700 if it does not exist.
 
     Raises:
-        KernelBuildError: it belongs to someone else or others can write into it.
+        KernelBuildError: it belongs to another user, or other users can write to it.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-        problem = _whose(folder)
+        problem = _unsafe(folder)
     except OSError as error:
         raise KernelBuildError(
-            f"the folder for compiled operators cannot be made ({error}); name another in NEOX_KERNELS_CACHE"
+            f"cannot create the folder for compiled operators ({error}); set NEOX_KERNELS_CACHE to another"
         ) from error
     if problem is not None:
         raise KernelBuildError(
-            f"nothing is compiled into or loaded from {folder}: {problem}; chmod it to 0700 or name another "
-            "folder "
-            "in NEOX_KERNELS_CACHE"
+            f"unsafe folder for compiled operators: {problem}; run chmod 0700 on it or set "
+            "NEOX_KERNELS_CACHE to another folder"
         )
     return folder
 
@@ -136,16 +139,16 @@ def _number(architecture: str) -> int:
     found = re.fullmatch(r"sm_(\d{2,3})[af]?", architecture)
     if found is None:
         raise KernelBuildError(
-            f"{architecture!r} names no architecture; they are named like sm_80, sm_90, sm_90a"
+            f"unknown architecture {architecture!r}; use a name such as sm_80, sm_90 or sm_90a"
         )
     return int(found[1])
 
 
 def covers(compiled: Sequence[str], present: Sequence[str]) -> bool:
-    """Whether a build for some architectures runs on GPUs of others.
+    """Return whether a build for some architectures runs on GPUs of the present ones.
 
-    Machine code runs on the same major version from its own minor version on; that of an "a" architecture
-    only on itself. The portable code that a build carries for its newest architecture runs on all later ones.
+    Machine code runs on the same major version with the same or a later minor version; that of an "a"
+    architecture only on itself. The PTX of the newest architecture runs on all later ones.
     """
     plain = {_number(name) for name in compiled if name[-1].isdigit()}
     newest = max(_number(name) for name in compiled)
@@ -167,14 +170,14 @@ def _target_flags(architectures: Sequence[str]) -> list[str]:
 def _checked_architectures(names: Sequence[str], toolchain: Toolchain) -> tuple[str, ...]:
     if not names:
         raise KernelBuildError(
-            "no GPU is present and no architecture was named; name one with --arch, like sm_90"
+            "no GPU was found and no architecture was given; pass one, for example --arch sm_90"
         )
     known = toolchain.known_architectures
     for name in names:
         if f"sm_{_number(name)}" not in known:  # Suffixed names are not listed.
             raise KernelBuildError(
-                f"the nvcc of CUDA {toolchain.cuda_version} cannot compile for {name}; it knows "
-                f"{', '.join(known)}: install a CUDA toolkit that knows it and name it in CUDA_HOME"
+                f"nvcc of CUDA {toolchain.cuda_version} does not support {name} (supported: "
+                f"{', '.join(known)}); install a CUDA toolkit that does and set CUDA_HOME to it"
             )
     return tuple(sorted(set(names), key=lambda name: (_number(name), name)))
 
@@ -186,33 +189,46 @@ def _read_built(folder: Path) -> Built | None:
     record = folder / "build.json"
     if not record.is_file():
         return None
-    stored = json.loads(record.read_text(encoding="utf-8"))
-    return Built(
-        folder=folder,
-        architectures=tuple(stored["architectures"]),
-        sources=stored["sources"],
-        abi=stored["abi"],
-        compiler=stored["compiler"],
-    )
+    try:
+        stored = json.loads(record.read_text(encoding="utf-8"))
+        return Built(
+            folder=folder,
+            architectures=tuple(stored["architectures"]),
+            sources=stored["sources"],
+            abi=stored["abi"],
+            compiler=stored["compiler"],
+        )
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        logger.warning("%s cannot be read, so this build is not used: %r", record, error)
+        return None
 
 
 def list_built() -> list[Built]:
-    """The builds that fit these sources and this Python: the wheel's own first, then newest first."""
-    found = [_read_built(PREBUILT)]
-    cache = cache_folder()
-    if cache.is_dir() and _whose(cache) is None:
-        folders = sorted(cache.glob("*/build.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-        found += [_read_built(path.parent) for path in folders]
+    """Return the builds of these sources for this Python: the wheel's first, then the newest first."""
+    found = [_read_built(PREBUILT), *map(_read_built, _cached_folders())]
     fits = [built for built in found if built and built.sources == source_hash() and built.abi == _abi()]
     return [built for built in fits if _is_safe(built)]
 
 
+def _cached_folders() -> list[Path]:
+    """Return the folders of the builds in the cache, the newest first."""
+    cache = cache_folder()
+    try:
+        if not cache.is_dir() or _unsafe(cache) is not None:
+            return []
+        records = sorted(cache.glob("*/build.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    except OSError as error:
+        logger.warning("the folder of compiled operators cannot be read: %s", error)
+        return []
+    return [path.parent for path in records]
+
+
 def _is_safe(built: Built) -> bool:
     if built.folder == PREBUILT:
-        return True  # As safe as the package's own Python files.
-    problem = _whose(built.folder) or _whose(built.module)
+        return True  # Installed with the package's Python files.
+    problem = _unsafe(built.folder) or _unsafe(built.module)
     if problem is not None:
-        logger.warning("a compiled module is not loaded: %s", problem)
+        logger.warning("not loading an unsafe compiled module: %s", problem)
     return problem is None
 
 
@@ -220,13 +236,13 @@ def _present_compiler() -> str | None:
     try:
         return find_toolchain().identity
     except KernelBuildError:
-        return None  # Nothing can be compiled here, so any build that fits will do.
+        return None  # Without a compiler, any matching build is used.
 
 
 def find_built(architectures: Sequence[str]) -> Built | None:
-    """A build that runs on GPUs of these architectures, or None.
+    """Return a build that runs on GPUs of these architectures, or None.
 
-    Where there is a compiler, a build of another compiler is not taken from the cache.
+    If a compiler is present, builds of other compilers in the cache are not used.
     """
     compiler = _present_compiler()
     for built in list_built():
@@ -257,18 +273,38 @@ def load_module(path: Path) -> ModuleType:
 def build(
     architectures: Sequence[str], *, jobs: int | None = None, timeout_seconds: float | None = None
 ) -> Built:
-    """Compile for these architectures, unless that is done; wait where another process is doing it.
+    """Compile for these architectures unless they are compiled; wait if another process is compiling.
 
     Args:
-        architectures: like ("sm_80", "sm_90a"); the newest also as portable code for later ones.
-        jobs: compilers at the same time; None for what ninja finds right.
-        timeout_seconds: for waiting and for compiling; None for NEOX_KERNELS_BUILD_TIMEOUT or 900.
+        architectures: such as ("sm_80", "sm_90a"); PTX of the newest is added for later GPUs.
+        jobs: number of parallel compilations; None for ninja's default.
+        timeout_seconds: limit for waiting and for compiling; None for NEOX_KERNELS_BUILD_TIMEOUT or 900.
 
     Raises:
-        KernelBuildError: a compiler is missing or too old, or compiling failed or took too long.
+        KernelBuildError: a compiler is missing or too old, compilation failed or timed out, or the cache
+            cannot be written.
     """
-    if timeout_seconds is None:
-        timeout_seconds = float(os.environ.get("NEOX_KERNELS_BUILD_TIMEOUT", DEFAULT_TIMEOUT_SECONDS))
+    try:
+        return _build(architectures, jobs, _timeout() if timeout_seconds is None else timeout_seconds)
+    except OSError as error:
+        raise KernelBuildError(
+            f"cannot write compiled operators to {cache_folder()} ({error}); set NEOX_KERNELS_CACHE to a "
+            "folder that this user can write, on a disk with free space"
+        ) from error
+
+
+def _timeout() -> float:
+    text = os.environ.get("NEOX_KERNELS_BUILD_TIMEOUT", str(DEFAULT_TIMEOUT_SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise KernelBuildError(f"NEOX_KERNELS_BUILD_TIMEOUT is {text[:80]!r}; set it to a number of seconds")
+    return seconds
+
+
+def _build(architectures: Sequence[str], jobs: int | None, timeout_seconds: float) -> Built:
     toolchain = find_toolchain()
     names = _checked_architectures(architectures, toolchain)
     cache = _private(cache_folder())
@@ -287,7 +323,8 @@ def build(
         try:
             return _build_in_place(place, names, toolchain, jobs, timeout_seconds)
         except KernelBuildError as error:
-            failure.write_text(str(error), encoding="utf-8")
+            with suppress(OSError):  # The error of the compilation is the useful one.
+                failure.write_text(str(error), encoding="utf-8")
             raise
 
 
@@ -299,12 +336,12 @@ def _build_in_place(
     timeout_seconds: float,
 ) -> Built:
     prefix = f"building-{place.name}-"
-    for left in place.parent.glob(f"{prefix}*"):  # By a builder that was killed: this process holds the lock.
+    for left in place.parent.glob(f"{prefix}*"):  # Left by a killed build: this process holds the lock.
         shutil.rmtree(left, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
     try:
         build_into(aside, architectures, toolchain, jobs=jobs, timeout_seconds=timeout_seconds)
-        shutil.rmtree(place, ignore_errors=True)  # What was there was not safe to load.
+        shutil.rmtree(place, ignore_errors=True)  # An existing build was unsafe to load.
         aside.rename(place)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -321,10 +358,10 @@ def build_into(
     jobs: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> None:
-    """Compile into an existing folder and leave only the module and its record there.
+    """Compile into an existing folder; keep only the module and build.json.
 
     Raises:
-        KernelBuildError: compiling failed or took too long.
+        KernelBuildError: compilation failed or timed out.
     """
     names = _checked_architectures(architectures, toolchain)
     work = folder / "work"
@@ -347,13 +384,13 @@ def build_into(
         compiler=f"nvcc {toolchain.cuda_version}",
     )
     fields = {name: value for name, value in asdict(record).items() if name != "folder"}
-    (folder / "build.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    (folder / "build.json").write_text(json.dumps(fields, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def _run_for(command: list[str], folder: Path, timeout_seconds: float) -> None:
-    """Run a program with its children in a group of its own, and end the group when its time is up."""
+    """Run ninja; end it and its compilers after the timeout, or when this process ends."""
     with subprocess.Popen(
-        command,
+        [sys.executable, "-I", str(_TIED_PROCESS), str(os.getpid()), *command],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -363,22 +400,31 @@ def _run_for(command: list[str], folder: Path, timeout_seconds: float) -> None:
         try:
             output, _ = process.communicate(timeout=timeout_seconds)
         except subprocess.TimeoutExpired as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _end(process)
             raise KernelBuildError(
-                f"compiling the fused operators was given up after {timeout_seconds:.0f} s; allow more with "
-                "NEOX_KERNELS_BUILD_TIMEOUT=SECONDS"
+                f"compiling the fused operators timed out after {timeout_seconds:.0f} s; set "
+                "NEOX_KERNELS_BUILD_TIMEOUT=SECONDS to allow more"
             ) from error
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            _end(process)
             raise
     if process.returncode != 0:
         tail = "\n".join(output.strip().splitlines()[-20:])
-        raise KernelBuildError(f"compiling the fused operators failed; the last lines were:\n{tail}")
+        raise KernelBuildError(f"compiling the fused operators failed; last lines of the output:\n{tail}")
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End ninja. On SIGTERM it ends its compilers, which are in process groups of their own."""
+    process.terminate()
+    try:
+        process.wait(timeout=_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _ninja_file(folder: Path, module: str, architectures: Sequence[str], toolchain: Toolchain) -> str:
-    """The build as ninja reads it: one object per source, then the module, with CUDA's runtime inside it."""
+    """Return the ninja file: one object per source, linked into a module with CUDA's static runtime."""
 
     def command(*words: str | Path) -> str:
         return " ".join(shlex.quote(str(word)).replace("$", "$$") for word in words)

@@ -1,8 +1,8 @@
-"""Fused or plain: decided once, when a layer is built, from what was asked for and what is possible.
+"""Choice between the fused and the reference implementation, made once, when a layer is built.
 
-Asked for by name and not possible is an error with the reason; only "auto" may fall back, and says why.
-"auto" takes the fused form where it agrees with its twin on the run's own shapes and is faster than
-`torch.compile` of the twin.
+If the fused implementation is requested explicitly and unavailable, an error states the reason; only "auto"
+falls back, and logs why. "auto" selects the fused implementation if it agrees with the reference on the
+run's shapes and is faster than `torch.compile` of the reference.
 """
 
 import functools
@@ -36,21 +36,21 @@ def choose(
     shape: Shape | None = None,
     agree: Callable[[bool], bool] | None = None,
 ) -> Callable[Parameters, Result]:
-    """The form of the operator that a layer shall call: fused or plain.
+    """Return the implementation that a layer calls: fused or reference.
 
-    Compiles the fused operators if they are asked for and not compiled yet; other processes wait for that.
+    Compiles the fused operators if they are requested and not compiled yet; other processes wait for it.
 
     Args:
-        requested: False for the plain twin, True for the fused form or an error, "auto" for whichever serves.
+        requested: False for the reference, True for the fused implementation or an error, "auto" for the
+            faster one.
         operator: one of this package's operators.
-        device: where the layer's tensors will be.
-        dtype: the type of the layer's activations.
-        shape: of the operator's first argument in this run; needed for "auto", which checks and times with
-            it.
-        agree: makes ranks choose alike under "auto": gives whether all ranks that call it together said True.
+        device: device of the layer's tensors.
+        dtype: dtype of the layer's activations.
+        shape: shape of the operator's first argument in this run; required by "auto" for its trial.
+        agree: returns True if all ranks pass True, so that all ranks choose the same under "auto".
 
     Raises:
-        KernelUnavailable: True was asked for, and the fused form cannot be used for this device and type.
+        KernelUnavailable: requested is True and the fused implementation is unavailable.
     """
     device = torch.device(device)
     if requested is False:
@@ -60,8 +60,8 @@ def choose(
     availability = operator.available(device=device, dtype=dtype, may_build=True)
     if not availability.ok:
         raise KernelUnavailable(
-            f"the fused form of {operator.name} was asked for and cannot be used: {availability.reason}; "
-            'ask for "auto" or false to train with the plain form'
+            f"the fused {operator.name} is required and unavailable: {availability.reason}; "
+            'set it to "auto" or false to use the reference implementation'
         )
     _log_once(operator.name, f"fused ({availability.reason})")
     return operator.fused
@@ -78,8 +78,10 @@ def _choose_by_trial(
     if availability.ok:
         availability = _verdict(operator, device, dtype, shape)
     if agree is not None and not agree(availability.ok) and availability.ok:
-        availability = Availability(False, "another rank cannot use it or is not faster with it")
-    _log_once(operator.name, f"{'fused' if availability.ok else 'plain, because'} {availability.reason}")
+        availability = Availability(False, "it is unavailable or not faster on another rank")
+    _log_once(
+        operator.name, f"{'fused' if availability.ok else 'reference implementation:'} {availability.reason}"
+    )
     return operator.fused if availability.ok else operator.reference
 
 
@@ -87,16 +89,16 @@ def _choose_by_trial(
 def _verdict(
     operator: Operator[..., Any], device: torch.device, dtype: torch.dtype, shape: Shape | None
 ) -> Availability:
-    """What checking and timing on the run's shape says; done once per process for each."""
+    """Compare and time both implementations on the run's shape, once per process and operator."""
     if shape is None:
-        raise ValueError(f'{operator.name}: "auto" needs the shape of its first argument to try it with')
+        raise ValueError(f'{operator.name}: "auto" requires the shape of the first argument; pass shape')
     make_comparable = operator.comparable_example or operator.example
     difference = trial.disagreement(operator, make_comparable(shape, dtype, device))
     if difference is not None:
         logger.warning("%s %s: %s", operator.name, shape, difference)
         return Availability(False, difference)
     timing = trial.time_forms(operator, operator.example(shape, dtype, device))
-    figures = f"{timing.fused_ms:.3f} ms, torch.compile of the plain form {timing.compiled_ms:.3f} ms"
+    figures = f"{timing.fused_ms:.3f} ms, torch.compile of the reference {timing.compiled_ms:.3f} ms"
     figures += f", {shape}, {dtype}"
     return Availability(timing.fused_ms < timing.compiled_ms, figures)
 

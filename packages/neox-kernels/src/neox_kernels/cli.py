@@ -1,7 +1,8 @@
-"""`neox-kernels`: compile the fused operators, or say how they stand."""
+"""The command `neox-kernels`: compile the fused operators, or show their status."""
 
 import logging
 import sys
+from typing import Any
 
 import click
 import torch
@@ -9,6 +10,7 @@ import torch
 from neox_kernels import build as building
 from neox_kernels import native
 from neox_kernels.errors import KernelError
+from neox_kernels.output import checked_output
 from neox_kernels.status import OPERATORS, describe
 
 __all__ = ["main"]
@@ -16,18 +18,32 @@ __all__ = ["main"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-@click.group(context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Command group that reports a standard output that cannot be written to, such as a full disk."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program."""
+        with checked_output():
+            return super().main(*args, **kwargs)
+
+
+@click.group(cls=_Commands, context_settings={"show_default": True, "help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="neox-kernels")
 def main() -> None:
-    """Fused operators for transformers: compile them, or see how they stand."""
+    """Compile the fused operators, or show their status."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(message)s")
 
 
 @main.command()
-@click.option("--arch", "architectures", multiple=True, help="Architecture like sm_90; repeat for several.")
-@click.option("--jobs", type=click.IntRange(min=1), help="How many compilers run at the same time.")
-@click.option("--timeout", type=click.FloatRange(min=1), help="Seconds to wait and to compile at most.")
+@click.option(
+    "--arch", "architectures", multiple=True, help="Architecture, for example sm_90. Repeat for several."
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="Number of parallel compilations.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=1), help="Limit in seconds for waiting and for compiling."
+)
 def build(architectures: tuple[str, ...], jobs: int | None, timeout: float | None) -> None:
-    """Compile the operators for the present GPUs, or for the architectures named."""
+    """Compile the operators for the GPUs of this machine, or for the given architectures."""
     try:
         built = building.build(
             architectures or native.present_architectures(), jobs=jobs, timeout_seconds=timeout
@@ -39,9 +55,11 @@ def build(architectures: tuple[str, ...], jobs: int | None, timeout: float | Non
 
 
 @main.command()
-@click.option("--dtype", type=click.Choice(list(DTYPES)), default="bfloat16", help="Type to test with.")
+@click.option(
+    "--dtype", type=click.Choice(list(DTYPES)), default="bfloat16", help="Dtype used to test the operators."
+)
 def status(dtype: str) -> None:
-    """Say of each operator whether it is compiled, for what, why not, whether it is right, and how fast."""
+    """List the builds, and availability, correctness and speed of each operator."""
     for built in building.list_built():
         click.echo(f"{built.folder}: {built.description}")
     state = native.state(may_build=False)

@@ -4,11 +4,11 @@ __all__ = ["KernelBuildError", "KernelError", "KernelUnavailable"]
 
 
 class KernelError(Exception):
-    """Something about a fused operator is wrong; the message says what, why, and what to do."""
+    """Base class of the errors about fused operators."""
 
 
-class KernelUnavailable(KernelError):  # noqa: N818 (named as the rest of the project speaks of it)
-    """A fused operator was asked for by name and cannot be used here."""
+class KernelUnavailable(KernelError):  # noqa: N818 (used throughout the project)
+    """A fused operator is required and unavailable."""
 
 
 class KernelBuildError(KernelError):

@@ -1,9 +1,9 @@
-"""Gated activations with their biases in one: SwiGLU and GeGLU.
+"""Fused gated activations with biases: SwiGLU and GeGLU.
 
     y = u f(g),      u = up + up_bias,  g = gate + gate_bias,      f = SiLU (z sigmoid(z)) or GELU
     d up = f(g) dy,  d gate = u f'(g) dy,  and the biases' gradients are their sums over rows
 
-The two inputs are two tensors; they may be halves of one matrix, which is read where it lies.
+The two inputs may be halves of one matrix; they are then read without a copy.
 
 Source: arXiv:2002.05202; GELU: bias_gelu.py.
 """
@@ -46,7 +46,7 @@ def _gated(up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor |
 def _bias_swiglu(
     up: Tensor, gate: Tensor, up_bias: Tensor | None = None, gate_bias: Tensor | None = None
 ) -> Tensor:
-    """`(up + up_bias) * silu(gate + gate_bias)`.
+    """Compute `(up + up_bias) * silu(gate + gate_bias)`.
 
     Args:
         up: any shape `[..., F]`.
@@ -55,7 +55,7 @@ def _bias_swiglu(
         gate_bias: `[F]`, or None.
 
     Returns:
-        Same shape and type as `up`.
+        Tensor with the shape and dtype of `up`.
     """
     return _gated(up, gate, up_bias, gate_bias, "silu")
 
@@ -67,17 +67,17 @@ def _bias_geglu(
     gate_bias: Tensor | None = None,
     form: GeluForm = "erf",
 ) -> Tensor:
-    """`(up + up_bias) * gelu(gate + gate_bias)`.
+    """Compute `(up + up_bias) * gelu(gate + gate_bias)`.
 
     Args:
         up: any shape `[..., F]`.
         gate: same shape.
         up_bias: `[F]`, or None.
         gate_bias: `[F]`, or None.
-        form: "erf" (the definition) or "tanh".
+        form: "erf" (exact) or "tanh" (approximation).
 
     Returns:
-        Same shape and type as `up`.
+        Tensor with the shape and dtype of `up`.
     """
     return _gated(up, gate, up_bias, gate_bias, form)
 
@@ -136,7 +136,7 @@ def _plain_backward(
 def _backward(
     gradient: Tensor, up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None, name: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of up, gate and their biases; the latter without elements where there is no bias."""
+    """Return the gradients of up, gate and their biases; empty for a bias that is None."""
     compiled = native.compiled_for(gradient, up, gate, up_bias, gate_bias)
     if compiled is None:
         return _plain_backward(gradient, up, gate, up_bias, gate_bias, name)
@@ -184,7 +184,7 @@ _forward.register_autograd(_differentiate, setup_context=_keep)
 
 def _checked(up: Tensor, gate: Tensor, up_bias: Tensor | None, gate_bias: Tensor | None, name: str) -> Tensor:
     if up.shape != gate.shape:
-        raise ValueError(f"up is {tuple(up.shape)} and gate {tuple(gate.shape)}; they must be equal")
+        raise ValueError(f"up has shape {tuple(up.shape)} and gate {tuple(gate.shape)}; they must be equal")
     for label, bias in (("up_bias", up_bias), ("gate_bias", gate_bias)):
         if bias is not None:
             shapes.check_width(label, bias, up)

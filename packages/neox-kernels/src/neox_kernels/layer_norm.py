@@ -1,4 +1,4 @@
-"""Layer norm, and NVIDIA apex's kernel for it.
+"""Layer normalization, fused here or by NVIDIA apex's kernel.
 
     n = (x - mean(x)) / sqrt(var(x) + epsilon),   y = n weight + bias                  over the last dimension
     dx = (w - mean(w) - n mean(w n)) / sqrt(var(x) + epsilon),   w = weight dy
@@ -26,16 +26,16 @@ _APEX_MODULE = "apex.normalization.fused_layer_norm"
 
 
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) -> Tensor:
-    """Layer norm over the last dimension.
+    """Apply layer normalization over the last dimension.
 
     Args:
         x: any shape `[..., D]`.
-        weight: `[D]`; its type may differ from the input's.
-        bias: `[D]`, of the weight's type.
+        weight: `[D]`; its dtype may differ from the input's.
+        bias: `[D]`, with the weight's dtype.
         epsilon: added to the variance.
 
     Returns:
-        Same shape and type as `x`.
+        Tensor with the shape and dtype of `x`.
     """
     wide = widen(x)
     return F.layer_norm(wide, x.shape[-1:], weight.to(wide.dtype), bias.to(wide.dtype), epsilon).to(x.dtype)
@@ -43,7 +43,7 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1e-5) 
 
 @torch.library.custom_op("neox_kernels::layer_norm_forward", mutates_args=(), device_types=("cpu", "cuda"))
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The result, and of each row the mean and the inverse deviation."""
+    """Return the result, and mean and inverse standard deviation of each row."""
     compiled = native.compiled_for(x, weight, bias)
     if compiled is None:
         wide = widen(x)
@@ -132,23 +132,22 @@ def _apex_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float = 1
 def _apex_availability(device: torch.device, dtype: torch.dtype, *, may_build: bool) -> Availability:
     if device.type != "cuda":
         return Availability(
-            False, f"apex's layer norm runs on NVIDIA GPUs, the tensors are on {device.type!r}"
+            False, f"apex's layer norm requires an NVIDIA GPU, and the tensors are on {device.type!r}"
         )
     if importlib.util.find_spec("fused_layer_norm_cuda") is None:
         return Availability(
             False,
-            "NVIDIA apex with its layer norm extension is not installed (the package of that name on PyPI "
-            "is another "
-            "one); clone github.com/NVIDIA/apex and run there: APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip install -v "
-            "--no-build-isolation .",
+            "NVIDIA apex with its layer norm extension is not installed (apex on PyPI is a different "
+            "package); clone github.com/NVIDIA/apex and run in it: APEX_CPP_EXT=1 APEX_CUDA_EXT=1 pip "
+            "install -v --no-build-isolation .",
         )
     try:
         importlib.import_module(_APEX_MODULE)
     except ImportError as error:
         return Availability(
             False,
-            f"NVIDIA apex is installed and cannot be imported ({error}); build it again for this PyTorch, "
-            "and uninstall PyPI's package of that name",
+            f"NVIDIA apex is installed but cannot be imported ({error}); rebuild it for this PyTorch, "
+            "and uninstall the package apex from PyPI",
         )
     return Availability(True, "NVIDIA apex")
 

@@ -1,12 +1,13 @@
-"""A lock between processes that ends with its holder, and is waited for with a message and a limit."""
+"""A lock between processes, released when its holder ends; waiting is logged and limited."""
 
-import fcntl
 import logging
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from neox_kernels.errors import KernelBuildError
 
@@ -15,6 +16,7 @@ __all__ = ["hold_lock"]
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
+FIRST_MESSAGE_SECONDS = 1.0
 REMIND_SECONDS = 30.0
 
 
@@ -22,47 +24,51 @@ REMIND_SECONDS = 30.0
 def hold_lock(path: Path, *, timeout_seconds: float, purpose: str) -> Iterator[None]:
     """Hold the lock of a file while the block runs.
 
-    The kernel frees the lock when its holder ends, however it ends: no lock is left behind.
+    The kernel releases the lock when its holder ends, even if it is killed. The file names the holder, which
+    filelock does not record, so that a process that waits can report whom it waits for.
 
     Args:
-        path: the lock file; made if it does not exist, and left.
-        timeout_seconds: how long to wait for another holder.
+        path: the lock file; created if it does not exist, not removed.
+        timeout_seconds: limit for waiting for another holder.
         purpose: what the holder does, for messages.
 
     Raises:
-        KernelBuildError: another process still holds the lock after the limit.
+        KernelBuildError: another process still holds the lock after the timeout.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    # Without kernel locks, filelock would fall back to a file that a killed holder leaves locked.
+    lock = FileLock(path, mode=0o600, poll_interval=POLL_SECONDS, fallback_to_soft=False)
+    _wait_for(lock, path, timeout_seconds, purpose)
     try:
-        _wait_for(descriptor, path, timeout_seconds, purpose)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+        path.write_text(f"process {os.getpid()} on {os.uname().nodename}", encoding="utf-8")
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
-def _wait_for(descriptor: int, path: Path, timeout_seconds: float, purpose: str) -> None:
+def _wait_for(lock: FileLock, path: Path, timeout_seconds: float, purpose: str) -> None:
     start = time.monotonic()
-    next_message = start + 1.0
-    while not _try_lock(descriptor):
-        now = time.monotonic()
-        holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
-        if now - start > timeout_seconds:
+    patience = FIRST_MESSAGE_SECONDS
+    while True:
+        left = timeout_seconds - (time.monotonic() - start)
+        try:
+            lock.acquire(timeout=max(0.0, min(patience, left)))
+            return
+        except Timeout:
+            holder = _holder(path)
+        waited = time.monotonic() - start
+        if waited >= timeout_seconds:
             raise KernelBuildError(
                 f"{holder} has held {path} for {timeout_seconds:.0f} s ({purpose}); end that process, or "
-                "wait "
-                "longer with NEOX_KERNELS_BUILD_TIMEOUT=SECONDS"
+                "set NEOX_KERNELS_BUILD_TIMEOUT=SECONDS to wait longer"
             )
-        if now > next_message:
-            logger.warning("waiting for %s: %s (%.0f s so far)", holder, purpose, now - start)
-            next_message = now + REMIND_SECONDS
-        time.sleep(POLL_SECONDS)
+        logger.warning("waiting for %s: %s (%.0f s so far)", holder, purpose, waited)
+        patience = REMIND_SECONDS
 
 
-def _try_lock(descriptor: int) -> bool:
+def _holder(path: Path) -> str:
+    """Return the holder that the lock file names; it names none until the holder has written it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return path.read_text(encoding="utf-8", errors="replace")[:200] or "another process"
+    except OSError:
+        # Removed by hand, or readable only by its holder.
+        return "another process"

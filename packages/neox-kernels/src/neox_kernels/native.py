@@ -1,8 +1,7 @@
-"""The compiled module: when it can be used, how it is loaded, and how tensors are described to it.
+"""The compiled module: whether it can be used, loading it, and passing tensors to it.
 
-`compiled_for` is the one place that decides what calculates a custom operator: the compiled module for
-tensors on an NVIDIA GPU, the plain formula on the CPU. So shapes, gradients and `torch.compile` are tested on
-every machine.
+Only `compiled_for` decides what computes a custom operator: the compiled module for tensors on an NVIDIA GPU,
+PyTorch on the CPU. Shapes, gradients and `torch.compile` are therefore tested on every machine.
 """
 
 import functools
@@ -31,7 +30,7 @@ DTYPE_CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 def present_architectures() -> tuple[str, ...]:
-    """The architectures of the GPUs that this process sees, like ("sm_90",); empty without any."""
+    """Return the architectures of the GPUs visible to this process, such as ("sm_90",)."""
     if not torch.cuda.is_available():
         return ()
     capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
@@ -40,11 +39,11 @@ def present_architectures() -> tuple[str, ...]:
 
 @functools.cache
 def _loaded(may_build: bool) -> tuple[ModuleType | None, str]:
-    """The module, or None with the reason. Decided once per process."""
+    """Return the module, or None with the reason. Cached per process."""
     if torch.version.hip is not None:
-        return None, "the fused operators are CUDA code, and this PyTorch is built for ROCm"
+        return None, "the fused operators require CUDA, and this PyTorch is built for ROCm"
     if not torch.cuda.is_available():
-        return None, "this process sees no NVIDIA GPU"
+        return None, "no NVIDIA GPU is visible to this process"
     architectures = present_architectures()
     try:
         found = build.find_built(architectures)
@@ -53,59 +52,63 @@ def _loaded(may_build: bool) -> tuple[ModuleType | None, str]:
     except KernelBuildError as error:
         return None, str(error)
     if found is None:
-        return None, "they are not built for this machine; run: neox-kernels build"
-    return build.load_module(found.module), found.description
+        return None, "the fused operators are not compiled for this machine; run: neox-kernels build"
+    try:
+        return build.load_module(found.module), found.description
+    except (ImportError, OSError) as error:
+        reason = f"{found.module} cannot be loaded ({error}); delete {found.folder} to compile it again"
+        return None, reason
 
 
 def state(*, may_build: bool) -> Availability:
-    """Whether the compiled module can be loaded here, and by which build or why not."""
+    """Return whether the compiled module can be loaded, with the build used or the reason."""
     module, reason = _loaded(may_build)
     if module is None and not may_build:
-        _loaded.cache_clear()  # It may be built later.
+        _loaded.cache_clear()  # It may be compiled later.
     return Availability(module is not None, reason)
 
 
 def availability(device: torch.device, dtype: torch.dtype, *, may_build: bool) -> Availability:
-    """Whether the fused operators can be used for tensors of this device and type."""
+    """Return whether the fused operators can be used for tensors of this device and dtype."""
     if device.type != "cuda":
         return Availability(
-            False, f"the fused operators run on NVIDIA GPUs, and the tensors are on {device.type!r}"
+            False, f"the fused operators require an NVIDIA GPU, and the tensors are on {device.type!r}"
         )
     if dtype not in FUSED_DTYPES:
-        return Availability(False, f"the fused operators take float16, bfloat16 and float32, not {dtype}")
+        return Availability(False, f"the fused operators support float16, bfloat16 and float32, not {dtype}")
     return state(may_build=may_build)
 
 
 def compiled_for(first: Tensor, *others: Tensor | None) -> ModuleType | None:
-    """The compiled module for tensors on an NVIDIA GPU; None on the CPU, where the plain formula is used.
+    """Return the compiled module for tensors on an NVIDIA GPU; None on the CPU, where PyTorch computes.
 
     Raises:
-        ValueError: the tensors are on several devices.
+        ValueError: the tensors are on different devices.
         KernelUnavailable: the tensors are on a GPU and the compiled module cannot be used.
     """
     for other in others:
         if other is not None and other.device != first.device:
-            raise ValueError(
-                f"tensors of one call are on {first.device} and {other.device}; move them to one device"
-            )
+            raise ValueError(f"the tensors are on {first.device} and {other.device}; move them to one device")
     return None if first.device.type == "cpu" else _required()
 
 
 def _required() -> ModuleType:
     module, reason = _loaded(True)
     if module is None:
-        raise KernelUnavailable(f"the fused operators cannot be used: {reason}")
+        raise KernelUnavailable(f"the fused operators are unavailable: {reason}")
     return module
 
 
 def site(tensor: Tensor) -> tuple[int, int, int]:
-    """Device number, address of the current stream there, and dtype code: the first arguments of every call.
+    """Return device number, address of its current stream and dtype code: the first arguments of each call.
 
     Raises:
-        KernelUnavailable: the type is none that the fused operators take.
+        KernelUnavailable: the fused operators do not support the dtype.
     """
     if tensor.dtype not in DTYPE_CODES:
-        raise KernelUnavailable(f"the fused operators take float16, bfloat16 and float32, not {tensor.dtype}")
+        raise KernelUnavailable(
+            f"the fused operators support float16, bfloat16 and float32, not {tensor.dtype}"
+        )
     if tensor.device.type == "cpu":
         return 0, 0, DTYPE_CODES[tensor.dtype]
     stream = torch.cuda.current_stream(tensor.device)
@@ -113,27 +116,27 @@ def site(tensor: Tensor) -> tuple[int, int, int]:
 
 
 def parameter(tensor: Tensor | None) -> tuple[int, int]:
-    """Address and dtype code of a contiguous weight, bias or gradient of one; (0, 0) for none.
+    """Return address and dtype code of a contiguous weight, bias or its gradient; (0, 0) for None.
 
     Raises:
-        KernelUnavailable: the type is none that the fused operators take.
+        KernelUnavailable: the fused operators do not support the dtype.
     """
     if tensor is None:
         return 0, 0
     if tensor.dtype not in DTYPE_CODES:
         raise KernelUnavailable(
-            f"a weight or bias is {tensor.dtype}; the fused operators take float32 or 16 bits"
+            f"a weight or bias is {tensor.dtype}; the fused operators support float16, bfloat16 and float32"
         )
     return tensor.data_ptr(), DTYPE_CODES[tensor.dtype]
 
 
 def partials(like: Tensor, rows: int, columns: int) -> Tensor:
-    """Scratch memory for sums over rows, beside the tensor that is summed."""
+    """Allocate scratch memory for sums over rows, on the device of the tensor that is summed."""
     return torch.empty(rows * columns, dtype=torch.float32, device=like.device)
 
 
 def norm_parameter_dtype(x: Tensor, *parameters: Tensor) -> torch.dtype:
-    """In which type a norm reads its weight and bias: the input's if all have it, else float32 or wider."""
+    """Return the dtype in which a norm reads its parameters: the input's if all have it, else float32."""
     if all(parameter.dtype == x.dtype for parameter in parameters):
         return x.dtype
     return torch.float64 if x.dtype == torch.float64 else torch.float32

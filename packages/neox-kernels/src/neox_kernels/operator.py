@@ -1,4 +1,4 @@
-"""What an operator is: a plain twin, a fused form with the same signature, and when that one can be used."""
+"""The definition of an operator: a reference and a fused implementation with the same signature."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ Result = TypeVar("Result")
 MakeExample = Callable[[tuple[int, ...], torch.dtype, torch.device], tuple[Any, ...]]
 
 
-class SaysAvailability(Protocol):
-    """Whether a fused form can be used for tensors of a device and type; may compile it to find out."""
+class AvailabilityCheck(Protocol):
+    """Function that checks whether a fused implementation can be used; it may compile to find out."""
 
     def __call__(self, device: torch.device, dtype: torch.dtype, *, may_build: bool) -> Availability:
-        """Whether it can be used, and why not."""
+        """Return whether it can be used for tensors of this device and dtype, with the reason."""
 
 
 @dataclass(frozen=True)
 class Operator(Generic[Parameters, Result]):
-    """A named operator. Calling it runs the plain twin; `neox_kernels.choice.choose` gives the fused form.
+    """A named operator. Calling it runs the reference; `neox_kernels.choice.choose` returns the fused one.
 
     Attributes:
-        name: how messages and logs call it.
-        reference: the plain twin, ordinary differentiable PyTorch, for every device and floating type.
+        name: name used in messages and logs.
+        reference: reference implementation in PyTorch, for every device and floating-point dtype.
         fused: the custom operator with the same signature.
-        example: makes arguments for a shape of the first argument, to check and to time the operator with.
-        comparable_example: where chance makes the two forms differ, arguments for which they agree.
-        availability: says whether `fused` can be used.
+        example: builds arguments for a shape of the first argument, used to compare and to time.
+        comparable_example: arguments without randomness, if the results are otherwise random.
+        availability: checks whether `fused` can be used.
     """
 
     name: str
@@ -41,20 +41,20 @@ class Operator(Generic[Parameters, Result]):
     fused: Callable[Parameters, Result]
     example: MakeExample
     comparable_example: MakeExample | None = None
-    availability: SaysAvailability = native.availability
+    availability: AvailabilityCheck = native.availability
 
     def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        """What the plain twin gives."""
+        """Run the reference implementation."""
         return self.reference(*args, **kwargs)
 
     def available(
         self, *, device: torch.device | str, dtype: torch.dtype, may_build: bool = False
     ) -> Availability:
-        """Whether the fused form can be used for tensors of this device and type, and why not.
+        """Return whether the fused implementation can be used for this device and dtype, with the reason.
 
         Args:
-            device: where the tensors are.
-            dtype: their type.
-            may_build: whether to compile the operators now if they are not; else that is the reason given.
+            device: device of the tensors.
+            dtype: dtype of the tensors.
+            may_build: compile the operators if they are not compiled yet; otherwise they are unavailable.
         """
         return self.availability(torch.device(device), dtype, may_build=may_build)

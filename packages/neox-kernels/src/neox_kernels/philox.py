@@ -1,10 +1,10 @@
-"""The random bits of dropout, made from a seed and an element's number alone: Philox4x32-10.
+"""Random bits for dropout, computed from the seed and the element's index: Philox4x32-10.
 
-    bits(4 g ... 4 g + 3) = philox(key = seed, counter = g)        one counter makes four numbers of 32 bits
-    element e is kept where bits(e) < (1 - p) 2^32
+    bits(4 g ... 4 g + 3) = philox(key = seed, counter = g)        one counter gives four 32-bit numbers
+    element e is kept if bits(e) < (1 - p) 2^32
 
-So backward makes the forward's mask again without storing it, whatever the launch, and the CPU makes the
-same.
+Backward recomputes the mask of forward instead of storing it. The mask does not depend on the launch
+configuration, and is the same on the CPU.
 
 Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -21,17 +21,17 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
 def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor], rounds: int = 10) -> tuple[Tensor, ...]:
-    """Four numbers of 32 bits for each counter.
+    """Return four 32-bit numbers for each counter.
 
     Args:
-        counter: four int64 tensors with values below 2^32, of one shape.
-        key: two int64 tensors with values below 2^32, that broadcast to the counter's.
-        rounds: how often the bits are mixed.
+        counter: four int64 tensors of the same shape, with values below 2^32.
+        key: two int64 tensors with values below 2^32, broadcastable to the counter.
+        rounds: number of rounds.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(rounds):
-        # The product wraps around in 64 bits, signed as it is; its 32-bit halves are right.
+        # The signed 64-bit product wraps around; both 32-bit halves are correct.
         product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0, c1, c2, c3 = (
             (product1 >> 32 & LOW) ^ c1 ^ k0,
@@ -44,17 +44,17 @@ def philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor], rounds: int 
 
 
 def keep_below(p: float) -> int:
-    """The bound under which 32 random bits keep an element that is dropped with probability `p`."""
+    """Return the bound for 32 random bits below which an element is kept, for dropout probability `p`."""
     return round((1 - p) * KEEP_ALL)
 
 
 def kept(seed: Tensor, shape: torch.Size, bound: int) -> Tensor:
-    """Which elements of a tensor are kept: boolean, of the given shape.
+    """Return a boolean tensor of the given shape: True for elements that dropout keeps.
 
     Args:
-        seed: one int64.
-        shape: of the tensor that dropout is applied to, numbered in row-major order.
-        bound: what `keep_below` gives.
+        seed: tensor with one int64.
+        shape: shape of the tensor that dropout is applied to; elements are numbered in row-major order.
+        bound: result of `keep_below`.
     """
     count = shape.numel()
     group = torch.arange((count + 3) // 4, device=seed.device)
@@ -64,5 +64,5 @@ def kept(seed: Tensor, shape: torch.Size, bound: int) -> Tensor:
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """One int64 on the device, from PyTorch's generator there; a captured graph draws anew at each replay."""
+    """Draw one int64 from the device's PyTorch generator; a CUDA graph draws a new one at each replay."""
     return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)

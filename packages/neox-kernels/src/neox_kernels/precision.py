@@ -1,7 +1,7 @@
-"""In which type the plain twins calculate: 16-bit inputs in float32, wider ones as they are.
+"""The dtype in which reference implementations compute: float32 for 16-bit inputs, otherwise the input's.
 
-The fused operators keep every intermediate value in float32, so the twins do the same; float64 stays float64,
-which is what makes gradient checks possible.
+The fused operators keep intermediate values in float32, and the reference implementations do the same.
+float64 stays float64, for gradient checks.
 """
 
 import torch
@@ -13,5 +13,5 @@ FUSED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """The tensor in the type it is calculated in: float32 for 16-bit types, else unchanged."""
+    """Convert a 16-bit tensor to float32; return others unchanged."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,4 +1,4 @@
-"""RMS norm.
+"""Root mean square (RMS) normalization.
 
     n = x / sqrt(mean(x^2) + epsilon),   y = n weight                                  over the last dimension
     dx = (w - n mean(w n)) / sqrt(mean(x^2) + epsilon),   w = weight dy,   d weight = sum of n dy over rows
@@ -19,15 +19,15 @@ __all__ = ["rms_norm"]
 
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """RMS norm over the last dimension.
+    """Apply root mean square normalization over the last dimension.
 
     Args:
         x: any shape `[..., D]`.
-        weight: `[D]`; its type may differ from the input's.
+        weight: `[D]`; its dtype may differ from the input's.
         epsilon: added to the mean square.
 
     Returns:
-        Same shape and type as `x`.
+        Tensor with the shape and dtype of `x`.
     """
     wide = widen(x)
     normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
@@ -36,7 +36,7 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-8) -> Tensor:
 
 @torch.library.custom_op("neox_kernels::rms_norm_forward", mutates_args=(), device_types=("cpu", "cuda"))
 def _forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The result, and the inverse deviation of each row."""
+    """Return the result and the inverse root mean square of each row."""
     compiled = native.compiled_for(x, weight)
     if compiled is None:
         inverse = torch.rsqrt(widen(x).square().mean(-1) + epsilon).flatten()

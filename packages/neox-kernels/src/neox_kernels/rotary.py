@@ -1,15 +1,14 @@
 """Rotary position embedding of queries and keys, on the first channels of each head.
 
-    with R pairs, channel i < R turns with channel i + R by the angle of (position s, pair i):
+    with R pairs, channels i < R and i + R are rotated by the angle of (position s, pair i):
     y_i     = x_i cos - x_(i+R) sin
     y_(i+R) = x_(i+R) cos + x_i sin
-    channels from 2 R on pass through;      backward turns the other way
+    channels from 2 R on are unchanged;      backward rotates by the negative angle
 
-`rotary` gives new tensors. `rotary_` turns the given tensors in place, both in one launch, and touches
-nothing of the channels that pass through: with a quarter of each head rotated it moves a quarter of the
-bytes. Use what it returns; the tensors given to it are consumed. Where gradients are wanted it needs tensors
-that PyTorch lets be changed (slices of a projection, not the results of `chunk` or `split`), and autograd
-reports any that it does not.
+`rotary` returns new tensors. `rotary_` changes its arguments in place, both in one launch, and does not
+access the unchanged channels: if a quarter of each head is rotated, it moves a quarter of the bytes. Use its
+return values. With gradients it requires tensors that PyTorch allows to be changed in place (slices of a
+projection, not results of `chunk` or `split`); autograd raises an error for others.
 
 Source: arXiv:2104.09864, section 3.2; the pairing of channel i with i + R as in GPT-NeoX.
 """
@@ -35,17 +34,16 @@ def _turn(x_SBNK: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> Tensor:
 
 
 def _rotary(query_SBNK: Tensor, key_SBNK: Tensor, cos_SR: Tensor, sin_SR: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys with their positions turned in.
+    """Apply rotary position embeddings to queries and keys.
 
     Args:
         query_SBNK: queries.
         key_SBNK: keys; may have fewer heads.
-        cos_SR: cosines of the angles of each position and pair (R: pairs, at most half the head width),
-            float32.
-        sin_SR: their sines.
+        cos_SR: cosines of the angles by position and pair (R: pairs, at most half the head width), float32.
+        sin_SR: sines of the angles.
 
     Returns:
-        Both, same shapes and types.
+        Queries and keys, same shapes and dtypes.
     """
     return _turn(query_SBNK, cos_SR, sin_SR), _turn(key_SBNK, cos_SR, sin_SR)
 
@@ -120,7 +118,7 @@ def _in_place(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 
 class _InPlace(torch.autograd.Function):
-    """The in-place form for autograd: new tensors on the same memory, whose backward turns the other way."""
+    """Autograd function of the in-place form: new tensors on the same memory."""
 
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,14 +135,18 @@ class _InPlace(torch.autograd.Function):
 
 def _check(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> None:
     if query.ndim != 4 or key.ndim != 4 or query.dtype != key.dtype:
-        raise ValueError("query and key must be [sequence, batch, heads, width], of one type")
+        raise ValueError(
+            "query and key must have the shape [sequence, batch, heads, width] and the same dtype"
+        )
     if query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
         raise ValueError(
-            f"query is {tuple(query.shape)} and key {tuple(key.shape)}; only their heads may differ in number"
+            f"query has shape {tuple(query.shape)} and key {tuple(key.shape)}; only the number of heads may "
+            "differ"
         )
     if cos.shape != sin.shape or cos.shape[0] != query.shape[0] or 2 * cos.shape[1] > query.shape[3]:
         raise ValueError(
-            f"cos is {tuple(cos.shape)} and sin {tuple(sin.shape)}; both must be ({query.shape[0]}, pairs) "
+            f"cos has shape {tuple(cos.shape)} and sin {tuple(sin.shape)}; both must be "
+            f"({query.shape[0]}, pairs) "
             f"with at most {query.shape[3] // 2} pairs"
         )
 
@@ -160,7 +162,7 @@ def _fused_rotary(
 def _fused_rotary_in_place(
     query_SBNK: Tensor, key_SBNK: Tensor, cos_SR: Tensor, sin_SR: Tensor
 ) -> tuple[Tensor, Tensor]:
-    if torch.compiler.is_compiling():  # The compiler plans memory itself, and wants functions.
+    if torch.compiler.is_compiling():  # The compiler plans memory itself and requires functional operators.
         return _fused_rotary(query_SBNK, key_SBNK, cos_SR, sin_SR)
     _check(query_SBNK, key_SBNK, cos_SR, sin_SR)
     if torch.is_grad_enabled() and (query_SBNK.requires_grad or key_SBNK.requires_grad):

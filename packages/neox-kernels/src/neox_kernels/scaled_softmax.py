@@ -1,11 +1,11 @@
-"""Softmax of scaled attention scores: causal, masked, or plain.
+"""Softmax of scaled attention scores: causal, masked, or unmasked.
 
-    p = softmax(scale * scores)  over the last dimension, of the visible keys only
+    p = softmax(scale * scores)  over the last dimension, visible keys only
     d scores = scale * p * (dp - sum(dp * p))
 
-Calculated in float32 (float64 for float64) and returned in the input's type. Hidden entries are exactly 0. A
-row with nothing to see, all of it hidden or all its visible scores -inf, is all zeros and passes no gradient;
-PyTorch's own softmax gives NaN there.
+Computed in float32 (float64 for float64) and returned in the input's dtype. Hidden entries are exactly 0. A
+row without visible keys, or whose visible scores are all -inf, is all zeros and passes no gradient;
+PyTorch's softmax returns NaN there.
 
 Source: arXiv:1909.08053 (the operators), arXiv:1706.03762 section 3.2.1 (the formula).
 """
@@ -31,29 +31,29 @@ def _softmax_or_zeros(scores: Tensor) -> Tensor:
 
 
 def _scaled_softmax(scores_BNST: Tensor, scale: float = 1.0) -> Tensor:
-    """Softmax over keys of `scale * scores`.
+    """Compute the softmax over keys of `scale * scores`.
 
     Args:
         scores_BNST: unscaled attention scores (any number of leading dimensions).
         scale: multiplier before the softmax, usually 1 / sqrt(head_width).
 
     Returns:
-        Probabilities, same shape and type.
+        Probabilities, same shape and dtype.
     """
     return _softmax_or_zeros(widen(scores_BNST) * scale).to(scores_BNST.dtype)
 
 
 def _scaled_causal_softmax(scores_BNST: Tensor, scale: float = 1.0) -> Tensor:
-    """Softmax over keys of `scale * scores`, hiding keys that come after the query.
+    """Compute the softmax over keys of `scale * scores`, hiding keys after the query.
 
-    The last query sees all keys: query s sees keys up to s + (T - S), as when earlier keys come from a cache.
+    The last query sees all keys: query s sees keys up to s + (T - S), as with cached keys.
 
     Args:
         scores_BNST: unscaled attention scores (any number of leading dimensions).
         scale: multiplier before the softmax, usually 1 / sqrt(head_width).
 
     Returns:
-        Probabilities, same shape and type; hidden entries are exactly 0.
+        Probabilities, same shape and dtype; hidden entries are exactly 0.
     """
     num_queries, num_keys = scores_BNST.shape[-2:]
     hidden_ST = torch.ones(num_queries, num_keys, dtype=torch.bool, device=scores_BNST.device)
@@ -63,22 +63,22 @@ def _scaled_causal_softmax(scores_BNST: Tensor, scale: float = 1.0) -> Tensor:
 
 
 def _scaled_masked_softmax(scores_BNST: Tensor, masked_out: Tensor, scale: float = 1.0) -> Tensor:
-    """Softmax over keys of `scale * scores`, hiding the keys where `masked_out` is True.
+    """Compute the softmax over keys of `scale * scores`, hiding keys where `masked_out` is True.
 
     Args:
         scores_BNST: unscaled attention scores (any number of leading dimensions).
-        masked_out: boolean, of any shape that broadcasts to the scores'; True may not be attended to.
+        masked_out: boolean, broadcastable to the scores; True hides a key.
         scale: multiplier before the softmax, usually 1 / sqrt(head_width).
 
     Returns:
-        Probabilities, same shape and type; hidden entries, and rows with nothing visible, are exactly 0.
+        Probabilities, same shape and dtype; hidden entries, and rows without visible keys, are exactly 0.
     """
     scores = (widen(scores_BNST) * scale).masked_fill(masked_out, -math.inf)
     return _softmax_or_zeros(scores).to(scores_BNST.dtype)
 
 
 def _mask_layout(masked_out: Tensor | None, scores: Tensor) -> tuple[Tensor | None, int, tuple[int, ...]]:
-    """The mask as the kernel reads it: a tensor to keep alive, its inner leading size, and four strides."""
+    """Return the mask for the kernel: the tensor (kept alive by the caller), inner leading size, strides."""
     if masked_out is None:
         return None, 1, (0, 0, 0, 0)
     shape = (1,) * (4 - scores.ndim) + tuple(scores.shape[-3:])
@@ -167,9 +167,7 @@ def _fused_causal_softmax(scores_BNST: Tensor, scale: float = 1.0) -> Tensor:
 
 def _fused_masked_softmax(scores_BNST: Tensor, masked_out: Tensor, scale: float = 1.0) -> Tensor:
     if masked_out.dtype != torch.bool:
-        raise TypeError(
-            f"masked_out is {masked_out.dtype}; it must be boolean, True where a key may not be attended to"
-        )
+        raise TypeError(f"masked_out is {masked_out.dtype}; it must be boolean (True hides a key)")
     return _softmax(scores_BNST, masked_out, scale, False)
 
 

@@ -1,4 +1,4 @@
-"""Tensors seen as matrices: all dimensions but the last are rows, the last is columns."""
+"""View tensors as matrices: the last dimension is columns, all others are rows."""
 
 import math
 
@@ -8,22 +8,22 @@ __all__ = ["as_rows", "check_width", "columns", "rows", "sum_rows"]
 
 
 def rows(tensor: Tensor) -> int:
-    """How many rows the tensor has."""
+    """Return the number of rows."""
     return math.prod(tensor.shape[:-1])
 
 
 def columns(tensor: Tensor) -> int:
-    """How many elements a row has."""
+    """Return the number of columns."""
     return tensor.shape[-1]
 
 
 def sum_rows(tensor: Tensor) -> Tensor:
-    """The sum over rows, one value per column."""
+    """Sum over rows; one value per column."""
     return tensor.sum(dim=tuple(range(tensor.ndim - 1))) if tensor.ndim > 1 else tensor.clone()
 
 
 def as_rows(tensor: Tensor) -> tuple[Tensor, int]:
-    """The tensor and the distance between its rows in elements; copied only if rows are unevenly spaced."""
+    """Return the tensor and its row stride in elements; copy it only if rows are not evenly spaced."""
     if tensor.ndim > 1 and tensor.stride(-1) == 1 and tensor.numel() > 0:
         distance = tensor.stride(-2)
         expected = distance
@@ -37,14 +37,13 @@ def as_rows(tensor: Tensor) -> tuple[Tensor, int]:
 
 
 def check_width(name: str, parameter: Tensor, like: Tensor) -> None:
-    """Check a weight or bias against the tensor it belongs to.
+    """Check that a weight or bias has one element per column.
 
     Raises:
-        ValueError: it does not have one element per column.
+        ValueError: its shape does not match.
     """
     if parameter.shape != like.shape[-1:]:
         raise ValueError(
-            f"{name} has shape {tuple(parameter.shape)}; with a tensor of shape {tuple(like.shape)} it must "
-            "be "
-            f"({like.shape[-1]},)"
+            f"{name} has shape {tuple(parameter.shape)}; for a tensor of shape {tuple(like.shape)} it must "
+            f"be ({like.shape[-1]},)"
         )

@@ -1,4 +1,4 @@
-"""How each operator stands on this machine: available or why not, right or not, and how fast."""
+"""Status of each operator on this machine: availability, correctness and speed."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ OPERATORS: tuple[Operator[..., Any], ...] = (
 
 
 def typical_shape(operator: Operator[..., Any]) -> tuple[int, ...]:
-    """A shape of the first argument as a model of medium size has it."""
+    """Return a typical shape of the first argument, as in a medium-sized model."""
     if "softmax" in operator.name:
         return 4, 16, 2048, 2048
     if "rotary" in operator.name:
@@ -42,11 +42,11 @@ def typical_shape(operator: Operator[..., Any]) -> tuple[int, ...]:
 
 
 def describe(operator: Operator[..., Any], dtype: torch.dtype) -> str:
-    """One line: why it is not available; or whether it is right, and how fast against its twin."""
+    """Describe an operator in one line: why it is unavailable, or its correctness and speed."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     availability = operator.available(device=device, dtype=dtype)
     if not availability.ok:
-        return f"not available: {availability.reason}"
+        return f"unavailable: {availability.reason}"
     shape = typical_shape(operator)
     make_comparable = operator.comparable_example or operator.example
     difference = trial.disagreement(operator, make_comparable(shape, dtype, device))
@@ -54,6 +54,6 @@ def describe(operator: Operator[..., Any], dtype: torch.dtype) -> str:
         return f"WRONG: {difference}"
     timing = trial.time_forms(operator, operator.example(shape, dtype, device))
     return (
-        f"right; {timing.fused_ms:.3f} ms against {timing.compiled_ms:.3f} ms of the plain form under "
-        f"torch.compile ({shape}, {dtype})"
+        f"correct; {timing.fused_ms:.3f} ms, torch.compile of the reference {timing.compiled_ms:.3f} ms "
+        f"({shape}, {dtype})"
     )

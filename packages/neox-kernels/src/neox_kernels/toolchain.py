@@ -1,4 +1,4 @@
-"""The programs a build needs: where they are, which they are, and what is missing, in a sentence."""
+"""Find the programs required for compilation; report missing ones."""
 
 import os
 import re
@@ -17,7 +17,7 @@ OLDEST_CUDA = (11, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
-    """Programs, include folders, and a text that changes when any of them does."""
+    """Programs, include folders, and a string that identifies their versions."""
 
     nvcc: Path
     cuda_version: str
@@ -29,7 +29,7 @@ class Toolchain:
 
 
 def find_nvcc() -> Path | None:
-    """CUDA's compiler: from CUDA_HOME or CUDA_PATH where set, else on the PATH, else in /usr/local/cuda."""
+    """Find CUDA's compiler: in CUDA_HOME or CUDA_PATH if set, else on PATH, else in /usr/local/cuda."""
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if folder := os.environ.get(variable):
             nvcc = Path(folder) / "bin" / "nvcc"
@@ -44,14 +44,14 @@ def _output(*command: str | Path) -> str:
             [str(word) for word in command], capture_output=True, text=True, check=True, timeout=60
         ).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        raise KernelBuildError(f"{command[0]} does not run ({error}); reinstall it") from error
+        raise KernelBuildError(f"cannot run {command[0]} ({error}); reinstall it") from error
 
 
 def _find_ninja() -> Path:
-    # The package `ninja` puts its program beside this interpreter's others, which need not be on the PATH.
+    # The package `ninja` installs its program in the environment's scripts folder, which may not be on PATH.
     found = shutil.which("ninja", path=sysconfig.get_path("scripts")) or shutil.which("ninja")
     if found is None:
-        raise KernelBuildError("compiling the fused operators needs ninja; install it: pip install ninja")
+        raise KernelBuildError("compiling the fused operators requires ninja; install it: pip install ninja")
     return Path(found)
 
 
@@ -61,8 +61,8 @@ def _find_host_compiler() -> Path:
         if name and (found := shutil.which(name)):
             return Path(found)
     raise KernelBuildError(
-        "compiling the fused operators needs a C++ compiler, and there is none on the PATH (nor in CXX); "
-        "install one, for example: apt-get install g++"
+        "compiling the fused operators requires a C++ compiler, and none was found (CXX, g++ and c++ on "
+        "PATH); install one, for example: apt-get install g++"
     )
 
 
@@ -71,48 +71,41 @@ def _include_folders() -> tuple[Path, ...]:
         import pybind11
     except ImportError as error:
         raise KernelBuildError(
-            "compiling the fused operators needs pybind11; install it: pip install pybind11"
+            "compiling the fused operators requires pybind11; install it: pip install pybind11"
         ) from error
     python = Path(sysconfig.get_path("include"))
     if not (python / "Python.h").is_file():
         raise KernelBuildError(
-            f"compiling the fused operators needs Python's headers, and {python} has no Python.h; install "
-            "them, "
-            "for example: apt-get install python3-dev"
+            f"compiling the fused operators requires Python's headers, and {python} has no Python.h; "
+            "install them, for example: apt-get install python3-dev"
         )
     return Path(pybind11.get_include()), python
 
 
 def find_toolchain() -> Toolchain:
-    """The programs that a build here would use.
+    """Find the programs that a build uses.
 
     Raises:
-        KernelBuildError: one of them is missing or too old.
+        KernelBuildError: a program is missing or too old.
     """
     nvcc = find_nvcc()
     if nvcc is None:
         where = next(
-            (
-                f" ({name} names {os.environ[name]})"
-                for name in ("CUDA_HOME", "CUDA_PATH")
-                if name in os.environ
-            ),
+            (f" ({name} is {os.environ[name]})" for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ),
             "",
         )
         raise KernelBuildError(
-            f"compiling the fused operators needs CUDA's compiler nvcc, and it was not found{where}; "
-            "install the "
-            "CUDA toolkit and put its bin folder on the PATH or name it in CUDA_HOME"
+            f"compiling the fused operators requires CUDA's compiler nvcc, which was not found{where}; "
+            "install the CUDA toolkit and add its bin folder to PATH or set CUDA_HOME"
         )
     text = _output(nvcc, "--version")
     version = re.search(r"release (\d+)\.(\d+)", text)
     if version is None:
-        raise KernelBuildError(f"{nvcc} --version names no release; is it CUDA's compiler?")
+        raise KernelBuildError(f"{nvcc} --version prints no release; check that it is CUDA's compiler")
     if (int(version[1]), int(version[2])) < OLDEST_CUDA:
         raise KernelBuildError(
-            f"{nvcc} is of CUDA {version[1]}.{version[2]}; the fused operators need 11.8 or newer: install "
-            "a newer "
-            "toolkit and name it in CUDA_HOME"
+            f"{nvcc} belongs to CUDA {version[1]}.{version[2]}; the fused operators require 11.8 or newer; "
+            "install a newer toolkit and set CUDA_HOME to it"
         )
     host_compiler = _find_host_compiler()
     includes = _include_folders()

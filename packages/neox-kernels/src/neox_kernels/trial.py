@@ -1,4 +1,4 @@
-"""Both forms of an operator on the same arguments: do they agree, and which is faster."""
+"""Compare and time both implementations of an operator on the same arguments."""
 
 import functools
 import logging
@@ -16,20 +16,20 @@ __all__ = ["Timing", "disagreement", "median_ms", "relative_error", "results_and
 
 logger = logging.getLogger(__name__)
 
-# Largest |fused - plain| / |plain| (Euclidean norms of whole tensors) that rounding explains.
+# Largest |fused - reference| / |reference| (Euclidean norms of whole tensors) that rounding can cause.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2, torch.float64: 1e-12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long forward and backward take, in milliseconds."""
+    """Times of forward and backward, in milliseconds."""
 
     fused_ms: float
     compiled_ms: float
 
 
 def relative_error(given: Tensor, expected: Tensor) -> float:
-    """The norm of the difference over the norm of what was expected."""
+    """Return the norm of the difference divided by the norm of the expected tensor."""
     wide, exact = given.detach().double(), expected.detach().double()
     if torch.equal(wide, exact):
         return 0.0
@@ -47,12 +47,12 @@ def _fresh(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def results_and_gradients(
     function: Callable[..., Any], args: tuple[Any, ...], *, above_dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    """The outputs of the function, then the gradients of its arguments for a fixed gradient from above.
+    """Return the outputs of the function and the gradients of its arguments, for a fixed output gradient.
 
     Args:
-        function: what is called with copies of the arguments.
-        args: tensors that require gradients, and others.
-        above_dtype: a type that the gradient from above is rounded to; None for the outputs' own.
+        function: called with copies of the arguments.
+        args: tensors, with or without gradients, and other values.
+        above_dtype: dtype that the output gradient is rounded to; None for the outputs' own.
     """
     return _forward_and_backward(
         function, _fresh(args), lambda output: _fixed_normal(output, above_dtype or output.dtype)
@@ -76,21 +76,18 @@ def _fixed_normal(like: Tensor, rounded_to: torch.dtype) -> Tensor:
 
 
 def disagreement(operator: Operator[..., Any], args: tuple[Any, ...]) -> str | None:
-    """How the fused form's outputs or gradients differ from the plain twin's beyond rounding, or None."""
+    """Describe how fused results differ from the reference beyond rounding; None if they agree."""
     fused = results_and_gradients(operator.fused, args)
     plain = results_and_gradients(operator.reference, args)
     for number, (given, expected) in enumerate(zip(fused, plain, strict=True)):
         error, bound = relative_error(given, expected), TOLERANCE[expected.dtype]
-        if not error <= bound:  # Not a number is a disagreement too.
-            return (
-                f"its result {number} differs from the plain form's by {error:.2g}; "
-                f"rounding explains at most {bound:.2g}"
-            )
+        if not error <= bound:  # True for NaN, too.
+            return f"result {number} differs from the reference by {error:.2g}; tolerance {bound:.2g}"
     return None
 
 
 def median_ms(run: Callable[[], object], *, repeat: int = 20, warm_up: int = 5) -> float:
-    """The median time of a run on the current GPU, by device events."""
+    """Return the median time of a run on the current GPU, measured by device events."""
     for _ in range(warm_up):
         run()
     times: list[float] = []
@@ -105,9 +102,9 @@ def median_ms(run: Callable[[], object], *, repeat: int = 20, warm_up: int = 5) 
 
 
 def time_forms(operator: Operator[..., Any], args: tuple[Any, ...]) -> Timing:
-    """Forward and backward of the fused form, and of the plain twin under torch.compile.
+    """Time forward and backward of the fused implementation, and of the reference under torch.compile.
 
-    The outputs serve as the gradients from above, so that nothing but the operator is timed.
+    The outputs are used as output gradients, so that only the operator is timed.
     """
     compiled = torch.compile(operator.reference, dynamic=False)
     return Timing(
@@ -121,9 +118,9 @@ def _compiled_ms(
 ) -> float:
     try:
         return median_ms(functools.partial(_forward_and_backward, compiled, args, Tensor.detach))
-    except RuntimeError as error:  # Among others, where there is no C compiler for what torch.compile makes.
+    except RuntimeError as error:  # For example, if torch.compile finds no C compiler.
         logger.warning(
-            "torch.compile of the plain %s fails (%s); PyTorch eager is timed instead",
+            "torch.compile of the reference %s failed (%s); timing PyTorch eager instead",
             name,
             str(error).splitlines()[0],
         )

@@ -1,10 +1,9 @@
 // CUDA on a CPU, for tests: the kernels of csrc, unchanged, compiled by g++ and run thread by thread.
 //
-// Each CUDA thread of a block is a fiber (ucontext). It runs until it meets the others, at a barrier or a shuffle, and
-// goes on when all have come. Shared memory is static memory, blocks run one after the other. So whatever the kernels
-// read too early, at a wrong place or with a wrong index shows as a wrong value, and a barrier that some threads do not
-// reach is reported. NEOX_EMULATOR_REVERSE=1 runs threads from the last to the first, which shows other orders of
-// unsynchronized accesses.
+// Each CUDA thread of a block is a fiber (ucontext). It runs until a barrier or a shuffle, and continues when all
+// threads have reached it. Shared memory is static memory; blocks run one after the other. Reading too early or at a
+// wrong index therefore gives a wrong value, and a barrier that some threads do not reach is reported.
+// NEOX_EMULATOR_REVERSE=1 runs threads from the last to the first, to test another order of unsynchronized accesses.
 
 #pragma once
 
@@ -78,7 +77,7 @@ struct Fiber {
   std::vector<char> stack = std::vector<char>(kStackBytes);
 };
 
-inline std::vector<Fiber> fibers;  // Of the block that runs, in order of thread number.
+inline std::vector<Fiber> fibers;  // Threads of the current block, by thread number.
 inline ucontext_t scheduler;
 inline unsigned current;
 inline dim3 grid, block, block_index;
@@ -112,7 +111,7 @@ inline bool all_at(unsigned first, unsigned last, Place place) {
   return true;
 }
 
-// Lets one fiber run to its next meeting.
+// Runs one fiber until its next barrier or shuffle.
 inline void resume(unsigned index) {
   current = index;
   fibers[index].place = Place::running;
@@ -129,7 +128,7 @@ inline void run_block() {
     fibers[i].thread = dim3(i % block.x, i / block.x % block.y, i / block.x / block.y);
     start(fibers[i]);
   }
-  // Whether a fiber may go on: new fibers may; at a meeting, when all who must have come.
+  // A fiber may run if it is new, or if all participants of its barrier or shuffle have reached it.
   std::vector<char> ready(count, 1);
   unsigned done = 0;
   while (done < count) {
@@ -168,7 +167,7 @@ inline const dim3& gridDim = emulator::grid;
 
 inline void __syncthreads() { emulator::leave(emulator::Place::barrier); }
 
-// All lanes offer their value, meet, read, and meet again before any may offer the next.
+// All lanes write their value, synchronize, read, and synchronize again before the next shuffle.
 inline float __shfl_xor_sync(unsigned mask, float value, int distance) {
   if (mask != 0xffffffffu) {
     throw std::runtime_error("emulator: only whole warps can shuffle");

@@ -1,4 +1,4 @@
-"""Run every operator with all memory ending at a page that may not be touched: `guarded.py MODULE`.
+"""Run every operator with all memory ending at an inaccessible page: `guarded.py MODULE`.
 
 A read or write behind the end of a tensor ends this process with a segmentation fault.
 Prints the operators that passed.
@@ -18,7 +18,7 @@ KEPT = []
 
 
 def guarded(count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Uninitialized memory for `count` elements whose end is the end of what may be touched."""
+    """Return uninitialized memory for `count` elements that ends at an inaccessible page."""
     size = count * dtype.itemsize
     pages = -(-max(size, 1) // mmap.PAGESIZE)
     memory = mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE)

@@ -1,11 +1,12 @@
-"""What a shell would take for its own arrives as the same bytes, and is never run.
+"""Values with shell metacharacters arrive as the same bytes, and are never executed.
 
-`ssh` here is a script that does what ssh and the host at its other end do with a command: the words after the
-host's name are joined by spaces, and a shell reads the result. pdsh is the real one where it is installed.
+`ssh` is replaced by a script that treats a command like ssh and the remote host: the words after the host
+name are joined by spaces and passed to a shell. The real pdsh is used if it is installed.
 """
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,11 +18,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from neox_config import decode_resolved
 from neox_launcher.backends import BACKENDS, Contact
-from neox_launcher.config import decode_resolved
-from neox_launcher.launch import Request, plan_launch
-from neox_launcher.orders import Orders
-from neox_launcher.plan import LaunchPlan
+from neox_launcher.backends.base import remote_command
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.plan.planning import Request, plan_launch
+from neox_launcher.protocol.messages import decode_line, encode_message
+from neox_launcher.protocol.orders import AgentOrders
 
 SSH = """\
 #!/bin/sh
@@ -29,11 +32,12 @@ while [ "$1" = -o ]; do shift 2; done
 host=$1; shift
 HOST=$host exec /bin/sh -c "$*"
 """
-# Stands at the place of the interpreter, and tells what it was given.
+# Replaces the interpreter, and prints its arguments.
 INTERPRETER = """\
 #!{python}
 import json, os, sys
 report = {{"argv": sys.argv, "stdin": sys.stdin.read(), "host": os.environ.get("HOST")}}
+report["value"] = os.environ.get("VALUE")
 with open(os.environ["REPORT"] + "." + sys.argv[-1], "w") as file:
     json.dump(report, file)
 """
@@ -63,7 +67,7 @@ names = st.text(
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory):
-    """A plan for two hosts, and the folder of a fake ssh."""
+    """Return a plan for two hosts and the folder of a fake ssh."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "hosts").write_text("one slots=1\ntwo slots=1\n")
     (folder / "small.yml").write_text(
@@ -78,7 +82,7 @@ def plan(tmp_path_factory):
 
 
 def started(plan: LaunchPlan, launcher: str, folder: Path, python: Path) -> list[dict]:
-    """What the interpreter of each host was told, after the commands ran."""
+    """Return the arguments of the interpreter on each host, after running the commands."""
     contact = Contact(addresses=("10.0.0.1",), port=7, token="s3cret", folder=str(python.parent))
     environment = {
         **os.environ,
@@ -98,7 +102,7 @@ def started(plan: LaunchPlan, launcher: str, folder: Path, python: Path) -> list
             cwd=python.parent,
             timeout=30,
         )
-    reports = [folder / f"report.{node}" for node in range(2)]
+    reports = [folder / f"report.{number}" for number in range(2)]
     found = [json.loads(report.read_text()) for report in reports]
     for report in reports:
         report.unlink()
@@ -117,13 +121,13 @@ def check_name(plan, folder, launcher, name):
         python.write_text(INTERPRETER.format(python=sys.executable))
         python.chmod(0o755)
         found = started(plan, launcher, folder, python)
-        expected = ["-P", "-m", "neox_launcher.node", "--launcher", "10.0.0.1:7", "--node"]
+        expected = ["-P", "-m", "neox_launcher.agent", "--launcher", "10.0.0.1:7", "--host-number"]
         assert [report["argv"] for report in found] == [
-            [str(python), *expected, str(node)] for node in range(2)
+            [str(python), *expected, str(number)] for number in range(2)
         ]
         assert [report["stdin"] for report in found] == ["s3cret\n"] * 2
         assert [report["host"] for report in found] == ["one", "two"]
-        made = {path.name for path in place.iterdir()} - {"token", "given-up-0", "given-up-1"}
+        made = {path.name for path in place.iterdir()} - {"hosts", "token", "given-up-0", "given-up-1"}
         assert made == {python.name}
     finally:
         with suppress(OSError):
@@ -141,10 +145,50 @@ def test_a_hostile_path_of_the_interpreter_arrives_as_it_is(plan, launcher, name
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(name=names)
 def test_any_path_of_the_interpreter_arrives_as_it_is(plan, launcher, name):
     check_name(*plan, launcher, name)
+
+
+# Prints its own words, as the command of a container would pass them on.
+PREFIX = """\
+#!/bin/sh
+VALUE="$VALUE, $1"; export VALUE; shift
+exec "$@"
+"""
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("value", [text for text in HOSTILE if "\n" not in text])
+def test_the_setup_and_the_prefix_run_on_each_host_as_they_are(plan, launcher, value):
+    planned, folder = plan
+    container = folder / "enter it"
+    container.write_text(PREFIX)
+    container.chmod(0o755)
+    python = folder / "interpreter"
+    python.write_text(INTERPRETER.format(python=sys.executable))
+    python.chmod(0o755)
+    # The setup reads its standard input, which is not the token.
+    setup = f"cat; VALUE={shlex.quote(value)}; export VALUE # done"
+    changed = replace(planned, remote_setup=setup, remote_prefix=(str(container), value))
+    found = started(changed, launcher, folder, python)
+    assert [report["value"] for report in found] == [f"{value}, {value}"] * 2
+    assert [report["stdin"] for report in found] == ["s3cret\n"] * 2
+
+
+def test_a_setup_that_fails_is_named(plan):
+    planned, _ = plan
+    changed = replace(planned, launcher="ssh", remote_setup="no-such-module load x")
+    contact = Contact(addresses=("10.0.0.1",), port=7, token="s3cret", folder="/run")
+    command = remote_command(changed, contact, "--host-number", "0")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 127
+    assert "remote-setup failed with exit code 127: no-such-module load x\n" in done.stderr
 
 
 variables = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=30).filter(lambda text: "\0" not in text))
@@ -155,7 +199,7 @@ values = variables.filter(lambda text: text != "None" and not set(text) & set("\
 @settings(max_examples=50, deadline=None)
 @given(value=values, variable=variables)
 def test_values_and_variables_are_in_the_orders_and_in_no_command(plan, value, variable):
-    """They travel over the control connection, as one line of ASCII."""
+    """They are sent over the control connection, as one line of ASCII."""
     planned, _ = plan
     config = planned.resolved.config
     checkpoint = config.checkpoint.replaced(load=value)
@@ -163,11 +207,11 @@ def test_values_and_variables_are_in_the_orders_and_in_no_command(plan, value, v
     changed = replace(
         planned, resolved=resolved, environment={"A": variable}, working_directory=f"/{variable}"
     )
-    text = changed.orders().to_json()
-    assert text.isascii()
-    assert "\n" not in text
-    orders = Orders.from_json(text)
-    assert orders == changed.orders()
+    line = encode_message("orders", {"orders": changed.orders().for_agents()})
+    assert line.isascii()
+    assert b"\n" not in line
+    orders = AgentOrders.from_fields(decode_line(line)["orders"])
+    assert all(getattr(orders, name) == value for name, value in changed.orders().for_agents().items())
     assert (orders.environment, orders.working_directory) == ({"A": variable}, f"/{variable}")
     assert decode_resolved(orders.resolved).config.checkpoint.load == value
     contact = Contact(addresses=("10.0.0.1",), port=7, token="s3cret", folder="/run")
@@ -176,7 +220,8 @@ def test_values_and_variables_are_in_the_orders_and_in_no_command(plan, value, v
 
 
 def test_bytes_that_are_no_text_arrive_as_they_are(plan):
-    """An environment may hold any byte; Python shows those that are no text as lone surrogates."""
+    """An environment may contain any byte; Python represents invalid UTF-8 as lone surrogates."""
     raw = bytes(range(1, 256)).decode("utf-8", "surrogateescape")
-    orders = Orders.from_json(replace(plan[0], environment={"A": raw}).orders().to_json())
+    sent = replace(plan[0], environment={"A": raw}).orders().for_agents()
+    orders = AgentOrders.from_fields(decode_line(encode_message("orders", {"orders": sent}))["orders"])
     assert os.fsencode(orders.environment["A"]) == os.fsencode(raw)

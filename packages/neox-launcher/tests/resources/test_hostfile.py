@@ -1,8 +1,8 @@
-"""Hostfiles: what may stand in them, and every wrong line with its number."""
+"""Hostfiles: their syntax, and errors with line numbers."""
 
 import pytest
 
-from neox_launcher.errors import HostfileError
+from neox_config.errors import HostfileError
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.hostfile import host_key, parse_hostfile, read_hostfile
 
@@ -32,12 +32,12 @@ def test_addresses_of_both_kinds_are_hosts():
     ("one", "other"),
     [("a", "a"), ("Worker-1", "worker-1"), ("a.b", "a.b."), ("::1", "[0:0:0:0:0:0:0:1]")],
 )
-def test_a_host_that_stands_there_twice_is_told_with_both_lines(one, other):
+def test_a_duplicate_host_is_reported_with_both_lines(one, other):
     text = f"# pool\n{one} slots=2\nb slots=2\n\n{other} slots=4\n"
     with pytest.raises(HostfileError) as found:
         parse_hostfile(text, "hosts")
     assert str(found.value).startswith("hosts: 1 problem\n\n  lines 2 and 5  ")
-    assert "stands here twice" in str(found.value)
+    assert "is listed twice" in str(found.value)
 
 
 # Names that ssh, pdsh or a shell would take for something else never get as far as a command.
@@ -49,36 +49,53 @@ WRONG = {
     "worker-1:4": "write NAME slots=NUMBER",
     "worker-1 slots=0": "slots must be 1 to 1024",
     "worker-1 slots=99999999": "slots must be 1 to 1024",
-    "user@worker-1 slots=4": "a user's name belongs into ~/.ssh/config",
-    "-oProxyCommand=x slots=4": "is neither a host's name nor an address",
-    "worker[1-3] slots=4": "is neither a host's name nor an address",
-    "a,b slots=4": "is neither a host's name nor an address",
-    "$(reboot) slots=4": "is neither a host's name nor an address",
-    "fe80::1%$(reboot) slots=4": "is neither a host's name nor an address",
-    "ssh:worker-1 slots=4": "is neither a host's name nor an address",
+    "worker-1 slots=\u00b2": "write NAME slots=NUMBER",
+    "10.0.0.256 slots=4": "is neither a host name nor an address",
+    "10.0.7 slots=4": "is neither a host name nor an address",
+    "user@worker-1 slots=4": "user names are not supported",
+    "-oProxyCommand=x slots=4": "is neither a host name nor an address",
+    "worker[1-3] slots=4": "is neither a host name nor an address",
+    "a,b slots=4": "is neither a host name nor an address",
+    "$(reboot) slots=4": "is neither a host name nor an address",
+    "fe80::1%$(reboot) slots=4": "is neither a host name nor an address",
+    "ssh:worker-1 slots=4": "is neither a host name nor an address",
 }
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_a_wrong_line_is_told_with_its_number(line):
+def test_an_invalid_line_is_reported_with_its_number(line):
     with pytest.raises(HostfileError) as found:
         parse_hostfile(f"a slots=1\n{line}\n", "hosts")
     assert f"line 2  {line}\n" in str(found.value)
     assert WRONG[line] in str(found.value)
 
 
-def test_all_wrong_lines_are_told_at_once():
+def test_numbers_of_thousands_of_digits_are_refused():
+    with pytest.raises(HostfileError, match="slots must be 1 to 1024") as found:
+        parse_hostfile(f"a slots={'9' * 5000}\n", "hosts")
+    assert len(str(found.value)) < 300
+    assert parse_hostfile(f"a slots={'0' * 5000}2\n", "hosts") == (Host("a", (0, 1)),)
+
+
+def test_of_thousands_of_invalid_lines_some_are_shown():
+    with pytest.raises(HostfileError, match="hosts: 10,000 problems") as found:
+        parse_hostfile("\n".join(f"worker-{number}" for number in range(10_000)), "hosts")
+    assert "line 20  worker-19" in str(found.value)
+    assert str(found.value).endswith("... and 9,980 more")
+
+
+def test_all_invalid_lines_are_reported_at_once():
     with pytest.raises(HostfileError, match=r"hosts: 2 problems(.|\n)*line 1  (.|\n)*line 3  "):
         parse_hostfile("a\nb slots=1\nc\n", "hosts")
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n"])
-def test_a_file_without_hosts_is_told(text):
-    with pytest.raises(HostfileError, match="hosts names no host"):
+def test_a_file_without_hosts_is_refused(text):
+    with pytest.raises(HostfileError, match="hosts contains no hosts"):
         parse_hostfile(text, "hosts")
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path):
+def test_an_unreadable_file_is_refused(tmp_path):
     with pytest.raises(HostfileError, match=r"nowhere cannot be read \(No such file"):
         read_hostfile(tmp_path / "nowhere")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
@@ -89,6 +106,11 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path):
 def test_a_file_is_read(tmp_path):
     (tmp_path / "hosts").write_text("a slots=2")
     assert read_hostfile(tmp_path / "hosts") == (Host("a", (0, 1)),)
+
+
+def test_a_file_of_windows_is_read(tmp_path):
+    (tmp_path / "hosts").write_bytes(b"\xef\xbb\xbfa slots=2\r\nb slots=1\r\n")
+    assert read_hostfile(tmp_path / "hosts") == (Host("a", (0, 1)), Host("b", (0,)))
 
 
 def test_spellings_of_one_address_have_one_key():

@@ -1,4 +1,4 @@
-"""What `nvidia-smi` says of this machine's GPUs."""
+"""The GPUs of this machine as reported by `nvidia-smi`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from neox_launcher.resources.local_gpus import smallest_gpu_memory
 
 @pytest.fixture
 def says(tmp_path, monkeypatch):
-    """says(text, code): the only program on the path is an `nvidia-smi` that prints and ends so."""
+    """Return `says(text, code)`, which puts only an `nvidia-smi` with this output and exit code on PATH."""
 
     def pretend(text, code=0):
         program = tmp_path / "nvidia-smi"
@@ -27,10 +27,10 @@ def test_the_smallest_gpu_decides(says):
 
 
 @pytest.mark.parametrize(("text", "code"), [("no devices were found", 0), ("81559", 9), ("[N/A]", 0)])
-def test_what_is_no_answer_is_none(says, text, code):
+def test_malformed_output_gives_none(says, text, code):
     says(text, code)
     assert smallest_gpu_memory() is None
 
 
-def test_without_the_program_nobody_knows(says):
+def test_a_missing_nvidia_smi_gives_none(says):
     assert smallest_gpu_memory() is None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neox_launcher.errors import LaunchError
+from neox_config.errors import LaunchError
 from neox_launcher.resources.nvlink import pair_devices, parse_topology
 
 # Two bridges, between neighbours: a workstation with four RTX A6000.
@@ -52,7 +52,7 @@ mlx5_0\tPIX\tPIX\tPHB\tPHB\tSYS\tSYS\tSYS\tSYS\t X
 
 
 def matrix(count, link):
-    """Every device joined to every other in one way."""
+    """Return a topology in which all devices are joined in the same way."""
     rows = ["\t" + "\t".join(f"GPU{column}" for column in range(count))]
     for row in range(count):
         cells = [" X " if row == column else link for column in range(count)]
@@ -91,7 +91,7 @@ def test_links_are_read_between_any_two_devices():
 
 
 @given(st.permutations(range(8)), st.integers(1, 8))
-def test_no_device_is_lost_and_no_order_has_more_links_between_neighbours(order, count):
+def test_pairing_keeps_all_devices_and_maximizes_links(order, count):
     devices = [str(number) for number in order[:count]]
     links = parse_topology(CUBE)
 
@@ -104,12 +104,12 @@ def test_no_device_is_lost_and_no_order_has_more_links_between_neighbours(order,
 
 
 @pytest.mark.parametrize("device", ["GPU-5f3a", "MIG-1", "9", ""])
-def test_a_device_that_the_topology_does_not_number_is_refused(device):
-    with pytest.raises(LaunchError, match="is not among the devices"):
+def test_a_device_without_a_number_in_the_topology_is_refused(device):
+    with pytest.raises(LaunchError, match="is not a device number"):
         pair_devices(BRIDGES, ["0", device])
 
 
 @pytest.mark.parametrize("text", ["", "Failed to initialize NVML: Driver/library version mismatch"])
 def test_a_topology_without_gpus_is_refused(text):
-    with pytest.raises(LaunchError, match="shows no matrix of GPUs"):
+    with pytest.raises(LaunchError, match="prints no matrix of GPUs"):
         pair_devices(text, ["0", "1"])

@@ -1,8 +1,8 @@
-"""Slurm's variables: lists of hosts, and how many slots each has."""
+"""Slurm's variables: lists of hosts, and their numbers of slots."""
 
 import pytest
 
-from neox_launcher.errors import HostfileError
+from neox_config.errors import HostfileError
 from neox_launcher.resources.slurm import allocated_hosts, expand_nodelist, is_inside_allocation
 
 LISTS = {
@@ -18,13 +18,19 @@ LISTS = {
 
 
 @pytest.mark.parametrize("text", LISTS)
-def test_a_list_of_hosts_is_written_out(text):
+def test_a_list_of_hosts_is_expanded(text):
     assert expand_nodelist(text) == LISTS[text]
 
 
-@pytest.mark.parametrize("text", ["a,", ",a", "a[1-", "a1]", "a[x]", "a[3-1]", "a[]", "a[1-9999999]", "a,a"])
-def test_a_list_that_cannot_be_read_is_refused(text):
-    with pytest.raises(HostfileError, match="cannot be read"):
+HUGE = f"a[1-{'9' * 5000}]"
+PRODUCT = "a[1-99999]b[1-99999]"
+
+
+@pytest.mark.parametrize(
+    "text", ["a,", ",a", "a[1-", "a1]", "a[x]", "a[3-1]", "a[]", "a[1-9999999]", "a,a", HUGE, PRODUCT]
+)
+def test_a_malformed_list_is_refused(text):
+    with pytest.raises(HostfileError, match="cannot be parsed"):
         expand_nodelist(text)
 
 
@@ -48,16 +54,26 @@ def slots(asked=None, **variables):
         ({}, [1, 1, 1]),
     ],
 )
-def test_slots_are_gpus_where_slurm_counts_them_else_tasks(variables, counts):
+def test_slots_are_gpus_if_slurm_reports_them_else_tasks(variables, counts):
     assert slots(**variables) == counts
 
 
-def test_what_is_asked_for_counts_where_slurm_knows_of_no_gpu():
+def test_requested_slots_are_used_if_slurm_reports_no_gpus():
     assert slots(asked=2, TASKS_PER_NODE="1(x3)") == [2, 2, 2]
     assert slots(asked=2, GPUS_PER_NODE="8") == [8, 8, 8]
 
 
 def test_outside_an_allocation_there_are_no_hosts():
     assert not is_inside_allocation({"SLURM_JOB_NODELIST": ""})
-    with pytest.raises(HostfileError, match="start it inside sbatch or salloc"):
+    with pytest.raises(HostfileError, match="start neox-launch inside sbatch or salloc"):
         allocated_hosts({})
+
+
+@pytest.mark.parametrize("counts", ["2(x99999999999)", f"{'9' * 5000}", "999999", "2(x3)1", "\u00b2"])
+def test_counts_of_tasks_that_cannot_be_right_are_refused(counts):
+    with pytest.raises(HostfileError, match="cannot be parsed"):
+        slots(TASKS_PER_NODE=counts)
+
+
+def test_a_count_of_gpus_that_cannot_be_right_is_not_used():
+    assert slots(GPUS_PER_NODE="9" * 5000, TASKS_PER_NODE="2(x3)") == [2, 2, 2]

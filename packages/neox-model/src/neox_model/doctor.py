@@ -1,7 +1,7 @@
-"""`python -m neox_model.doctor`: one worker that looks at its host, then at what it shares with others.
+"""`python -m neox_model.doctor`: one worker that examines its host, then the connections to other hosts.
 
-It judges nothing: what it finds goes to the launcher, which compares all hosts. Facts are told before the
-workers join, and again after, so that a network that joins nobody still leaves the rest to look at.
+It reports facts to the launcher, which compares all hosts. Facts are reported before the workers join the
+process group and again after, so that they are available even if the network fails.
 """
 
 import os
@@ -21,24 +21,26 @@ import click
 import torch
 from torch import distributed
 
-from neox_launcher.config import NeoXConfig, Resolved
-from neox_launcher.ranks import read_rank
-from neox_launcher.worker import report_facts
+from neox_config import NeoXConfig, Resolved
+from neox_launcher.worker.ranks import read_rank
+from neox_launcher.worker.reporting import report_facts
+from neox_model.processes import join_process_group
 from neox_model.worker import exit_worker, request_options, run_worker
 
 __all__ = ["examine", "main"]
 
 _JOIN_SECONDS = 15
+_DRIVER_SECONDS = 10.0
 _PACKAGES = ("torch", "deepspeed", "neox-model", "numpy")
 _ROUNDS = 5
 _BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
 
 
 def examine(resolved: Resolved) -> None:
-    """Find everything out, as one rank of a job. Collective over all ranks.
+    """Collect and report facts, as one rank of a job. Collective over all ranks.
 
     Args:
-        resolved: names the paths and the backend.
+        resolved: the configuration, with paths and backend.
     """
     me = read_rank()
     rank, local_rank = (me.rank, me.local_rank) if me else (0, 0)
@@ -48,7 +50,7 @@ def examine(resolved: Resolved) -> None:
     backend = resolved.derived.backend or ("nccl" if device.type == "cuda" else "gloo")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    distributed.init_process_group(backend, timeout=timedelta(seconds=_JOIN_SECONDS))
+    join_process_group(backend, timeout=timedelta(seconds=_JOIN_SECONDS))
     facts["folders"] = _folders(resolved.config, device)
     facts["all_reduce"] = _measure_all_reduce(device)
     report_facts(rank, facts)
@@ -73,7 +75,7 @@ def _devices(device: torch.device) -> dict[str, Any]:
 
 
 def _try_device(device: torch.device) -> str | None:
-    """What is wrong with a device: it computes something else than the processor, or counts memory errors."""
+    """Return the fault of a device, such as wrong results or memory errors; None if there is none."""
     try:
         numbers = torch.arange(512 * 512, dtype=torch.float64).reshape(512, 512) % 7
         if not torch.equal((numbers.to(device) @ numbers.to(device)).cpu(), numbers @ numbers):
@@ -89,19 +91,22 @@ def _try_device(device: torch.device) -> str | None:
 
 
 def _ask_driver(what: str, number: int = 0) -> str:
-    """One value of `nvidia-smi`; devices that CUDA_VISIBLE_DEVICES names by identity are asked for by it."""
+    """Query one value from `nvidia-smi`, selecting the device as in CUDA_VISIBLE_DEVICES."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return "unknown"
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     device = visible[number] if number < len(visible) else str(number)
     asked = [command, f"--query-gpu={what}", "--format=csv,noheader", f"--id={device}"]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 
 def _files(config: NeoXConfig) -> dict[str, str]:
-    """Data file -> size and time of change, which are the same on all hosts that see the same file."""
+    """Return data file -> size and modification time, which are equal on all hosts with the same file."""
     data = config.data
     prefixes = [data.data_path, *(data.train_data_paths or ()), *(data.valid_data_paths or ())]
     prefixes += list(data.test_data_paths or ())
@@ -124,9 +129,9 @@ def _written_folders(config: NeoXConfig) -> Iterator[tuple[str, Path]]:
 
 
 def _folders(config: NeoXConfig, device: torch.device) -> dict[str, str]:
-    """Parameter -> what is wrong with its folder here, empty where nothing is. Collective.
+    """Return parameter -> fault of its folder on this host, empty if none. Collective.
 
-    Rank 0 leaves a file there; who does not see it has another folder under the same name.
+    Rank 0 creates a file in the folder; a rank that does not see it has a different folder.
     """
     number = torch.tensor([secrets.randbelow(2**31)], device=device)
     distributed.broadcast(number, src=0)
@@ -156,12 +161,12 @@ def _leave(folder: Path, mark: str) -> str:
 
 def _look_for(folder: Path, mark: str) -> str:
     if not (folder / mark).exists():
-        return f"{folder} is not the folder that rank 0 has under this name"
+        return f"{folder} is not the same folder as on the host of rank 0"
     return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
 
 
 def _measure_all_reduce(device: torch.device) -> dict[str, float]:
-    """Seconds of one all-reduce, and the bytes per second that each link carries in it ("bus bandwidth")."""
+    """Return the seconds of one all-reduce, and its bytes per second per link ("bus bandwidth")."""
     numbers = torch.ones(_BYTES[device.type] // 4, device=device)
     size = distributed.get_world_size()
     distributed.all_reduce(numbers)
@@ -183,7 +188,7 @@ def _synchronize(device: torch.device) -> None:
 @click.command()
 @request_options
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Look at this host, as one worker of a job."""
+    """Examine this host, as one worker of a job."""
     exit_worker(run_worker("neox_model.doctor:examine", resolved=resolved, paths=paths, overrides=overrides))
 
 

@@ -1,8 +1,8 @@
-"""How weights start: the eight init methods, and a filling that gives the same model on every layout.
+"""Initialization of weights: the init methods, with the same result on every layout.
 
-Each parameter's generator is seeded from (seed, logical name) and fills the whole float32 tensor, of which
-a rank keeps its block. So the start depends neither on the order of construction nor on the split; the
-price is one whole parameter's memory, and time, on each rank.
+The generator of each parameter is seeded from (seed, logical name) and fills the whole float32 tensor, of
+which each rank keeps its block. The result does not depend on the order of construction or the layout; the
+cost is the memory and the time for one whole parameter on each rank.
 """
 
 import math
@@ -46,6 +46,7 @@ def _xavier_normal(tensor: Tensor, generator: torch.Generator) -> None:
 INIT_METHODS: dict[str, Callable[[float, int, int], InitMethod]] = {
     "normal": lambda std, hidden, layers: _normal(std),
     "scaled_normal": lambda std, hidden, layers: _normal(std / math.sqrt(2 * layers)),
+    "single_residual_scaled_normal": lambda std, hidden, layers: _normal(std / math.sqrt(layers)),
     "orthogonal": lambda std, hidden, layers: _orthogonal(math.sqrt(2)),
     "scaled_orthogonal": lambda std, hidden, layers: _orthogonal(math.sqrt(2 / layers)),
     "xavier_uniform": lambda std, hidden, layers: _xavier_uniform,
@@ -56,11 +57,12 @@ INIT_METHODS: dict[str, Callable[[float, int, int], InitMethod]] = {
 
 
 def build_init_method(name: str, *, std: float, hidden_size: int, num_layers: int) -> InitMethod:
-    """The init method of that name, for a model of this width and depth.
+    """Return the init method of this name for a model of this width and depth.
 
     Args:
         name: a key of INIT_METHODS.
-        std: standard deviation of "normal", and of "scaled_normal" before it is divided by sqrt(2 layers).
+        std: standard deviation of "normal"; "scaled_normal" divides it by sqrt(2 layers), and
+            "single_residual_scaled_normal" by sqrt(layers).
         hidden_size: model width, for "small_init" and "wang_init".
         num_layers: depth, for "scaled_normal", "scaled_orthogonal" and "wang_init".
 
@@ -79,10 +81,10 @@ def initialize_parameters(
     """Fill every parameter of this rank with its block of the whole tensor.
 
     Args:
-        model: parameters made by `logical_parameter`.
-        seed: of the model; the same on all ranks.
-        on_cpu: make the numbers on the CPU and not on the parameter's device (whose generator gives others).
-        writable: a context around each parameter in which it has its memory; gives whether to fill it.
+        model: module whose parameters were created by `logical_parameter`.
+        seed: random seed of the model; the same on all ranks.
+        on_cpu: draw the numbers on the CPU; the generator of the parameter's device gives different ones.
+        writable: context manager that allocates each parameter's memory and returns whether to fill it.
     """
     for name, parameter in named_logical_parameters(model):
         with writable(parameter) as should_fill, torch.no_grad():

@@ -1,4 +1,4 @@
-"""Optional packages: imported where a setting asks for them, or refused with what to install."""
+"""Import optional packages, with an error message that names the package to install."""
 
 import importlib
 from types import ModuleType
@@ -9,7 +9,7 @@ __all__ = ["MissingPackageError", "require"]
 
 
 class MissingPackageError(ModelError):
-    """A setting or command needs a package that is not installed."""
+    """Raised when a setting or command requires a package that is not installed."""
 
 
 def require(package: str, *, because: str, install: str) -> ModuleType:
@@ -17,11 +17,11 @@ def require(package: str, *, because: str, install: str) -> ModuleType:
 
     Args:
         package: name to import.
-        because: the setting or command that needs it.
-        install: what to give pip.
+        because: the setting or command that requires it.
+        install: name to pass to pip.
 
     Raises:
-        MissingPackageError: it is not installed.
+        MissingPackageError: the package is not installed.
     """
     try:
         return importlib.import_module(package)
@@ -29,6 +29,6 @@ def require(package: str, *, because: str, install: str) -> ModuleType:
         if error.name != package.partition(".")[0]:
             raise
         raise MissingPackageError(
-            f"{because} needs the package {package}, which is not installed; "
+            f"{because} requires the package {package}, which is not installed; "
             f"install it with: pip install {install}"
         ) from error

@@ -1,32 +1,37 @@
-"""What every program of workers begins with: processes, tokenizer, the configuration as plain values."""
+"""Common setup of all worker programs: process groups, tokenizer and recorded configuration values."""
 
 import logging
 import os
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import distributed
 
+from neox_config import NeoXConfig, Resolved
+from neox_config.derive.resume import IN_EFFECT, SAMPLES_PER_ITERATION, flat_values, in_effect
+from neox_config.facts.vocabulary import pad_vocabulary
 from neox_data.tokenizers import Tokenizer, build_tokenizer
-from neox_launcher.config import NeoXConfig, Resolved
-from neox_launcher.config.resume import IN_EFFECT, SAMPLES_PER_ITERATION, flat_values, in_effect
-from neox_launcher.config.shapes import pad_vocabulary
-from neox_launcher.ranks import read_rank
-from neox_launcher.worker import answer_questions
+from neox_launcher.worker.ranks import TORCHRUN_STORE_VARIABLE, read_rank
+from neox_launcher.worker.reporting import answer_questions
 from neox_model.parallel.flight_recorder import last_collectives
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.topology import create_groups
 
-__all__ = ["flat_values", "join_processes", "leave_processes", "load_tokenizer", "recorded_values"]
+__all__ = [
+    "flat_values",
+    "join_process_group",
+    "join_processes",
+    "leave_processes",
+    "load_tokenizer",
+    "recorded_values",
+]
 
 logger = logging.getLogger(__name__)
 
 
 def join_processes(resolved: Resolved) -> Groups:
-    """Join the process group and form this rank's groups. Collective over all ranks.
-
-    A worker that nothing started as one is a job of its own.
-    """
+    """Join the process group and create this rank's groups. Collective over all ranks."""
     me = read_rank()
     has_gpus = torch.cuda.is_available()
     backend = resolved.derived.backend or ("nccl" if has_gpus else "gloo")
@@ -34,25 +39,52 @@ def join_processes(resolved: Resolved) -> Groups:
     logger.info("torch.distributed runs over %s (%s), torch %s", backend, reason, torch.__version__)
     if has_gpus:
         torch.cuda.set_device(me.local_rank if me else 0)
-    if me is None:
-        # DeepSpeed reads these whatever the world's size.
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-        store = distributed.HashStore()  # type: ignore[attr-defined]
-        distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-    else:
+    if me is not None:
         answer_questions(me.rank, last_collectives)
-        distributed.init_process_group(backend)
+    join_process_group(backend)
     derived = resolved.derived
     return create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
 
 
+def join_process_group(backend: str, *, timeout: timedelta | None = None) -> None:
+    """Join the default process group, over the socket that rank 0's agent opened, if there is one.
+
+    With that socket, `init_process_group` by itself fails on rank 0, because MASTER_PORT is already in use.
+    A process without a rank in its environment forms a group of one process.
+
+    Args:
+        backend: backend of torch.distributed.
+        timeout: timeout of joining and of collectives; None for the defaults of torch.
+    """
+    me = read_rank()
+    if me is None:
+        # DeepSpeed reads these for any world size.
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+        alone = distributed.HashStore()  # type: ignore[attr-defined]
+        distributed.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=timeout)
+    elif TORCHRUN_STORE_VARIABLE in os.environ:
+        distributed.init_process_group(backend, timeout=timeout)
+    else:
+        store = distributed.TCPStore(  # type: ignore[attr-defined]
+            me.master_addr,
+            me.master_port,
+            me.world_size,
+            is_master=me.rank == 0,
+            timeout=timeout or distributed.default_pg_timeout,
+            master_listen_fd=me.store_socket,
+        )
+        distributed.init_process_group(
+            backend, store=store, rank=me.rank, world_size=me.world_size, timeout=timeout
+        )
+
+
 def leave_processes() -> None:
-    """Leave the process group; the last thing a worker that did its work does."""
+    """Destroy the process group; the last call of a worker that succeeded."""
     distributed.destroy_process_group()
 
 
 def load_tokenizer(config: NeoXConfig) -> Tokenizer:
-    """The configured tokenizer.
+    """Load the configured tokenizer.
 
     Raises:
         TokenizerError: its files are missing or unreadable.
@@ -64,7 +96,7 @@ def load_tokenizer(config: NeoXConfig) -> Tokenizer:
 
 
 def recorded_values(resolved: Resolved, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What a checkpoint records of the run that writes it, and is compared with the run that reads it."""
+    """Return the values of a run that its checkpoints record and a later load compares."""
     config = resolved.config
     vocabulary = pad_vocabulary(tokenizer.vocab_size, config.model.make_vocab_size_divisible_by)
     files = {

@@ -1,6 +1,5 @@
-"""`neox-report RUN_DIR`: the loss curve of a training as a picture, from its `metrics.jsonl`."""
+"""`neox-report RUN_DIR`: plot the loss curve of a training from its `metrics.jsonl`."""
 
-import os
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Any
 
 import click
 
+from neox_config.atomic import atomic_write
+from neox_config.output import checked_output
 from neox_model.metrics.writers.jsonl import read_metrics
 from neox_model.optional import MissingPackageError, require
 
@@ -19,11 +20,23 @@ _CURVES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+class _Report(click.Command):
+    """Command that reports a standard output that cannot be written to, such as a full disk."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program."""
+        with checked_output():
+            return super().main(*args, **kwargs)
+
+
+@click.command(cls=_Report, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="neox-model")
 @click.argument("run_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--output", type=click.Path(path_type=Path), help="The picture; RUN_DIR/loss.png by default.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="PNG file to write. [default: RUN_DIR/loss.png]"
+)
 def main(run_dir: Path, output: Path | None) -> None:
-    """Draw the training and validation loss of the run whose log folder is RUN_DIR."""
+    """Plot the training and validation loss of the run with the log folder RUN_DIR."""
     try:
         click.echo(draw_loss_curve(run_dir, output or run_dir / "loss.png"))
     except (MissingPackageError, OSError, ValueError) as error:
@@ -31,24 +44,24 @@ def main(run_dir: Path, output: Path | None) -> None:
 
 
 def draw_loss_curve(run_dir: Path, picture: Path) -> Path:
-    """Draw the losses over the iterations; the picture appears whole or not at all.
+    """Plot the losses by iteration; the file is written atomically.
 
     Args:
-        run_dir: holds `metrics.jsonl`.
-        picture: a PNG.
+        run_dir: folder with `metrics.jsonl`.
+        picture: PNG file to write.
 
     Returns:
-        The picture's path.
+        The path of the PNG file.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
-        OSError: the record cannot be read or the picture not written.
-        ValueError: the record holds no loss.
+        OSError: the metrics cannot be read or the plot cannot be written.
+        ValueError: the metrics contain no loss.
     """
     record = run_dir / "metrics.jsonl"
     curves = _read_curves(record)
     if not curves:
-        raise ValueError(f"{record} holds no loss yet; report on a training that has written some iterations")
+        raise ValueError(f"{record} contains no loss; wait until the training has logged some iterations")
     require("matplotlib", because="neox-report", install="matplotlib")
     from matplotlib.figure import Figure
 
@@ -61,18 +74,17 @@ def draw_loss_curve(run_dir: Path, picture: Path) -> Path:
         (line,) = axes.plot(*zip(*points, strict=True), label=f"{label}, last {points[-1][1]:.3f}", **style)
         means = smoothed(points)
         if means:
-            told = f"mean of {_window(points)}, last {means[-1][1]:.3f}"
-            axes.plot(*zip(*means, strict=True), color=line.get_color(), label=told)
+            mean_label = f"mean of {_window(points)}, last {means[-1][1]:.3f}"
+            axes.plot(*zip(*means, strict=True), color=line.get_color(), label=mean_label)
     axes.grid(alpha=0.3)
     axes.legend()
-    aside = picture.with_name(f".{picture.name}.tmp")
-    figure.savefig(aside, format="png", dpi=120)
-    os.replace(aside, picture)
+    with atomic_write(picture) as file:
+        figure.savefig(file.buffer, format="png", dpi=120)
     return picture
 
 
 def smoothed(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At each point the mean of it and those before it, over a twentieth of them; none where that is one."""
+    """Return the moving average over a twentieth of the points; empty if that is one point."""
     window = _window(points)
     if window == 1:
         return []
@@ -88,7 +100,7 @@ def _window(points: Sequence[tuple[int, float]]) -> int:
 
 
 def _read_curves(record: Path) -> dict[str, list[tuple[int, float]]]:
-    """(iteration, loss) per metric, for those that occur."""
+    """Return the (iteration, loss) pairs of each metric that occurs."""
     curves: dict[str, list[tuple[int, float]]] = {name: [] for name in _CURVES}
     for line in read_metrics(record):
         for name, points in curves.items():

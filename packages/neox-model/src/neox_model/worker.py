@@ -1,8 +1,7 @@
-"""What every worker program does first and last: who it is, what is asked, and how it tells of a failure.
+"""The entry point of every worker program: register, read the request, run, and report failures.
 
-torch and deepspeed take seconds to import. The program's own module, which imports them, is therefore
-loaded by name once this worker is registered: the launcher can end it, and hears of it, from the first
-moment on.
+torch and deepspeed take seconds to import. The program's module, which imports them, is therefore loaded by
+name after this worker is registered, so that the launcher can already monitor and end it.
 """
 
 import importlib
@@ -15,33 +14,42 @@ from typing import NoReturn
 
 import click
 
+from neox_config import NeoXConfig, Resolved, decode_resolved, load_config, resolve
+from neox_config.errors import ConfigError, NeoXError
+from neox_config.log import configure_logging
+from neox_config.problems import list_problems
 from neox_data.errors import DataError
-from neox_launcher.config import Resolved, decode_resolved, load_config, resolve
-from neox_launcher.errors import ConfigError, NeoXError
-from neox_launcher.log import configure_logging
-from neox_launcher.ranks import RankInfo, read_rank, refuse_mpi_by_hand
-from neox_launcher.stop_signals import block_warning, unblock_warning
-from neox_launcher.worker import register_worker, report_failure
+from neox_launcher.plan.preflight import notes_on_data, refuse_worker_by_hand, unused_by_hand
+from neox_launcher.protocol.stop_signals import block_warning, unblock_warning
+from neox_launcher.worker.ranks import RankInfo, read_rank, refuse_mpi_by_hand
+from neox_launcher.worker.reporting import register_worker, report_failure
+from neox_model.errors import StopRequested
 
 __all__ = ["exit_worker", "request_options", "run_worker", "show"]
 
 
 def request_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that say what to do: `--resolved` from the launcher, `--config` and `--set` by hand."""
+    """Add the options of a request: `--resolved` from the launcher, `--config` and `--set` by hand."""
     for option in (
-        click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Set one parameter."),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Override a parameter of the configuration. May be repeated.",
+        ),
         click.option(
             "--config",
             "paths",
             multiple=True,
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="A configuration file; several are merged.",
+            help="Configuration file. May be repeated; the files are merged.",
         ),
         click.option(
             "--resolved",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
             callback=lambda context, parameter, path: path and path.read_text(),
-            help="A file with the resolved configuration, as the launcher encodes it.",
+            help="File with the resolved configuration, written by the launcher.",
         ),
     ):
         command = option(command)
@@ -54,21 +62,24 @@ def run_worker(
     resolved: str | None,
     paths: Sequence[Path],
     overrides: Sequence[str],
+    preflight: str | None = None,
     saves_when_warned: bool = False,
 ) -> int:
     """Run `module:function` with the resolved configuration.
 
     Args:
-        program: where the work is done; the function takes a `Resolved` and returns what rank 0
-            prints as the result, or None.
-        resolved: encoded, from the launcher; None: the next two say it.
+        program: `module:function`; the function takes a `Resolved` and returns the result that rank 0
+            prints, or None.
+        resolved: the resolved configuration, encoded by the launcher; None: use `paths` and `overrides`.
         paths: configuration files.
-        overrides: `name=value`, stronger than the files.
-        saves_when_warned: the program handles SIGUSR1, a scheduler's warning, and unblocks it once it can;
-            other programs have nothing to save, so it ends them.
+        overrides: `name=value` pairs that override the files.
+        preflight: program (train, generate or evaluate) whose preflight checks a worker by hand runs, as
+            neox-launch does; None runs none.
+        saves_when_warned: the program handles SIGUSR1, a scheduler's warning, and unblocks it once it can.
+            SIGUSR1 ends other programs, which have nothing to save.
 
     Returns:
-        The exit code: 0, or that of the failure, which has then been reported.
+        The exit code: 0, or that of the failure, which has been reported.
     """
     (block_warning if saves_when_warned else unblock_warning)()
     me = read_rank() or RankInfo(
@@ -76,32 +87,47 @@ def run_worker(
     )
     register_worker(me.rank)
     configure_logging(me.rank)
-    # Importing deepspeed warns where there is no GPU; which backend runs, and why, is a line of our own.
+    # Importing deepspeed logs a warning if there is no GPU; we log the backend ourselves.
     logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator" not in record.getMessage())
     try:
-        request = _read_request(me, resolved, paths, overrides)
+        request = _read_request(me, resolved, paths, overrides, preflight)
         result = _call(program, request)
+        if me.rank == 0 and result is not None:
+            show(result)
+    except StopRequested as stop:
+        logging.getLogger(__name__).warning("%s: ending", stop)
+        return stop.exit_code
     except Exception as error:
         return report_failure(me.rank, error)
-    if me.rank == 0 and result is not None:
-        show(result)
     return 0
 
 
 def show(text: str) -> None:
-    """Print on standard output; when its reader has gone (`| head`), the work goes on unseen."""
+    """Print to standard output; if its reader is gone (`| head`), continue without output.
+
+    Raises:
+        NeoXError: standard output cannot be written to for another reason, such as a full disk.
+    """
     try:
         click.echo(text)
+    except UnicodeEncodeError:
+        # The locale's encoding lacks a character.
+        encoding = sys.stdout.encoding
+        click.echo(text.encode(encoding, errors="replace").decode(encoding))
     except BrokenPipeError:
-        # What is still buffered must go somewhere: Python flushes once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
+    except OSError as error:
+        _discard_output()
+        raise NeoXError(f"the result cannot be written to standard output: {error.strerror}") from error
+
+
+def _discard_output() -> None:
+    # Python flushes the buffer again when it exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def exit_worker(code: int) -> NoReturn:
-    """Leave the process.
-
-    After a failure without clean-up: a process group that was abandoned half-way may wait for ever.
-    """
+    """Exit the process, after a failure without cleanup: an incomplete process group may block forever."""
     if code:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -110,22 +136,39 @@ def exit_worker(code: int) -> NoReturn:
 
 
 def _read_request(
-    me: RankInfo, resolved: str | None, paths: Sequence[Path], overrides: Sequence[str]
+    me: RankInfo,
+    resolved: str | None,
+    paths: Sequence[Path],
+    overrides: Sequence[str],
+    preflight: str | None,
 ) -> Resolved:
     if resolved is not None:
         return decode_resolved(resolved)
     if not paths:
-        raise ConfigError("nothing says what to do: give at least one --config FILE")
+        raise ConfigError("no configuration was given; pass at least one --config FILE")
     refuse_mpi_by_hand()
     hosts = me.world_size // me.local_world_size
-    return resolve(load_config(paths, overrides=overrides), devices=me.world_size, hosts=hosts)
+    config = load_config(paths, overrides=overrides)
+    request = resolve(config, devices=me.world_size, hosts=hosts)
+    if preflight is not None:
+        _print_notes(me, config)
+        refuse_worker_by_hand(config, program=preflight)
+    return request
+
+
+def _print_notes(me: RankInfo, config: NeoXConfig) -> None:
+    notices = [*config.notices, *notes_on_data(config)]
+    notices += unused_by_hand(config) if me.world_size == 1 else ()
+    if me.rank == 0 and notices:
+        click.echo(list_problems(notices, config.files, called="note") + "\n", err=True)
 
 
 def _call(program: str, request: Resolved) -> str | None:
-    """Import the program and call it; errors that data and kernels foresee are told by their message alone.
+    """Import the program and call it; convert the errors of the data and kernel packages.
 
     Raises:
-        NeoXError: with that message; a fused operator that cannot be used here is a wrong request.
+        NeoXError: an error of the data or kernel package.
+        ConfigError: a requested fused operator cannot be used.
     """
     module, _, name = program.partition(":")
     function: Callable[[Resolved], str | None] = getattr(importlib.import_module(module), name)

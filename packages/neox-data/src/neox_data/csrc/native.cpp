@@ -1,13 +1,15 @@
-// Orders of samples and blends, and samples' tokens, item for item those of the numpy functions of the same names.
+// Orders of samples and blends, and tokens of samples; results are identical to the numpy functions of the same names.
 //
-// Built when the package is installed, if there is a compiler; nothing needs it. Compiled with -ffp-contract=off: a
-// fused multiply-add would decide ties of a blend in another way than IEEE multiplication and subtraction do.
+// Optional: compiled at installation if there is a compiler, with -ffp-contract=off: a fused multiply-add would
+// decide ties of a blend differently from IEEE multiplication and subtraction.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -30,85 +32,111 @@ void check_contiguous(const py::buffer_info& info, const char* name) {
   }
 }
 
-// A one-dimensional, contiguous array of T, without a copy.
+// An array of T that is read, contiguous and at any address, without a copy.
 template <typename T>
-struct Span {
+struct Input {
+  const char* data;
+  int64_t size;
+
+  Input(const py::buffer& buffer, const char* name) {
+    py::buffer_info info = buffer.request();
+    if (info.itemsize != sizeof(T)) throw std::invalid_argument(std::string(name) + " has another item size");
+    check_contiguous(info, name);
+    data = static_cast<const char*>(info.ptr);
+    size = info.size;
+  }
+
+  T operator[](int64_t i) const { return load<T>(data, i); }
+};
+
+// An array of T that is written, contiguous and aligned, without a copy.
+template <typename T>
+struct Output {
   T* data;
   int64_t size;
 
-  Span(const py::buffer& buffer, const char* name, bool writable = false) {
-    py::buffer_info info = buffer.request(writable);
+  Output(const py::buffer& buffer, const char* name) {
+    py::buffer_info info = buffer.request(true);
     if (info.itemsize != sizeof(T)) throw std::invalid_argument(std::string(name) + " has another item size");
     check_contiguous(info, name);
+    if (reinterpret_cast<uintptr_t>(info.ptr) % alignof(T))
+      throw std::invalid_argument(std::string(name) + " is not aligned");
     data = static_cast<T*>(info.ptr);
     size = info.size;
   }
 };
+
+// The number of tokens of document `i` of a stream; the numbers come from a file or from a caller.
+int64_t tokens_of(const Input<int32_t>& stream, int64_t i, const Input<int32_t>& sizes) {
+  const int64_t document = stream[i];
+  if (document < 0 || document >= sizes.size)
+    throw std::out_of_range("document " + std::to_string(document) + " of " + std::to_string(sizes.size));
+  return sizes[document];
+}
 
 // ---------------------------------------------------------------- shuffling
 
 void shuffle(MersenneTwister& random, const py::buffer& values) {
   py::buffer_info info = values.request(true);
   if (info.itemsize == 4) {
-    Span<uint32_t> span(values, "values", true);
+    Output<uint32_t> array(values, "values");
     py::gil_scoped_release unlocked;
-    shuffle_array(span.data, span.size, random);
+    shuffle_array(array.data, array.size, random);
   } else {
-    Span<uint64_t> span(values, "values", true);
+    Output<uint64_t> array(values, "values");
     py::gil_scoped_release unlocked;
-    shuffle_array(span.data, span.size, random);
+    shuffle_array(array.data, array.size, random);
   }
 }
 
 // ---------------------------------------------------------------- places of samples
 
 template <typename T>
-void fill_starts(T* starts, int64_t rows, const int32_t* stream, int64_t num_documents, const int32_t* sizes,
+void fill_starts(const py::buffer& buffer, const Input<int32_t>& stream, const Input<int32_t>& sizes,
                  int64_t seq_length) {
+  Output<T> starts(buffer, "starts");
+  const int64_t rows = starts.size / 2;
+  if (rows < 1 || starts.size % 2 || seq_length < 1)
+    throw std::invalid_argument("starts must have rows of two numbers, and seq_length must be at least 1");
+  py::gil_scoped_release unlocked;
+  T* out = starts.data;
   int64_t begin = 0, position = seq_length, row = 1;
-  starts[0] = starts[1] = 0;
-  for (int64_t document = 0; document < num_documents && row < rows; ++document) {
-    int64_t end = begin + sizes[stream[document]];
-    // Whether a sample begins here is a coin's toss to the processor: the row is written, and counts if it does.
+  out[0] = out[1] = 0;
+  for (int64_t document = 0; document < stream.size && row < rows; ++document) {
+    int64_t end = begin + tokens_of(stream, document, sizes);
+    // Branch-free, because the branch is unpredictable: always write the row, advance only if a sample begins here.
     bool begins_here;
     do {
-      starts[2 * row] = static_cast<T>(document);
-      starts[2 * row + 1] = static_cast<T>(position - begin);
+      out[2 * row] = static_cast<T>(document);
+      out[2 * row + 1] = static_cast<T>(position - begin);
       begins_here = position < end;
       row += begins_here;
       position += begins_here ? seq_length : 0;
     } while (position < end && row < rows);
     begin = end;
   }
-  if (row < rows) throw std::invalid_argument("the documents hold fewer tokens than the samples need");
+  if (row < rows) throw std::invalid_argument("the documents contain fewer tokens than the samples require");
 }
 
 void sample_starts(const py::buffer& stream, const py::buffer& sizes, const py::buffer& starts, int64_t seq_length) {
-  Span<const int32_t> documents(stream, "stream"), lengths(sizes, "sizes");
-  py::buffer_info info = starts.request(true);
-  int64_t rows = info.shape.at(0);
-  if (info.itemsize == 4) {
-    Span<int32_t> out(starts, "starts", true);
-    py::gil_scoped_release unlocked;
-    fill_starts(out.data, rows, documents.data, documents.size, lengths.data, seq_length);
-  } else {
-    Span<int64_t> out(starts, "starts", true);
-    py::gil_scoped_release unlocked;
-    fill_starts(out.data, rows, documents.data, documents.size, lengths.data, seq_length);
-  }
+  Input<int32_t> documents(stream, "stream"), lengths(sizes, "sizes");
+  if (starts.request(true).itemsize == 4)
+    fill_starts<int32_t>(starts, documents, lengths, seq_length);
+  else
+    fill_starts<int64_t>(starts, documents, lengths, seq_length);
 }
 
 int64_t count_tokens(const py::buffer& documents, const py::buffer& sizes) {
-  Span<const int32_t> numbers(documents, "documents"), lengths(sizes, "sizes");
+  Input<int32_t> numbers(documents, "documents"), lengths(sizes, "sizes");
   py::gil_scoped_release unlocked;
   int64_t tokens = 0;
-  for (int64_t i = 0; i < numbers.size; ++i) tokens += lengths.data[numbers.data[i]];
+  for (int64_t i = 0; i < numbers.size; ++i) tokens += tokens_of(numbers, i, lengths);
   return tokens;
 }
 
 // ---------------------------------------------------------------- reading samples
 
-// Holds on to the arrays that it reads, from any number of threads.
+// Keeps references to the arrays that it reads; may be used by several threads.
 class SampleReader {
  public:
   SampleReader(const py::buffer& tokens, bool is_signed, const py::buffer& places, int64_t place_bytes,
@@ -122,7 +150,12 @@ class SampleReader {
     arrays_.documents = numbers<int32_t>(documents, "documents");
     arrays_.starts = numbers<int32_t>(starts, "starts");
     arrays_.shuffle = numbers<uint32_t>(shuffle, "shuffle");
-    arrays_.units_per_token = arrays_.tokens.token_bytes / place_bytes;
+    const int64_t token_bytes = arrays_.tokens.token_bytes;
+    if (token_bytes != 1 && token_bytes != 2 && !(is_signed && (token_bytes == 4 || token_bytes == 8)))
+      throw std::invalid_argument("tokens have an unsupported type");
+    if (place_bytes < 1 || token_bytes % place_bytes) throw std::invalid_argument("place_bytes must divide the bytes of a token");
+    if (length < 1) throw std::invalid_argument("length must be at least 1");
+    arrays_.units_per_token = token_bytes / place_bytes;
     if (arrays_.places.size != arrays_.sizes.size) throw std::invalid_argument("places and sizes must have one length");
   }
 
@@ -131,7 +164,7 @@ class SampleReader {
     int64_t* out = tokens.mutable_data();
     bool is_read;
     {
-      // The first look at a part of a file waits for the disk.
+      // The first access to a page of a file waits for the disk.
       py::gil_scoped_release unlocked;
       is_read = arrays_.read(item, out, length_);
     }
@@ -166,22 +199,30 @@ class SampleReader {
 // ---------------------------------------------------------------- blending
 
 template <typename T>
-void blend_into(const Span<const double>& weights, const py::buffer& order, int64_t* taken_before, int64_t block,
+void blend_into(const std::vector<double>& weights, const py::buffer& order, int64_t* taken_before, int64_t block,
                 int64_t most_scanned, int64_t most_lanes) {
-  Span<T> items(order, "order", true);
+  Output<T> items(order, "order");
+  const int64_t num_datasets = weights.size();
+  if (num_datasets - 1 > static_cast<int64_t>(std::numeric_limits<T>::max()))
+    throw std::invalid_argument("order cannot hold the number of the last dataset");
   py::gil_scoped_release unlocked;
-  if (weights.size <= most_scanned)
-    blend_by_scanning(weights.data, weights.size, items.data, items.size, taken_before, block, most_lanes);
+  if (num_datasets <= most_scanned)
+    blend_by_scanning(weights.data(), num_datasets, items.data, items.size, taken_before, block, most_lanes);
   else
-    blend_by_tournament(weights.data, weights.size, items.data, items.size, taken_before, block);
+    blend_by_tournament(weights.data(), num_datasets, items.data, items.size, taken_before, block);
 }
 
 void blend_order(const py::buffer& weights, const py::buffer& order, const py::buffer& taken_before, int64_t block,
                  int64_t most_scanned, int64_t most_lanes) {
-  Span<const double> shares(weights, "weights");
-  Span<int64_t> taken(taken_before, "taken_before", true);
+  Input<double> given(weights, "weights");
+  std::vector<double> shares(given.size);
+  for (int64_t j = 0; j < given.size; ++j) shares[j] = given[j];
+  // With a NaN, no deficit would equal the largest one.
+  if (!std::all_of(shares.begin(), shares.end(), [](double share) { return std::isfinite(share); }))
+    throw std::invalid_argument("weights must be finite");
+  Output<int64_t> taken(taken_before, "taken_before");
   py::buffer_info info = order.request(true);
-  if (shares.size < 1 || block < 1 || taken.size != (info.size / block + 1) * shares.size)
+  if (given.size < 1 || block < 1 || taken.size != (info.size / block + 1) * given.size)
     throw std::invalid_argument("taken_before must have a row for each block and a column for each weight");
   if (info.itemsize == 1)
     blend_into<uint8_t>(shares, order, taken.data, block, most_scanned, most_lanes);

@@ -1,10 +1,18 @@
-// Part of native.cpp: a sample's tokens, cut from the pieces of documents that it is made of.
+// Part of native.cpp: reads the tokens of a sample from its documents.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-// Whole numbers of 4 bytes (as Small) or 8, at any address: the arrays of an .idx file are not aligned.
+// Element i of an array at any address: the arrays of an .idx file are not aligned.
+template <typename T>
+inline T load(const char* data, int64_t i) {
+  T value;
+  std::memcpy(&value, data + i * sizeof(T), sizeof(T));
+  return value;
+}
+
+// Integers of 4 bytes (as Small) or 8 bytes.
 template <typename Small>
 struct Numbers {
   const char* data;
@@ -12,18 +20,11 @@ struct Numbers {
   bool is_small;
 
   int64_t operator[](int64_t i) const {
-    if (is_small) {
-      Small value;
-      std::memcpy(&value, data + i * sizeof(value), sizeof(value));
-      return value;
-    }
-    int64_t value;
-    std::memcpy(&value, data + i * sizeof(value), sizeof(value));
-    return value;
+    return is_small ? static_cast<int64_t>(load<Small>(data, i)) : load<int64_t>(data, i);
   }
 };
 
-// The tokens of a .bin; of which type they are is asked once a piece.
+// The tokens of a .bin; dispatches on their type once per piece.
 struct TokenArray {
   const char* data;
   int64_t size, token_bytes;
@@ -41,19 +42,19 @@ struct TokenArray {
  private:
   template <typename T>
   void widen_as(int64_t first, int64_t count, int64_t* out) const {
-    const T* from = reinterpret_cast<const T*>(data) + first;
-    for (int64_t i = 0; i < count; ++i) out[i] = from[i];
+    const char* from = data + first * sizeof(T);
+    for (int64_t i = 0; i < count; ++i) out[i] = load<T>(from, i);
   }
 };
 
 struct SampleArrays {
   TokenArray tokens;
-  Numbers<int32_t> places, sizes;              // Of each sequence: where it begins, and its tokens.
+  Numbers<int32_t> places, sizes;              // Position and number of tokens of each sequence.
   Numbers<int32_t> documents, starts;          // As in SampleIndex; two of `starts` are a row.
   Numbers<uint32_t> shuffle;
   int64_t units_per_token;                     // Of `places`.
 
-  // Writes the tokens of an item; false where there is no such item, or something is out of its place.
+  // Writes the tokens of an item; returns false if the item does not exist or the index is inconsistent.
   bool read(int64_t item, int64_t* out, int64_t length) const {
     if (item < 0 || item >= shuffle.size) return false;
     const int64_t sample = shuffle[item], rows = starts.size / 2;
@@ -68,8 +69,10 @@ struct SampleArrays {
       const int64_t size = sizes[sequence], place = places[sequence];
       const int64_t first = place / units_per_token;
       if (place < 0 || place % units_per_token || size < 0 || first > tokens.size - size) return false;
+      // Compared before anything is added: damaged values may be as large as their type allows.
+      if (offset < 0 || offset > size || (document == last && (end < 0 || end >= size))) return false;
       const int64_t count = (document == last ? end + 1 : size) - offset;
-      if (offset < 0 || count < 0 || count > size - offset || count > length) return false;
+      if (count < 0 || count > length) return false;
       tokens.widen(first + offset, count, out);
       out += count;
       length -= count;

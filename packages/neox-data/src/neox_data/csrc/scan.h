@@ -1,9 +1,9 @@
-// Part of native.cpp: the order of a blend of up to a few hundred datasets, by looking at all of them for each item.
+// Part of native.cpp: the order of a blend of up to a few hundred datasets, by scanning all of them for each item.
 //
-// An item waits for the one before it, so one order alone leaves most of a core idle. Eight stretches of it are
-// therefore found side by side. Where a stretch begins, how much each dataset has given is guessed: its share, rounded
-// so that all add up. From there the walk soon falls into step with the true one (after a few items, as experiments
-// show); a stretch counts only if it began, to the last dataset, where the one before it ended. Else it is found anew.
+// Each item depends on the previous one, so a single sequence leaves most of a core idle. Eight segments are therefore
+// computed at the same time. The state at the start of a segment is estimated: each dataset's share, rounded so that
+// the sum is right. The estimate usually converges to the true state after a few items. A segment is accepted only if
+// its start equals the end of the previous one for every dataset; otherwise it is computed again.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ constexpr int64_t kSlice = 256, kStreams = 8, kWarmUp = 512, kMostBlocks = 16;
 // [streams, padded])
 using ScanKernel = void (*)(const double*, double*, int64_t, const int64_t*, int64_t, uint16_t*, double*);
 
-// A one between zeros: from kOne + 7 - j, lane j of a vector is it.
+// A one between zeros: a vector loaded from kOne + 7 - j has the one in lane j.
 alignas(64) static const double kOne[16] = {0, 0, 0, 0, 0, 0, 0, 1};
 
 #if defined(__x86_64__)
@@ -87,12 +87,12 @@ static void scan(const double* weights, double* taken, int64_t padded, const int
 }
 }  // namespace plain
 
-// What the processor can do best.
+// The best instruction set of the processor.
 struct ScanKernels {
   int64_t padded;
   ScanKernel one, many;
 
-  // `most_lanes`: the widest vectors to use, where the processor has them.
+  // `most_lanes`: the widest vectors to use, if the processor supports them.
   ScanKernels(int64_t num_datasets, int64_t most_lanes)
       : padded(num_datasets), one(plain::scan<1>), many(plain::scan<kStreams>) {
 #if defined(__x86_64__)
@@ -126,7 +126,7 @@ class Scan {
       if (stretch >= kWarmUp && !wait && num_items - first >= kStreams * stretch) {
         int64_t good = run_side_by_side(state, first, stretch);
         first += good * stretch;
-        // Weights that keep falling out of step are left alone for longer and longer.
+        // If estimates keep failing, retry after increasing intervals.
         wait = good == kStreams ? 0 : patience;
         patience = good == kStreams ? 1 : 2 * patience;
       } else {
@@ -142,14 +142,14 @@ class Scan {
  private:
   using State = std::vector<double>;
 
-  // Nothing taken; what only fills up a vector is behind every other.
+  // Nothing taken; the padding of a vector is never selected.
   State started() const {
     State state(kernels_.padded, std::numeric_limits<double>::infinity());
     std::fill_n(state.begin(), num_datasets_, 0.0);
     return state;
   }
 
-  // How many stretches counted, one at least; `state` is then that behind the last of them.
+  // Returns the number of accepted segments, at least one; `state` is the state after the last of them.
   int64_t run_side_by_side(State& state, int64_t first, int64_t stretch) {
     int64_t padded = kernels_.padded, begins[kStreams], warm[kStreams];
     State states(kStreams * padded), began;
@@ -171,7 +171,7 @@ class Scan {
     return good;
   }
 
-  // Shares of the first `items`, rounded down, and one more for those that lost most by it, so that all add up.
+  // Shares of the first `items`, rounded down, plus one for the largest remainders, so that the sum is right.
   State guess(int64_t items) const {
     State state = started(), lost(num_datasets_);
     double missing = static_cast<double>(items);
@@ -205,7 +205,7 @@ class Scan {
     }
   }
 
-  // What each dataset has given before an item at which a block begins.
+  // Number of items taken from each dataset before the first item of a block.
   void note(const double* state, int64_t item) {
     std::copy_n(state, num_datasets_, taken_before_ + item / block_ * num_datasets_);
   }
@@ -219,7 +219,7 @@ class Scan {
   std::vector<uint16_t> found_;
 };
 
-// Fills `order` and, before each block of items, how many each dataset has given.
+// Fills `order`, and the number of items taken from each dataset before each block.
 template <typename T>
 void blend_by_scanning(const double* weights, int64_t num_datasets, T* order, int64_t num_items, int64_t* taken_before,
                        int64_t block, int64_t most_lanes) {

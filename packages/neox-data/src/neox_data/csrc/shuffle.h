@@ -1,10 +1,10 @@
-// Part of native.cpp: numpy's legacy generator and its shuffle, number for number.
+// Part of native.cpp: numpy's legacy generator and shuffle, with identical results.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
-// MT19937, seeded as numpy.random.RandomState seeds it from a number below 2**32.
+// MT19937, seeded like numpy.random.RandomState with a number below 2**32.
 class MersenneTwister {
  public:
   explicit MersenneTwister(uint32_t seed) {
@@ -22,7 +22,7 @@ class MersenneTwister {
  private:
   static constexpr int kWords = 624, kFar = 397;
 
-  // All words at once, in loops that a compiler turns into vectors.
+  // All words at once, in loops that the compiler can vectorize.
   void refill() {
     auto mix = [](uint32_t high, uint32_t low) {
       uint32_t word = (high & 0x80000000u) | (low & 0x7fffffffu);
@@ -45,9 +45,9 @@ class MersenneTwister {
   int position_ = kWords;
 };
 
-// Fisher and Yates from the last place down. A place to swap with is uniform in 0 to `last`: words under the smallest
-// mask that covers it, until one is not above it. Places are drawn ahead, so that memory is fetched in time, and
-// without a branch on whether a word will do, which no processor can foresee.
+// Fisher-Yates shuffle from the last position down. The position to swap with is uniform in 0 to `last`: words are
+// masked with the smallest covering mask and rejected if above `last`. Positions are drawn ahead, to prefetch memory,
+// and without a branch on rejection, which would be unpredictable.
 template <typename T>
 void shuffle_array(T* values, int64_t size, MersenneTwister& random) {
   constexpr int64_t kAhead = 64;

@@ -8,11 +8,11 @@
 #include <numeric>
 #include <vector>
 
-// Finds the furthest dataset in a tournament whose matches are played again only when their outcome can have changed:
-// logarithmic in the number of different weights, so the way for thousands of datasets.
+// Finds the dataset furthest behind with a tournament tree that re-evaluates a match only if its outcome may have
+// changed: logarithmic in the number of different weights, for thousands of datasets.
 //
-// Datasets of the same weight take turns, so each weight is one player. A match remembers the first item for which
-// rounding aside, or with the worst rounding, the loser could be ahead; until then its winner stands.
+// Datasets of the same weight take turns, so each weight is one player. A match stores the first item at which the
+// loser could be ahead, with the worst rounding; until then its winner is unchanged.
 class Tournament {
  public:
   Tournament(const double* weights, int64_t num_datasets) {
@@ -53,7 +53,7 @@ class Tournament {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
   static constexpr double kRounding = 0x1p-50;
 
-  // All datasets of one weight. The next to be taken is the first that has been taken once less than the others.
+  // All datasets of one weight. The next one is the first that was taken once less often than the others.
   struct Player {
     double weight, taken;
     int64_t turn;
@@ -61,7 +61,7 @@ class Tournament {
     int64_t front() const { return members[turn]; }
   };
 
-  // `fails`: the first item whose match must be played again; `next`: the first of this match and all below it.
+  // `fails`: first item at which this match must be re-evaluated; `next`: the minimum over this match and its subtree.
   struct Match {
     int64_t winner, fails, next;
   };
@@ -106,7 +106,7 @@ class Tournament {
   int64_t num_leaves_ = 1;
 };
 
-// Fills `order` and, before each block of items, how many each dataset has given.
+// Fills `order`, and the number of items taken from each dataset before each block.
 template <typename T>
 void blend_by_tournament(const double* weights, int64_t num_datasets, T* order, int64_t num_items,
                          int64_t* taken_before, int64_t block) {

@@ -1,1 +1,1 @@
-"""Curricula: easy samples first, by any measure; or short ones first."""
+"""Curriculum learning: easy samples first, by any measure of difficulty, or short samples first."""

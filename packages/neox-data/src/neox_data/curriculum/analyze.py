@@ -1,4 +1,4 @@
-"""Measures of how difficult samples are, for a curriculum."""
+"""Measures of the difficulty of samples, for a curriculum."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,9 +14,9 @@ _SCALE = 1000
 
 
 def vocabulary_rarity(dataset: SampleDataset, num_samples: int) -> np.ndarray:
-    """Minus the mean logarithm (base 2) of how frequent the tokens of a sample are, in thousandths; int64.
+    """Return minus the mean logarithm (base 2) of the frequencies of a sample's tokens; int64, thousandths.
 
-    Frequencies are those of the tokens of all samples together.
+    Frequencies are counted over the tokens of all samples.
 
     Source: arXiv:2212.03597 (vocabulary rarity), as a mean so that it does not depend on the length.
     """
@@ -33,7 +33,7 @@ def vocabulary_rarity(dataset: SampleDataset, num_samples: int) -> np.ndarray:
 
 
 def num_documents(dataset: SampleDataset, num_samples: int) -> np.ndarray:
-    """How many documents a sample is made of, int64: fewer are longer stretches of text."""
+    """Return the number of documents in each sample, int64; fewer documents are longer passages."""
     counts = (sum(1 for _ in passages(dataset, item)) for item in range(num_samples))
     return np.fromiter(counts, np.int64, num_samples)
 

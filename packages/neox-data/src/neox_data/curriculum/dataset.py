@@ -1,8 +1,8 @@
-"""Samples in the order of a curriculum: at each iteration only what is easy enough, spread over all of it.
+"""Samples in the order of a curriculum: each iteration draws only from samples that are easy enough.
 
-Samples that become easy enough at the same iteration are a cluster. An iteration draws from the clusters that
-are open, in proportion to their sizes; a cluster gives its samples in a shuffled order, each once before any
-comes again. Where every draw comes from is computed from its number, so resuming needs no state.
+Samples that become easy enough at the same iteration form a cluster. An iteration draws from the open
+clusters in proportion to their sizes; a cluster yields its samples in a shuffled order, each once before any
+is repeated. The source of each draw is computed from its number, so resuming requires no state.
 
 Source: the method of arXiv:2212.03597, whose implementation (DeepSpeed) draws at random and keeps its state.
 """
@@ -14,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
+from neox_data.batch_sizes import BatchSizes
 from neox_data.blend import SampleDataset
 from neox_data.curriculum.metric_index import MetricIndex, admissions
-from neox_data.curriculum.pace import changes
+from neox_data.curriculum.sample_order import check_order, fingerprint_order
+from neox_data.curriculum.schedule import changes
 from neox_data.errors import DataError
 from neox_data.indexed.layout import bin_path, idx_path
 from neox_data.lazy_blend import SpreadPoints
@@ -31,16 +33,16 @@ _MOST_CLUSTERS = 1000
 
 
 class Clusters:
-    """Samples by the iteration from which on they are drawn.
+    """Samples grouped by the first iteration that may draw them.
 
     Args:
-        admitted: int64 [samples], that iteration of each; the greatest number: never.
-        origin: what says so, for messages.
+        admitted: int64 [samples], the first iteration of each sample; the maximum of int64: never.
+        origin: source of these values, for messages.
 
     Attributes:
-        samples: int64, cluster after cluster.
-        ends: where each cluster ends in `samples`.
-        begins: the iteration from which on each is drawn, the first one 0.
+        samples: int64, the samples of all clusters in order.
+        ends: end of each cluster in `samples`.
+        begins: first iteration of each cluster; 0 for the first cluster.
 
     Raises:
         DataError: no sample is easy enough for the first iteration, or there are too many clusters.
@@ -51,12 +53,13 @@ class Clusters:
         begins, counts = np.unique(admitted[admitted < _NEVER], return_counts=True)
         if len(begins) > _MOST_CLUSTERS:
             raise DataError(
-                f"the curriculum ({origin}) grows in {len(begins):,} steps, and at most {_MOST_CLUSTERS:,} "
-                "are kept apart; use a larger difficulty_step"
+                f"the curriculum ({origin}) has {len(begins):,} steps, but at most {_MOST_CLUSTERS:,} "
+                "are supported; use a larger difficulty_step"
             )
         if not len(begins) or begins[0]:
             raise DataError(
-                f"no sample is easy enough for the first iteration by all of {origin}; raise a min_difficulty"
+                f"no sample is easy enough for the first iteration by all measures of {origin}; increase a "
+                "min_difficulty"
             )
         self.samples = order[: counts.sum()]
         self.ends: list[int] = np.cumsum(counts).tolist()
@@ -64,25 +67,29 @@ class Clusters:
 
 
 def load_or_build_clusters(
-    indices: dict[str, MetricIndex], *, num_samples: int, iterations: int, folder: Path | str
+    indices: dict[str, MetricIndex], dataset: SampleDataset, *, iterations: int, folder: Path | str
 ) -> Clusters:
-    """The clusters by all measures together: a sample is drawn once it is easy enough by each of them.
+    """Load or build the clusters for all measures: a sample may be drawn if it is easy enough by each.
 
-    They are kept in a folder; one process makes them, others wait for it.
+    They are stored in a folder; one process builds them, others wait.
 
     Args:
         indices: the measures, by name.
-        num_samples: samples of the dataset.
-        iterations: of the whole training.
-        folder: for the file; is made where it is missing.
+        dataset: the dataset whose samples were analyzed.
+        iterations: iterations of the whole training.
+        folder: folder of the file, created if missing.
 
     Raises:
-        DataError: an analysis does not fit the dataset, or no sample is easy enough for the first iteration.
+        DataError: an analysis is of other samples or another order, or no sample is easy enough for
+            iteration 0.
     """
+    num_samples, order = len(dataset), fingerprint_order(dataset)
+    for index in indices.values():
+        check_order(index.samples, order)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"clusters_{_digest(indices, num_samples, iterations)}.npy"
-    with exclusive_lock(path.with_suffix(".lock"), purpose="it groups the samples by difficulty"):
+    with exclusive_lock(path.with_suffix(".lock"), purpose="grouping the samples by difficulty"):
         if not path.exists():
             admitted = np.zeros(num_samples, np.int64)
             for index in indices.values():
@@ -94,7 +101,7 @@ def load_or_build_clusters(
 
 
 def _digest(indices: dict[str, MetricIndex], num_samples: int, iterations: int) -> str:
-    """A name for the clusters that changes with anything that they are made from."""
+    """Return a hash of everything that determines the clusters."""
     digest = hashlib.sha256(f"{num_samples} {iterations}".encode())
     for index in indices.values():
         for prefix in (index.samples, index.difficulties):
@@ -102,23 +109,23 @@ def _digest(indices: dict[str, MetricIndex], num_samples: int, iterations: int) 
                 if path.exists():
                     with path.open("rb") as file:
                         digest.update(hashlib.file_digest(file, "sha256").digest())
-        digest.update(f"{index.kind} {changes(index.pace, iterations)}".encode())
+        digest.update(f"{index.kind} {index.largest} {changes(index.schedule, iterations)}".encode())
     return digest.hexdigest()[:16]
 
 
 class CurriculumDataset:
-    """The items of a dataset, drawn cluster by cluster.
+    """The items of a dataset, drawn in the order of a curriculum.
 
     Args:
-        dataset: its items are the samples that were analyzed.
-        clusters: which of them are drawn when.
-        items_per_iteration: how many items an iteration reads.
-        num_samples: items that will be asked for.
-        num_epochs: at most so many times as many draws as there are samples.
-        seed: for the order within the clusters.
+        dataset: dataset whose items were analyzed.
+        clusters: clusters of the items.
+        batch_sizes: number of items that each iteration reads.
+        num_samples: number of items that will be read.
+        num_epochs: maximum number of passes over the samples.
+        seed: random seed of the order within the clusters.
 
     Raises:
-        DataError: more draws are needed than `num_epochs` allows.
+        DataError: more items are required than `num_epochs` allows.
     """
 
     def __init__(
@@ -126,15 +133,16 @@ class CurriculumDataset:
         dataset: SampleDataset,
         clusters: Clusters,
         *,
-        items_per_iteration: int,
+        batch_sizes: BatchSizes,
         num_samples: int,
         num_epochs: int,
         seed: int,
     ) -> None:
         if num_samples > num_epochs * len(clusters.samples):
             raise DataError(
-                f"{num_samples:,} samples are asked of a curriculum of {len(clusters.samples):,}, more than "
-                f"{num_epochs:,} passes give; raise data_sampling.num_epochs or use more data"
+                f"the training requires {num_samples:,} samples, but the curriculum has "
+                f"{len(clusters.samples):,}, too few for {num_epochs:,} passes; increase "
+                "data_sampling.num_epochs or use more data"
             )
         self.datasets: Sequence[SampleDataset] = [dataset]
         self._clusters = clusters
@@ -142,7 +150,7 @@ class CurriculumDataset:
         self._seed = seed
         self._sizes = np.diff([0, *clusters.ends]).tolist()
         # Stage s, with clusters 0 to s open, begins at item `_firsts[s]`.
-        self._firsts = [begin * items_per_iteration for begin in clusters.begins]
+        self._firsts = [batch_sizes.first_item(begin) for begin in clusters.begins]
         self._points = [SpreadPoints(self._sizes[: stage + 1]) for stage in range(len(self._sizes))]
         self._taken = self._taken_before_stages()
 
@@ -150,12 +158,12 @@ class CurriculumDataset:
         return self._length
 
     def __getitem__(self, item: int) -> np.ndarray:
-        """The tokens of an item, int64 [seq_length + 1]."""
+        """Return the tokens of an item, int64 [seq_length + 1]."""
         _, place = self.locate(item)
         return self.datasets[0][place]
 
     def locate(self, item: int) -> tuple[int, int]:
-        """0, and the item of the dataset below that an item is.
+        """Return 0 and the item of the underlying dataset.
 
         Raises:
             IndexError: there is no such item.
@@ -168,7 +176,7 @@ class CurriculumDataset:
         return 0, self._sample(cluster, self._taken[stage][cluster] + points.taken(place, cluster))
 
     def items_of(self, dataset: int, place: int) -> list[int]:
-        """The items that are item `place` of the dataset below."""
+        """Return the items that map to item `place` of the underlying dataset."""
         found = np.flatnonzero(self._clusters.samples == place)
         if not len(found):
             return []

@@ -1,4 +1,4 @@
-"""Indexed datasets: a pair of files, `PREFIX.bin` with tokens and `PREFIX.idx` with their places."""
+"""Indexed datasets: pairs of files, `PREFIX.bin` with the tokens and `PREFIX.idx` with the sequences."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from neox_data.indexed.writer import IndexedDatasetWriter
 
 __all__ = ["IMPLEMENTATIONS", "IndexedDataset", "IndexedDatasetWriter", "open_indexed", "token_dtype"]
 
-# How the .bin is read; the layout of the .idx is known by its first bytes, so each reads both layouts.
+# Readers of the .bin. Each supports both layouts of the .idx, which its first bytes identify.
 IMPLEMENTATIONS: dict[str, Callable[[Path | str, DatasetIndex], IndexedDataset]] = {
     "mmap": MMapIndexedDataset,
     "lazy": LazyIndexedDataset,
@@ -28,17 +28,17 @@ def open_indexed(
 
     Args:
         prefix: path of the two files without `.bin` and `.idx`.
-        implementation: `mmap`, `lazy` or `cached`; `infer` is mmap, as the bytes of the `.bin` are the same
-            in every layout.
-        warmup: read the `.bin` once beforehand, to fill the page cache; only mmap has a use for it.
+        implementation: `mmap`, `lazy` or `cached`; `infer` selects mmap, because the `.bin` is the same in
+            every layout.
+        warmup: read the whole `.bin` first, to fill the page cache; mmap only.
 
     Raises:
-        IndexedDatasetError: a file is missing, unreadable, damaged, or belongs to another one; or no such
-            implementation.
+        IndexedDatasetError: a file is missing, unreadable, damaged or belongs to another dataset, or the
+            implementation is unknown.
     """
     if implementation not in ("infer", *IMPLEMENTATIONS):
         raise IndexedDatasetError(
-            f"data_impl {implementation!r} is not known; use infer, {', '.join(IMPLEMENTATIONS)}"
+            f"unknown data_impl {implementation!r}; use infer, {', '.join(IMPLEMENTATIONS)}"
         )
     try:
         index = read_index(prefix)
@@ -47,6 +47,5 @@ def open_indexed(
         return IMPLEMENTATIONS[implementation](prefix, index)
     except OSError as error:
         raise IndexedDatasetError(
-            f"{error.filename or prefix} cannot be read ({error.strerror}); check its permissions and its "
-            "disk"
+            f"cannot read {error.filename or prefix} ({error.strerror}); check its permissions and its disk"
         ) from error

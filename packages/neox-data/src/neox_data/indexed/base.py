@@ -1,4 +1,4 @@
-"""The contract of an indexed dataset: sequences of tokens by number, and their lengths."""
+"""Interface of an indexed dataset: sequences of tokens by index, and their lengths."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,27 +15,27 @@ __all__ = ["IndexedDataset", "TokenSource"]
 
 
 class TokenSource(Protocol):
-    """The tokens of a `.bin`: an array, or what gives arrays of it."""
+    """The tokens of a `.bin`: an array, or an object that can be sliced like one."""
 
     def __getitem__(self, places: slice, /) -> np.ndarray: ...
 
 
 class IndexedDataset(ABC):
-    """Token sequences by number; implementations differ in how they read the `.bin`.
+    """Token sequences by index. Implementations differ in how they read the `.bin`.
 
-    A dataset may be read from several threads at once.
+    Several threads may read a dataset at the same time.
 
     Args:
         prefix: path of the two files without `.bin` and `.idx`.
-        index: everything that the `.idx` says.
-        tokens: of the `.bin`; is asked for stretches within the file only.
+        index: contents of the `.idx`.
+        tokens: tokens of the `.bin`; only slices within the file are requested.
 
     Attributes:
         prefix: path of the two files without `.bin` and `.idx`.
-        index: everything that the `.idx` says.
+        index: contents of the `.idx`.
         dtype: dtype of the tokens.
-        sizes: int32 [S], tokens of each sequence.
-        document_starts: int64 [D], first sequence of each document, then S; may be [0] alone.
+        sizes: int32 [S], number of tokens of each sequence.
+        document_starts: int64 [D], first sequence of each document, then S; may be only [0].
     """
 
     def __init__(self, prefix: Path | str, index: DatasetIndex, tokens: TokenSource) -> None:
@@ -45,7 +45,7 @@ class IndexedDataset(ABC):
         self.sizes = index.sizes
         self.document_starts = index.document_starts
         self._tokens = tokens
-        # Looked up for each piece of each sample. A start is divided by a power of two to count tokens.
+        # Used for each piece of each sample. Starts are converted to tokens by shifting (a power of two).
         self._size_of, self._start_of, self._num_tokens = (
             index.sizes.item,
             index.starts.item,
@@ -56,12 +56,12 @@ class IndexedDataset(ABC):
 
     @property
     def token_array(self) -> np.ndarray | None:
-        """All tokens of the `.bin`, where they are an array; see `check_whole`."""
+        """All tokens of the `.bin` as an array, or None; see `check_whole`."""
         return self._tokens if isinstance(self._tokens, np.ndarray) else None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in all sequences together."""
+        """Number of tokens in all sequences."""
         return self.index.num_tokens
 
     def __len__(self) -> int:
@@ -71,11 +71,11 @@ class IndexedDataset(ABC):
         return self.get(sequence)
 
     def get(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        """Tokens `offset` to `offset + length` (None: to the end) of a sequence; the array may be read-only.
+        """Return tokens `offset` to `offset + length` (None: to the end) of a sequence, possibly read-only.
 
         Raises:
-            IndexError: there is no such sequence, or it has no such tokens.
-            IndexedDatasetError: the index gives a place outside of the `.bin`.
+            IndexError: the sequence does not exist, or does not have these tokens.
+            IndexedDatasetError: the index refers to a position outside the `.bin`.
         """
         if not 0 <= sequence < len(self.sizes):
             raise IndexError(f"sequence {sequence} of {self.prefix}, which has {len(self.sizes):,}")
@@ -90,10 +90,10 @@ class IndexedDataset(ABC):
         return self._tokens[first : first + length]
 
     def first_token(self, sequence: int) -> int:
-        """Where a sequence begins, counted in tokens of the `.bin`.
+        """Return the first token of a sequence, as an index into the `.bin`.
 
         Raises:
-            IndexedDatasetError: the index gives a place outside of the `.bin`.
+            IndexedDatasetError: the index refers to a position outside the `.bin`.
         """
         start = self._start_of(sequence)
         first: int = start >> self._shift
@@ -104,19 +104,19 @@ class IndexedDataset(ABC):
     def _misplaced(self, sequence: int) -> IndexedDatasetError:
         place = self._start_of(sequence) * self.index.start_bytes
         return IndexedDatasetError(
-            f"{idx_path(self.prefix)} puts sequence {sequence:,} at byte {place:,}, outside of its .bin; "
-            "copy the file again or make it again with preprocess_data"
+            f"{idx_path(self.prefix)} puts sequence {sequence:,} at byte {place:,}, outside its .bin; "
+            "copy the file again or create it again with preprocess_data"
         )
 
     def get_across(self, sequences: Sequence[int], offset: int, end: int) -> np.ndarray:
-        """The tokens from `offset` of the first of some sequences to `end`, included, of the last; int64.
+        """Return int64 tokens from `offset` of the first sequence to `end` (inclusive) of the last one.
 
         Raises:
-            IndexError: there is no such sequence, or the first or the last one has no such token.
-            IndexedDatasetError: the index gives a place outside of the `.bin`.
+            IndexError: a sequence does not exist, or the first or last one does not have the token.
+            IndexedDatasetError: the index refers to a position outside the `.bin`.
         """
         self.check_whole()
-        # `first_token`, written out: calls for each piece would take as long as copying its tokens.
+        # `first_token` inlined: a call for each piece would take as long as copying its tokens.
         tokens, start_of, size_of = self._tokens, self._start_of, self._size_of
         shift, fraction, num_tokens = self._shift, self._fraction, self._num_tokens
         parts, last = [], len(sequences) - 1
@@ -134,13 +134,25 @@ class IndexedDataset(ABC):
             offset = 0
         return np.concatenate(parts, dtype=np.int64)
 
-    def token_range(self, sequences: range) -> tuple[int, int]:
-        """Where consecutive sequences begin, and how many tokens they have, counted in tokens of the `.bin`.
-
-        Only the ends are looked at; `neox-data verify` checks that there are no gaps between.
+    def check_sequences(self, first: int, last: int) -> None:
+        """Check that all sequence numbers from `first` to `last` exist.
 
         Raises:
-            IndexedDatasetError: the last of them does not lie behind the first.
+            IndexedDatasetError: one does not.
+        """
+        if first < 0 or last >= len(self):
+            raise IndexedDatasetError(
+                f"documents {first:,} to {last:,} of {self.prefix} were requested, but it has documents 0 to "
+                f"{len(self) - 1:,}; correct the numbers"
+            )
+
+    def token_range(self, sequences: range) -> tuple[int, int]:
+        """Return the first token and the number of tokens of consecutive sequences.
+
+        Only the first and last sequence are checked; `neox-data verify` checks that there are no gaps.
+
+        Raises:
+            IndexedDatasetError: the last sequence does not follow the first.
         """
         if not sequences:
             return 0, 0
@@ -148,22 +160,22 @@ class IndexedDataset(ABC):
         num_tokens = self.first_token(sequences[-1]) + self.sizes.item(sequences[-1]) - first
         if sequences.step != 1 or num_tokens < 0:
             raise IndexedDatasetError(
-                f"{idx_path(self.prefix)}: sequences {sequences[0]:,} to {sequences[-1]:,} do not lie one "
-                "after another; make the data again with preprocess_data"
+                f"{idx_path(self.prefix)}: sequences {sequences[0]:,} to {sequences[-1]:,} are not "
+                "contiguous; create the data again with preprocess_data"
             )
         return first, num_tokens
 
     def sequence_at(self, token: int, sequences: range) -> int:
-        """The last of consecutive sequences that begins at or before a token of the `.bin`."""
+        """Return the last of consecutive sequences that begins at or before a token of the `.bin`."""
         starts = self.index.starts[sequences.start : sequences.stop]
         place = token * self.dtype.itemsize // self.index.start_bytes
         return sequences.start + int(np.searchsorted(starts, place, side="right")) - 1
 
     def get_tokens(self, first: int, length: int) -> np.ndarray:
-        """Tokens of the `.bin` by their place, whatever sequences they are of; the array may be read-only.
+        """Return tokens of the `.bin` by index, regardless of sequences; the array may be read-only.
 
         Raises:
-            IndexError: the `.bin` has no such tokens.
+            IndexError: the `.bin` does not have these tokens.
         """
         if first < 0 or length < 0 or first + length > self.num_tokens:
             raise IndexError(
@@ -174,8 +186,8 @@ class IndexedDataset(ABC):
 
     @abstractmethod
     def check_whole(self) -> None:
-        """Make sure, as far as reading does not find out, that the `.bin` is still as long as it was.
+        """Check that the `.bin` has not become shorter, if reading would not detect it.
 
         Raises:
-            IndexedDatasetError: it is shorter.
+            IndexedDatasetError: the file is shorter.
         """

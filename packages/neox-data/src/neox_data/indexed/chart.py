@@ -1,4 +1,4 @@
-"""How long the documents of a dataset are, as a picture. Needs matplotlib: pip install "neox-data[plot]"."""
+"""Histogram of document lengths as a PNG. Requires matplotlib: pip install "neox-data[plot]"."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ __all__ = ["draw_lengths"]
 
 
 def draw_lengths(sizes: np.ndarray, title: str, output: Path) -> None:
-    """Write a PNG of how many documents there are of each range of lengths, each twice as wide as the last.
+    """Write a PNG with the number of documents by length, in ranges that double in width.
 
     Raises:
         DataError: matplotlib is not installed.
@@ -22,7 +22,7 @@ def draw_lengths(sizes: np.ndarray, title: str, output: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise DataError(
-            f'a picture needs matplotlib ({error}); pip install "neox-data[plot]", or leave --png out'
+            f'--png requires matplotlib ({error}); pip install "neox-data[plot]", or remove --png'
         ) from error
     counts = length_counts(sizes)
     used = np.flatnonzero(counts)
@@ -34,7 +34,7 @@ def draw_lengths(sizes: np.ndarray, title: str, output: Path) -> None:
     axes.set_xticks(
         range(first, last + 1), [_least(number) for number in range(first, last + 1)], rotation=45
     )
-    axes.set_xlabel("tokens of a document, from")
+    axes.set_xlabel("tokens per document, from")
     axes.set_ylabel("documents")
     axes.set_title(title)
     with written_aside(output) as file:

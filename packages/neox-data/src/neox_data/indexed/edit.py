@@ -1,88 +1,140 @@
-"""Datasets out of datasets: several as one, one as several, an older layout as today's.
+"""Merge, split and convert datasets.
 
-Tokens are copied once and never looked at.
+Tokens are copied once, without being parsed. If their hash is known, they are compared with it on the way.
 """
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from neox_data.errors import IndexedDatasetError
 from neox_data.indexed.base import IndexedDataset
+from neox_data.indexed.copy import Digest
 from neox_data.indexed.index import read_index
-from neox_data.indexed.layout import LIST_INDEX, idx_path
+from neox_data.indexed.layout import LIST_INDEX, bin_path, idx_path
 from neox_data.indexed.mmap_reader import MMapIndexedDataset
 from neox_data.indexed.writer import IndexedDatasetWriter
 from neox_data.splits import split_documents
 
-__all__ = ["convert_indexed", "merge_indexed", "split_indexed"]
+__all__ = ["Copied", "convert_indexed", "merge_indexed", "split_indexed"]
 
 _CHUNK = 1 << 20
 
 
-def merge_indexed(prefixes: Sequence[Path | str], output: Path | str) -> IndexedDataset:
-    """Write the documents of several datasets, one after another, as one; and return it opened.
+class Copied(NamedTuple):
+    """A dataset of copied documents.
+
+    Attributes:
+        dataset: the new dataset.
+        documents: the documents, as numbers of the dataset that was split; of a merged one, all.
+        bin_sha256: hash of the `.bin`; None if a hash of the source was not known.
+    """
+
+    dataset: IndexedDataset
+    documents: range
+    bin_sha256: str | None
+
+
+def merge_indexed(
+    prefixes: Sequence[Path | str], output: Path | str, *, hashes: Sequence[str | None] = ()
+) -> Copied:
+    """Concatenate the documents of several datasets.
+
+    Args:
+        prefixes: the datasets.
+        output: prefix of the new dataset.
+        hashes: SHA-256 of the `.bin` of each dataset, or None if it is unknown; empty: all are unknown.
 
     Raises:
-        IndexedDatasetError: a dataset cannot be read, or they do not go together.
+        IndexedDatasetError: a dataset cannot be read or does not match its hash, or the token types differ;
+            nothing is written.
     """
     datasets = [_open(prefix, output) for prefix in prefixes]
     dtypes = {dataset.dtype for dataset in datasets}
     if len(dtypes) != 1:
         found = ", ".join(f"{dataset.prefix}: {dataset.dtype}" for dataset in datasets)
         raise IndexedDatasetError(
-            f"datasets of different token types are not merged ({found}); make them with one tokenizer"
+            f"datasets of different token types cannot be merged ({found}); create them with one tokenizer"
         )
     with IndexedDatasetWriter(output, dtype=dtypes.pop()) as writer:
-        for dataset in datasets:
-            writer.append_dataset(dataset)
-    return MMapIndexedDataset(output, read_index(output))
+        for dataset, expected in zip(datasets, hashes or [None] * len(datasets), strict=True):
+            digest = None if expected is None else hashlib.sha256()
+            writer.append_dataset(dataset, digest=digest)
+            _compare(dataset, digest, expected)
+    merged = MMapIndexedDataset(output, read_index(output))
+    return Copied(merged, range(len(merged)), writer.bin_sha256)
 
 
 def split_indexed(
-    prefix: Path | str, split: str, output: Path | str
-) -> Iterator[tuple[range, IndexedDataset]]:
-    """Write the parts of a split as datasets `OUTPUT_train`, `OUTPUT_valid`, `OUTPUT_test`; no empty ones.
+    prefix: Path | str, split: str, output: Path | str, *, sha256: str | None = None
+) -> list[Copied]:
+    """Write the non-empty parts of a split as `OUTPUT_train`, `OUTPUT_valid` and `OUTPUT_test`.
 
-    Yields:
-        The documents of each part, and the part opened, once it is written.
+    Args:
+        prefix: the dataset.
+        split: relative sizes of the parts.
+        output: prefix of the prefixes of the parts.
+        sha256: hash of the `.bin` of the dataset; None: unknown.
 
     Raises:
-        IndexedDatasetError: the dataset cannot be read.
+        IndexedDatasetError: the dataset cannot be read or does not match its hash; nothing is written.
         DataError: the split has no shares.
     """
-    for part, documents in split_documents(split, len(read_index(prefix).sizes)).items():
-        if documents:
-            target = Path(f"{output}_{part}")
-            dataset = _open(prefix, target)
-            with IndexedDatasetWriter(target, dtype=dataset.dtype) as writer:
-                writer.append_dataset(dataset, documents)
-            yield documents, MMapIndexedDataset(target, read_index(target))
+    parts = split_documents(split, len(read_index(prefix).sizes))
+    writers = []
+    digest = None if sha256 is None else hashlib.sha256()
+    with ExitStack() as files:
+        # In file order, so that the digest is given the whole file; all are renamed at the end.
+        for part, documents in parts.items():
+            if documents:
+                dataset = _open(prefix, f"{output}_{part}")
+                writer = IndexedDatasetWriter(f"{output}_{part}", dtype=dataset.dtype)
+                files.enter_context(writer).append_dataset(dataset, documents, digest=digest)
+                writers.append((writer, documents))
+        if writers:
+            _compare(dataset, digest, sha256)
+    return [
+        Copied(MMapIndexedDataset(writer.prefix, read_index(writer.prefix)), documents, writer.bin_sha256)
+        for writer, documents in writers
+    ]
+
+
+def _compare(dataset: IndexedDataset, digest: Digest | None, expected: str | None) -> None:
+    if digest is not None and digest.hexdigest() != expected:
+        raise IndexedDatasetError(
+            f"{bin_path(dataset.prefix)} does not match the hash in its manifest, so its tokens are damaged "
+            "or of another dataset; copy the dataset again or create it again with preprocess_data"
+        )
 
 
 def convert_indexed(prefix: Path | str, output: Path | str) -> IndexedDataset:
-    """Write a dataset of the `cached` or `lazy` layout in the layout of today; and return it opened.
+    """Convert a dataset from the `cached` or `lazy` layout to the mmap layout, and return it.
 
     Raises:
-        IndexedDatasetError: the dataset cannot be read, or has the layout of today already.
+        IndexedDatasetError: the dataset cannot be read, or already has the mmap layout.
     """
     if read_index(prefix).layout != LIST_INDEX.name:
-        raise IndexedDatasetError(f"{idx_path(prefix)} has the mmap layout already; use it as it is")
-    return merge_indexed([prefix], output)
+        raise IndexedDatasetError(
+            f"{idx_path(prefix)} already has the mmap layout; use it without conversion"
+        )
+    return merge_indexed([prefix], output).dataset
 
 
 def _open(prefix: Path | str, output: Path | str) -> IndexedDataset:
-    """A dataset that can be copied to `output`: each document one sequence, and another place."""
+    """Open a dataset to copy to `output`; check that each document is one sequence and the paths differ."""
     if idx_path(prefix).resolve() == idx_path(output).resolve():
-        raise IndexedDatasetError(f"{prefix} is both read and written; choose another output")
+        raise IndexedDatasetError(f"{prefix} is both input and output; choose another output")
     dataset = MMapIndexedDataset(prefix, read_index(prefix))
     starts = dataset.document_starts
-    # 0 alone is what GPT-NeoX's merging tool leaves.
+    # GPT-NeoX's merge tool writes only [0].
     if len(starts) > 1 and not _counts_up(starts, len(dataset)):
         raise IndexedDatasetError(
-            f"{idx_path(prefix)} has documents of several sequences, which would be lost; make the data "
-            "again with preprocess_data"
+            f"{idx_path(prefix)} has documents with several sequences, which would be lost; create the "
+            "data again with preprocess_data"
         )
     return dataset
 

@@ -1,4 +1,4 @@
-"""Readers for where mapping a file is unwelcome: `lazy` reads each piece when asked, `cached` all at once."""
+"""Readers that do not map the file: `lazy` reads each piece on demand, `cached` reads everything first."""
 
 import os
 import weakref
@@ -16,7 +16,7 @@ __all__ = ["CachedIndexedDataset", "LazyIndexedDataset"]
 
 
 class _TokenFile:
-    """Tokens of a `.bin`, read when they are asked for; from several threads at once."""
+    """Tokens of a `.bin`, read on demand; safe for several threads."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         self._path = path
@@ -26,29 +26,28 @@ class _TokenFile:
 
     def __getitem__(self, places: slice, /) -> np.ndarray:
         tokens = np.empty(places.stop - places.start, self._dtype)
-        # preadv carries its own position, so threads do not disturb each other; it may return less than
-        # asked.
+        # preadv takes the position as an argument, so threads do not interfere. It may return fewer bytes.
         view, place = tokens.data.cast("B"), places.start * self._dtype.itemsize
         while len(view):
             count = os.preadv(self._descriptor, [view], place)
             if not count:
-                raise IndexedDatasetError(f"{self._path} became shorter while it was read; start again")
+                raise IndexedDatasetError(f"{self._path} was truncated while it was read; start again")
             view, place = view[count:], place + count
         return tokens
 
 
 class LazyIndexedDataset(IndexedDataset):
-    """Reads each piece from the file when it is asked for; the file stays open, the memory stays free."""
+    """Read each piece from the open file on demand, to use little memory."""
 
     def __init__(self, prefix: Path | str, index: DatasetIndex) -> None:
         super().__init__(prefix, index, _TokenFile(bin_path(prefix), index.dtype))
 
     def check_whole(self) -> None:
-        """Reading finds out."""
+        """Do nothing: reading detects a truncated file."""
 
 
 class CachedIndexedDataset(IndexedDataset):
-    """Holds the whole `.bin` in this process's memory from the start."""
+    """Read the whole `.bin` into this process's memory when the dataset is opened."""
 
     def __init__(self, prefix: Path | str, index: DatasetIndex) -> None:
         tokens = np.fromfile(bin_path(prefix), index.dtype)
@@ -56,4 +55,4 @@ class CachedIndexedDataset(IndexedDataset):
         super().__init__(prefix, index, tokens)
 
     def check_whole(self) -> None:
-        """The file is not read any more."""
+        """Do nothing: the file is not read again."""

@@ -1,8 +1,8 @@
-"""Reads an `.idx` file of either layout into arrays, and believes nothing before it is checked.
+"""Read and check an `.idx` file of either layout.
 
-The arrays stay views of the mapped file, so opening costs no memory, whatever the size. Counts in the header
-are held against the file's length before anything is sized by them. What would need a pass over every offset
-is left to `verify`; a single bad offset is caught when its sequence is read.
+The arrays are views of the mapped file, so opening a dataset needs no memory for them. Counts in the header
+are compared with the file's length before they are used. Checks that require a pass over all offsets are left
+to `verify`; a wrong offset is detected when its sequence is read.
 """
 
 import errno
@@ -29,22 +29,22 @@ from neox_data.indexed.layout import (
 
 __all__ = ["DatasetIndex", "map_file", "read_index"]
 
-_REMEDY = "copy the file again or make it again with preprocess_data"
-# Datasets to name beside a prefix that is none.
+_REMEDY = "copy the file again or create it again with preprocess_data"
+# Number of existing datasets suggested for an unknown prefix.
 _MOST_NAMED = 4
 _INT32_MAX = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetIndex:
-    """Where every sequence of one dataset lies.
+    """Positions and lengths of all sequences of a dataset.
 
     Attributes:
-        layout: the name of the layout that the file has.
+        layout: name of the file's layout.
         dtype: dtype of the tokens.
-        sizes: int32 [S], tokens of each sequence.
-        starts: int64 [S], where each sequence begins in the `.bin`, in units of `start_bytes`.
-        start_bytes: 1 when `starts` counts bytes, else the size of a token.
+        sizes: int32 [S], number of tokens of each sequence.
+        starts: int64 [S], position of each sequence in the `.bin`, in units of `start_bytes`.
+        start_bytes: 1 if `starts` is in bytes, else the size of a token.
         document_starts: int64 [D], first sequence of each document, then S.
         num_tokens: sum of the sizes.
     """
@@ -59,10 +59,10 @@ class DatasetIndex:
 
 
 def map_file(path: Path) -> memoryview:
-    """The file's bytes, mapped read-only; empty for an empty file, which cannot be mapped.
+    """Return the file's bytes, mapped read-only; empty for an empty file, which cannot be mapped.
 
-    A mapping keeps its file open. Where so many are open that no more may be, the limit of the process is
-    raised as far as it may be.
+    A mapping keeps its file open. If the process reaches its limit of open files, the limit is raised to the
+    hard limit.
     """
     try:
         return _map(path)
@@ -81,10 +81,10 @@ def _map(path: Path) -> memoryview:
 
 
 def read_index(prefix: Path | str) -> DatasetIndex:
-    """The index of the dataset `prefix`, checked against the sizes of both files.
+    """Read the index of the dataset `prefix`, and check it against the sizes of both files.
 
     Raises:
-        IndexedDatasetError: a file is missing, damaged, or belongs to another one.
+        IndexedDatasetError: a file is missing, damaged, or belongs to another dataset.
     """
     path, bin_bytes = idx_path(prefix), _bin_bytes(prefix)
     data = map_file(path)
@@ -92,9 +92,9 @@ def read_index(prefix: Path | str) -> DatasetIndex:
         return _read_mmap_index(path, data, bin_bytes)
     if data[: len(LIST_INDEX.magic)] == LIST_INDEX.magic:
         return _read_list_index(path, data, bin_bytes)
-    found = "is empty" if not data else f"begins with {bytes(data[:9])!r}"
+    found = "is empty" if not data else f"starts with {bytes(data[:9])!r}"
     raise IndexedDatasetError(
-        f"{path} {found}, which is no index of tokens; give the prefix of files that preprocess_data wrote"
+        f"{path} {found}, so it is not an index file; pass the prefix of files written by preprocess_data"
     )
 
 
@@ -102,15 +102,15 @@ def _bin_bytes(prefix: Path | str) -> int:
     for path in (idx_path(prefix), bin_path(prefix)):
         if not path.is_file():
             raise IndexedDatasetError(
-                f"{path} does not exist; correct the prefix {str(prefix)!r}{_hint(str(prefix))} or make the "
-                "data with preprocess_data"
+                f"{path} does not exist; correct the prefix {str(prefix)!r}{_hint(str(prefix))} or create "
+                "the data with preprocess_data"
             )
     return bin_path(prefix).stat().st_size
 
 
 def _hint(prefix: str) -> str:
     if prefix.endswith((".bin", ".idx")):
-        return " (give the prefix without the ending)"
+        return " (pass the prefix without the ending)"
     begin = f"{prefix}/" if Path(prefix).is_dir() else prefix
     near = sorted(glob(f"{escape(begin)}*.idx"))[:_MOST_NAMED]
     return f" (there is {', '.join(path.removesuffix('.idx') for path in near)})" if near else ""
@@ -149,8 +149,7 @@ def _read_list_index(path: Path, data: memoryview, bin_bytes: int) -> DatasetInd
     if num_sizes != num_sequences:
         raise IndexedDatasetError(
             f"{path} has {num_sizes:,} sizes for {num_sequences:,} sequences, so its items are not rows of "
-            "tokens; "
-            f"make the data again with preprocess_data"
+            "tokens; create the data again with preprocess_data"
         )
     start = LIST_INDEX.header_dtype.itemsize
     expected = start + 8 * (3 * num_sequences + 2 + num_starts)
@@ -163,7 +162,7 @@ def _read_list_index(path: Path, data: memoryview, bin_bytes: int) -> DatasetInd
     dtype = _dtype(path, header["dtype_code"], num_tokens, bin_bytes)
     if header["token_bytes"] != dtype.itemsize:
         raise IndexedDatasetError(
-            f"{path} gives {header['token_bytes']} bytes to a token of type {dtype}; the header is damaged: "
+            f"{path} has {header['token_bytes']} bytes per token of type {dtype}; the header is damaged: "
             f"{_REMEDY}"
         )
     _check_bin(path, num_tokens, dtype, bin_bytes)
@@ -180,7 +179,7 @@ def _read_list_index(path: Path, data: memoryview, bin_bytes: int) -> DatasetInd
 
 
 def _header(path: Path, data: memoryview, layout: IndexLayout) -> dict[str, int]:
-    """The header's numbers by name."""
+    """Return the header's numbers by name."""
     record = layout.header_dtype
     if len(data) < record.itemsize:
         raise IndexedDatasetError(
@@ -191,8 +190,8 @@ def _header(path: Path, data: memoryview, layout: IndexLayout) -> dict[str, int]
     header = {field.name: int(values[field.name]) for field in layout.header if field.name != "magic"}
     if header["version"] != VERSION:
         raise IndexedDatasetError(
-            f"{path} has version {header['version']}, and only version {VERSION} is known; "
-            f"make the data again with preprocess_data"
+            f"{path} has version {header['version']}, but only version {VERSION} is supported; "
+            f"create the data again with preprocess_data"
         )
     return header
 
@@ -200,8 +199,8 @@ def _header(path: Path, data: memoryview, layout: IndexLayout) -> dict[str, int]
 def _wrong_length(path: Path, found: int, expected: int, num_sequences: int) -> IndexedDatasetError:
     relation = "truncated" if found < expected else "longer than its header says"
     return IndexedDatasetError(
-        f"{path} is {relation}: {found:,} bytes where {num_sequences:,} sequences need {expected:,}; "
-        f"{_REMEDY}"
+        f"{path} is {relation}: it has {found:,} bytes, but {num_sequences:,} sequences require "
+        f"{expected:,}; {_REMEDY}"
     )
 
 
@@ -212,8 +211,7 @@ def _num_tokens(path: Path, sizes: np.ndarray) -> int:
     if least < 0 or most > _INT32_MAX:
         bad = int(sizes.argmin() if least < 0 else sizes.argmax())
         raise IndexedDatasetError(
-            f"{path} gives sequence {bad:,} a length of {int(sizes[bad]):,} tokens, which cannot be; "
-            f"{_REMEDY}"
+            f"{path} has an invalid length of {int(sizes[bad]):,} tokens for sequence {bad:,}; {_REMEDY}"
         )
     return int(sizes.sum(dtype=np.int64))
 
@@ -226,12 +224,11 @@ def _dtype(path: Path, code: int, num_tokens: int, bin_bytes: int) -> np.dtype[A
             if num_tokens and num_tokens * candidate.itemsize == bin_bytes:
                 return candidate
         raise IndexedDatasetError(
-            f"{path} has dtype code {code}, which some programs write for float32 and some for float64, and "
-            "the .bin "
-            f"of {bin_bytes:,} bytes for {num_tokens:,} tokens fits neither; {_REMEDY}"
+            f"{path} has dtype code {code}, which some programs write for float32 and others for float64, "
+            f"but the .bin file of {bin_bytes:,} bytes for {num_tokens:,} tokens matches neither; {_REMEDY}"
         )
     raise IndexedDatasetError(
-        f"{path} has dtype code {code}; known are "
+        f"{path} has the unknown dtype code {code}; supported codes are "
         f"{', '.join(f'{key} ({value.name})' for key, value in DTYPES.items())}; "
         f"{_REMEDY}"
     )
@@ -243,17 +240,17 @@ def _check_bin(path: Path, num_tokens: int, dtype: np.dtype[Any], bin_bytes: int
         raise IndexedDatasetError(
             f"{path.with_suffix('.bin')} has {bin_bytes:,} bytes, but {path.name} describes {num_tokens:,} "
             "tokens of "
-            f"{dtype.itemsize} bytes = {expected:,}; the two are not of one dataset or one is truncated: "
+            f"{dtype.itemsize} bytes = {expected:,}; one file is truncated or belongs to another dataset: "
             f"{_REMEDY}"
         )
 
 
 def _check_document_starts(path: Path, document_starts: np.ndarray, num_sequences: int) -> None:
-    """First 0 and last S; [0] alone is what GPT-NeoX's merging tool leaves."""
+    """Check that the first entry is 0 and the last S; GPT-NeoX's merge tool writes only [0]."""
     if not len(document_starts) or (len(document_starts) == 1 and document_starts[0] == 0):
         return
     if document_starts[0] != 0 or document_starts[-1] != num_sequences:
         raise IndexedDatasetError(
-            f"{path} has a document index from {document_starts[0]:,} to {document_starts[-1]:,} where 0 to "
-            f"{num_sequences:,} is needed; {_REMEDY}"
+            f"{path} has a document index from {document_starts[0]:,} to {document_starts[-1]:,} instead of "
+            f"0 to {num_sequences:,}; {_REMEDY}"
         )

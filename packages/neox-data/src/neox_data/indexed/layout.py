@@ -1,9 +1,8 @@
-"""The bytes of an indexed dataset, as a table and as code.
+"""File layouts of an indexed dataset.
 
-`PREFIX.bin` holds the tokens of all sequences, one after another, and nothing else. `PREFIX.idx` says where
-each begins; there are two layouts of it, told apart by their first bytes. Everything is little-endian and
-packed. The tables below are what the reader and the writer work from, and docs/formats.md shows them (a test
-compares).
+`PREFIX.bin` contains the tokens of all sequences, one after another. `PREFIX.idx` contains the position of
+each sequence; it has one of two layouts, identified by its first bytes. All values are little-endian and
+packed. The reader and the writer use the tables below, and docs/formats.md shows them (a test compares).
 
 Source: the files that Megatron-LM and GPT-NeoX write.
 """
@@ -31,7 +30,7 @@ __all__ = [
 
 VERSION = 1
 
-# Codes 6 and 7 mean float64 and float32 in one order or the other, depending on who wrote the file.
+# Codes 6 and 7 are float64 and float32, in an order that depends on the program that wrote the file.
 DISPUTED_DTYPE_CODES = (6, 7)
 
 DTYPES: dict[int, np.dtype[np.generic]] = {
@@ -49,10 +48,10 @@ class Field:
     """One row of a layout.
 
     Attributes:
-        name: what the code calls it.
-        dtype: numpy's name of one element.
-        count: how many elements, in terms of the header's counts.
-        meaning: one phrase for the documentation.
+        name: name of the field in the code.
+        dtype: numpy dtype of an element.
+        count: number of elements, as an expression of the header's counts.
+        meaning: description for the documentation.
     """
 
     name: str
@@ -62,13 +61,13 @@ class Field:
 
     @property
     def num_bytes(self) -> str:
-        """The field's size as the documentation states it, such as `8` or `4*S`."""
+        """Size of the field for the documentation, such as `8` or `4*S`."""
         size = np.dtype(self.dtype).itemsize
         return str(size) if self.count == "1" else f"{size}*{self.count}"
 
     @property
     def type_name(self) -> str:
-        """The type of one element as the documentation states it."""
+        """Type of an element for the documentation."""
         dtype = np.dtype(self.dtype)
         return "bytes" if dtype.kind == "V" else dtype.name
 
@@ -88,7 +87,7 @@ class IndexLayout:
         return np.dtype([(field.name, field.dtype) for field in self.header])
 
     def markdown(self) -> str:
-        """The layout as a table for docs/formats.md."""
+        """Return the layout as a table for docs/formats.md."""
         rows = [
             f"| {field.num_bytes} | {field.type_name} | {field.meaning} |"
             for field in (*self.header, *self.arrays)
@@ -135,10 +134,10 @@ LIST_INDEX = IndexLayout(
 
 
 def dtype_code(dtype: np.dtype[np.generic]) -> int:
-    """The code that stands for `dtype` in an index.
+    """Return the code of `dtype` in an index.
 
     Raises:
-        ValueError: the format has no code for it.
+        ValueError: the format has no code for this dtype.
     """
     for code, candidate in DTYPES.items():
         if candidate == dtype:
@@ -149,25 +148,25 @@ def dtype_code(dtype: np.dtype[np.generic]) -> int:
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.generic]:
-    """The dtype in which tokens of an (unpadded) vocabulary of `vocab_size` are written."""
+    """Return the dtype of tokens for an (unpadded) vocabulary of `vocab_size` tokens."""
     return np.dtype("<u2") if vocab_size < 65_500 else np.dtype("<i4")
 
 
 def bin_path(prefix: Path | str) -> Path:
-    """`PREFIX.bin`; the prefix may itself contain dots."""
+    """Return `PREFIX.bin`; the prefix may contain dots."""
     return Path(f"{prefix}.bin")
 
 
 def idx_path(prefix: Path | str) -> Path:
-    """`PREFIX.idx`; the prefix may itself contain dots."""
+    """Return `PREFIX.idx`; the prefix may contain dots."""
     return Path(f"{prefix}.idx")
 
 
 def offsets_path(prefix: Path | str) -> Path:
-    """`PREFIX.offsets`, which says where in its source each document begins; see `neox_data.sources`."""
+    """Return `PREFIX.offsets`, with the position of each document in its source; see `neox_data.sources`."""
     return Path(f"{prefix}.offsets")
 
 
 def manifest_path(prefix: Path | str) -> Path:
-    """`PREFIX.manifest.json`, which says what the dataset was made of; see `neox_data.manifest`."""
+    """Return `PREFIX.manifest.json`, which describes the dataset's inputs; see `neox_data.manifest`."""
     return Path(f"{prefix}.manifest.json")

@@ -1,4 +1,4 @@
-"""How long the documents of a dataset are, as a small chart of characters."""
+"""Histogram of document lengths as text."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ _BAR = 40
 
 
 def length_counts(sizes: np.ndarray) -> np.ndarray:
-    """Documents by length: entry 0 counts empty ones, entry b those of 2**(b-1) to 2**b - 1 tokens; int64."""
+    """Count documents by length: entry 0 for empty ones, entry b for 2**(b-1) to 2**b - 1 tokens; int64."""
     edges = np.concatenate([[0], 2 ** np.arange(32, dtype=np.int64)])
     counts = np.zeros(len(edges), np.int64)
     for first in range(0, len(sizes), _CHUNK):
@@ -21,7 +21,7 @@ def length_counts(sizes: np.ndarray) -> np.ndarray:
 
 
 def histogram_lines(sizes: np.ndarray) -> Iterator[str]:
-    """A line for each range of lengths, from the shortest that occurs to the longest."""
+    """Yield a line for each range of lengths, from the shortest to the longest document."""
     counts = length_counts(sizes)
     used = np.flatnonzero(counts)
     if not used.size:

@@ -1,4 +1,4 @@
-"""The default reader: tokens straight from the mapped `.bin`, which all processes share in the page cache."""
+"""The default reader: maps the `.bin`, which all processes share in the page cache."""
 
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ _WARMUP_BYTES = 1 << 24
 
 
 class MMapIndexedDataset(IndexedDataset):
-    """Sequences as read-only views of the mapped file; nothing is copied.
+    """Return sequences as read-only views of the mapped file, without copies.
 
     Args:
         prefix: path of the two files without `.bin` and `.idx`.
         index: the checked index.
-        warmup: read the whole `.bin` once, so that later reads find it in the page cache.
+        warmup: read the whole `.bin` once, to fill the page cache.
     """
 
     def __init__(self, prefix: Path | str, index: DatasetIndex, *, warmup: bool = False) -> None:
@@ -29,16 +29,16 @@ class MMapIndexedDataset(IndexedDataset):
         if warmup:
             _fill_page_cache(path)
         mapped = map_file(path)
-        # A plain array over the mapping: slicing np.memmap costs several times as much.
+        # Slicing a plain array is several times faster than slicing np.memmap.
         super().__init__(prefix, index, np.frombuffer(mapped, index.dtype))
         self._size = mapped.nbytes
         self._mapping: Any = mapped.obj
 
     def check_whole(self) -> None:
-        """A read behind the end of a mapped file would kill the process, without a word."""
+        """Raise if the file has become shorter: reading behind its end would kill the process by SIGBUS."""
         if self._size and self._mapping.size() < self._size:
             raise IndexedDatasetError(
-                f"{bin_path(self.prefix)} became shorter while it was read; copy it again and start again"
+                f"{bin_path(self.prefix)} was truncated while it was read; copy it again and restart"
             )
 
 

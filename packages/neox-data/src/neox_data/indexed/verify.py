@@ -1,4 +1,4 @@
-"""Every invariant of an indexed dataset that opening does not check, to save a pass."""
+"""Full check of an indexed dataset, including what opening it does not check."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +17,10 @@ _CHUNK = 1 << 22
 
 
 def verify_indexed(prefix: Path | str) -> IndexedDataset:
-    """Check a whole dataset, and return it opened.
+    """Check a whole dataset and return it.
 
     Raises:
-        IndexedDatasetError: it is damaged; the message names the first fault.
+        IndexedDatasetError: the dataset is damaged; the message describes the first error.
     """
     dataset = MMapIndexedDataset(prefix, read_index(prefix))
     _verify_starts(dataset)
@@ -30,7 +30,7 @@ def verify_indexed(prefix: Path | str) -> IndexedDataset:
 
 
 def _verify_starts(dataset: IndexedDataset) -> None:
-    """Sequences lie one after another without a gap."""
+    """Check that the sequences are contiguous."""
     index, expected = dataset.index, 0
     unit = index.dtype.itemsize // index.start_bytes
     for chunk in _chunks(len(dataset)):
@@ -39,7 +39,7 @@ def _verify_starts(dataset: IndexedDataset) -> None:
         wrong = np.flatnonzero(starts != ends - sizes)
         if wrong.size:
             sequence = chunk.start + int(wrong[0])
-            raise _fault(dataset, f"sequence {sequence:,} does not begin where the one before it ends")
+            raise _fault(dataset, f"sequence {sequence:,} does not start at the end of the previous one")
         expected = int(ends[-1])
 
 
@@ -48,7 +48,7 @@ def _verify_document_starts(dataset: IndexedDataset) -> None:
     for chunk in _chunks(len(starts)):
         part = starts[chunk.start : chunk.stop + 1]
         if (np.diff(part) < 0).any() or (part < 0).any():
-            raise _fault(dataset, "the document index does not rise")
+            raise _fault(dataset, "the document index does not increase")
 
 
 def _verify_tokens(dataset: IndexedDataset) -> None:
@@ -60,7 +60,7 @@ def _verify_tokens(dataset: IndexedDataset) -> None:
             place = chunk.start + int(np.argmax(tokens[chunk] < 0))
             raise IndexedDatasetError(
                 f"{bin_path(dataset.prefix)}: token {place:,} is negative ({int(tokens[place])}); "
-                f"copy the file again or make it again with preprocess_data"
+                f"copy the file again or create it again with preprocess_data"
             )
 
 
@@ -71,5 +71,5 @@ def _chunks(length: int) -> Iterator[slice]:
 
 def _fault(dataset: IndexedDataset, what: str) -> IndexedDatasetError:
     return IndexedDatasetError(
-        f"{idx_path(dataset.prefix)}: {what}; copy the file again or make it again with preprocess_data"
+        f"{idx_path(dataset.prefix)}: {what}; copy the file again or create it again with preprocess_data"
     )

@@ -1,7 +1,7 @@
-"""Writes an indexed dataset in the mmap layout; both files appear together, complete, or not at all.
+"""Write an indexed dataset in the mmap layout, atomically.
 
-Memory does not grow with the corpus: lengths go to an anonymous spool file beside the output, and the index
-is made from it at the end.
+Memory does not grow with the corpus: lengths are written to an anonymous temporary file in the output folder,
+from which the index is written at the end.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from neox_data.errors import IndexedDatasetError
 from neox_data.indexed.base import IndexedDataset
-from neox_data.indexed.copy import copy_bytes
+from neox_data.indexed.copy import Digest, copy_bytes
 from neox_data.indexed.layout import (
     MMAP_INDEX,
     VERSION,
@@ -39,18 +39,19 @@ _INT32_MAX = np.iinfo(np.int32).max
 
 
 class IndexedDatasetWriter:
-    """Collects documents, one sequence each, into `PREFIX.bin` and `PREFIX.idx`.
+    """Write documents, one sequence each, to `PREFIX.bin` and `PREFIX.idx`.
 
-    Use it in a `with` block: leaving the block well makes the files appear (over older ones of the same
-    name), an exception leaves what was there before.
+    Use it in a `with` block: at the end of the block the files replace existing ones of the same name; an
+    exception leaves existing files unchanged.
 
     Args:
-        prefix: path of the two files without `.bin` and `.idx`; missing folders are made.
+        prefix: path of the two files without `.bin` and `.idx`; missing folders are created.
         dtype: dtype of the tokens; see `layout.token_dtype`.
 
     Attributes:
-        num_documents: documents so far.
-        num_tokens: tokens so far.
+        num_documents: number of documents so far.
+        num_tokens: number of tokens so far.
+        largest_token: largest token that was appended; -1 if there is none. Copied tokens are not counted.
     """
 
     def __init__(self, prefix: Path | str, *, dtype: DTypeLike) -> None:
@@ -59,6 +60,7 @@ class IndexedDatasetWriter:
         self._dtype_code = dtype_code(self.dtype)
         self.num_documents = 0
         self.num_tokens = 0
+        self.largest_token = -1
         self._files = ExitStack()
         self._digest = hashlib.sha256()
         self._is_digested = True
@@ -66,13 +68,13 @@ class IndexedDatasetWriter:
 
     @property
     def bin_sha256(self) -> str | None:
-        """The hash of the `.bin` so far; None where it holds tokens that were copied from another file."""
+        """Hash of the `.bin` so far; None if it contains tokens that were copied without a digest."""
         return self._digest.hexdigest() if self._is_digested else None
 
     def __enter__(self) -> Self:
         self.prefix.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as files:
-            # Left in reverse order, so the .bin appears before the .idx that makes it a dataset.
+            # Closed in reverse order, so that the .bin is in place before the .idx.
             self._idx: BinaryIO = files.enter_context(written_aside(idx_path(self.prefix)))
             self._bin: BinaryIO = files.enter_context(written_aside(bin_path(self.prefix)))
             self._sizes = files.enter_context(tempfile.TemporaryFile(dir=self.prefix.parent))
@@ -90,7 +92,7 @@ class IndexedDatasetWriter:
             for file in (self._bin, self._idx):
                 file.flush()
                 os.fsync(file.fileno())
-            # Never a moment with the new .bin under the old index, nor with what is told of the old one.
+            # Remove the old files first, so that the new .bin is never next to an old index or manifest.
             manifest_path(self.prefix).unlink(missing_ok=True)
             offsets_path(self.prefix).unlink(missing_ok=True)
             idx_path(self.prefix).unlink(missing_ok=True)
@@ -99,31 +101,32 @@ class IndexedDatasetWriter:
         """Add one document.
 
         Raises:
-            IndexedDatasetError: a token does not fit the dtype, or there are more than 2**31 - 1 of them.
+            IndexedDatasetError: a token does not fit the dtype, or there are more than 2**31 - 1 tokens.
         """
         row = np.asarray(tokens)
         self.append_all(row, [row.size])
 
     def append_all(self, tokens: ArrayLike, sizes: ArrayLike) -> None:
-        """Add several documents whose tokens lie one after another.
+        """Add several documents whose tokens are concatenated.
 
         Args:
-            tokens: one dimension, the documents' tokens.
-            sizes: tokens of each document; their sum is the length of `tokens`.
+            tokens: one-dimensional, the tokens of all documents.
+            sizes: number of tokens of each document; the sum must be the length of `tokens`.
 
         Raises:
-            IndexedDatasetError: a token does not fit the dtype, or a document has more than 2**31 - 1 of
-                them.
+            IndexedDatasetError: a token does not fit the dtype, or a document has more than 2**31 - 1
+                tokens.
         """
         lengths = np.asarray(sizes, dtype=np.int64)
         row = self._as_dtype(np.asarray(tokens))
         if row.size != lengths.sum():
-            raise ValueError(f"{row.size} tokens for documents of {lengths.sum()} in all")
+            raise ValueError(f"{row.size} tokens for documents with {lengths.sum()} tokens in total")
         if lengths.size and lengths.max() > _INT32_MAX:
             raise IndexedDatasetError(
                 f"{self.prefix}: a document of {lengths.max():,} tokens is longer than the format allows "
                 f"({_INT32_MAX:,}); split it"
             )
+        self.largest_token = max(self.largest_token, int(row.max(initial=0)) if row.size else -1)
         self._bin.write(row.data)
         self._digest.update(row.data)
         self._begin_to_store()
@@ -131,18 +134,21 @@ class IndexedDatasetWriter:
         self.num_documents += lengths.size
         self.num_tokens += row.size
 
-    def append_dataset(self, dataset: IndexedDataset, documents: range | None = None) -> None:
-        """Add the sequences of another dataset of the same dtype, a document each, straight from its file.
+    def append_dataset(
+        self, dataset: IndexedDataset, documents: range | None = None, *, digest: Digest | None = None
+    ) -> None:
+        """Copy sequences of another dataset of the same dtype, one document each, from its file.
 
         Args:
-            dataset: what to add.
-            documents: which of its sequences, as a range without gaps; None: all.
+            dataset: the dataset to copy from.
+            documents: contiguous range of its sequences; None: all.
+            digest: is given the copied bytes; None: they are copied without being read.
 
         Raises:
-            IndexedDatasetError: its sequences do not lie one after another.
+            IndexedDatasetError: its sequences are not contiguous.
         """
         if dataset.dtype != self.dtype:
-            raise ValueError(f"tokens of type {dataset.dtype} for a dataset of type {self.dtype}")
+            raise ValueError(f"cannot add {dataset.dtype} tokens to a dataset of {self.dtype} tokens")
         documents = range(len(dataset)) if documents is None else documents
         if not documents:
             return
@@ -152,21 +158,23 @@ class IndexedDatasetWriter:
         num_tokens = int(sizes.sum(dtype=np.int64))
         if last + sizes.item(-1) * self.dtype.itemsize != first + num_tokens * self.dtype.itemsize:
             raise IndexedDatasetError(
-                f"{dataset.prefix}: the sequences do not lie one after another; check it with "
-                "neox-data verify"
+                f"{dataset.prefix}: the sequences are not contiguous; check the dataset with neox-data verify"
             )
-        self._is_digested = False
+        self._is_digested = self._is_digested and digest is not None
+        digests = [] if digest is None else [digest, self._digest]
         with bin_path(dataset.prefix).open("rb") as source:
-            copy_bytes(source, self._bin, first=first, count=num_tokens * self.dtype.itemsize)
+            copy_bytes(
+                source, self._bin, first=first, count=num_tokens * self.dtype.itemsize, digests=digests
+            )
         for begin in range(0, len(sizes), _CHUNK):
             self._sizes.write(sizes[begin : begin + _CHUNK].astype("<i4").data)
         self.num_documents += len(sizes)
         self.num_tokens += num_tokens
 
     def _begin_to_store(self) -> None:
-        """Have the system write to the disk what it has, now and then, so that the end need not wait for all.
+        """Start writing finished parts to the disk, so that fsync at the end takes less time.
 
-        Nothing else is asked for: what is not on the disk yet is not dropped from memory.
+        POSIX_FADV_DONTNEED starts the writing; pages that are not written yet stay in memory.
         """
         end = self._bin.tell()
         if hasattr(os, "posix_fadvise") and end - self._begun_bytes >= _STORED_BYTES:

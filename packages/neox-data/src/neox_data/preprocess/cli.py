@@ -1,4 +1,4 @@
-"""`preprocess_data`: text files -> indexed datasets, with GPT-NeoX's options."""
+"""`preprocess_data`: convert text files to indexed datasets, with GPT-NeoX's options."""
 
 import os
 import sys
@@ -8,86 +8,101 @@ import click
 
 from neox_data.command import CONTEXT_SETTINGS, DataCommand
 from neox_data.preprocess.inputs import find_inputs
+from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.progress import report_progress
 from neox_data.preprocess.read import MAX_DOCUMENT_BYTES
 from neox_data.preprocess.run import Options, preprocess
 from neox_data.preprocess.shards import preprocess_resumably, take_shard
-from neox_data.tokenizers import TOKENIZERS, build_tokenizer
+from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, build_tokenizer
 
 __all__ = ["main"]
+
+_NO_END_NOTE = (
+    "note: without --append-eod nothing separates the documents; most trainings, and those that reset "
+    "positions or attention masks at document ends, require it"
+)
 
 
 @click.command(
     "preprocess_data",
     cls=DataCommand,
-    several=("--input", "--jsonl-keys"),
+    several=("--input", "--jsonl-keys", "--json-keys"),
     context_settings=CONTEXT_SETTINGS,
 )
+@click.version_option(package_name="neox-data")
 @click.option(
     "--input",
     "inputs",
     required=True,
     multiple=True,
     metavar="FILE...",
-    help="Corpus files (.jsonl, .txt, .parquet; .gz, .zst, .tar) or folders of them; several, "
-    "a quoted pattern, or names between commas.",
+    help="Corpus files (.jsonl, .json, .txt, .dat, .parquet, .tar, .zip; compressed .gz, .zst, .bz2, .xz) or "
+    "folders: several names, a quoted pattern, or a comma-separated list.",
 )
 @click.option(
     "--jsonl-keys",
+    "--json-keys",
     "keys",
     multiple=True,
     default=("text",),
     metavar="KEY...",
-    help="Keys of each JSON line to take; each becomes a dataset.",
+    help="Keys of the texts in each JSON line; each key becomes a dataset.",
 )
 @click.option(
-    "--num-docs", type=click.IntRange(1), help="Number of documents, for the progress; else judged by bytes."
+    "--num-docs",
+    type=click.IntRange(1),
+    help="Number of documents, for the progress bar.  [default: estimate progress by bytes]",
 )
 @click.option(
-    "--tokenizer-type", required=True, type=click.Choice(list(TOKENIZERS)), help="The kind of tokenizer."
+    "--tokenizer-type",
+    required=True,
+    type=click.Choice([*TOKENIZERS, *GPT_NEOX_NAMES]),
+    help="Tokenizer type; SPMTokenizer is GPT-NeoX's name of SentencePieceTokenizer.",
 )
 @click.option(
-    "--vocab-file", type=click.Path(path_type=Path), help="The tokenizer's vocabulary, or its only file."
+    "--vocab-file",
+    type=click.Path(path_type=Path),
+    help="The tokenizer's vocabulary, or its only file, such as tokenizer.json.",
 )
-@click.option("--merge-file", type=click.Path(path_type=Path), help="The merges of GPT2BPETokenizer.")
-@click.option("--append-eod", is_flag=True, help="End each document with the end-of-document token.")
+@click.option("--merge-file", type=click.Path(path_type=Path), help="Merges file of GPT2BPETokenizer.")
+@click.option("--append-eod", is_flag=True, help="Append the end-of-document token to each document.")
 @click.option(
     "--output-prefix",
     required=True,
-    help="Datasets are PREFIX_KEY_document.",
+    help="Prefix of the output; datasets are named PREFIX_KEY_document.",
 )
-@click.option("--dataset-impl", type=click.Choice(["mmap"]), default="mmap", help="The layout to write.")
+@click.option("--dataset-impl", type=click.Choice(["mmap"]), default="mmap", help="Output layout.")
 @click.option(
     "--workers",
     type=click.IntRange(1),
-    help="Threads that encode; the output is the same for any number.  [default: all cores]",
+    help="Number of encoding threads; the output does not depend on it.  [default: all cores]",
 )
 @click.option(
     "--log-interval",
     type=click.IntRange(1),
     default=10_000,
-    help="Documents between lines when not on a terminal.",
+    help="Documents between progress lines if the output is not a terminal.",
 )
-@click.option("--skip-bad-lines", is_flag=True, help="Count documents that cannot be read and go on.")
+@click.option("--skip-bad-lines", is_flag=True, help="Skip and count documents that cannot be read.")
 @click.option("--exact", is_flag=True, help="Encode with the tokenizers library, never with gigatoken.")
 @click.option(
     "--max-document-bytes",
     type=click.IntRange(1),
     default=MAX_DOCUMENT_BYTES,
-    help="Larger documents are counted and left out.",
+    help="Maximum document size; larger documents are skipped and counted.",
 )
 @click.option(
     "--split-long-documents",
     is_flag=True,
-    help="Cut them, at the end of a line where there is one, into documents that are small enough.",
+    help="Split larger documents instead of skipping them, at line ends if possible.",
 )
 @click.option("--ftfy", is_flag=True, help="Repair wrongly decoded characters with ftfy.")
 @click.option(
     "--resume",
     is_flag=True,
-    help="Work in shards of files, and leave out those that an earlier run with this flag had finished.",
+    help="Process the corpus in shards, and skip those finished by an earlier run with this flag.",
 )
-@click.option("--shard", metavar="I/N", help="Take only the I-th of N parts of the files, as in 2/8.")
+@click.option("--shard", metavar="I/N", help="Process only the I-th of N parts of the files, such as 2/8.")
 def main(
     inputs: tuple[str, ...],
     keys: tuple[str, ...],
@@ -108,16 +123,21 @@ def main(
     resume: bool,
     shard: str | None,
 ) -> None:
-    """Turn text files into token files for training: PREFIX_KEY_document.bin and .idx."""
+    """Tokenize text files for training; writes PREFIX_KEY_document.bin and .idx."""
     if not output_prefix or output_prefix.endswith("/"):
-        raise click.UsageError(f"--output-prefix {output_prefix!r} names no file; end it with a name")
+        raise click.UsageError(
+            f"--output-prefix {output_prefix!r} contains no file name; append a name to it"
+        )
     workers = workers or len(os.sched_getaffinity(0))
-    # Threads that read, encode and hash wait for each other many times a batch; by default each wait is ten
+    # Threads that read, encode and hash wait for each other many times per batch; by default each wait is ten
     # times as long.
     sys.setswitchinterval(0.0005)
-    # The library starts its threads at the first batch, as many as this says.
+    # The tokenizers library starts this many threads at the first batch.
     os.environ["RAYON_NUM_THREADS"] = str(workers)
-    paths = find_inputs(inputs)
+    if not append_eod:
+        click.echo(_NO_END_NOTE, err=True)
+    passed_over = PassedOver()
+    paths = find_inputs(inputs, passed_over)
     if shard is not None:
         paths, ending = take_shard(paths, shard)
         output_prefix += ending
@@ -135,6 +155,13 @@ def main(
     tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)
     run = preprocess_resumably if resume else preprocess
     with report_progress(log_interval=log_interval) as report:
-        summary = run(paths, output_prefix=output_prefix, tokenizer=tokenizer, options=options, report=report)
+        summary = run(
+            paths,
+            output_prefix=output_prefix,
+            tokenizer=tokenizer,
+            options=options,
+            report=report,
+            passed_over=passed_over,
+        )
     for line in summary.lines():
         click.echo(line)

@@ -1,7 +1,7 @@
-"""Batches of documents -> token ids, several batches at a time, delivered in the order of the documents.
+"""Encode batches of documents in parallel, in the order of the documents.
 
-A batch is bounded by its text, and only a few are under way at once, so memory does not grow with the corpus.
-What a document becomes depends on its text alone, so the result is the same for any number of workers.
+The size of a batch and the number of batches in progress are limited, so memory does not grow with the
+corpus. Tokens depend only on the text, so the result is the same for any number of workers.
 """
 
 from collections import deque
@@ -16,20 +16,20 @@ from neox_data.preprocess.read import Document
 
 __all__ = ["Column", "EncodedBatch", "Encoder", "batched", "encode_all"]
 
-# The ids of some texts one after another, and how many each has.
+# Encodes texts: returns the concatenated ids and the number of ids of each text.
 Encoder = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 
 _BATCH_DOCUMENTS = 1 << 14
 
 
 class Column(NamedTuple):
-    """What the texts of one key became; documents that gave no token are left out.
+    """Tokens of the texts of one key, without documents whose texts are all empty.
 
     Attributes:
-        tokens: of the documents, one after another.
-        sizes: tokens of each document.
-        files: number of the file that each document is from.
-        offsets: where it begins there.
+        tokens: concatenated tokens of the documents.
+        sizes: number of tokens of each document.
+        files: index of each document's file.
+        offsets: position of each document in its file.
     """
 
     tokens: np.ndarray
@@ -44,9 +44,9 @@ class EncodedBatch:
 
     Attributes:
         columns: one per key.
-        characters: of the texts, per key.
-        num_documents: documents of the batch, those without tokens included.
-        num_bytes: their size in the corpus.
+        characters: number of characters of the texts, per key.
+        num_documents: number of documents, including empty ones.
+        num_bytes: size of the documents in the corpus.
     """
 
     columns: list[Column]
@@ -56,12 +56,12 @@ class EncodedBatch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all keys."""
+        """Number of tokens of all keys."""
         return sum(column.tokens.size for column in self.columns)
 
 
 def batched(documents: Iterable[Document], batch_bytes: int) -> Iterator[list[Document]]:
-    """Consecutive documents in lists of about so many bytes."""
+    """Yield lists of consecutive documents of about `batch_bytes` bytes."""
     batch: list[Document] = []
     num_bytes = 0
     for document in documents:
@@ -83,15 +83,15 @@ def encode_all(
     workers: int,
     batch_bytes: int,
 ) -> Iterator[EncodedBatch]:
-    """The documents as tokens, batch by batch in their order.
+    """Yield the encoded batches in the order of the documents.
 
     Args:
-        documents: with one text per key.
-        encoder: is called from `workers` threads.
-        dtype: of the tokens.
-        end_of_document: the token to end each document with that has tokens; None: none.
-        workers: batches that are encoded at the same time.
-        batch_bytes: of corpus in a batch, about.
+        documents: documents with one text per key.
+        encoder: called from `workers` threads.
+        dtype: dtype of the tokens.
+        end_of_document: token appended to each document that is kept; None: no token.
+        workers: number of batches encoded at the same time.
+        batch_bytes: approximate size of a batch in the corpus.
     """
     pending: deque[Future[EncodedBatch]] = deque()
     executor = ThreadPoolExecutor(workers, "encode")
@@ -109,22 +109,24 @@ def encode_all(
 def _encode(
     batch: Sequence[Document], encoder: Encoder, dtype: np.dtype[np.generic], end_of_document: int | None
 ) -> EncodedBatch:
-    columns, characters = [], []
     files = np.fromiter((document.file for document in batch), np.int64, len(batch))
     offsets = np.fromiter((document.offset for document in batch), np.int64, len(batch))
-    for texts in zip(*(document.texts for document in batch), strict=True):
-        tokens, sizes = encoder(texts)
-        kept = sizes > 0
-        ended = _ended(tokens.astype(dtype), sizes[kept], end_of_document)
-        columns.append(Column(*ended, files[kept], offsets[kept]))
-        characters.append(sum(map(len, texts)))
+    keys = list(zip(*(document.texts for document in batch), strict=True))
+    encoded = [encoder(texts) for texts in keys]
+    # A document is the same one in every dataset, so that its texts can be found by its number.
+    kept = np.logical_or.reduce([sizes > 0 for _, sizes in encoded])
+    columns = [
+        Column(*_ended(tokens.astype(dtype), sizes[kept], end_of_document), files[kept], offsets[kept])
+        for tokens, sizes in encoded
+    ]
+    characters = [sum(map(len, texts)) for texts in keys]
     return EncodedBatch(columns, characters, len(batch), sum(document.num_bytes for document in batch))
 
 
 def _ended(
     tokens: np.ndarray, sizes: np.ndarray, end_of_document: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The documents with `end_of_document` after each."""
+    """Append `end_of_document` to each document; return tokens and sizes."""
     if end_of_document is None:
         return tokens, sizes
     ends = np.cumsum(sizes + 1) - 1

@@ -1,43 +1,66 @@
 """Which files a corpus is, and stretches of them."""
 
 import os
+import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from glob import glob, has_magic
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from neox_data.errors import CorpusError
+from neox_data.preprocess.json_array import begins_array
+from neox_data.preprocess.passed_over import PassedOver
 
-__all__ = [
-    "ARCHIVE",
-    "LINES",
-    "RECORDS",
-    "TABLES",
-    "TEXTS",
-    "CorpusPart",
-    "cut_file",
-    "ending_of",
-    "find_inputs",
-]
+__all__ = ["CorpusPart", "FileFormat", "cut_file", "find_inputs", "format_of"]
 
-LINES = (".jsonl", ".json")
-WHOLE = (".txt",)
-RECORDS = (".dat",)
-TABLES = (".parquet",)
-ARCHIVE = ".tar"
-TEXTS = (*LINES, *WHOLE, *RECORDS)
-_PACKED = (".gz", ".zst")
-_READABLE = (*TEXTS, *TABLES, ARCHIVE)
+# Suffixes of the formats of documents and archives, and of compression.
+_DOCUMENTS = (".jsonl", ".json", ".txt", ".dat")
+_TABLES = (".parquet",)
+_ARCHIVES = (".tar", ".zip")
+_PACKED = (".gz", ".zst", ".bz2", ".xz")
+# Formats whose end must be read first, which a compressed file does not allow.
+_NEVER_PACKED = (".parquet", ".zip")
+_READABLE = (*_DOCUMENTS, *_TABLES, *_ARCHIVES)
 _BUFFER_BYTES = 1 << 20
 
 
+class FileFormat(NamedTuple):
+    """The format of a file, by its name.
+
+    Attributes:
+        kind: suffix of the format of the content, such as ".jsonl"; ".txt.gz", because lm_dataformat reads a
+            document per line from it; "": not readable.
+        packing: suffix of the compression; "": none.
+    """
+
+    kind: str
+    packing: str
+
+
+def format_of(path: Path) -> FileFormat:
+    """Return the format of a file."""
+    name = path.name
+    if name.endswith(".tgz"):
+        return FileFormat(".tar", ".gz")
+    # The parts of OpenWebText in lm_dataformat.
+    if name.endswith("_data.xz"):
+        return FileFormat(".tar", ".xz")
+    if name.endswith(".txt.gz"):
+        return FileFormat(".txt.gz", ".gz")
+    packing = path.suffix if path.suffix in _PACKED else ""
+    kind = path.with_suffix("").suffix if packing else path.suffix
+    is_readable = kind in _READABLE and not (packing and kind in _NEVER_PACKED)
+    return FileFormat(kind if is_readable else "", packing)
+
+
 class CorpusPart(NamedTuple):
-    """A stretch of a corpus file that begins and ends between two lines; the whole file unless told.
+    """A range of whole lines of a corpus file; by default the whole file.
 
     Attributes:
         path: the file.
-        first: byte at which the stretch begins.
-        stop: byte at which it ends; None: the end of the file.
+        first: first byte of the range.
+        stop: end of the range; None: the end of the file.
     """
 
     path: Path
@@ -46,7 +69,7 @@ class CorpusPart(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Its size as it lies on the disk."""
+        """Return its size on disk in bytes."""
         return (self.path.stat().st_size if self.stop is None else self.stop) - self.first
 
     def __str__(self) -> str:
@@ -54,9 +77,9 @@ class CorpusPart(NamedTuple):
 
 
 def cut_file(path: Path, part_bytes: int) -> Iterator[CorpusPart]:
-    """A file in stretches of about so many bytes, where it consists of lines that lie there unpacked."""
+    """Split a file of uncompressed lines into parts of about `part_bytes`; yield other files whole."""
     size = path.stat().st_size
-    if path.suffix not in LINES or size <= part_bytes:
+    if size <= part_bytes or not _is_lines(path):
         yield CorpusPart(path)
         return
     first = 0
@@ -72,55 +95,106 @@ def cut_file(path: Path, part_bytes: int) -> Iterator[CorpusPart]:
     yield CorpusPart(path, first)
 
 
-def find_inputs(names: Iterable[str]) -> list[Path]:
-    """The files that names mean: paths, folders, patterns (`data/*.jsonl`), or several between commas.
+def _is_lines(path: Path) -> bool:
+    if path.suffix != ".json":
+        return path.suffix == ".jsonl"
+    with path.open("rb") as file:
+        return not begins_array(file)
 
-    Of a folder, all files below it that can be read, sorted by name; links to other folders are not followed.
+
+def find_inputs(names: Iterable[str], passed_over: PassedOver | None = None) -> list[Path]:
+    """Return the files of names: paths, folders, patterns (`data/*.jsonl`) or comma-separated lists.
+
+    A folder yields all supported files below it, sorted by name; links to other folders are not followed.
+
+    Args:
+        names: the names.
+        passed_over: where the other files of folders are recorded.
 
     Raises:
-        CorpusError: a name means no file, or one of a kind that is not read.
+        CorpusError: a name matches no file, a broken link, or a file of an unsupported type.
+        OSError: a folder cannot be read.
     """
-    paths = [path for name in names for path in _paths_of(name)]
+    found = passed_over if passed_over is not None else PassedOver()
+    paths = [path for name in names for path in _paths_of(name, found)]
     for path in paths:
         _check_readable(path)
     return paths
 
 
-def _paths_of(name: str) -> Iterator[Path]:
+def _paths_of(name: str, passed_over: PassedOver) -> Iterator[Path]:
     if not name.strip():
-        raise CorpusError("a name of an input is empty; give a file, a folder or a pattern")
-    if Path(name).is_file():
+        raise CorpusError("--input contains an empty name; pass a file, a folder or a pattern")
+    # Functions of os.path, because a list of names may be longer than a path may be.
+    if os.path.isdir(name):
+        yield from _files_below(Path(name), passed_over)
+    elif os.path.lexists(name):
         yield Path(name)
-    elif Path(name).is_dir():
-        yield from _files_below(Path(name))
     elif "," in name:
         for part in filter(None, (part.strip() for part in name.split(","))):
-            yield from _paths_of(part)
+            yield from _paths_of(part, passed_over)
     elif has_magic(name):
-        matches = sorted(match for match in glob(name, recursive=True) if Path(match).is_file())
-        if not matches:
-            raise CorpusError(f"no file matches {name!r}; correct the pattern")
-        yield from map(Path, matches)
+        yield from _matches(name, passed_over)
     else:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.lstat(name)  # raises the reason if a folder cannot be entered
         raise CorpusError(f"{name} does not exist; correct the path")
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    names = (Path(place, name) for place, _, files in os.walk(folder) for name in files)
-    paths = sorted(path for path in names if ending_of(path) in _READABLE)
-    if not paths:
-        raise CorpusError(f"{folder} holds no file that ends in {', '.join(_READABLE)}; name another folder")
-    yield from paths
+def _matches(pattern: str, passed_over: PassedOver) -> Iterator[Path]:
+    matches = [Path(match) for match in sorted(glob(pattern, recursive=True))]
+    if "**" in pattern:
+        # It matches the files below the folders, and below links to folders, which may form a loop.
+        files = {os.path.realpath(path): path for path in reversed(matches) if not path.is_dir()}
+        wanted = [Path(name) for name in sorted(map(str, files.values()))]
+    else:
+        wanted = matches
+    if not wanted:
+        raise CorpusError(f"no file matches {pattern!r}; correct the pattern")
+    for path in wanted:
+        if path.is_dir():
+            yield from _files_below(path, passed_over)
+        else:
+            yield path
 
 
-def ending_of(path: Path) -> str:
-    """The ending that says how to read a file, without one that says how it is compressed."""
-    return path.with_suffix("").suffix if path.suffix in _PACKED else path.suffix
+def _files_below(folder: Path, passed_over: PassedOver) -> Iterator[Path]:
+    paths = []
+    for place, folders, files in os.walk(folder, onerror=_raise):
+        paths += [Path(place, name) for name in files]
+        for name in sorted(folders):
+            if Path(place, name).is_symlink():
+                passed_over.add(f"{Path(place, name)}, a link to a folder")
+    readable = [path for path in sorted(paths) if format_of(path).kind]
+    for path in sorted(set(paths) - set(readable)):
+        passed_over.add(str(path))
+    if not readable:
+        raise CorpusError(
+            f"{folder} contains no file with the ending {', '.join(_READABLE)}; pass another folder"
+        )
+    yield from readable
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def _check_readable(path: Path) -> None:
-    if ending_of(path) not in _READABLE:
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
         raise CorpusError(
-            f"{path} has an ending that is not read; give files that end in {', '.join(_READABLE)}, "
-            f"or these and {' or '.join(_PACKED)}"
-        )
+            f"{path} is a link that cannot be followed ({error.strerror}); "
+            "restore its file, or remove the link"
+        ) from error
+    if not stat.S_ISREG(mode):
+        raise CorpusError(f"{path} is not a regular file; write its content to a file, and pass that")
+    kind, packing = format_of(path)
+    if kind:
+        return
+    if packing and path.with_suffix("").suffix in _NEVER_PACKED:
+        raise CorpusError(f"{path} cannot be read while it is compressed; decompress it first")
+    raise CorpusError(
+        f"{path} has an unsupported ending; pass files that end in {', '.join(_READABLE)}, "
+        f"optionally followed by {', '.join(_PACKED[:-1])} or {_PACKED[-1]}"
+    )

@@ -1,4 +1,4 @@
-"""One dataset of a preprocessing run: the texts of one key as tokens, and what is told of them."""
+"""Output of a preprocessing run for one key: the dataset, its offsets and its manifest."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,16 +12,16 @@ from neox_data.manifest import write_manifest
 from neox_data.preprocess.encode import Column
 from neox_data.sources import OffsetsWriter
 
-__all__ = ["DatasetOutput"]
+__all__ = ["DatasetOutput", "files_without_text"]
 
 
 class DatasetOutput:
-    """Collects the columns of one key; see `open`.
+    """Write the columns of one key; see `open`.
 
     Args:
-        key: whose texts they are.
-        writer: of the tokens.
-        places: of where the documents begin in their sources.
+        key: key of the texts.
+        writer: writer of the tokens.
+        places: writer of the documents' positions in their sources.
     """
 
     def __init__(self, key: str, writer: IndexedDatasetWriter, places: OffsetsWriter) -> None:
@@ -35,9 +35,9 @@ class DatasetOutput:
     def open(
         cls, prefix: Path, key: str, *, dtype: np.dtype[np.generic], num_files: int
     ) -> "Iterator[DatasetOutput]":
-        """An output whose files appear when the block ends well; missing folders are made."""
+        """Open an output whose files are renamed into place at the end of the block, if there is no error."""
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        # The offsets appear after the dataset that they belong to: it removes those of the one before it.
+        # The offsets are renamed after the dataset, which removes the offsets of the previous one.
         with (
             OffsetsWriter.open(prefix, num_files) as places,
             IndexedDatasetWriter(prefix, dtype=dtype) as writer,
@@ -46,16 +46,16 @@ class DatasetOutput:
 
     @property
     def num_documents(self) -> int:
-        """Documents so far."""
+        """Number of documents so far."""
         return self._writer.num_documents
 
     @property
     def characters(self) -> int:
-        """Characters of the texts so far."""
+        """Number of characters so far."""
         return self._characters
 
     def add(self, column: Column, characters: int) -> None:
-        """Write the documents of a batch, which have so many characters."""
+        """Write the documents of a batch, and add its number of characters."""
         self._writer.append_all(column.tokens, column.sizes)
         self._places.append(column.files, column.offsets)
         self._characters += characters
@@ -67,25 +67,35 @@ class DatasetOutput:
         tokenizer: dict[str, Any],
         options: dict[str, Any],
         counts: dict[str, int],
-    ) -> None:
-        """Write the manifest, once the dataset is there; see `write_manifest`.
+    ) -> list[str]:
+        """Write the manifest after the dataset is complete; return the files without a document.
+
+        See `write_manifest`.
 
         Args:
-            sources: the files, without the number of documents that each one gave.
-            tokenizer: what made the tokens.
-            options: what else decided them.
-            counts: of the whole corpus; those of this dataset come before them.
+            sources: the files, without their numbers of documents.
+            tokenizer: description of the tokenizer.
+            options: other options that affect the tokens.
+            counts: counts of the whole corpus; those of this dataset are written before them.
         """
         own = {
             "documents": self.num_documents,
             "tokens": self._writer.num_tokens,
             "characters": self._characters,
         }
+        inputs = self._places.with_documents(sources)
         write_manifest(
             self._writer.prefix,
-            inputs=self._places.with_documents(sources),
+            inputs=inputs,
             tokenizer=tokenizer,
             options=options,
             counts={**own, **counts},
             bin_sha256=self._writer.bin_sha256,
+            largest_token=self._writer.largest_token,
         )
+        return files_without_text(inputs)
+
+
+def files_without_text(inputs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the names of a manifest's sources that have no documents."""
+    return [source["path"] for source in inputs if not source["documents"]]

@@ -1,4 +1,4 @@
-"""How far a preprocessing run is: a live bar on a terminal, plain lines now and then elsewhere."""
+"""Show the progress of preprocessing: a live bar on a terminal, otherwise occasional lines."""
 
 import sys
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ __all__ = ["Counts", "Reporter", "clock", "report_progress"]
 
 @dataclass(slots=True)
 class Counts:
-    """What has been done so far.
+    """Counts of the work done so far.
 
     Attributes:
         documents: documents read and encoded.
         tokens: tokens written.
-        num_bytes: bytes of (unpacked) corpus.
-        fraction: how much of the input that is, 0 to 1.
-        seconds: time since the start; above 0.
+        num_bytes: bytes of (uncompressed) corpus.
+        fraction: fraction of the input, 0 to 1.
+        seconds: time since the start; greater than 0.
     """
 
     documents: int = 0
@@ -31,25 +31,25 @@ class Counts:
     seconds: float = 1e-9
 
     def rates(self) -> str:
-        """Speed so far and time left, for a reader."""
+        """Format the average speed and the time left."""
         left = f"{clock(self.seconds * (1 - self.fraction) / self.fraction)} left" if self.fraction else "-"
+        tokens = f"  {self.tokens / self.seconds:,.0f} tokens/s" if self.tokens else ""
         return (
             f"{self.documents / self.seconds:,.0f} documents/s  {self.num_bytes / self.seconds / 1e6:,.1f} "
-            "MB/s  "
-            f"{self.tokens / self.seconds:,.0f} tokens/s  {left}"
+            f"MB/s{tokens}  {left}"
         )
 
 
 class Reporter(Protocol):
-    """Is told the counts after each batch."""
+    """Called with the counts after each batch."""
 
     def __call__(self, counts: Counts) -> None:
-        """Show them, or not."""
+        """Show the counts."""
 
 
 @contextmanager
 def report_progress(*, log_interval: int, stream: TextIO | None = None) -> Iterator[Reporter]:
-    """A reporter on stderr: a bar on a terminal, else a line after each `log_interval` documents or more."""
+    """Provide a reporter on stderr: a bar on a terminal, else a line about every `log_interval` documents."""
     stream = stream or sys.stderr
     if not stream.isatty():
         yield _Lines(log_interval, stream)
@@ -80,7 +80,7 @@ class _Lines:
 
 
 def clock(seconds: float) -> str:
-    """A length of time as minutes and seconds, or hours before them."""
+    """Format a duration as minutes and seconds, with hours if any."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,50 +1,51 @@
-"""Corpus files as a stream of documents; never more than one of them in memory.
+"""Read corpus files as a stream of documents, with at most one of them in memory.
 
-A line of a `.jsonl` file is an object with the wanted keys, or a bare string; a value may be a list of
-paragraphs. A `.txt` file is one document. A `.dat` file of lm_dataformat holds texts, each after its length.
-Any of these may be compressed with gzip or zstandard, and such files may lie in a `.tar`, as archives of
-lm_dataformat do. A row of a `.parquet` file is a document, a column a key.
+A line of a `.jsonl` file is an object with the requested keys, or a bare string; a value may be a list of
+paragraphs. A `.json` file contains such lines, or one array of them. A `.txt` file is one document, a
+`.txt.gz` one per line. A `.dat` file of lm_dataformat contains texts, each after its length. Any of these
+may be compressed, and may be in a `.tar` or `.zip`. In a `.parquet` file, rows are documents and columns are
+keys.
 """
 
-import gzip
-import io
-import tarfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import ftfy
-import zstandard
 
 from neox_data.errors import CorpusError
-from neox_data.preprocess.inputs import ARCHIVE, LINES, RECORDS, TABLES, TEXTS, CorpusPart, ending_of
-from neox_data.preprocess.texts import cut_text, decode, text_of, texts_of_line
+from neox_data.preprocess.archives import DAMAGES, TextStream, texts_in
+from neox_data.preprocess.inputs import CorpusPart, format_of
+from neox_data.preprocess.json_array import JsonArray, begins_array
+from neox_data.preprocess.passed_over import PassedOver
+from neox_data.preprocess.tables import rows_of
+from neox_data.preprocess.texts import MissingKeyError, cut_text, decode, text_of, texts_of_line
+from neox_data.preprocess.unpack import DamageError
 
 __all__ = ["MAX_DOCUMENT_BYTES", "CorpusReader", "Document", "sample_texts"]
 
 MAX_DOCUMENT_BYTES = 256 << 20
 
-# A record begins with its length in bytes, as so many decimal digits.
+# A record starts with its length in bytes, as this number of decimal digits.
 _LENGTH_DIGITS = 16
 _BUFFER_BYTES = 1 << 20
-_ROWS_AT_ONCE = 1024
-# Of a sample: texts of up to so many files, and characters of each file and each text.
+# Limits of a sample: files, characters per file, characters per text.
 _SAMPLE_FILES, _SAMPLE_CHARACTERS, _SAMPLE_TEXT = 4, 40_000, 4_000
 _MOST_REASONS = 5
-_SKIP_HINT = "correct it, or pass --skip-bad-lines to leave such documents out"
+_SKIP_HINT = "correct it, or pass --skip-bad-lines to skip such documents"
+_KEY_HINT = "pass another key with --jsonl-keys, or --skip-bad-lines to skip such documents"
 
 
 class Document(NamedTuple):
     """One document of a corpus.
 
     Attributes:
-        texts: the text of each wanted key.
-        num_bytes: its size in the (unpacked) file.
-        file: number of the file it is from.
-        offset: where in the (unpacked) file it begins: a byte, or a row of a `.parquet`.
+        texts: the text of each requested key.
+        num_bytes: its size in the (uncompressed) file.
+        file: index of its file.
+        offset: its start in the (uncompressed) file: a byte, or a row of a `.parquet`.
     """
 
     texts: tuple[str, ...]
@@ -54,7 +55,7 @@ class Document(NamedTuple):
 
 
 def sample_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
-    """Pieces of texts from the beginnings of a few of the files; what is unreadable is left out.
+    """Return parts of texts from the beginning of a few files, skipping unreadable documents.
 
     Raises:
         CorpusError: a compressed file is damaged.
@@ -71,23 +72,25 @@ def sample_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
 
 
 class CorpusReader:
-    """The documents of some files, in order.
+    """Iterates over the documents of files, in order.
 
     Args:
         paths: the files, or parts of them; see `find_inputs`.
-        keys: the keys of a JSON line whose values are wanted. A document without keys is the text of each of
-            them.
-        skip_bad_lines: count documents that cannot be read and go on, instead of raising.
-        max_document_bytes: larger documents are counted and left out, and never wholly in memory.
-        split_long: cut larger documents into such as are small enough instead; a line or row is then read
-            whole.
+        keys: requested keys of a JSON line. A document without keys is the text of each of them.
+        skip_bad_lines: skip and count documents that cannot be read, instead of raising.
+        max_document_bytes: maximum document size; larger documents are skipped and counted, and never wholly
+            in memory.
+        split_long: split larger documents instead of skipping them; lines and rows are then read whole.
         mend_text: repair wrongly decoded characters with ftfy.
+        passed_over: files of the corpus that are not read; members of archives are added.
 
     Attributes:
-        total_bytes: size of the files as they lie on the disk.
-        num_skipped: documents left out.
-        first_skipped: why the first few of them were, each with its place.
-        num_too_long: documents left out, or cut, for their size.
+        total_bytes: size of the files on disk.
+        passed_over: files and members that are not read.
+        num_null: number of documents with a null instead of a text, which is read as an empty text.
+        num_skipped: number of skipped documents.
+        first_skipped: reason and location of the first few of them.
+        num_too_long: number of documents skipped or split because of their size.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class CorpusReader:
         max_document_bytes: int = MAX_DOCUMENT_BYTES,
         split_long: bool = False,
         mend_text: bool = False,
+        passed_over: PassedOver | None = None,
     ) -> None:
         self._parts = [one if isinstance(one, CorpusPart) else CorpusPart(one) for one in paths]
         self._keys = tuple(keys)
@@ -111,18 +115,21 @@ class CorpusReader:
         self._bytes_before = 0
         self._reading: tuple[BinaryIO, int] | None = None
         self._file = self._offset = 0
+        self._name = ""
         self.num_skipped = 0
         self.first_skipped: list[str] = []
+        self.num_null = 0
+        self.passed_over = passed_over if passed_over is not None else PassedOver()
 
     def __iter__(self) -> Iterator[Document]:
-        """The documents.
+        """Yield the documents.
 
         Raises:
-            CorpusError: a document cannot be read and is not to be skipped, or a compressed file is damaged.
+            CorpusError: a document cannot be read and is not skipped, or a compressed file is damaged.
         """
         for number, part in enumerate(self._parts):
-            self._file, self._offset = number, part.first
-            with part.path.open("rb", buffering=_BUFFER_BYTES) as raw, _damage_named(part.path):
+            self._file, self._offset, self._name = number, part.first, str(part)
+            with part.path.open("rb", buffering=_BUFFER_BYTES) as raw, self._damage_named():
                 raw.seek(part.first)
                 self._reading = raw, part.first
                 documents = self._documents(part, raw)
@@ -132,25 +139,39 @@ class CorpusReader:
 
     @property
     def bytes_done(self) -> int:
-        """How much of `total_bytes` has been read."""
+        """Return how much of `total_bytes` has been read."""
         if self._reading is None:
             return self._bytes_before
         raw, first = self._reading
         return self._bytes_before + raw.tell() - first
 
     def _documents(self, part: CorpusPart, raw: BinaryIO) -> Iterator[Document]:
-        if ending_of(part.path) in TABLES:
+        if format_of(part.path).kind == ".parquet":
             yield from self._read_rows(part.path)
             return
-        for name, kind, stream in _members(part, raw):
-            if kind in LINES:
-                yield from self._read_lines(name, stream, part.stop)
-            elif kind in RECORDS:
-                yield from self._read_records(name, stream)
-            else:
-                yield from self._read_whole(name, stream)
+        for text in texts_in(str(part), part.path, raw, self.passed_over):
+            self._name = text.name
+            yield from self._reader_of(text, part)(text.stream, part.stop)
+            self._name = str(part)
 
-    def _read_lines(self, name: str, stream: BinaryIO, stop: int | None) -> Iterator[Document]:
+    def _reader_of(
+        self, text: TextStream, part: CorpusPart
+    ) -> Callable[[BinaryIO, int | None], Iterator[Document]]:
+        if text.kind == ".json" and not part.first and part.stop is None and begins_array(text.stream):
+            return self._read_array
+        if format_of(part.path) == (".txt", ""):
+            return self._read_text_file
+        readers = {
+            ".jsonl": self._read_json_lines,
+            ".json": self._read_json_lines,
+            ".txt.gz": self._read_text_lines,
+            ".txt": self._read_whole,
+            ".dat": self._read_records,
+        }
+        return readers[text.kind]
+
+    def _lines(self, stream: BinaryIO, stop: int | None) -> Iterator[tuple[int, bytes, int]]:
+        """Yield the number, the bytes and the offset of each line that is not too long, or will be split."""
         number = 0
         while (stop is None or self._offset < stop) and (
             line := stream.readline(self._max_document_bytes + 1)
@@ -166,64 +187,101 @@ class CorpusReader:
                 rest = stream.readline()
                 self._offset += len(rest)
                 line += rest
-            if line.isspace():
-                continue
-            try:
-                texts = texts_of_line(line, self._keys)
-            except ValueError as error:
-                self._skip(f"{name}, line {number}: {error}")
-                continue
-            document = Document(texts, len(line), self._file, offset)
-            if len(line) <= self._max_document_bytes:
-                yield document
-            else:
-                yield from self._small_enough(document)
+            yield number, line, offset
 
     def _skip_line(self, line: bytes, stream: BinaryIO) -> None:
         while line and not line.endswith(b"\n"):
             line = stream.readline(_BUFFER_BYTES)
             self._offset += len(line)
 
-    def _read_whole(self, name: str, stream: BinaryIO) -> Iterator[Document]:
+    def _read_json_lines(self, stream: BinaryIO, stop: int | None) -> Iterator[Document]:
+        for number, line, offset in self._lines(stream, stop):
+            if line.isspace():
+                continue
+            try:
+                texts = texts_of_line(line, self._keys)
+            except ValueError as error:
+                self._skip(f"{self._name}, line {number}", error)
+                continue
+            if None in texts or len(line) > self._max_document_bytes:
+                yield from self._documents_of(texts, len(line), offset)
+            else:
+                # The same for nearly all lines, in less time.
+                yield Document(cast(tuple[str, ...], texts), len(line), self._file, offset)
+
+    def _read_text_lines(self, stream: BinaryIO, stop: int | None) -> Iterator[Document]:
+        for number, line, offset in self._lines(stream, stop):
+            yield from self._text(f"{self._name}, line {number}", line, offset)
+
+    def _read_array(self, stream: BinaryIO, _: int | None) -> Iterator[Document]:
+        array = JsonArray(stream, None if self._split_long else self._max_document_bytes)
+        before = self._offset
+        for number, element in enumerate(array, 1):
+            self.num_too_long += element.num_bytes > self._max_document_bytes
+            if element.data is None:
+                continue
+            try:
+                texts = texts_of_line(element.data, self._keys)
+            except ValueError as error:
+                self._skip(f"{self._name}, element {number}", error)
+                continue
+            yield from self._documents_of(texts, element.num_bytes, before + element.offset)
+        self._offset = before + array.num_bytes
+
+    def _read_whole(self, stream: BinaryIO, _: int | None) -> Iterator[Document]:
         data = stream.read(self._max_document_bytes + 1)
         if len(data) > self._max_document_bytes:
             self.num_too_long += 1
             if not self._split_long:
                 return
             data += stream.read()
-        yield from self._text(name, data, self._offset)
+        yield from self._text(self._name, data, self._offset)
         self._offset += len(data)
 
-    def _read_records(self, name: str, stream: BinaryIO) -> Iterator[Document]:
+    def _read_text_file(self, stream: BinaryIO, stop: int | None) -> Iterator[Document]:
+        r"""Read a text with its line ends as "\n", as lm_dataformat reads a `.txt`, and only it."""
+        for document in self._read_whole(stream, stop):
+            texts = [text.replace("\r\n", "\n").replace("\r", "\n") for text in document.texts]
+            yield document._replace(texts=tuple(texts))
+
+    def _read_records(self, stream: BinaryIO, _: int | None) -> Iterator[Document]:
         number = 0
         while digits := stream.read(_LENGTH_DIGITS):
             number += 1
             begin = self._offset + _LENGTH_DIGITS
             if len(digits) < _LENGTH_DIGITS or not digits.isdigit():
-                raise CorpusError(f"{name}, record {number} has no length before it; copy the file again")
-            left = int(digits)
-            self._offset = begin + left
-            if left > self._max_document_bytes:
-                self.num_too_long += 1
-                if not self._split_long:
-                    _skip_bytes(stream, left)
-                    continue
-            data = stream.read(left)
-            if len(data) < left:
-                raise CorpusError(f"{name} is damaged or cut off in record {number}; copy it again")
-            yield from self._text(f"{name}, record {number}", data, begin)
+                raise CorpusError(f"{self._name} has no length before record {number}; copy the file again")
+            length = int(digits)
+            self._offset = begin + length
+            is_long = length > self._max_document_bytes
+            self.num_too_long += is_long
+            blocks = _blocks(stream, length)
+            if is_long and not self._split_long:
+                num_bytes = sum(map(len, blocks))
+            else:
+                data = b"".join(blocks)
+                num_bytes = len(data)
+            if num_bytes < length:
+                raise DamageError(f"it ends within record {number}")
+            if not is_long or self._split_long:
+                yield from self._text(f"{self._name}, record {number}", data, begin)
 
     def _text(self, name: str, data: bytes, offset: int) -> Iterator[Document]:
         try:
             text = decode(data)
         except ValueError as error:
-            self._skip(f"{name}: {error}")
+            self._skip(name, error)
         else:
-            texts = (text,) * len(self._keys)
-            yield from self._small_enough(Document(texts, len(data), self._file, offset))
+            yield from self._documents_of((text,) * len(self._keys), len(data), offset)
+
+    def _documents_of(self, texts: tuple[str | None, ...], num_bytes: int, offset: int) -> Iterator[Document]:
+        if None in texts:
+            self.num_null += 1
+        known = tuple(["" if text is None else text for text in texts])
+        yield from self._small_enough(Document(known, num_bytes, self._file, offset))
 
     def _small_enough(self, document: Document) -> Iterator[Document]:
-        """The document, or what it is cut into."""
+        """Yield the document, or the parts into which it is split."""
         if document.num_bytes <= self._max_document_bytes:
             yield document
             return
@@ -232,20 +290,9 @@ class CorpusReader:
             yield document._replace(texts=texts, num_bytes=sum(len(text.encode()) for text in texts))
 
     def _read_rows(self, path: Path) -> Iterator[Document]:
-        # Only where there is such a file: it takes longer to import than all else together.
-        from pyarrow import ArrowInvalid, parquet  # type: ignore[import-untyped]
-
-        number = 0
-        try:
-            with parquet.ParquetFile(path) as file:
-                _check_columns(path, file.schema_arrow.names, self._keys)
-                for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(self._keys)):
-                    columns = (batch.column(key).to_pylist() for key in self._keys)
-                    for values in zip(*columns, strict=True):
-                        self._offset, number = number, number + 1
-                        yield from self._row(f"{path}, row {number}", values)
-        except ArrowInvalid as error:
-            raise CorpusError(f"{path} is damaged or no parquet file ({error}); copy it again") from error
+        for number, values in enumerate(rows_of(path, self._keys)):
+            self._offset = number
+            yield from self._row(f"{path}, row {number + 1}", values)
 
     def _row(self, name: str, values: tuple[Any, ...]) -> Iterator[Document]:
         try:
@@ -253,64 +300,35 @@ class CorpusReader:
                 text_of(value, f"the value of {key!r}") for key, value in zip(self._keys, values, strict=True)
             )
         except ValueError as error:
-            self._skip(f"{name}: {error}")
+            self._skip(name, error)
             return
-        num_bytes = sum(len(text.encode()) for text in texts)
+        num_bytes = sum(len(text.encode()) for text in texts if text)
         is_long = num_bytes > self._max_document_bytes
         self.num_too_long += is_long
         if not is_long or self._split_long:
-            yield from self._small_enough(Document(texts, num_bytes, self._file, self._offset))
+            yield from self._documents_of(texts, num_bytes, self._offset)
 
     def _mended(self, document: Document) -> Document:
         return document._replace(texts=tuple(ftfy.fix_text(text) for text in document.texts))
 
-    def _skip(self, reason: str) -> None:
+    def _skip(self, place: str, error: ValueError) -> None:
         if not self._skip_bad_lines:
-            raise CorpusError(f"{reason}; {_SKIP_HINT}")
+            hint = _KEY_HINT if isinstance(error, MissingKeyError) else _SKIP_HINT
+            raise CorpusError(f"{place}: {error}; {hint}")
         self.num_skipped += 1
         if len(self.first_skipped) < _MOST_REASONS:
-            self.first_skipped.append(reason)
+            self.first_skipped.append(f"{place}: {error}")
+
+    @contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        try:
+            yield
+        except DAMAGES as error:
+            raise CorpusError(f"{self._name} is damaged or truncated ({error}); copy it again") from error
 
 
-def _check_columns(path: Path, columns: Sequence[str], keys: Sequence[str]) -> None:
-    for key in keys:
-        if key not in columns:
-            found = ", ".join(map(repr, columns[:8]))
-            raise CorpusError(f"{path} has no column {key!r}, only {found}; name one with --jsonl-keys")
-
-
-def _members(part: CorpusPart, raw: BinaryIO) -> Iterator[tuple[str, str, BinaryIO]]:
-    """The text files that a file holds, itself or those of an archive: name for messages, ending, content."""
-    path = part.path
-    stream, kind = _unpacked(path, raw), ending_of(path)
-    if kind != ARCHIVE:
-        yield str(part), kind, stream
-        return
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
-        for member in archive:
-            file, name = archive.extractfile(member), Path(member.name)
-            if file is not None and ending_of(name) in TEXTS:
-                yield f"{path}, {name}", ending_of(name), _unpacked(name, cast(BinaryIO, file))
-
-
-def _unpacked(path: Path, raw: BinaryIO) -> BinaryIO:
-    # Both readers take a line apart from many small reads; a buffer before them is several times as fast.
-    if path.suffix == ".gz":
-        return cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), _BUFFER_BYTES))
-    if path.suffix == ".zst":
-        reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True, closefd=False)
-        return cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, reader), _BUFFER_BYTES))
-    return raw
-
-
-@contextmanager
-def _damage_named(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (gzip.BadGzipFile, EOFError, zlib.error, zstandard.ZstdError, tarfile.TarError) as error:
-        raise CorpusError(f"{path} is damaged or cut off ({error}); copy it again") from error
-
-
-def _skip_bytes(stream: BinaryIO, count: int) -> None:
+def _blocks(stream: BinaryIO, count: int) -> Iterator[bytes]:
+    """Yield the next `count` bytes; fewer at the end of the stream."""
     while count and (block := stream.read(min(count, _BUFFER_BYTES))):
         count -= len(block)
+        yield block

@@ -1,4 +1,4 @@
-"""The work of `preprocess_data`: one indexed dataset per key, all of them complete or none there."""
+"""Implement `preprocess_data`: write one indexed dataset per key, either all of them or none."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +13,7 @@ from neox_data.manifest import describe_tokenizer, hashed_ahead
 from neox_data.preprocess.encode import EncodedBatch, Encoder, encode_all
 from neox_data.preprocess.inputs import CorpusPart
 from neox_data.preprocess.output import DatasetOutput
+from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.progress import Counts, Reporter
 from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusReader, sample_texts
 from neox_data.preprocess.summary import Summary
@@ -23,30 +24,30 @@ from neox_data.tokenizers.ranked_files import RankedFileTokenizer
 __all__ = ["Options", "no_text_in", "output_prefix_of", "preprocess"]
 
 
-# Files to name in a message about all of them.
+# Number of files to name in an error message about all files.
 _MOST_NAMED = 3
 
 
 def output_prefix_of(output_prefix: Path | str, key: str) -> Path:
-    """The dataset that holds the texts of a key."""
+    """Return the prefix of the dataset with the texts of a key."""
     return Path(f"{output_prefix}_{key}_document")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a corpus is turned into datasets.
+    """Options of the conversion of a corpus to datasets.
 
     Attributes:
-        keys: of the JSON lines; each becomes a dataset.
-        append_end: end each document with the end-of-document token.
-        workers: batches that are encoded at the same time; the output does not depend on it.
-        num_documents: how many documents there are, for the progress; None: judged by bytes.
-        skip_bad_lines: count documents that cannot be read and go on.
-        exact: encode with the tokenizers library even where gigatoken gives the same.
-        max_document_bytes: larger documents are counted and left out.
-        split_long: cut them into such as are small enough instead.
+        keys: keys of the JSON lines; each becomes a dataset.
+        append_end: append the end-of-document token to each document.
+        workers: number of batches encoded in parallel; the output does not depend on it.
+        num_documents: number of documents, for the progress; None: estimate progress by bytes.
+        skip_bad_lines: skip and count documents that cannot be read.
+        exact: encode with the tokenizers library even if gigatoken gives the same ids.
+        max_document_bytes: maximum document size; larger documents are skipped and counted.
+        split_long: split larger documents instead of skipping them.
         mend_text: repair wrongly decoded characters with ftfy.
-        may_be_empty: a corpus without any text is no error.
+        may_be_empty: allow a corpus without text.
     """
 
     keys: tuple[str, ...] = ("text",)
@@ -62,11 +63,11 @@ class Options:
 
     @property
     def long_ones(self) -> str:
-        """What happens to documents above the size allowed."""
-        return "cut" if self.split_long else "left out"
+        """Return how documents above the maximum size are handled."""
+        return "split" if self.split_long else "skipped"
 
     def described(self, key: str) -> dict[str, Any]:
-        """What a manifest says of them: all that decides what a dataset holds."""
+        """Return the options to record in a manifest: all that affect the contents of a dataset."""
         return {
             "key": key,
             "append_eod": self.append_end,
@@ -84,15 +85,17 @@ def preprocess(
     tokenizer: Tokenizer,
     options: Options,
     report: Reporter | None = None,
+    passed_over: PassedOver | None = None,
 ) -> Summary:
-    """Turn text files into one indexed dataset per key, documents in the order of the input.
+    """Convert text files to one indexed dataset per key, with documents in the order of the input.
 
     Args:
-        paths: the corpus; see `inputs.find_inputs`. The manifest has hashes of files, but not of parts.
-        output_prefix: each dataset is called `OUTPUT_PREFIX_KEY_document`.
-        tokenizer: makes the tokens, and by its vocabulary decides their dtype.
-        options: everything else.
-        report: is told the counts after each batch.
+        paths: the corpus; see `inputs.find_inputs`.
+        output_prefix: each dataset is named `OUTPUT_PREFIX_KEY_document`.
+        tokenizer: encodes the texts; its vocabulary size determines the dtype of the tokens.
+        options: all other options.
+        report: called with the counts after each batch.
+        passed_over: files of the corpus that are not read.
 
     Raises:
         CorpusError: a file or a line cannot be read, or no document has a token.
@@ -107,6 +110,7 @@ def preprocess(
         max_document_bytes=options.max_document_bytes,
         split_long=options.split_long,
         mend_text=options.mend_text,
+        passed_over=passed_over,
     )
     encoding = _choose_encoding(tokenizer, paths, options)
     prefixes = tuple(output_prefix_of(output_prefix, key) for key in options.keys)
@@ -134,11 +138,12 @@ def preprocess(
             if report:
                 report(counts)
         for output in outputs:
-            if not (output.num_documents or options.may_be_empty):
-                raise no_text_in([str(path) for path in paths], output.key)
+            if not (output.characters or options.may_be_empty):
+                raise no_text_in([str(path) for path in paths], output.key, reader.passed_over)
         sources = inputs()
+    without_text: list[str] = []
     for output in outputs:
-        output.describe(
+        without_text = output.describe(
             sources,
             tokenizer=describe_tokenizer(tokenizer),
             options={**options.described(output.key), "encoder": encoding.name},
@@ -147,6 +152,8 @@ def preprocess(
                 "empty": counts.documents - output.num_documents,
                 "skipped": reader.num_skipped,
                 "too_long": reader.num_too_long,
+                "null": reader.num_null,
+                "passed_over": reader.passed_over.count,
             },
         )
     return Summary(
@@ -158,6 +165,9 @@ def preprocess(
         empty=counts.documents * len(outputs) - sum(output.num_documents for output in outputs),
         skipped=reader.num_skipped,
         first_skipped=reader.first_skipped,
+        null=reader.num_null,
+        passed_over=reader.passed_over,
+        without_text=without_text,
         too_long=reader.num_too_long,
         long_ones=options.long_ones,
         encoder=encoding.name,
@@ -165,31 +175,36 @@ def preprocess(
     )
 
 
-def no_text_in(names: Sequence[str], key: str) -> CorpusError:
-    """What is wrong with a corpus whose documents give no token."""
+def no_text_in(names: Sequence[str], key: str, passed_over: PassedOver) -> CorpusError:
+    """Return the error for a corpus whose documents yield no tokens."""
     more = f" and {len(names) - _MOST_NAMED:,} more files" if len(names) > _MOST_NAMED else ""
+    unread = (
+        f" ({passed_over.count:,} files or members were not read, such as {passed_over.first[0]})"
+        if passed_over.first
+        else ""
+    )
     return CorpusError(
-        f"no document of {', '.join(names[:_MOST_NAMED])}{more} has text under {key!r}; nothing to write"
+        f"no document of {', '.join(names[:_MOST_NAMED])}{more} has text under {key!r}{unread}; pass the "
+        "right key with --jsonl-keys, or another corpus"
     )
 
 
 @contextmanager
 def _described(paths: Sequence[Path | CorpusPart]) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """What a manifest says of the sources; files are hashed while the block runs."""
-    parts = [
-        {"path": str(part.path), "bytes": part.num_bytes, "first": part.first}
-        for part in paths
-        if isinstance(part, CorpusPart)
-    ]
-    with hashed_ahead([path for path in paths if not isinstance(path, CorpusPart)]) as hashed:
-        yield lambda: [*parts, *hashed()]
+    """Provide the manifest's description of the sources, which are hashed while the block runs."""
+    parts = [path if isinstance(path, CorpusPart) else CorpusPart(path) for path in paths]
+    with hashed_ahead(parts) as hashed:
+        yield lambda: [
+            {**source, "first": path.first} if isinstance(path, CorpusPart) else source
+            for source, path in zip(hashed(), paths, strict=True)
+        ]
 
 
 class _Encoding(NamedTuple):
-    """What makes the tokens, what a reader is told of it, and the batches that it is given.
+    """The encoder, its name for the summary, and the size of its batches.
 
-    A batch of a library's is small, as nothing ends before those that are under way, a run that is stopped
-    included. gigatoken takes a large one in no time, and divides it among the cores itself.
+    Batches of the tokenizers library are small, because even an interrupted run must finish those in
+    progress. gigatoken encodes a large batch quickly and distributes it over the cores itself.
     """
 
     encoder: Encoder
@@ -199,15 +214,15 @@ class _Encoding(NamedTuple):
 
 
 def _choose_encoding(tokenizer: Tokenizer, paths: Sequence[Path | CorpusPart], options: Options) -> _Encoding:
-    """Gigatoken where it gives the tokenizer's ids."""
+    """Choose gigatoken if it gives the tokenizer's ids, else the tokenizer."""
     name = type(tokenizer).__name__
     if isinstance(tokenizer, RankedFileTokenizer):
-        return _Encoding(tokenizer.encode_flat, f"{name}, which gigatoken runs")
-    why = ", as --exact asks"
+        return _Encoding(tokenizer.encode_flat, f"{name}, run by gigatoken")
+    why = " (--exact)"
     if not options.exact:
         files = [part.path if isinstance(part, CorpusPart) else part for part in paths]
         try:
-            return _Encoding(fast_encoder(tokenizer, sample_texts(files, options.keys)), "gigatoken")
+            return _Encoding(fast_encoder(tokenizer, lambda: sample_texts(files, options.keys)), "gigatoken")
         except TokenizerError as reason:
             why = f", not gigatoken ({reason})"
     return _Encoding(tokenizer.encode_flat, f"{name}{why}", options.workers, 1 << 20)

@@ -1,29 +1,32 @@
-"""A corpus in shards: a run that can be taken up again where it was killed, and a run divided among machines.
+"""Process a corpus in shards, to resume an interrupted run and to divide the work among machines.
 
-A shard is some consecutive files of the corpus, or a stretch of a large one between two lines, so shards put
-together in their order are the corpus. Each becomes a dataset of its own with a manifest, which is written
-last: a shard that has one is finished. At the end the datasets are put together by the kernel, without a look
-at their tokens.
+A shard consists of consecutive files of the corpus, or of a range of lines of a large file, so the shards in
+order are the corpus. Each becomes a separate dataset with a manifest, which is written last: a shard with a
+manifest is finished. At the end the kernel concatenates the datasets, without decoding their tokens.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from neox_data.errors import CorpusError
+from neox_data.errors import CorpusError, IndexedDatasetError
 from neox_data.indexed.edit import merge_indexed
 from neox_data.indexed.layout import manifest_path
 from neox_data.manifest import (
     describe_tokenizer,
-    hashed_ahead,
     merge_manifests,
     read_manifest,
+    recorded_sha256,
+    verify_manifest,
     write_manifest,
 )
 from neox_data.preprocess.inputs import CorpusPart, cut_file
+from neox_data.preprocess.output import files_without_text
+from neox_data.preprocess.part_hashes import PartHashes, hashed_parts
+from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.progress import Counts, Reporter
 from neox_data.preprocess.run import Options, no_text_in, output_prefix_of, preprocess
 from neox_data.preprocess.summary import Summary
@@ -32,26 +35,29 @@ from neox_data.tokenizers.base import Tokenizer
 
 __all__ = ["SHARD_BYTES", "preprocess_resumably", "take_shard"]
 
-# Files are gathered until they have so many bytes: what a kill can cost.
+# Minimum size of a group of files: the most work that an interruption can lose.
 SHARD_BYTES = 256 << 20
+
+# A file of a shard, complete or not; the longest name of a key is the user's.
+_SHARD_FILE = re.compile(r"\.?\d{6,}_.*_document\.(bin|idx|offsets|manifest\.json)(\.part)?", re.DOTALL)
 
 
 def take_shard(paths: Sequence[Path], shard: str) -> tuple[list[Path], str]:
-    """The files of shard `i/n`, i from 1, and what its output's name ends in.
+    """Return the files of shard `i/n`, i from 1, and the suffix of its output's name.
 
-    The cuts are between files, as near as they can be to equal bytes.
+    Shards contain whole files and are as equal in bytes as possible.
 
     Raises:
-        CorpusError: that is no shard, or there are fewer files than shards.
+        CorpusError: the shard is not valid, or there are fewer files than shards.
     """
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     number, of = map(int, match.groups()) if match else (0, 0)
     if not 1 <= number <= of:
-        raise CorpusError(f"shard {shard!r} is not one of several; write it like 2/8, from 1/8 to 8/8")
+        raise CorpusError(f"shard {shard!r} is not valid; write it like 2/8, from 1/8 to 8/8")
     if len(paths) < of:
         raise CorpusError(
-            f"the corpus has {len(paths):,} files and cannot be divided in {of} shards, as files stay whole; "
-            "split its files or use fewer shards"
+            f"the corpus has {len(paths):,} files, too few for {of} shards, because files are not split "
+            "between shards; split the files or use fewer shards"
         )
     ends = list(accumulate(path.stat().st_size for path in paths))
     cuts = [0]
@@ -70,42 +76,32 @@ def preprocess_resumably(
     tokenizer: Tokenizer,
     options: Options,
     report: Reporter | None = None,
+    passed_over: PassedOver | None = None,
     shard_bytes: int = SHARD_BYTES,
     part_bytes: int = SHARD_BYTES,
 ) -> Summary:
-    """What `preprocess` does, in shards; those that an earlier, killed run finished are not made again.
+    """Do the work of `preprocess` in shards, skipping those finished by an earlier, interrupted run.
 
-    The shards lie in the folder `OUTPUT_PREFIX.shards`, which is removed at the end.
+    The shards are in the folder `OUTPUT_PREFIX.shards`, which is removed at the end.
 
     Raises:
-        CorpusError: a file or a line cannot be read, or no document has a token.
+        CorpusError: a file or a line cannot be read, a file changed during the run, no document has a token,
+            or the folder contains other files.
         TokenizerError: the tokenizer cannot encode a document.
         OSError: the output cannot be written.
     """
     folder = Path(f"{output_prefix}.shards")
-    groups = list(_groups([part for path in paths for part in cut_file(path, part_bytes)], shard_bytes))
-    shards = [folder / f"{number:06}" for number in range(len(groups))]
-    total, done, resumed = sum(path.stat().st_size for path in paths), 0, 0
-    seconds = 0.0
-    first_skipped: list[str] = []
-    with hashed_ahead(paths) as hashed:
-        for group, shard in zip(groups, shards, strict=True):
-            share = sum(part.num_bytes for part in group)
-            if _is_finished(shard, group, tokenizer, options):
-                resumed += 1
-            else:
-                summary = preprocess(
-                    group,
-                    output_prefix=shard,
-                    tokenizer=tokenizer,
-                    options=replace(options, may_be_empty=True, num_documents=None),
-                    report=report and _part_of(report, done=done, share=share, total=total),
-                )
-                seconds += summary.seconds
-                first_skipped = first_skipped or [*summary.first_skipped]
-            done += share
-        inputs = hashed()
-    counts = [_merge(shards, output_prefix, key, inputs) for key in options.keys]
+    _refuse_other_files(folder)
+    unread = passed_over if passed_over is not None else PassedOver()
+    parts = [part for path in paths for part in cut_file(path, part_bytes)]
+    groups = enumerate(_groups(parts, shard_bytes))
+    shards = {folder / f"{number:06}": group for number, group in groups}
+    with hashed_parts(parts) as hashes:
+        work = _finish(shards, hashes, tokenizer, options, report)
+        inputs = hashes.of_files()
+        for shard, group in shards.items():
+            _refuse_changed(shard, group, hashes, options.keys[0])
+    counts = [_merge(list(shards), output_prefix, key, inputs, unread) for key in options.keys]
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
@@ -117,13 +113,85 @@ def preprocess_resumably(
         characters=sum(count["characters"] for count in counts),
         empty=sum(count["empty"] for count in counts),
         skipped=counts[0]["skipped"],
-        first_skipped=first_skipped,
+        first_skipped=work.first_skipped,
+        null=counts[0]["null"],
+        # Members of archives of shards that an earlier run finished are counted in their manifests.
+        passed_over=PassedOver(counts[0]["passed_over"], unread.first + work.first_passed_over),
+        without_text=counts[0]["without_text"],
         too_long=counts[0]["too_long"],
         long_ones=options.long_ones,
         encoder=counts[0]["encoder"],
-        seconds=max(seconds, 1e-9),
-        resumed_shards=resumed,
+        seconds=max(work.seconds, 1e-9),
+        resumed_shards=work.resumed,
     )
+
+
+@dataclass
+class _Work:
+    """What this run did for the shards.
+
+    Attributes:
+        seconds: time for encoding.
+        first_skipped: the first lines that were skipped.
+        first_passed_over: the first members of archives that were passed over.
+        resumed: shards that an earlier run had finished.
+    """
+
+    seconds: float = 0.0
+    first_skipped: list[str] = field(default_factory=list)
+    first_passed_over: list[str] = field(default_factory=list)
+    resumed: int = 0
+
+
+def _finish(
+    shards: Mapping[Path, Sequence[CorpusPart]],
+    hashes: PartHashes,
+    tokenizer: Tokenizer,
+    options: Options,
+    report: Reporter | None,
+) -> _Work:
+    """Encode the shards that are not finished.
+
+    Args:
+        shards: prefix of each shard to its parts of the corpus.
+        hashes: of the parts.
+        tokenizer: encodes the documents.
+        options: of the whole run.
+        report: receives the progress of the whole.
+    """
+    total = sum(part.num_bytes for group in shards.values() for part in group)
+    work, done = _Work(), 0
+    for shard, group in shards.items():
+        share = sum(part.num_bytes for part in group)
+        if _is_finished(shard, group, hashes, tokenizer, options):
+            work.resumed += 1
+        else:
+            summary = preprocess(
+                group,
+                output_prefix=shard,
+                tokenizer=tokenizer,
+                options=replace(options, may_be_empty=True, num_documents=None),
+                report=report and _part_of(report, done=done, share=share, total=total),
+            )
+            work.seconds += summary.seconds
+            work.first_skipped = work.first_skipped or [*summary.first_skipped]
+            work.first_passed_over += summary.passed_over.first
+        done += share
+    return work
+
+
+def _refuse_other_files(folder: Path) -> None:
+    """Raise an error if the folder of shards contains anything that this program did not write."""
+    if folder.exists() and not folder.is_dir():
+        raise CorpusError(
+            f"{folder} is a file; --resume requires a folder there; move it, or change --output-prefix"
+        )
+    for path in sorted(folder.iterdir()) if folder.exists() else ():
+        if path.is_dir() or not _SHARD_FILE.fullmatch(path.name):
+            raise CorpusError(
+                f"{folder} contains {path.name}, which is not a file of --resume; the folder is removed at "
+                "the end, so move it elsewhere, or change --output-prefix"
+            )
 
 
 def _groups(parts: Sequence[CorpusPart], shard_bytes: int) -> Iterator[list[CorpusPart]]:
@@ -139,47 +207,98 @@ def _groups(parts: Sequence[CorpusPart], shard_bytes: int) -> Iterator[list[Corp
         yield group
 
 
-def _is_finished(shard: Path, group: Sequence[CorpusPart], tokenizer: Tokenizer, options: Options) -> bool:
-    """Was the shard made from these files, as they are now, and with this tokenizer and these options?"""
-    wanted = [(str(part.path), part.num_bytes, part.first) for part in group]
+def _is_finished(
+    shard: Path, group: Sequence[CorpusPart], hashes: PartHashes, tokenizer: Tokenizer, options: Options
+) -> bool:
+    """Return True if the shard was made from these contents with this tokenizer and these options."""
     for key in options.keys:
-        prefix = output_prefix_of(shard, key)
-        manifest = read_manifest(prefix)
-        if manifest is None:
-            return False
-        sources = [(source["path"], source["bytes"], source.get("first")) for source in manifest["inputs"]]
-        made = manifest_path(prefix).stat().st_mtime
+        manifest = read_manifest(output_prefix_of(shard, key))
         if (
-            # An earlier version counted no characters.
-            "characters" not in manifest["counts"]
-            or sources != wanted
-            or any(part.path.stat().st_mtime > made for part in group)
+            manifest is None
+            # Earlier versions did not count all of these.
+            or {"characters", "null", "passed_over"} - set(manifest["counts"])
             or manifest["tokenizer"] != describe_tokenizer(tokenizer)
             or options.described(key).items() - manifest["options"].items()
+            or len(manifest["inputs"]) != len(group)
+        ):
+            return False
+        if not all(
+            _describes(source, part, hashes) for source, part in zip(manifest["inputs"], group, strict=True)
         ):
             return False
     return True
 
 
+def _describes(source: dict[str, Any], part: CorpusPart, hashes: PartHashes) -> bool:
+    """Return True if a manifest's source is this part, with the same content."""
+    is_named = (source["path"], source.get("first")) == (str(part.path), part.first)
+    # The hash is last: it waits until the file was read.
+    return is_named and "sha256" in source and source["sha256"] == hashes.of_part(part)
+
+
+def _refuse_changed(shard: Path, group: Sequence[CorpusPart], hashes: PartHashes, key: str) -> None:
+    """Raise an error if a file changed between its encoding and its hashing for the manifest."""
+    manifest = read_manifest(output_prefix_of(shard, key))
+    assert manifest is not None, "every shard was finished, and so has a manifest"
+    for source, part in zip(manifest["inputs"], group, strict=True):
+        if not _describes(source, part, hashes):
+            raise CorpusError(
+                f"{part.path} changed while it was processed; run again with --resume, which repeats only "
+                "the changed parts"
+            )
+
+
 def _merge(
-    shards: Sequence[Path], output_prefix: Path | str, key: str, inputs: Sequence[dict[str, Any]]
+    shards: Sequence[Path],
+    output_prefix: Path | str,
+    key: str,
+    inputs: Sequence[dict[str, Any]],
+    unread: PassedOver,
 ) -> dict[str, Any]:
-    """Put the shards of a key together; what was counted, and the encoder."""
+    """Merge the shards of a key; return the counts, the encoder and the files without text."""
     prefixes = [output_prefix_of(shard, key) for shard in shards]
     contents = merge_manifests(prefixes)
     assert contents is not None, "every shard was finished, and so has a manifest"
-    if not contents["counts"]["documents"]:
-        raise no_text_in([source["path"] for source in inputs], key)
+    contents["counts"]["passed_over"] += unread.count
+    if not contents["counts"]["characters"]:
+        raise no_text_in([source["path"] for source in inputs], key, unread)
     output = output_prefix_of(output_prefix, key)
-    merge_indexed(prefixes, output)
+    try:
+        for prefix in prefixes:
+            verify_manifest(prefix, (".idx", ".offsets"))
+        hashes = [recorded_sha256(prefix, ".bin") for prefix in prefixes]
+        merged = merge_indexed(prefixes, output, hashes=hashes)
+    except IndexedDatasetError:
+        _discard_damaged(prefixes)
+        raise
     merge_offsets(prefixes, output)
-    write_manifest(output, **contents | {"inputs": _whole_files(contents["inputs"], inputs)})
+    files = _whole_files(contents["inputs"], inputs)
+    write_manifest(output, **contents | {"inputs": files}, bin_sha256=merged.bin_sha256)
     encoder = contents["options"].get("encoder", "different encoders; see the manifest")
-    return {**contents["counts"], "encoder": encoder}
+    return {**contents["counts"], "encoder": encoder, "without_text": files_without_text(files)}
+
+
+def _discard_damaged(prefixes: Sequence[Path]) -> None:
+    """Remove the manifests of shards that were damaged after they were finished, so that they are repeated.
+
+    Raises:
+        CorpusError: shards were damaged.
+    """
+    damaged = []
+    for prefix in prefixes:
+        try:
+            verify_manifest(prefix)
+        except (IndexedDatasetError, OSError):
+            manifest_path(prefix).unlink(missing_ok=True)
+            damaged.append(str(prefix))
+    if damaged:
+        raise CorpusError(
+            f"finished shards were damaged: {', '.join(damaged)}; run again with --resume, which repeats them"
+        )
 
 
 def _whole_files(parts: Sequence[dict[str, Any]], files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The files, each with the documents of all its parts."""
+    """Return the files, each with the number of documents of all its parts."""
     documents: list[int] = []
     for part in parts:
         if part["first"] == 0:
@@ -189,7 +308,7 @@ def _whole_files(parts: Sequence[dict[str, Any]], files: Sequence[dict[str, Any]
 
 
 def _part_of(report: Reporter, *, done: int, share: int, total: int) -> Reporter:
-    """A reporter of one shard that tells how far the whole is."""
+    """Return the progress reporter of a shard, which reports the progress of the whole."""
 
     def report_part(counts: Counts) -> None:
         fraction = (done + counts.fraction * share) / max(total, 1)

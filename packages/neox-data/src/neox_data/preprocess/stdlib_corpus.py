@@ -1,10 +1,10 @@
-"""A corpus that every machine already has: the source files of the running Python's standard library.
+"""Build a corpus from the source files of the running Python's standard library.
 
-Test folders are left out. They are more than half of the library's bytes, much of it generated tables, and
-some distributions ship Python without them; without, it is about 12 MB everywhere.
+Test folders are excluded: they are more than half of the library, contain generated tables, and some
+distributions do not install them. About 12 MB remain.
 
-Files follow each other by a hash of their names. By the alphabet, the last part of a split would be the files
-from `w` to `z`, a sample of nothing; so it is a fair sample of all, and the same one on every machine.
+Files are ordered by a hash of their names, so that each part of a split is a representative sample, and the
+same one on every machine.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_
 
 @dataclass(frozen=True, slots=True)
 class CorpusCounts:
-    """What a corpus was made of.
+    """Counts of a corpus.
 
     Attributes:
-        files: files taken.
-        undecodable: files left out because they are not UTF-8.
+        files: number of files included.
+        undecodable: number of files excluded because they are not UTF-8.
         num_bytes: size of the texts.
     """
 
@@ -38,14 +38,14 @@ class CorpusCounts:
 
 
 def write_stdlib_corpus(output: Path, *, root: Path | None = None) -> CorpusCounts:
-    """Write one JSON line per source file, `{"text": ..., "path": ...}`, in an order without meaning.
+    """Write one JSON line per source file, `{"text": ..., "path": ...}`, in a fixed pseudo-random order.
 
     Args:
-        output: the `.jsonl` file; it appears when it is complete.
-        root: the folder to take; None: the standard library.
+        output: the `.jsonl` file, written atomically.
+        root: folder to read; None: the standard library.
 
     Raises:
-        CorpusError: there are no source files (a Python whose library is packed, say).
+        CorpusError: there are no source files (for example, if the library is in a zip archive).
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     files = undecodable = num_bytes = 0
@@ -58,12 +58,12 @@ def write_stdlib_corpus(output: Path, *, root: Path | None = None) -> CorpusCoun
             except UnicodeDecodeError:
                 undecodable += 1
                 continue
-            line = json.dumps({"text": text, "path": name}, ensure_ascii=False)
+            line = json.dumps({"text": text, "path": name}, ensure_ascii=False, allow_nan=False)
             lines.write(line.encode() + b"\n")
             files, num_bytes = files + 1, num_bytes + len(data)
         if not files:
             raise CorpusError(
-                f"{root} holds no Python source files; use a Python that has its library as files"
+                f"{root} contains no Python source files; use a Python whose library is not in an archive"
             )
     return CorpusCounts(files, undecodable, num_bytes)
 

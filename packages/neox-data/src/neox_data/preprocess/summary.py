@@ -1,30 +1,35 @@
-"""What a preprocessing run did, for a reader."""
+"""The summary that a preprocessing run prints."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from neox_data.preprocess.passed_over import PassedOver
 
 __all__ = ["Summary"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a run did.
+    """The results of a run.
 
     Attributes:
         prefixes: the datasets, one per key.
         documents: documents read.
-        tokens: tokens written, all keys together.
-        num_bytes: bytes of (unpacked) corpus.
-        characters: of the texts, all keys together.
-        empty: texts that gave no token and were left out.
+        tokens: tokens written, over all keys.
+        num_bytes: bytes of (uncompressed) corpus.
+        characters: characters of the texts, over all keys.
+        empty: texts without tokens, which were skipped.
         skipped: documents that could not be read.
-        first_skipped: why the first few of them could not.
-        too_long: documents above the size allowed.
-        long_ones: what was done with them.
-        encoder: what made the tokens, and why where that is the slower way.
-        seconds: how long it took, in this run.
-        resumed_shards: shards that an earlier run had finished.
+        first_skipped: reasons for the first few of these.
+        null: documents with a null in place of a text.
+        passed_over: files and members of archives that were not read.
+        without_text: names of the files without any document that has tokens.
+        too_long: documents above the maximum size.
+        long_ones: how these were handled.
+        encoder: the encoder, with the reason if it is the slower one.
+        seconds: duration of this run.
+        resumed_shards: shards finished by an earlier run.
     """
 
     prefixes: tuple[Path, ...]
@@ -35,6 +40,9 @@ class Summary:
     empty: int
     skipped: int
     first_skipped: Sequence[str]
+    null: int
+    passed_over: PassedOver
+    without_text: Sequence[str]
     too_long: int
     long_ones: str
     encoder: str
@@ -42,7 +50,7 @@ class Summary:
     resumed_shards: int = 0
 
     def lines(self) -> Iterable[str]:
-        """The summary for a reader."""
+        """Yield the lines of the summary."""
         yield (
             f"{self.documents:,} documents, {self.num_bytes / 1e6:,.1f} MB -> {self.tokens:,} tokens "
             f"({self.characters / max(self.tokens, 1):.2f} characters per token) in {self.seconds:.1f} s "
@@ -52,12 +60,17 @@ class Summary:
         if self.resumed_shards:
             yield f"{self.resumed_shards:,} shards were finished by an earlier run"
         if self.empty:
-            yield f"{self.empty:,} documents without any token were left out"
+            yield f"{self.empty:,} documents without tokens were skipped"
+        if self.null:
+            yield f"{self.null:,} documents have a null text, which is read as an empty one"
         if self.skipped:
             such_as = ", such as" if self.first_skipped else ""
             yield f"{self.skipped:,} unreadable documents were skipped{such_as}"
             yield from (f"  {reason}" for reason in self.first_skipped)
         if self.too_long:
             yield f"{self.too_long:,} documents above --max-document-bytes were {self.long_ones}"
+        yield from self.passed_over.lines()
+        if self.without_text:
+            yield f"{len(self.without_text):,} files contain no text, such as {self.without_text[0]}"
         for prefix in self.prefixes:
-            yield f"wrote {prefix}.bin and {prefix}.idx, and what they are made of in {prefix}.manifest.json"
+            yield f"wrote {prefix}.bin and {prefix}.idx, described in {prefix}.manifest.json"

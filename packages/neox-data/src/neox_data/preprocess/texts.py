@@ -1,39 +1,46 @@
-"""One line or file of a corpus as texts; what is wrong with it is a ValueError with the reason."""
+"""Extract texts from a line or file of a corpus; raise ValueError with the reason for invalid ones."""
 
 import json
 from typing import Any
 
 import orjson
 
-__all__ = ["cut_text", "decode", "text_of", "texts_of_line"]
+__all__ = ["MissingKeyError", "cut_text", "decode", "text_of", "texts_of_line"]
 
 
-def texts_of_line(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """The wanted texts of one JSON line; ValueError with a reason when there are none."""
+class MissingKeyError(ValueError):
+    """Raised when a JSON object has no text under a requested key."""
+
+
+def texts_of_line(line: bytes, keys: tuple[str, ...]) -> tuple[str | None, ...]:
+    """Return the texts under the keys of one JSON line, None for null; raise ValueError if there are none."""
     try:
         value = _parse(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
     except RecursionError:
-        raise ValueError("JSON that is nested too deeply to be a document") from None
+        raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(value, dict):
+        # A null in place of the whole document is no document with a null text.
+        if value is None:
+            raise ValueError("it is null, not text")
         return (text_of(value, "the line"),) * len(keys)
     return tuple([_text_under(key, value) for key in keys])
 
 
-def _text_under(key: str, value: dict[str, Any]) -> str:
+def _text_under(key: str, value: dict[str, Any]) -> str | None:
     text = value.get(key)
-    # Nearly all of a corpus is this.
+    # Fast path for nearly all of a corpus.
     if isinstance(text, str) and text.isascii():
         return text
     if key not in value:
-        found = ", ".join(map(repr, list(value)[:8])) or "nothing"
-        raise ValueError(f"no key {key!r}, only {found}")
+        found = ", ".join(map(repr, list(value)[:8])) or "none"
+        raise MissingKeyError(f"no key {key!r}; its keys are {found}")
     return text_of(text, f"the value of {key!r}")
 
 
 def cut_text(text: str, most_bytes: int) -> list[str]:
-    """Consecutive parts of at most so many bytes, up to a line's end, else a space, else within a word."""
+    """Split a text into parts of at most `most_bytes`, at a line end, else a space, else within a word."""
     data, parts, begin = text.encode(), [], 0
     while len(data) - begin > most_bytes:
         end = _place_to_cut(data, begin, begin + most_bytes)
@@ -46,7 +53,7 @@ def _place_to_cut(data: bytes, begin: int, end: int) -> int:
     for mark in (b"\n", b" "):
         if (place := data.rfind(mark, begin, end)) >= 0:
             return place + 1
-    # Never inside of a character; one that is larger than a part stays whole.
+    # Never split a character; one that is larger than a part is kept whole.
     place = end
     while place > begin and data[place] & 0xC0 == 0x80:
         place -= 1
@@ -61,12 +68,16 @@ def _parse(line: bytes) -> Any:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:
-        # Python's own parser reads a little more (NaN, huge numbers), and says better what is wrong.
+        # Python's parser accepts slightly more (NaN, huge numbers), and has better error messages.
         return json.loads(decode(line.rstrip(b"\r\n")))
 
 
-def text_of(value: Any, name: str) -> str:
-    """The text that a value is; paragraphs of a list are joined."""
+def text_of(value: Any, name: str) -> str | None:
+    """Return a value as text, joining a list of paragraphs; None for null."""
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        return decode(value)
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         value = "\n\n".join(value)
     if not isinstance(value, str):
@@ -74,13 +85,15 @@ def text_of(value: Any, name: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{name} holds half of a surrogate pair at character {error.start}") from None
+        raise ValueError(f"{name} contains an unpaired surrogate at character {error.start}") from None
     return value
 
 
 def decode(data: bytes) -> str:
-    """The text of UTF-8 bytes, without a byte order mark."""
+    """Decode UTF-8 bytes, without a byte order mark."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"not UTF-8 (byte 0x{data[error.start]:02x} at place {error.start + 1})") from None
+        raise ValueError(
+            f"not UTF-8 (byte 0x{data[error.start]:02x} at position {error.start + 1})"
+        ) from None

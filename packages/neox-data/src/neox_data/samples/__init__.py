@@ -1,4 +1,4 @@
-"""Which tokens make up which training sample: the order, and its files."""
+"""Sample index: which tokens belong to which training sample, and its files."""
 
 from neox_data.samples.build_index import SampleIndex, build_sample_index
 from neox_data.samples.index_cache import load_or_build

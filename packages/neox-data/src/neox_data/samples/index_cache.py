@@ -1,17 +1,20 @@
-"""The sample index on disk: built once, found again by name, held against the data before use.
+"""Sample index files: built once, found by name, checked against the data before use.
 
-Three `.npy` files lie beside the data, under the names that GPT-NeoX gives them, so each program finds the
-other's. Where that folder cannot be written they go to a cache folder. Several processes may ask at once: one
-builds, holding a lock that dies with it, the others wait and load.
+Three `.npy` files are stored in the folder of the data, under the names that GPT-NeoX uses, so that each
+program finds the other's. If that folder is not writable, they are stored in a cache folder. If several
+processes need the index, one builds it under a lock, which is released when it ends; the others wait.
 """
 
 import hashlib
+import json
 import logging
 import os
 import stat
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
+from tokenize import TokenError
 from typing import Self
 
 import numpy as np
@@ -26,73 +29,97 @@ from neox_data.samples.build_index import (
     shuffle_dtype,
 )
 from neox_data.samples.native_index import best_builder
-from neox_data.whole_files import exclusive_lock, written_aside
+from neox_data.whole_files import exclusive_lock, sha256_of_file, written_aside
 
 __all__ = ["FILE_NAMES", "IndexFiles", "default_cache_dir", "load_or_build"]
 
 logger = logging.getLogger(__name__)
 
-# The parts of a SampleIndex, and what their files are called.
+# Parts of a SampleIndex and the names of their files.
 FILE_NAMES = {"documents": "doc_idx", "starts": "sample_idx", "shuffle": "shuffle_idx"}
 
-# Rows of a cached index that are followed through the data before it is used.
+# What numpy raises for a damaged file, depending on the byte: its header is parsed as Python.
+_DAMAGE = (ValueError, EOFError, OSError, SyntaxError, TokenError, TypeError, OverflowError, MemoryError)
+
+# Number of rows of a cached index that are checked against the data.
 _NUM_CHECKED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class IndexFiles:
-    """Where the three files of one sample index lie in one folder."""
+    """Paths of the three files of a sample index."""
 
     folder: Path
     stem: str
 
     @classmethod
     def beside(cls, prefix: Path, *, name: str, num_samples: int, seq_length: int, seed: int) -> Self:
-        """The files beside the dataset `prefix`; the name holds every input of the order."""
+        """Return the paths in the dataset's folder; the names contain all inputs of the order."""
         stem = f"{prefix.name}_{name}_indexmap_{num_samples}ns_{seq_length}sl_{seed}s_packedpi_ac"
         return cls(prefix.absolute().parent, stem)
 
     def within(self, folder: Path) -> "IndexFiles":
-        """The files in a cache folder that datasets of different places share."""
+        """Return the paths in a cache folder, with a hash of the dataset's folder in the name."""
         place = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
         return IndexFiles(folder, f"{place}_{self.stem}")
 
     def path(self, part: str) -> Path:
-        """The file of one part of the index; see `FILE_NAMES`."""
+        """Return the file of a part of the index; see `FILE_NAMES`."""
         return self.folder / f"{self.stem}_{FILE_NAMES[part]}.npy"
 
     @property
     def lock(self) -> Path:
-        """The file that the process which builds holds locked."""
+        """Lock file of the process that builds the index."""
         return self.folder / f".{self.stem}.lock"
 
+    @property
+    def checksums(self) -> Path:
+        """File with the SHA-256 of each of the three; files that another program wrote have none."""
+        return self.folder / f"{self.stem}_sha256.json"
+
     def load(self) -> SampleIndex | None:
-        """The index as mapped arrays; None when a file is missing or is no array."""
+        """Return the index as mapped arrays; None if a file is missing, damaged or not an array."""
         try:
+            if self.checksums.exists():
+                self._check_sums()
             parts = [
                 np.asarray(np.load(self.path(field.name), mmap_mode="r", allow_pickle=False))
                 for field in fields(SampleIndex)
             ]
         except FileNotFoundError:
             return None
-        except (ValueError, EOFError, OSError) as error:
-            logger.warning("%s*.npy cannot be read (%s) and is built again", self.folder / self.stem, error)
+        except _DAMAGE as error:
+            logger.warning("cannot read %s*.npy (%s); rebuilding it", self.folder / self.stem, error)
             return None
         return SampleIndex(*parts)
 
     def save(self, index: SampleIndex) -> None:
-        """Write the three files, each complete or absent; the caller holds the lock."""
+        """Write the files atomically, the checksums last; the caller must hold the lock."""
         paths = {field.name: self.path(field.name) for field in fields(SampleIndex)}
-        # First remove all, so that files of two builds never stand together.
-        for path in paths.values():
+        # Remove all files first, so that files of two builds are never mixed.
+        for path in (self.checksums, *paths.values()):
             path.unlink(missing_ok=True)
         for part, path in paths.items():
             with written_aside(path) as file:
                 np.save(file, getattr(index, part), allow_pickle=False)
+        with written_aside(self.checksums) as file:
+            file.write(json.dumps(self._sums(), indent=1, allow_nan=False).encode() + b"\n")
+
+    def _check_sums(self) -> None:
+        recorded = json.loads(self.checksums.read_bytes())
+        for name, found in self._sums().items():
+            if not isinstance(recorded, dict) or recorded.get(name) != found:
+                raise ValueError(f"{name} does not match {self.checksums.name}")
+
+    def _sums(self) -> dict[str, str]:
+        """Return the SHA-256 of each file, by its name."""
+        paths = [self.path(part) for part in FILE_NAMES]
+        with ThreadPoolExecutor(len(paths), "hash") as executor:
+            return dict(zip([path.name for path in paths], executor.map(sha256_of_file, paths), strict=True))
 
 
 def default_cache_dir() -> Path:
-    """Where sample indices go when the data's folder cannot be written."""
+    """Return the folder of sample indices for data in folders that are not writable."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "neox-data"
 
 
@@ -107,20 +134,20 @@ def load_or_build(
     seed: int,
     cache_dir: Path | None = None,
 ) -> SampleIndex:
-    """The sample index from its files, or built and stored.
+    """Load the sample index from its files; build and store it if they are missing or do not match.
 
     Args:
         documents: sequence numbers of this part of the data, in file order.
-        sizes: tokens of every sequence of the dataset.
-        prefix: the dataset; its folder is where the files are sought first.
-        name: of this part of the data, as in `train` or `train_3`.
-        num_samples: samples that will be asked for.
-        seq_length: tokens that a sample predicts.
-        seed: for both shuffles.
-        cache_dir: used when the data's folder cannot be written; None: `default_cache_dir`.
+        sizes: number of tokens of every sequence of the dataset.
+        prefix: the dataset; its folder is searched first.
+        name: name of this part of the data, such as `train` or `train_3`.
+        num_samples: number of samples required.
+        seq_length: number of predicted tokens per sample.
+        seed: random seed of both shuffles.
+        cache_dir: used if the data's folder is not writable; None: `default_cache_dir`.
 
     Raises:
-        DataError: the documents hold no token, or the cache folder belongs to someone else.
+        DataError: the documents contain no tokens, or other users can access the cache folder.
     """
     beside = IndexFiles.beside(prefix, name=name, num_samples=num_samples, seq_length=seq_length, seed=seed)
 
@@ -131,7 +158,7 @@ def load_or_build(
         problem = _check_fits(index, documents, sizes, num_samples=num_samples, seq_length=seq_length)
         if problem:
             logger.warning(
-                "%s*.npy does not fit the data (%s) and is built again", files.folder / files.stem, problem
+                "%s*.npy does not match the data (%s); rebuilding it", files.folder / files.stem, problem
             )
             return None
         return index
@@ -152,7 +179,7 @@ def load_or_build(
     files = beside if os.access(beside.folder, os.W_OK) else beside.within(_private_folder(cache_dir))
     if files is not beside and (index := load(files)) is not None:
         return index
-    with exclusive_lock(files.lock, purpose=f"it builds the sample index {files.stem}"):
+    with exclusive_lock(files.lock, purpose=f"building the sample index {files.stem}"):
         index = load(files)
         if index is None:
             started = time.perf_counter()
@@ -161,19 +188,19 @@ def load_or_build(
             logger.info("built the sample index %s in %.1f s", files.folder / files.stem, seconds)
             index = load(files)
     if index is None:
-        raise DataError(f"{files.folder / files.stem}*.npy changed while they were written; start again")
+        raise DataError(f"{files.folder / files.stem}*.npy changed while being written; restart")
     return index
 
 
 def _private_folder(cache_dir: Path | None) -> Path:
-    """The cache folder, made if needed; nothing is loaded from one that others could have filled."""
+    """Return the cache folder, created if needed; refuse one that other users can access."""
     folder = cache_dir or default_cache_dir()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.stat()
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise DataError(
-            f"the cache folder {folder} is open to other users, so its files cannot be trusted; "
-            f"make it yours alone (chmod 700) or name another"
+            f"the cache folder {folder} is accessible to other users, so its files cannot be trusted; "
+            f"restrict it to you (chmod 700) or set another folder"
         )
     return folder
 
@@ -181,10 +208,10 @@ def _private_folder(cache_dir: Path | None) -> Path:
 def _check_fits(
     index: SampleIndex, documents: np.ndarray, sizes: np.ndarray, *, num_samples: int, seq_length: int
 ) -> str | None:
-    """Why a cached index cannot be the one of this data, or None.
+    """Return why a cached index does not match this data, or None.
 
-    Shapes are compared whole; of the content, evenly spread samples are followed through the documents, which
-    must be `seq_length` tokens apart. That finds files of other data without a pass over all of it.
+    Shapes and sums are compared, and evenly spaced samples are followed through the documents: they must be
+    `seq_length` tokens apart. This detects files of other data, and most damage in files without checksums.
     """
     tokens_per_epoch = int(sizes[documents].sum(dtype=np.int64))
     epochs = num_epochs(tokens_per_epoch, num_samples=num_samples, seq_length=seq_length)
@@ -197,11 +224,22 @@ def _check_fits(
     )
     for name, array, shape, dtypes in expected:
         if array.shape != shape or array.dtype not in dtypes:
-            return f"{name} is {array.dtype} {array.shape}, and {dtypes[0]} {shape} is needed"
+            return f"{name} is {array.dtype} {array.shape}, but {dtypes[0]} {shape} is required"
+    if int(index.documents.sum(dtype=np.int64)) != epochs * int(documents.sum(dtype=np.int64)):
+        return "doc_idx does not contain each document once per epoch"
+    if count and (int(index.shuffle.max()) >= count or _wrapped_sum(index.shuffle) != _sum_below(count)):
+        return "shuffle_idx does not contain each sample once"
     rows = np.linspace(0, count, num=min(count, _NUM_CHECKED_ROWS) + 1, dtype=np.int64)
-    if len(rows) > 1 and (index.shuffle[rows[:-1]] >= count).any():
-        return "shuffle_idx names samples that do not exist"
     return _check_rows(index, rows, documents, sizes, seq_length)
+
+
+def _wrapped_sum(numbers: np.ndarray) -> int:
+    return int(numbers.sum(dtype=np.uint64))
+
+
+def _sum_below(count: int) -> int:
+    """Return the sum of 0 to `count` - 1, modulo 2**64."""
+    return count * (count - 1) // 2 % 2**64
 
 
 def _check_rows(
@@ -211,13 +249,13 @@ def _check_rows(
     for row in rows[:-1].tolist():
         (start, offset), (stop, end) = index.starts[row].tolist(), index.starts[row + 1].tolist()
         if not 0 <= start <= stop < len(index.documents):
-            return f"sample {row} of sample_idx lies outside of doc_idx"
+            return f"sample {row} of sample_idx is outside doc_idx"
         crossed = index.documents[start : stop + 1]
         if crossed.min() < first or crossed.max() > last:
-            return f"sample {row} is made of documents that are not of this part of the data"
+            return f"sample {row} contains documents that are not in this part of the data"
         lengths = sizes[crossed]
         if not (0 <= offset <= lengths[0] and 0 <= end < lengths[-1]):
-            return f"sample {row} begins or ends outside of its document"
+            return f"sample {row} starts or ends outside its document"
         if int(lengths[:-1].sum(dtype=np.int64)) - offset + end != seq_length:
             return f"sample {row} does not have {seq_length} tokens"
     return None

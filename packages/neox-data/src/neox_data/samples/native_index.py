@@ -1,4 +1,4 @@
-"""The functions of `build_index` that take time, compiled; the same results, value for value."""
+"""Compiled versions of the slow functions of `build_index`, with identical results."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -12,13 +12,13 @@ __all__ = ["best_builder", "native_builder"]
 
 
 def best_builder() -> IndexBuilder:
-    """The native builder where the extension was built, else numpy's."""
+    """Return the native builder if the extension is compiled, else numpy's."""
     extension = load_native()
     return NUMPY if extension is None else native_builder(extension)
 
 
 def native_builder(extension: ModuleType) -> IndexBuilder:
-    """The builder that the extension implements."""
+    """Return the builder implemented by the extension."""
     return IndexBuilder(extension.MersenneTwister, _counts_with(extension), _starts_with(extension))
 
 

@@ -1,4 +1,4 @@
-"""A sample's tokens, read by the extension; what `GPTDataset` gives without it, in a third of the time."""
+"""Read the tokens of a sample with the extension: three times as fast as `GPTDataset` without it."""
 
 from collections.abc import Callable
 
@@ -14,10 +14,10 @@ __all__ = ["native_sample_reader"]
 def native_sample_reader(
     indexed: IndexedDataset, index: SampleIndex, *, seq_length: int
 ) -> Callable[[int], np.ndarray | None]:
-    """From an item, its tokens, int64 [seq_length + 1].
+    """Return a function from an item to its tokens, int64 [seq_length + 1].
 
-    None where something is out of its place, or for every item where there is no extension or the tokens are
-    no array of whole numbers: then the plain way reads them, or says what is wrong.
+    It returns None if the index is inconsistent, and always without the extension or without an array of
+    integer tokens. The Python implementation then reads the tokens or reports the error.
     """
     extension, tokens = load_native(), indexed.token_array
     if extension is None or tokens is None or tokens.dtype.kind not in "iu":

@@ -1,8 +1,8 @@
-"""A shuffle that nobody has to make: where an item goes is computed, in the same few steps for any length.
+"""A permutation computed item by item, in constant time and without an index.
 
-Numbers below n are written as pairs (left, right) with left below a and right below b, a * b barely above n.
-Each round adds to one half a hash of the other, which subtracting would undo, so the whole is a permutation
-of the pairs; pairs that stand for no number below n are sent through once more. A shuffle, no encryption.
+Numbers below n are written as pairs (left, right) with left < a and right < b, a * b slightly above n. Each
+round adds a hash of one half to the other, which is invertible, so the result is a permutation of the pairs.
+Results of n or more are permuted again. This is a shuffle, not encryption.
 
 Source: John Black and Phillip Rogaway, Ciphers with Arbitrary Finite Domains (CT-RSA 2002), the generalised
 Feistel construction; the mixing function is SplitMix64's.
@@ -18,11 +18,11 @@ _WORD = (1 << 64) - 1
 
 
 class KeyedPermutation:
-    """A permutation of 0 to `length` - 1 that depends on a key alone.
+    """A permutation of 0 to `length` - 1, determined by a key.
 
     Args:
-        length: how many numbers; at least 1.
-        key: any text.
+        length: number of items; at least 1.
+        key: any string.
     """
 
     def __init__(self, length: int, key: str) -> None:
@@ -36,10 +36,10 @@ class KeyedPermutation:
         return self._length
 
     def __getitem__(self, item: int) -> int:
-        """Where an item goes.
+        """Return the position of an item.
 
         Raises:
-            IndexError: there is no such item.
+            IndexError: the item does not exist.
         """
         if not 0 <= item < self._length:
             raise IndexError(f"item {item} of a permutation of {self._length:,}")
@@ -49,10 +49,10 @@ class KeyedPermutation:
         return place
 
     def index(self, place: int) -> int:
-        """The item that goes to a place: the inverse of `permutation[item]`.
+        """Return the item at a position: the inverse of `permutation[item]`.
 
         Raises:
-            IndexError: there is no such place.
+            IndexError: the position does not exist.
         """
         if not 0 <= place < self._length:
             raise IndexError(f"place {place} of a permutation of {self._length:,}")

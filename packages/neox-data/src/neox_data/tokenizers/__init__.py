@@ -1,4 +1,4 @@
-"""Tokenizers by name; each is made from the files that its name implies."""
+"""Tokenizers by name."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -11,7 +11,7 @@ from neox_data.tokenizers.gpt2_bpe import GPT2BPETokenizer
 from neox_data.tokenizers.huggingface import HFGPT2Tokenizer, HFTokenizer
 from neox_data.tokenizers.ranked_files import SentencePieceTokenizer, TiktokenTokenizer
 
-__all__ = ["TOKENIZERS", "Tokenizer", "build_tokenizer"]
+__all__ = ["GPT_NEOX_NAMES", "TOKENIZERS", "Tokenizer", "build_tokenizer"]
 
 TOKENIZERS: dict[str, Callable[[Path | None, Path | None], Tokenizer]] = {
     "GPT2BPETokenizer": GPT2BPETokenizer,
@@ -21,26 +21,27 @@ TOKENIZERS: dict[str, Callable[[Path | None, Path | None], Tokenizer]] = {
     "SentencePieceTokenizer": SentencePieceTokenizer,
     "TiktokenTokenizer": TiktokenTokenizer,
 }
+# Names that only GPT-NeoX uses.
+GPT_NEOX_NAMES = {"SPMTokenizer": "SentencePieceTokenizer"}
 
 
 def build_tokenizer(
     kind: str, *, vocab_file: Path | str | None = None, merge_file: Path | str | None = None
 ) -> Tokenizer:
-    """The tokenizer of a kind, from its files.
+    """Build a tokenizer of the given kind from its files.
 
     Args:
-        kind: a key of `TOKENIZERS`.
-        vocab_file: the vocabulary; what it is depends on the kind.
-        merge_file: the merges, where the kind keeps them apart.
+        kind: a key of `TOKENIZERS` or `GPT_NEOX_NAMES`.
+        vocab_file: the vocabulary file, in the format of the kind.
+        merge_file: the merges file, if the kind has one.
 
     Raises:
         TokenizerError: no such kind, or its files are missing or unreadable.
     """
+    kind = GPT_NEOX_NAMES.get(kind, kind)
     if kind not in TOKENIZERS:
         close = get_close_matches(kind, TOKENIZERS, n=1, cutoff=0.4)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise TokenizerError(
-            f"tokenizer_type {kind!r} is not known; {hint}use one of {', '.join(TOKENIZERS)}"
-        )
+        raise TokenizerError(f"unknown tokenizer_type {kind!r}; {hint}use one of {', '.join(TOKENIZERS)}")
     paths = (None if file is None else Path(file) for file in (vocab_file, merge_file))
     return TOKENIZERS[kind](*paths)

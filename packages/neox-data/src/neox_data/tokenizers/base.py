@@ -1,4 +1,4 @@
-"""The contract of a tokenizer: text to token ids and back, and the ids with a meaning of their own."""
+"""The interface of tokenizers: encode text, decode ids, and the special ids."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,49 +10,49 @@ __all__ = ["Tokenizer"]
 
 
 class Tokenizer(ABC):
-    """Text to token ids and back."""
+    """Converts text to token ids and back."""
 
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Number of ids, added ones included, before the model pads it."""
+        """Return the number of ids, including added ones, before the model's padding."""
 
     @property
     @abstractmethod
     def end_of_document(self) -> int:
-        """The id that ends a document."""
+        """Return the id of the end-of-document token."""
 
     @property
     @abstractmethod
     def padding(self) -> int | None:
-        """The id that fills unused places; None where the vocabulary has none."""
+        """Return the id of the padding token; None if the vocabulary has none."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """A hash of everything that decides the ids of a text; equal tokenizers have equal ones."""
+        """Return a hash of everything that affects encoding; equal tokenizers have equal hashes."""
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """The ids of a text."""
+        """Return the ids of a text."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text; may use several threads."""
+        """Return the ids of each text; may use several threads."""
         return [self.encode(text) for text in texts]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of the texts one after another, and how many each has, int64."""
+        """Return the concatenated ids of the texts, and the number of ids of each, int64."""
         rows = self.encode_batch(texts)
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
         return np.fromiter(chain.from_iterable(rows), np.int32, int(sizes.sum())), sizes
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special ones included, with its spaces as they are.
+        """Decode ids to text, including special tokens, with spaces unchanged.
 
-        Bytes that form no character (at a cut, say) become U+FFFD.
+        Incomplete characters (for example at a cut) become U+FFFD.
         """
 
     def token_bytes(self) -> Sequence[bytes] | None:
-        """What each id adds to a text, by id; None where a text is more than that, one after another."""
+        """Return the bytes of each id; None if a text is not the concatenation of the bytes of its ids."""
         return None

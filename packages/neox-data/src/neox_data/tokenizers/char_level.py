@@ -1,4 +1,4 @@
-"""One id per UTF-8 byte: a tokenizer without files, for tests and small experiments."""
+"""A tokenizer with one id per UTF-8 byte, without files, for tests and small experiments."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _REPLACEMENT = "\ufffd".encode()
 
 
 class CharLevelTokenizer(Tokenizer):
-    """The bytes of the text. As in GPT-NeoX, ids 0 and 1 also mean end of document and padding.
+    """Encodes text as bytes. As in GPT-NeoX, ids 0 and 1 are also end-of-document and padding.
 
     Args:
         vocab_file: must be None.
@@ -27,45 +27,47 @@ class CharLevelTokenizer(Tokenizer):
     def __init__(self, vocab_file: Path | None = None, merge_file: Path | None = None) -> None:
         for file in (vocab_file, merge_file):
             if file is not None:
-                raise TokenizerError(f"CharLevelTokenizer reads no file, and {file} was given; leave it out")
+                raise TokenizerError(f"CharLevelTokenizer uses no files, but {file} was given; remove it")
 
     @property
     def vocab_size(self) -> int:
-        """512: the bytes, and as many ids that no text gives."""
+        """Return 512: the 256 bytes, and 256 unused ids."""
         return 512
 
     @property
     def end_of_document(self) -> int:
-        """0, which is also the byte 0."""
+        """Return 0, which is also the byte 0."""
         return 0
 
     @property
     def padding(self) -> int:
-        """1, which is also the byte 1."""
+        """Return 1, which is also the byte 1."""
         return 1
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the name: there is one tokenizer of this kind."""
+        """Return a hash of the class name, because all tokenizers of this type are equal."""
         return hashlib.sha256(type(self).__name__.encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The UTF-8 bytes of a text.
+        """Return the UTF-8 bytes of a text.
 
         Raises:
-            TokenizerError: the text holds half of a surrogate pair, which has no bytes.
+            TokenizerError: the text contains an unpaired surrogate, which cannot be encoded.
         """
         try:
             return list(text.encode())
         except UnicodeEncodeError as error:
-            raise TokenizerError(f"the text has no UTF-8 form: {error}; repair or skip it") from error
+            raise TokenizerError(
+                f"the text cannot be encoded as UTF-8: {error}; repair or skip it"
+            ) from error
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of bytes; ids that are no byte become U+FFFD."""
+        """Decode bytes to text; ids that are not bytes become U+FFFD."""
         return b"".join(bytes((i,)) if 0 <= i < _NUM_BYTES else _REPLACEMENT for i in ids).decode(
             errors="replace"
         )
 
     def token_bytes(self) -> Sequence[bytes]:
-        """The bytes, and U+FFFD for each of the other ids."""
+        """Return the bytes, and U+FFFD for each of the other ids."""
         return [bytes((i,)) for i in range(_NUM_BYTES)] + [_REPLACEMENT] * (self.vocab_size - _NUM_BYTES)

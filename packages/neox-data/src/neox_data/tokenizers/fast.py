@@ -1,13 +1,13 @@
-"""Encoding through gigatoken, which remembers words: many times the speed of the tokenizers library.
+"""Encode with gigatoken, which caches words and is many times as fast as the tokenizers library.
 
-It is used only where it gives the same ids. `fast_encoder` finds out, before anything is written, on texts
-that are hard for a tokenizer, on its own special tokens, and on a sample of the corpus. While it works, a
-piece of each batch is still encoded both ways.
+It is used only if it gives the same ids. `fast_encoder` checks this before anything is written, on difficult
+texts, on the tokenizer's special tokens, and on a sample of the corpus. During the run, a part of each batch
+is encoded with both.
 """
 
-import json
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
 
 __all__ = ["FastEncoder", "fast_encoder"]
 
-# Letters and digits that Unicode 17 added. gigatoken 0.10 takes them for such, the tokenizers library 0.23
-# does not yet, so words are cut in other places beside them: of all characters, beside these alone. First and
-# last of each range.
+# Letters and digits added in Unicode 17. gigatoken 0.10 classifies them as such, the tokenizers library 0.23
+# does not yet, so they split words differently next to these characters, and only these. First and last
+# character of each range.
 _NEW_LETTERS = (
     (0x88F, 0x88F), (0xC5C, 0xC5C), (0xCDC, 0xCDC), (0xA7CE, 0xA7CF), (0xA7D2, 0xA7D2), (0xA7D4, 0xA7D4),
     (0xA7F1, 0xA7F1), (0x10940, 0x10959), (0x10EC5, 0x10EC7), (0x11DB0, 0x11DE9), (0x16EA0, 0x16ED3),
@@ -30,9 +30,9 @@ _NEW_LETTERS = (
     (0x2B73A, 0x2B73F), (0x2CEA2, 0x2CEAD), (0x323B0, 0x33479),
 )  # fmt: skip
 
-# Characters of a batch that are encoded both ways.
+# Characters of a batch that are encoded with both.
 _CHECKED_CHARACTERS = 500
-# Its memory of words grows with the corpus. It is started anew when that has grown by so much.
+# gigatoken's cache grows with the corpus; the encoder is recreated after this growth.
 _MOST_GROWTH_BYTES = 400 << 20
 _MEMORY = Path("/proc/self/statm")
 
@@ -55,25 +55,25 @@ _HARD_TEXTS = (
 
 
 class FastEncoder:
-    """Texts to ids through gigatoken, held against the tokenizer that it stands in for.
+    """Encodes texts with gigatoken, and compares its ids with the tokenizer that it replaces.
 
     Args:
-        tokenizer: whose ids it gives.
+        tokenizer: the tokenizer to replace.
 
     Raises:
-        TokenizerError: gigatoken does not know this kind of tokenizer.
+        TokenizerError: gigatoken does not support this kind of tokenizer.
     """
 
     def __init__(self, tokenizer: LibraryBackedTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._json = tokenizer.library_tokenizer.to_str()
+        self._json = tokenizer.description
         self._start()
 
     def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of the texts one after another, and how many each has.
+        """Return the concatenated ids of the texts, and the number of ids of each.
 
         Raises:
-            TokenizerError: the ids are not those of the tokenizers library.
+            TokenizerError: the ids differ from those of the tokenizers library.
         """
         self.check([texts[len(texts) // 2][:_CHECKED_CHARACTERS]] if texts else [])
         result = self._encode(texts)
@@ -82,7 +82,7 @@ class FastEncoder:
         return result
 
     def check(self, texts: Sequence[str]) -> None:
-        """Encode texts both ways.
+        """Encode texts with both, and compare.
 
         Raises:
             TokenizerError: the ids differ.
@@ -92,8 +92,8 @@ class FastEncoder:
         for text, row, expected in zip(texts, rows, self._tokenizer.encode_batch(texts), strict=True):
             if row.tolist() != expected:
                 raise TokenizerError(
-                    f"gigatoken encodes {text[:60]!r} in another way than the tokenizers library; "
-                    "pass --exact to do without it"
+                    f"gigatoken encodes {text[:60]!r} differently from the tokenizers library; "
+                    "pass --exact to disable it"
                 )
 
     def _start(self) -> None:
@@ -101,11 +101,11 @@ class FastEncoder:
             self._encoder = gigatoken.Tokenizer.from_json(self._json)
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            raise TokenizerError(f"gigatoken does not read this tokenizer: {reason}") from error
+            raise TokenizerError(f"gigatoken does not support this tokenizer: {reason}") from error
         self._memory_bytes = _memory_bytes()
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids and their numbers; texts with letters that the two know differently go to the library."""
+        """Return ids and counts; texts with new letters are encoded by the tokenizers library."""
         ids, sizes = self._encode_fast(texts)
         strange = [
             number for number, text in enumerate(texts) if not text.isascii() and _has_new_letters(text)
@@ -126,18 +126,28 @@ class FastEncoder:
         return np.asarray(rows.content.data)[offsets[0] : offsets[-1]], np.diff(offsets)
 
 
-def fast_encoder(tokenizer: Tokenizer, sample: Sequence[str]) -> FastEncoder:
-    """The encoder for a tokenizer, after it gave the same ids for hard texts and for a sample of the corpus.
+def fast_encoder(tokenizer: Tokenizer, sample: Callable[[], Sequence[str]]) -> FastEncoder:
+    """Return an encoder that gives the tokenizer's ids for difficult texts and a sample of the corpus.
+
+    Args:
+        tokenizer: the tokenizer to replace.
+        sample: returns parts of the corpus.
 
     Raises:
-        TokenizerError: it did not, or this kind of tokenizer has none; the message is the reason.
+        TokenizerError: there is no such encoder; the message is the reason.
     """
     if not isinstance(tokenizer, LibraryBackedTokenizer):
-        raise TokenizerError(f"{type(tokenizer).__name__} is not of the tokenizers library")
+        raise TokenizerError(f"{type(tokenizer).__name__} does not belong to the tokenizers library")
     encoder = FastEncoder(tokenizer)
-    added = json.loads(tokenizer.library_tokenizer.to_str())["added_tokens"]
-    special = [f"a{token['content']} b {token['content']}{token['content']}\n" for token in added]
-    encoder.check([*_HARD_TEXTS, *special, *sample])
+    with ThreadPoolExecutor(1, "start") as executor:
+        # The first call of gigatoken prepares its tables, without the interpreter's lock. Meanwhile the hash
+        # of the tokenizer is computed, which the manifest needs.
+        started = executor.submit(encoder.check, _HARD_TEXTS)
+        special = [f"a{text} b {text}{text}\n" for text in tokenizer.added_texts]
+        _ = tokenizer.fingerprint
+        texts = [*special, *sample()]
+        started.result()
+    encoder.check(texts)
     return encoder
 
 
@@ -155,7 +165,7 @@ def _new_letters() -> np.ndarray:
 
 
 def _memory_bytes() -> int:
-    """Memory that this process holds now."""
+    """Return the resident memory of this process in bytes."""
     if not _MEMORY.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return int(_MEMORY.read_text().split()[1]) * resource.getpagesize()

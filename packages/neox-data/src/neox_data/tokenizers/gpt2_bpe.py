@@ -1,7 +1,6 @@
 """GPT-2's byte-level BPE from its two original files, `vocab.json` and `merges.txt`.
 
-`<|endoftext|>` written in a text becomes its one id, as in GPT-NeoX today; until 2023 it was cut up like any
-other text.
+`<|endoftext|>` in a text is encoded as its id, as in GPT-NeoX; until 2023 GPT-NeoX split it like other text.
 """
 
 from pathlib import Path
@@ -18,7 +17,7 @@ __all__ = ["GPT2BPETokenizer"]
 
 
 class GPT2BPETokenizer(LibraryBackedTokenizer):
-    """Byte-level BPE; documents end with `<|endoftext|>`, which the vocabulary holds.
+    """Byte-level BPE; documents end with `<|endoftext|>`, which must be in the vocabulary.
 
     Args:
         vocab_file: `vocab.json`, token to id.
@@ -31,7 +30,7 @@ class GPT2BPETokenizer(LibraryBackedTokenizer):
     def __init__(self, vocab_file: Path | None, merge_file: Path | None) -> None:
         for name, path in (("vocab_file", vocab_file), ("merge_file", merge_file)):
             if path is None:
-                raise TokenizerError(f"GPT2BPETokenizer needs {name}; set it to the path of the file")
+                raise TokenizerError(f"GPT2BPETokenizer requires {name}; set it to the path of the file")
             if not path.is_file():
                 raise TokenizerError(f"{name} {path} does not exist; correct the path")
         try:
@@ -43,8 +42,7 @@ class GPT2BPETokenizer(LibraryBackedTokenizer):
             ) from error
         tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
         tokenizer.decoder = ByteLevelDecoder()
-        # Before the token is made special: a missing one would be added, and the vocabulary would grow in
-        # silence.
+        # Check before marking the token as special, which would silently add a missing token.
         if tokenizer.token_to_id(END_OF_DOCUMENT) is not None:
             tokenizer.add_special_tokens([END_OF_DOCUMENT])
         super().__init__(tokenizer, source=str(vocab_file))

@@ -1,15 +1,18 @@
-"""Tokenizers that the `tokenizers` library runs, whatever files they come from.
+"""Tokenizers of the `tokenizers` library.
 
-`HFTokenizer` is one `tokenizer.json`; `HFGPT2Tokenizer` is a tokenizer by the name or folder that Hugging
-Face gives it, with a padding token added.
+`HFTokenizer` reads a `tokenizer.json`; `HFGPT2Tokenizer` takes a Hugging Face name or folder, and adds a
+padding token.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import gigatoken
+import orjson
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
 
@@ -23,21 +26,21 @@ PADDING = "<|padding|>"
 
 
 class LibraryBackedTokenizer(Tokenizer):
-    """A tokenizer of the `tokenizers` library, with the meaning of its special tokens.
+    """A tokenizer of the `tokenizers` library with its special tokens.
 
     Args:
-        tokenizer: the library's object; truncation and padding that it may carry are switched off.
-        source: where it comes from, for messages.
-        end_of_document: the text of the token that ends a document.
+        tokenizer: the library's object; its truncation and padding are disabled.
+        source: file or name, for messages.
+        end_of_document: text of the end-of-document token.
 
     Raises:
-        TokenizerError: the vocabulary has no such token.
+        TokenizerError: the vocabulary does not contain the end-of-document token.
     """
 
     def __init__(
         self, tokenizer: LibraryTokenizer, *, source: str, end_of_document: str = END_OF_DOCUMENT
     ) -> None:
-        # A tokenizer.json may carry both from its days in inference; documents would be cut without a word.
+        # A tokenizer.json used for inference may enable both, which would silently truncate documents.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.library_tokenizer = tokenizer
@@ -45,7 +48,7 @@ class LibraryBackedTokenizer(Tokenizer):
         end = tokenizer.token_to_id(end_of_document)
         if end is None:
             raise TokenizerError(
-                f"{source} has no token {end_of_document!r}, which ends a document; "
+                f"{source} has no end-of-document token {end_of_document!r}; "
                 f"add it to the vocabulary or use another tokenizer"
             )
         self._end_of_document: int = end
@@ -54,39 +57,53 @@ class LibraryBackedTokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, added ones included."""
+        """Number of ids, including added tokens."""
         return self._vocab_size
 
     @property
     def end_of_document(self) -> int:
-        """The id of the token that ends a document."""
+        """Id of the end-of-document token."""
         return self._end_of_document
 
     @property
     def padding(self) -> int | None:
-        """The id of `<|padding|>`; None where the vocabulary has none."""
+        """Id of `<|padding|>`; None if the vocabulary does not contain it."""
         return self._padding
 
+    @cached_property
+    def description(self) -> str:
+        """The library's description of the tokenizer, as JSON."""
+        return self.library_tokenizer.to_str()
+
     @property
+    def added_texts(self) -> list[str]:
+        """Texts of the tokens that were added to the vocabulary."""
+        return [token["content"] for token in self._parts["added_tokens"]]
+
+    @cached_property
+    def _parts(self) -> dict[str, Any]:
+        parts: dict[str, Any] = orjson.loads(self.description)
+        return parts
+
+    @cached_property
     def fingerprint(self) -> str:
-        """A hash of the library's own description, but for truncation and padding, which are not used."""
-        description = json.loads(self.library_tokenizer.to_str())
-        parts = {name: value for name, value in description.items() if name not in ("truncation", "padding")}
+        """Hash of the library's description, without truncation and padding, which are not used."""
+        parts = {name: value for name, value in self._parts.items() if name not in ("truncation", "padding")}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text; special tokens written in it are recognised.
+        """Return the ids of a text; special tokens in it are recognized.
 
         Raises:
-            TokenizerError: the library cannot encode it (half of a surrogate pair, say).
+            TokenizerError: the library cannot encode the text (for example, half of a surrogate pair).
         """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, worked out in the library's threads.
+        """Return the ids of each text, computed in the library's threads.
 
         Raises:
-            TokenizerError: the library cannot encode one of them (half of a surrogate pair, say).
+            TokenizerError: the library cannot encode a text (for example, half of a surrogate pair).
         """
         try:
             encodings: list[Encoding] = self.library_tokenizer.encode_batch_fast(list(texts))
@@ -97,13 +114,13 @@ class LibraryBackedTokenizer(Tokenizer):
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids, special ones included; ids outside of the vocabulary give nothing."""
+        """Return the text of ids, including special tokens; ids outside the vocabulary are skipped."""
         return self.library_tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def token_bytes(self) -> Sequence[bytes] | None:
-        """The bytes of each id as gigatoken reads them; None where it does not know such a tokenizer."""
+        """Return the bytes of each id as gigatoken reads them; None if it does not support the tokenizer."""
         try:
-            entries = gigatoken.Tokenizer.from_json(self.library_tokenizer.to_str()).vocab
+            entries = gigatoken.Tokenizer.from_json(self.description).vocab
         except (RuntimeError, ValueError):
             return None
         return [entries.get(number, b"") for number in range(max(entries) + 1)]
@@ -114,40 +131,38 @@ class HFTokenizer(LibraryBackedTokenizer):
 
     Args:
         vocab_file: the `tokenizer.json`.
-        merge_file: must be None: merges are inside.
+        merge_file: must be None: `tokenizer.json` contains the merges.
 
     Raises:
-        TokenizerError: a file is missing, unreadable or too many, or a needed token is not in it.
+        TokenizerError: the file is missing or unreadable, merge_file is given, or a token is missing.
     """
 
     def __init__(self, vocab_file: Path | None, merge_file: Path | None = None) -> None:
         if merge_file is not None:
             raise TokenizerError(
-                f"HFTokenizer finds its merges in tokenizer.json, and merge_file {merge_file} was given; "
-                "leave it out"
+                f"HFTokenizer reads its merges from tokenizer.json, but merge_file {merge_file} was given; "
+                "remove merge_file"
             )
         if vocab_file is None:
-            raise TokenizerError("HFTokenizer needs vocab_file: the path of a tokenizer.json; set it")
+            raise TokenizerError("HFTokenizer requires vocab_file; set it to the path of a tokenizer.json")
         super().__init__(_load_tokenizer_json(vocab_file), source=str(vocab_file))
 
 
 class HFGPT2Tokenizer(LibraryBackedTokenizer):
-    """The tokenizer of a folder, or of a name on the Hugging Face hub, plus an added `<|padding|>`.
+    """The tokenizer in a folder or on the Hugging Face hub, with `<|padding|>` added.
 
     Args:
-        vocab_file: the folder or name; None: `gpt2`. A name is looked up in the hub's cache, then on the
-            network.
+        vocab_file: the folder or name; None: `gpt2`. A name is searched in the hub's cache, then on the hub.
         merge_file: must be None.
 
     Raises:
-        TokenizerError: there is no such tokenizer, or a needed token is not in it.
+        TokenizerError: the tokenizer was not found, or a required token is missing.
     """
 
     def __init__(self, vocab_file: Path | None = None, merge_file: Path | None = None) -> None:
         if merge_file is not None:
             raise TokenizerError(
-                f"HFGPT2Tokenizer takes a folder or name alone, and merge_file {merge_file} was given; leave "
-                "it out"
+                f"HFGPT2Tokenizer uses no merge_file, but {merge_file} was given; remove merge_file"
             )
         end_of_document = END_OF_DOCUMENT
         if vocab_file is not None and vocab_file.is_dir():
@@ -161,13 +176,13 @@ class HFGPT2Tokenizer(LibraryBackedTokenizer):
 
 def _load_tokenizer_json(path: Path) -> LibraryTokenizer:
     if not path.is_file():
-        raise TokenizerError(f"vocab_file {path} does not exist; give the path of a tokenizer.json")
+        raise TokenizerError(f"vocab_file {path} does not exist; set it to the path of a tokenizer.json")
     try:
         return LibraryTokenizer.from_file(str(path))
     except Exception as error:  # The library raises nothing more specific.
         raise TokenizerError(
-            f"{path} is not a tokenizer.json that the tokenizers library reads: {error}; "
-            f"make it with neox-data train-tokenizer or copy it again"
+            f"{path} is not a valid tokenizer.json of the tokenizers library: {error}; "
+            f"train one with neox-data train-tokenizer, or copy it again"
         ) from error
 
 
@@ -176,13 +191,13 @@ def _load_from_hub(name: str) -> LibraryTokenizer:
         return LibraryTokenizer.from_pretrained(name)
     except Exception as error:  # The library raises nothing more specific.
         raise TokenizerError(
-            f"the tokenizer {name!r} is no folder here and was not found on the Hugging Face hub ({error}); "
-            f"give a folder that holds its tokenizer.json"
+            f"the tokenizer {name!r} is not a folder and was not found on the Hugging Face hub ({error}); "
+            f"set vocab_file to a folder with its tokenizer.json"
         ) from error
 
 
 def _folder_end_of_document(folder: Path) -> str:
-    """The `eos_token` that the folder's tokenizer_config.json names."""
+    """Return the `eos_token` of the folder's tokenizer_config.json, or the default."""
     path = folder / "tokenizer_config.json"
     if not path.is_file():
         return END_OF_DOCUMENT

@@ -1,4 +1,4 @@
-"""Tokenizers of files that gigatoken reads and the tokenizers library does not: SentencePiece, tiktoken."""
+"""Tokenizers that gigatoken supports and the tokenizers library does not: SentencePiece and tiktoken."""
 
 import hashlib
 from abc import abstractmethod
@@ -15,16 +15,16 @@ __all__ = ["RankedFileTokenizer", "SentencePieceTokenizer", "TiktokenTokenizer"]
 
 
 class RankedFileTokenizer(Tokenizer):
-    """A tokenizer of one file that gigatoken reads and runs.
+    """A tokenizer with one file, run by gigatoken.
 
-    Special tokens written in a text are recognised.
+    Special tokens in a text are recognised.
 
     Args:
-        vocab_file: the file.
-        merge_file: must be None: ranks are inside.
+        vocab_file: the tokenizer's file.
+        merge_file: must be None: vocab_file contains the ranks.
 
     Raises:
-        TokenizerError: a file is missing, unreadable or too many, or a needed token is not in it.
+        TokenizerError: a file is missing or unreadable, merge_file is given, or a required token is missing.
     """
 
     end_text: str
@@ -33,10 +33,10 @@ class RankedFileTokenizer(Tokenizer):
     def __init__(self, vocab_file: Path | None, merge_file: Path | None = None) -> None:
         kind = type(self).__name__
         if merge_file is not None:
-            raise TokenizerError(f"{kind} has its ranks in one file; leave merge_file {merge_file} out")
+            raise TokenizerError(f"{kind} has all ranks in vocab_file; remove merge_file {merge_file}")
         if vocab_file is None or not vocab_file.is_file():
-            found = "is not set" if vocab_file is None else f"{vocab_file} does not exist"
-            raise TokenizerError(f"{kind} needs vocab_file, which {found}; give the path of its file")
+            found = "is not set" if vocab_file is None else f"is {vocab_file} and does not exist"
+            raise TokenizerError(f"{kind} requires vocab_file, which {found}; set it to the tokenizer's file")
         try:
             self._tokenizer = self._load(vocab_file)
         except (ValueError, RuntimeError) as error:
@@ -50,59 +50,61 @@ class RankedFileTokenizer(Tokenizer):
 
     @abstractmethod
     def _load(self, path: Path) -> gigatoken.Tokenizer:
-        """The tokenizer of a file; ValueError or RuntimeError with the reason where it is none."""
+        """Load the tokenizer of a file; raise ValueError or RuntimeError if it is not valid."""
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids: one more than the highest."""
+        """Return the number of ids: the highest id plus one."""
         return self._vocab_size
 
     @property
     def end_of_document(self) -> int:
-        """The id of the token that ends a document."""
+        """Return the id of the end-of-document token."""
         return self._end_of_document
 
     @property
     def padding(self) -> int | None:
-        """The id of `<pad>`; None where the vocabulary has none."""
+        """Return the id of `<pad>`; None if it is not in the vocabulary."""
         return self._ids.get(b"<pad>")
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the kind and the file."""
+        """Return a hash of the tokenizer type and the file."""
         return self._fingerprint
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text.
+        """Return the ids of a text.
 
         Raises:
-            TokenizerError: the text holds half of a surrogate pair, which has no bytes.
+            TokenizerError: the text contains an unpaired surrogate, which cannot be encoded.
         """
         ids: list[int] = self.encode_flat([text])[0].tolist()
         return ids
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of the texts one after another, and how many each has, int64; in gigatoken's threads.
+        """Return the concatenated ids of the texts, and the number of ids of each, int64.
+
+        Encodes in gigatoken's threads.
 
         Raises:
-            TokenizerError: a text holds half of a surrogate pair, which has no bytes.
+            TokenizerError: a text contains an unpaired surrogate, which cannot be encoded.
         """
         if not texts:
             return np.empty(0, np.uint32), np.empty(0, np.int64)
         try:
             rows = self._tokenizer.encode_batch(list(texts)).layout
         except UnicodeEncodeError as error:
-            raise TokenizerError(f"a text has no UTF-8 form: {error}; repair or skip it") from error
+            raise TokenizerError(f"a text cannot be encoded as UTF-8: {error}; repair or skip it") from error
         offsets = np.asarray(rows.offsets)
         return np.asarray(rows.content.data)[offsets[0] : offsets[-1]], np.diff(offsets)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids; ids outside of the vocabulary give nothing."""
+        """Decode ids to text; ids outside the vocabulary are ignored."""
         known = [number for number in ids if 0 <= number < self.vocab_size]
         return self._tokenizer.decode(known).decode(errors="replace")
 
     def token_bytes(self) -> Sequence[bytes]:
-        """The entries of the file."""
+        """Return the bytes of each id."""
         entries = self._tokenizer.vocab
         return [entries.get(number, b"") for number in range(self._vocab_size)]
 
@@ -110,13 +112,13 @@ class RankedFileTokenizer(Tokenizer):
         number = self._ids.get(token.encode())
         if number is None:
             raise TokenizerError(
-                f"{self._source} has no token {token!r}, which ends a document; use another tokenizer"
+                f"{self._source} has no end-of-document token {token!r}; use another tokenizer"
             )
         return number
 
 
 class SentencePieceTokenizer(RankedFileTokenizer):
-    """A `.model` of SentencePiece, of type BPE with byte fallback; documents end with `</s>`."""
+    """A SentencePiece `.model` of type BPE with byte fallback; documents end with `</s>`."""
 
     end_text = "</s>"
 
@@ -125,10 +127,10 @@ class SentencePieceTokenizer(RankedFileTokenizer):
 
 
 class TiktokenTokenizer(RankedFileTokenizer):
-    """A `.tiktoken` file of an encoding that OpenAI publishes; documents end with `<|endoftext|>`.
+    """A `.tiktoken` file of an encoding published by OpenAI; documents end with `<|endoftext|>`.
 
-    The file's name says which (`cl100k_base.tiktoken`): how text is cut and which tokens are special is not
-    in the file.
+    The file name identifies the encoding (`cl100k_base.tiktoken`), because the file contains neither the
+    pretokenization nor the special tokens.
     """
 
     end_text = "<|endoftext|>"
@@ -137,5 +139,5 @@ class TiktokenTokenizer(RankedFileTokenizer):
         try:
             return gigatoken.Tokenizer.from_tiktoken(path)
         except ValueError as error:
-            # What follows tells a programmer what to call.
+            # The rest of the message is about function arguments.
             raise ValueError(str(error).partition(". Pass ")[0]) from error

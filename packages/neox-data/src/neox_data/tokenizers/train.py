@@ -1,4 +1,4 @@
-"""Trains a byte-level BPE vocabulary on a corpus."""
+"""Train a byte-level BPE vocabulary on a corpus."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,24 +19,24 @@ _SPECIAL = [END_OF_DOCUMENT, PADDING]
 
 
 def train_byte_level_bpe(texts: Iterable[str], *, vocab_size: int, output: Path) -> int:
-    """Write a `tokenizer.json` for HFTokenizer, and return its number of entries.
+    """Train and write a `tokenizer.json` for HFTokenizer; return its vocabulary size.
 
-    Any text can be encoded and comes back unchanged: all 256 bytes are in the vocabulary, and nothing is
-    normalised.
+    Any text can be encoded and is decoded unchanged: all 256 bytes are in the vocabulary, and texts are not
+    normalized.
 
     Args:
         texts: the corpus.
-        vocab_size: entries, the two special tokens included; a small corpus may give fewer.
-        output: the file; it appears when it is complete.
+        vocab_size: requested size, including the two special tokens; a small corpus may yield fewer.
+        output: the file, written atomically.
 
     Raises:
-        TokenizerError: `vocab_size` does not hold the bytes and the special tokens.
+        TokenizerError: `vocab_size` is too small for the bytes and the special tokens.
     """
     alphabet = ByteLevel.alphabet()
     least = len(alphabet) + len(_SPECIAL)
     if vocab_size < least:
         raise TokenizerError(
-            f"vocab_size {vocab_size} does not hold the {len(alphabet)} bytes and {len(_SPECIAL)} special "
+            f"vocab_size {vocab_size} is too small for {len(alphabet)} bytes and {len(_SPECIAL)} special "
             "tokens; "
             f"use at least {least}"
         )

@@ -1,7 +1,7 @@
 // residual + dropout(x + bias). The maths: bias_dropout_add.py; the random bits: philox.py.
 //
-// Nothing of the mask is stored: forward and backward make it again from the seed and an element's place, so it does
-// not depend on the launch, the vector width or the device.
+// The mask is not stored: forward and backward compute it from the seed and the element's index, independent of the
+// launch configuration, the vector width and the device.
 
 #include "columns.cuh"
 
@@ -34,7 +34,7 @@ __device__ inline Bits philox(uint64_t seed, uint64_t group) {
   return {{c0, c1, c2, c3}};
 }
 
-// What dropout multiplies VEC neighbours by, from element number `first` on: 0 or keep_scale.
+// Dropout factors (0 or keep_scale) of VEC neighbours, starting at element `first`.
 template <int VEC>
 __device__ inline void dropout_factors(float (&factors)[VEC], uint64_t seed, int64_t first, int64_t keep_below,
                                        float keep_scale) {
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kWarp* kTileRows, 3)
         Vector<T, VEC> out;
 #pragma unroll
         for (int j = 0; j < VEC; ++j) {
-          // A dropped element is 0 even where x is infinite or not a number.
+          // A dropped element is 0 even if x is infinite or NaN.
           const float biased = to_float(in[slot].values[j]) + shift[j];
           const float dropped = factors[j] == 0.0f ? 0.0f : biased * factors[j];
           out.values[j] = from_float<T>(to_float(kept_aside[slot].values[j]) + dropped);

@@ -1,5 +1,5 @@
-// gelu(x + bias). The maths: bias_gelu.py. One read and one write forward; backward reads the gradient and x, writes
-// the gradient of x, and leaves sums over rows for the bias.
+// gelu(x + bias). The maths: bias_gelu.py. Forward reads and writes once; backward reads the gradient and x, writes
+// the gradient of x, and stores partial sums over rows for the bias.
 
 #include "columns.cuh"
 #include "gelu.cuh"

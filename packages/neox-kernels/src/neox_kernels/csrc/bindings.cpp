@@ -34,7 +34,7 @@ T* written(Address address) {
 
 Dtype dtype_of(int code) { return static_cast<Dtype>(code); }
 
-using ParameterCode = std::pair<Address, int>;  // address (0: there is none), dtype code
+using ParameterCode = std::pair<Address, int>;  // address (0 for None), dtype code
 
 Parameter parameter(const ParameterCode& code) { return {read(code.first), dtype_of(code.second)}; }
 
@@ -159,7 +159,7 @@ void rms_norm_backward(int device, Address stream, int dtype, Address gradient, 
 
 PYBIND11_MODULE(_native, module) {
   using py::arg;
-  module.doc() = "Fused operators over raw device addresses; every call returns before the work on the stream is done.";
+  module.doc() = "Fused operators over raw device addresses; calls are asynchronous on the given stream.";
   module.def("softmax_forward", &softmax_forward, arg("device"), arg("stream"), arg("dtype"), arg("scores"),
              arg("masked_out"), arg("mask_inner"), arg("mask_strides"), arg("probabilities"), arg("lead"),
              arg("queries"), arg("keys"), arg("scale"), arg("causal"));

@@ -1,4 +1,4 @@
-// The second half of a bias or weight gradient: the sum of the partial sums, in a fixed order.
+// Second pass of a bias or weight gradient: adds the partial sums in a fixed order.
 
 #include "columns.cuh"
 

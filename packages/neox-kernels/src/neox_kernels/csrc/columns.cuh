@@ -1,8 +1,8 @@
-// The frame of element-wise operators with a bias: a thread keeps VEC neighbouring columns and walks down the rows.
+// Element-wise operators with a bias: each thread handles VEC neighbouring columns of many rows.
 //
-// So a bias is read once per thread, a row index is never divided, and the sum over rows that a bias gradient needs
-// stays in registers. A warp reads 512 neighbouring bytes; UNROLL rows are in flight before the first is used: four
-// where one tensor is read, two where several are (more would cost registers, and with them resident warps).
+// Each thread reads its bias once, no index is divided, and the sums over rows for a bias gradient stay in registers.
+// A warp reads 512 neighbouring bytes. UNROLL rows are loaded before the first is used: four if one tensor is read,
+// two if several are (more would need registers and reduce the number of resident warps).
 
 #pragma once
 
@@ -12,7 +12,7 @@ namespace neox {
 
 constexpr int kTileRows = 8;
 
-// The rows and the column of this thread.
+// Rows and column of this thread.
 template <int VEC>
 struct Tile {
   int64_t column;
@@ -60,8 +60,8 @@ __device__ inline void load_bias(float (&values)[VEC], const Parameter& bias, co
   }
 }
 
-// Adds what the kTileRows threads of each column have summed and writes it as row blockIdx.y of `partials`. All threads
-// of the block come here.
+// Adds the sums of the kTileRows threads of each column and writes the result to row blockIdx.y of `partials`. All
+// threads of the block must call it.
 template <int VEC>
 __device__ inline void write_partials(const float (&sums)[VEC], float* partials, int64_t columns, const Tile<VEC>& tile) {
   __shared__ float of_thread[kTileRows][kWarp][VEC + 1];  // + 1: neighbouring threads use different banks.
@@ -93,7 +93,7 @@ inline dim3 tile_grid(int64_t vectors, int64_t row_blocks) {
   return dim3(static_cast<unsigned>(tiles), static_cast<unsigned>(row_blocks));
 }
 
-// How many blocks share the rows of a forward pass: enough that each makes a few rounds.
+// Number of blocks over the rows of a forward pass; each makes a few rounds.
 inline int64_t forward_row_blocks(int64_t rows) {
   const int64_t blocks = ceil_div(rows, kTileRows * 8);
   return blocks < 1 ? 1 : blocks > 65535 ? 65535 : blocks;

@@ -1,7 +1,7 @@
-// What every kernel here shares: types, 16-byte accesses, reductions, and how a launch is made.
+// Shared by all kernels: types, 16-byte accesses, reductions, and launching.
 //
-// Sizes and offsets are 64-bit throughout. Values are stored as float, half or bfloat16 and calculated in float32.
-// Nothing here allocates, synchronizes or keeps state, so every launch can be captured in a CUDA graph.
+// Sizes and offsets are 64-bit. Values are stored as float, half or bfloat16 and computed in float32. Nothing here
+// allocates, synchronizes or keeps state, so every launch can be captured in a CUDA graph.
 
 #pragma once
 
@@ -40,7 +40,7 @@ __device__ inline T from_float(float value) {
   }
 }
 
-// `N` neighbours that are read or written by one access; N * sizeof(T) is at most 16 bytes.
+// N neighbouring elements, read or written in one access; N * sizeof(T) is at most 16 bytes.
 template <typename T, int N>
 struct alignas(sizeof(T) * N) Vector {
   T values[N];
@@ -54,8 +54,8 @@ __device__ inline To bits_of(From value) {
   return bits;
 }
 
-// The four 32-bit words of 16 bytes. They are put together by shifts and stored by an intrinsic, because nvcc 13.0
-// makes four or eight stores of an assignment (seen in its PTX).
+// The four 32-bit words of 16 bytes, combined by shifts and stored by an intrinsic: nvcc 13.0 compiles an assignment
+// to four or eight stores (seen in its PTX).
 template <typename T, int N>
 __device__ inline uint4 words_of(const Vector<T, N>& vector) {
   static_assert(sizeof(T) * N == 16);
@@ -90,7 +90,7 @@ __device__ inline void store(T* address, const Vector<T, N>& vector) {
   }
 }
 
-// VEC neighbouring floats; where VEC is a multiple of 4 their address must be one of 16 bytes.
+// VEC neighbouring floats; if VEC is a multiple of 4, the address must be a multiple of 16 bytes.
 template <int VEC>
 __device__ inline void load_floats(float (&values)[VEC], const float* address) {
   if constexpr (VEC % 4 == 0) {
@@ -156,9 +156,9 @@ __device__ inline float reduce_warp(float value) {
   return value;
 }
 
-// Every thread of the row (all of blockDim.x, the same threadIdx.y) gets the same result. A row of one warp needs
-// no barrier, so a block may hold several such rows that end at different times. A row of more warps is alone in
-// its block, and all its threads must come here together.
+// Every thread of the row (all of blockDim.x, the same threadIdx.y) gets the same result. A row of one warp requires
+// no barrier, so a block may contain several such rows, which may finish at different times. A row of more warps is
+// the only one in its block, and all its threads must call this together.
 template <typename Operation>
 __device__ inline float reduce_row(float value) {
   value = reduce_warp<Operation>(value);
@@ -179,7 +179,7 @@ __device__ inline float reduce_row(float value) {
 // Rows in registers -------------------------------------------------------------------------------------------
 
 // Calls body(item, column) for the columns below `limit` that this thread owns: ITEMS vectors of VEC neighbours,
-// blockDim.x vectors apart; with ITEMS == 0 as many as it takes.
+// blockDim.x vectors apart; with ITEMS == 0, as many as required.
 template <int VEC, int ITEMS, typename Body>
 __device__ inline void for_each_vector(int64_t limit, Body body) {
   if constexpr (ITEMS > 0) {
@@ -198,7 +198,7 @@ __device__ inline void for_each_vector(int64_t limit, Body body) {
   }
 }
 
-// A row of the input: read once into registers, or with ITEMS == 0 (rows too long for that) at each use.
+// A row of the input, read once into registers; with ITEMS == 0 (rows too long for registers), at each use.
 template <typename T, int VEC, int ITEMS>
 class Row {
  public:
@@ -229,7 +229,7 @@ inline void check(cudaError_t status) {
   }
 }
 
-// Makes the launch's device current, and the former one again.
+// Sets the current device for a launch and restores the previous one.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -277,7 +277,7 @@ struct Type {
   using type = T;
 };
 
-// Calls body(Type<T>{}) for the type that `dtype` names.
+// Calls body(Type<T>{}) for the type with the code `dtype`.
 template <typename Body>
 void with_type(Dtype dtype, Body body) {
   switch (dtype) {
@@ -294,7 +294,7 @@ void with_type(Dtype dtype, Body body) {
 template <int N>
 using Constant = std::integral_constant<int, N>;
 
-// How the threads share a row: block.x threads with `items` vectors each, block.y rows per block.
+// Threads of a row: block.x threads with `items` vectors each, block.y rows per block.
 struct RowPlan {
   dim3 block;
   int items;
@@ -302,7 +302,7 @@ struct RowPlan {
 
 constexpr int kMaxRowThreads = 512;
 constexpr int kFewItems = 2;
-constexpr int kMaxItems = 4;  // More would not fit the registers that 512 threads have.
+constexpr int kMaxItems = 4;  // More would exceed the registers of 512 threads.
 
 inline RowPlan plan_row(int64_t num_vectors, int few_items) {
   for (const int items : {few_items, kMaxItems}) {
@@ -316,7 +316,7 @@ inline RowPlan plan_row(int64_t num_vectors, int few_items) {
   return {dim3(kMaxRowThreads, 1), 0};
 }
 
-// Calls body(Constant<VEC>{}, Constant<ITEMS>{}, block) as rows of `columns` elements of T need it.
+// Calls body(Constant<VEC>{}, Constant<ITEMS>{}, block) with the values for rows of `columns` elements of T.
 template <typename T, typename Body>
 void with_row_plan(int64_t columns, bool vectorized, Body body) {
   constexpr int kVec = 16 / sizeof(T);

@@ -1,5 +1,5 @@
-// (up + up_bias) * activation(gate + gate_bias). The maths: gated.py. Both inputs may be halves of one matrix: each has
-// its own distance between rows.
+// (up + up_bias) * activation(gate + gate_bias). The maths: gated.py. The inputs may be halves of one matrix: each has
+// a row stride.
 
 #include "columns.cuh"
 #include "gelu.cuh"

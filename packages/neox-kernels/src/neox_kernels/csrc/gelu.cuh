@@ -6,7 +6,7 @@
 
 namespace neox {
 
-// 1 / (1 + exp(-x)); the fast division gives 0 where its divisor exceeds 2^126, as it should.
+// 1 / (1 + exp(-x)); the fast division returns 0 if the divisor exceeds 2^126, which is correct.
 __device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
 struct Silu {
@@ -24,7 +24,7 @@ struct GeluTanh {
   __device__ static float value(float z) { return z * sigmoid(kTwo * z * (1.0f + kCubic * z * z)); }
   __device__ static float slope(float z) {
     const float s = sigmoid(kTwo * z * (1.0f + kCubic * z * z));
-    // Where z^2 overflows, s (1 - s) is 0 and the product would be 0 * inf.
+    // If z^2 overflows, s (1 - s) is 0 and the product would be 0 * inf.
     const float bend = s * (1.0f - s);
     return bend == 0.0f ? s : s + z * bend * kTwo * (1.0f + 3.0f * kCubic * z * z);
   }

@@ -5,8 +5,8 @@
 namespace neox {
 
 int64_t norm_partial_rows(int device, int64_t rows, int64_t columns) {
-  // Blocks that fill the multiprocessors eight times over, as long as each has at least 32 rows: a row of two
-  // partial sums costs as much traffic as two to three rows of the data.
+  // Eight blocks per multiprocessor, if each has at least 32 rows: a row of two partial sums causes as much memory
+  // traffic as two to three rows of data.
   const int64_t multiprocessors = num_multiprocessors(device);
   const int64_t useful = ceil_div(rows, 32);
   const int64_t most = multiprocessors * 8;

@@ -1,9 +1,9 @@
-// Layer norm and RMS norm, forward and backward, as one pair of kernels. The maths: layer_norm.py, rms_norm.py.
+// Layer norm and RMS norm: one forward and one backward kernel. The maths: layer_norm.py, rms_norm.py.
 //
-// One pass: a row is read into registers, its statistics are taken from there (the variance around the mean, not as a
-// difference of squares), and it is written. Backward makes the row's gradient and, in the same pass, sums over rows
-// for weight and bias, which stay in registers until the block is done. Rows beyond 2,048 vectors are read again at
-// each step, and their sums are kept in the scratch memory itself.
+// Forward reads a row into registers, computes its statistics (the variance around the mean, not as a difference of
+// squares), and writes the result. Backward computes the gradient of the row and, in the same pass, sums over rows for
+// weight and bias, which stay in registers until the end of the block. Rows longer than 2,048 vectors are read again in
+// each step, and their sums are in scratch memory.
 
 #pragma once
 
@@ -11,8 +11,7 @@
 
 namespace neox {
 
-// VEC neighbouring elements of a weight or bias, which is of the activations' type or float32; `otherwise` where
-// there is none.
+// VEC neighbouring elements of a weight or bias (in the activations' type or float32); `otherwise` if it is null.
 template <typename T, int VEC>
 __device__ inline void load_parameters(float (&values)[VEC], const Parameter& parameter, bool is_float, int64_t column,
                                        float otherwise) {
@@ -97,7 +96,7 @@ __device__ inline void write_row_partials(const float (&sums)[ITEMS][VEC], float
     for (int j = 0; j < VEC; ++j) {
       totals[j] = sums[item][j];
     }
-    if (blockDim.y > 1) {  // Then a row is one warp wide.
+    if (blockDim.y > 1) {  // Here a row has one warp.
       __syncthreads();
 #pragma unroll
       for (int j = 0; j < VEC; ++j) {
@@ -196,7 +195,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
   }
 }
 
-// Whether the parameters are float32 among 16-bit activations; all of them are of one type.
+// True if the parameters are float32 and the activations 16-bit; all parameters must have the same type.
 inline bool parameters_are_float(Dtype dtype, const Parameter& weight, const Parameter& bias) {
   const Dtype given = weight.address != nullptr ? weight.dtype : bias.dtype;
   const bool mixed = weight.address != nullptr && bias.address != nullptr && weight.dtype != bias.dtype;

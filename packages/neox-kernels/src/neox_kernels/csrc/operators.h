@@ -1,7 +1,7 @@
-// The operators as plain functions: raw addresses, sizes, strides in elements, and where to launch. No torch, no CUDA.
+// The operators as functions of raw addresses, sizes, strides in elements, and a launch target. No torch, no CUDA.
 //
-// Every matrix is `rows x columns` and contiguous unless a stride is given. A null bias means there is none.
-// `partials` is scratch memory of `partial_rows(...) * columns` floats (twice that where two sums are made).
+// Matrices are `rows x columns`, contiguous unless a stride is given. A null address means no bias.
+// `partials` is scratch memory of `partial_rows(...) * columns` floats (twice that for two sums).
 
 #pragma once
 
@@ -27,8 +27,8 @@ struct ParameterGradient {
   Dtype dtype;
 };
 
-// softmax.cu. Scores are [lead, queries, keys]; the mask has lead = outer * inner and one stride for each of
-// (outer, inner, queries, keys), 0 where it is broadcast.
+// softmax.cu. Scores are [lead, queries, keys]; the mask has lead = outer * inner and a stride for each of
+// (outer, inner, queries, keys), 0 for broadcast dimensions.
 struct Mask {
   const bool* masked_out;
   int64_t inner;
@@ -46,8 +46,8 @@ void bias_gelu_backward(const Launch& where, Dtype dtype, const void* gradient, 
                         void* x_gradient, ParameterGradient bias_gradient, float* partials, int64_t rows,
                         int64_t columns, bool tanh_form);
 
-// bias_dropout_add.cu. An element is kept where its 32 random bits are below `keep_below`; `seed` is one 64-bit
-// number in device memory, not read when keep_below is 2^32.
+// bias_dropout_add.cu. An element is kept if its 32 random bits are below `keep_below`; `seed` is one 64-bit
+// number in device memory, not read if keep_below is 2^32.
 void bias_dropout_add_forward(const Launch& where, Dtype dtype, const void* x, Parameter bias, const void* residual,
                               const int64_t* seed, void* result, int64_t rows, int64_t columns, int64_t keep_below,
                               float keep_scale);

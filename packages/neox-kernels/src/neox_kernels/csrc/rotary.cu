@@ -1,7 +1,7 @@
 // Rotary position embedding of query and key, in one launch, in place or to new tensors. The maths: rotary.py.
 //
-// A unit of work is VEC channel pairs of one head, or VEC channels that pass through (none when in place: those are
-// not touched). A block stays at one position, whose cosines and sines its threads share through the cache.
+// A unit of work is VEC channel pairs of one head, or VEC unchanged channels to copy (none in place). A block handles
+// one position, so that its threads share the cosines and sines in the cache.
 
 #include "common.cuh"
 
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The units of one tensor at one position.
+// Work units of one tensor at one position.
 template <typename T>
 struct Work {
   const T* input;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// All units of a tensor at one position, counted in 32 bits.
+// Processes all units of a tensor at one position; 32-bit counters.
 template <typename T>
 Work<T> plan_work(const Heads& heads, int64_t batch, int64_t width, int64_t pairs, int64_t vec) {
   const bool in_place = heads.input == heads.result;

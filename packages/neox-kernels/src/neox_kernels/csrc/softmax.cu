@@ -1,7 +1,7 @@
-// Softmax of scaled scores, with a causal limit, a boolean mask, or neither. The maths: scaled_softmax.py.
+// Softmax of scaled scores, with a causal mask, a boolean mask, or neither. The maths: scaled_softmax.py.
 //
-// One pass: a row is read into registers, reduced twice (maximum, sum), and written. Keys that the causal limit hides
-// are not read. Rows beyond 2,048 vectors (16,384 keys of 16 bits) are read again at each of the three steps.
+// A row is read into registers, reduced twice (maximum, sum), and written. Keys hidden by the causal mask are not
+// read. Rows longer than 2,048 vectors (16,384 16-bit keys) are read again in each of the three steps.
 
 #include "common.cuh"
 
@@ -16,7 +16,7 @@ __device__ inline int64_t visible_keys(int64_t query, int64_t queries, int64_t k
   return visible < 0 ? 0 : visible;
 }
 
-// What the mask hides of VEC neighbouring keys, one bit each.
+// One bit for each of VEC neighbouring keys: 1 if the mask hides it.
 template <int VEC>
 __device__ inline unsigned hidden_bits(const bool* row, int64_t stride, bool vectorized, int64_t column) {
   unsigned bits = 0;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
                            int64_t queries, int64_t keys, float scale, bool causal) {
   const int64_t query = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
   if (query >= queries) {
-    return;  // Only rows of one warp come several to a block, and they meet at no barrier.
+    return;  // A block with several rows has one warp per row and no barrier.
   }
   const int64_t visible = visible_keys(query, queries, keys, causal);
   for (int64_t batch = blockIdx.y; batch < lead; batch += gridDim.y) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
                  query * mask.strides[2];
     }
 
-    // Scaled scores of one vector; -inf where hidden.
+    // Scaled scores of one vector; -inf if hidden.
     auto scaled = [&](int item, int64_t column, float (&values)[VEC]) {
       const Vector<T, VEC> stored = row.vector(item, column);
       const unsigned hidden =
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kMaxRowThreads)
       }
     };
 
-    // Registers keep the scaled scores, then their exponentials.
+    // Registers hold the scaled scores, then their exponentials.
     float kept[ITEMS > 0 ? ITEMS : 1][VEC];
     float peak = -INFINITY;
     for_each_vector<VEC, ITEMS>(visible, [&](int item, int64_t column) {
@@ -179,7 +179,7 @@ void softmax_forward(const Launch& where, Dtype dtype, const void* scores, const
     using T = typename decltype(type)::type;
     constexpr int64_t kVec = 16 / sizeof(T);
     const bool vectorized = keys % kVec == 0 && is_aligned(scores) && is_aligned(probabilities);
-    // VEC booleans are read at once where they are neighbours and each row of them starts at a multiple of VEC.
+    // VEC booleans are read at once if they are contiguous and each row starts at a multiple of VEC.
     const bool vectorized_mask = vectorized && mask.masked_out != nullptr && mask.strides[3] == 1 &&
                                  is_aligned(mask.masked_out) && mask.strides[0] % kVec == 0 &&
                                  mask.strides[1] % kVec == 0 && mask.strides[2] % kVec == 0;

@@ -1,8 +1,7 @@
-"""Autotuning: short trial trainings that find the fastest ZeRO stage and micro-batch.
+"""Autotuning: short trial trainings that find the fastest ZeRO stage and micro-batch size.
 
-`space.py` lists what may be tried and what an estimate says of it, `search.py` decides what is tried next,
-`trials.py` carries one trial out, `results.py` keeps what was found, `report.py` says it, and `tune.py` joins
-them.
+`space.py` lists the candidates with their estimates, `search.py` selects the next trial, `trials.py` runs one
+trial, `results.py` stores the results, `report.py` renders them, and `tune.py` combines these.
 """
 
 from neox_launcher.autotuning.tune import is_tuned, tune

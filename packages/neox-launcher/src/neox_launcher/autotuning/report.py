@@ -1,4 +1,4 @@
-"""What will be tried and what was found, as text."""
+"""Renders the planned trials and their results."""
 
 import json
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ _NAMES = ("zero", "micro-batch", "accumulation", "recomputed", "overlap", "model
 
 
 def list_experiments(stages: Sequence[Sequence[Candidate]]) -> list[dict[str, Any]]:
-    """For programs: name and settings of each, in the order of trials."""
+    """Return the name and the settings of each trial, in the order of trials, for JSON output."""
     experiments = [candidate.experiment for stage in stages for candidate in stage]
     return [{"name": one.name, "settings": one.settings} for one in experiments]
 
 
 def render_experiments(stages: Sequence[Sequence[Candidate]]) -> str:
-    """For people: a table, in the order of trials."""
+    """Render a table of the planned trials, in their order."""
     experiments = [candidate.experiment for stage in stages for candidate in stage]
     lines: list[tuple[str, ...]] = [("trial", *_NAMES)]
     lines += [(str(number), *_cells(one)) for number, one in enumerate(experiments, 1)]
@@ -28,18 +28,18 @@ def render_experiments(stages: Sequence[Sequence[Candidate]]) -> str:
 
 
 def render_results(results: Sequence[Result], metric: str) -> str:
-    """A table of all trials, the best first, and the settings of the best."""
+    """Render a table of all trials, the best first, and the settings of the best."""
     if not results:
-        return "no trial has ended yet"
+        return "no trial has finished"
     ranked = sorted(results, key=lambda result: result.merit(metric), reverse=True)
     lines: list[tuple[str, ...]] = [(*_NAMES, "time", "samples/s", "TFLOP/s", "")]
     lines += [(*_cells(result.experiment), *_figures(result), _remark(result)) for result in ranked]
     table = f"trials, best {metric} first\n\n{_table(lines)}"
     best = best_of(results, metric)
     if best is None:
-        return f"{table}\n\nno trial could be measured"
+        return f"{table}\n\nno trial succeeded"
     settings, options = _as_yaml(best.experiment), _as_options(best.experiment)
-    return f"{table}\n\nthe best as settings:\n{settings}\n\nor as options:\n  {options}"
+    return f"{table}\n\nbest settings, for the configuration file:\n{settings}\n\nas options:\n  {options}"
 
 
 def _cells(experiment: Experiment) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def _figures(result: Result) -> tuple[str, str, str]:
 
 def _remark(result: Result) -> str:
     if result.status == "measured":
-        return "known from an earlier command" if result.was_reused else ""
+        return "from an earlier run" if result.was_reused else ""
     return f"{result.status}: {result.reason}"
 
 
@@ -71,11 +71,11 @@ def _yes(value: bool | None) -> str:
 
 
 def _as_yaml(experiment: Experiment) -> str:
-    """Lines for a configuration file; nested ones as one mapping."""
+    """Return lines for a configuration file, with each block as one mapping."""
     blocks = groupby(experiment.settings.items(), key=lambda item: item[0].rpartition(".")[0])
     lines = []
     for block, items in blocks:
-        pairs = [(name.rpartition(".")[2], json.dumps(value)) for name, value in items]
+        pairs = [(name.rpartition(".")[2], json.dumps(value, allow_nan=False)) for name, value in items]
         if block:
             inside = ", ".join(f"{name}: {value}" for name, value in pairs)
             lines.append(f"  {block}: {{{inside}}}")
@@ -86,16 +86,18 @@ def _as_yaml(experiment: Experiment) -> str:
 
 def _as_options(experiment: Experiment) -> str:
     settings = experiment.settings.items()
-    return " ".join(f"--set {_spelled(name)}={json.dumps(value)}" for name, value in settings)
+    return " ".join(
+        f"--set {_spelled(name)}={json.dumps(value, allow_nan=False)}" for name, value in settings
+    )
 
 
 def _spelled(name: str) -> str:
-    """As users write it: DeepSpeed's blocks as DeepSpeed does, others with dashes."""
+    """Return the usual spelling of a name: parameters of DeepSpeed blocks unchanged, others with dashes."""
     return name if "." in name else name.replace("_", "-")
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:
-    """Columns that hold something, numbers to the right; the last one is a remark."""
+    """Align the columns that are not empty, to the right except for the last one, the remarks."""
     columns = [column for column in zip(*lines, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     rows = zip(*columns, strict=True)

@@ -1,14 +1,14 @@
-"""What trials found, kept in a file so that no trial is run twice."""
+"""Results of trials, stored in a file so that no trial is run twice."""
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from neox_config.atomic import atomic_write
+from neox_config.errors import LaunchError
 from neox_launcher.autotuning.space import Experiment
-from neox_launcher.errors import LaunchError
 
 __all__ = ["Result", "Results", "Status", "best_of"]
 
@@ -17,17 +17,17 @@ Status = Literal["measured", "out of memory", "failed", "refused", "left out"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a trial ended.
+    """Result of a trial.
 
     Args:
-        experiment: what was tried.
-        status: measured, or why not.
-        reason: why not, in words.
-        seconds: mean time of an iteration.
-        samples_per_second: of all devices.
-        tflops_per_device: 10^12 operations per second, without recomputed ones.
-        fingerprint: of everything that the trial was made of; a result holds for the same one alone.
-        was_reused: an earlier command found it.
+        experiment: settings of the trial.
+        status: `measured`, or why there is no measurement.
+        reason: description of why there is no measurement.
+        seconds: mean time per iteration.
+        samples_per_second: throughput of all devices.
+        tflops_per_device: TFLOP/s per device, without recomputation.
+        fingerprint: hash of the configuration and the hosts; a result is only reused for an equal one.
+        was_reused: taken from an earlier run of the command.
     """
 
     experiment: Experiment
@@ -40,7 +40,7 @@ class Result:
     was_reused: bool = False
 
     def merit(self, metric: str) -> float:
-        """More is better; nothing is worse than what was not measured."""
+        """Return a score, larger is better; minus infinity without a measurement."""
         if self.seconds is None or self.samples_per_second is None or self.tflops_per_device is None:
             return float("-inf")
         merits = {
@@ -52,31 +52,36 @@ class Result:
 
     @property
     def is_lasting(self) -> bool:
-        """Whether the same trial would end so again; a host that was lost may be back."""
+        """Whether the same trial would have the same result again; a failure may be temporary."""
         return self.status in ("measured", "out of memory")
 
     def as_json(self) -> dict[str, Any]:
-        """For a file; `from_json` reads it."""
+        """Return the fields for `results.json`, read by `from_json`."""
         content = asdict(replace(self, was_reused=False))
         del content["was_reused"]
         return {"name": self.experiment.name, "settings": self.experiment.settings, **content}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Self:
-        """What `as_json` wrote; KeyError or TypeError where it is something else."""
+        """Read the fields written by `as_json`.
+
+        Raises:
+            KeyError: a field is missing.
+            TypeError: a field is unknown.
+        """
         known = {name: value for name, value in content.items() if name not in ("name", "settings")}
         return cls(**{**known, "experiment": Experiment(**known["experiment"])})
 
 
 class Results:
-    """The file `results.json`, by fingerprint.
+    """The results in the file `results.json`, by fingerprint.
 
     Args:
-        folder: made with the first result.
-        overwrite: begin anew, as if it were empty.
+        folder: folder of the file, created with the first result.
+        overwrite: ignore the existing results.
 
     Raises:
-        LaunchError: it is damaged or cannot be read.
+        LaunchError: the file is damaged or cannot be read.
     """
 
     FILE = "results.json"
@@ -86,23 +91,22 @@ class Results:
         self._found = {} if overwrite else {result.fingerprint: result for result in _read(self.path)}
 
     def of(self, fingerprint: str) -> Result | None:
-        """What an earlier trial found that would end so again."""
+        """Return the result of an earlier equal trial if it can be reused."""
         found = self._found.get(fingerprint)
         return replace(found, was_reused=True) if found is not None and found.is_lasting else None
 
     def add(self, result: Result) -> None:
-        """Keep a result, on the disk too.
+        """Store a result in memory and in the file.
 
         Raises:
             LaunchError: the file cannot be written.
         """
         self._found[result.fingerprint] = result
-        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
         content = [one.as_json() for one in self._found.values()]
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            aside.replace(self.path)
+            with atomic_write(self.path) as file:
+                file.write(json.dumps(content, indent=1, allow_nan=False) + "\n")
         except OSError as error:
             raise LaunchError(
                 f"{self.path} cannot be written: {error.strerror}; choose another autotuning.results_dir"
@@ -110,7 +114,7 @@ class Results:
 
 
 def best_of(results: Iterable[Result], metric: str) -> Result | None:
-    """The best that was measured; the first of equal ones; None when nothing was."""
+    """Return the best measured result, the first of equal ones; None if nothing was measured."""
     measured = [result for result in results if result.status == "measured"]
     return max(measured, key=lambda result: result.merit(metric), default=None)
 
@@ -124,6 +128,6 @@ def _read(path: Path) -> list[Result]:
         raise LaunchError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LaunchError(
-            f"{path} holds no results of autotuning ({type(error).__name__}); move it away, or set "
+            f"{path} contains no autotuning results ({type(error).__name__}); move it, or set "
             "autotuning.overwrite: true"
         ) from error

@@ -1,11 +1,11 @@
-"""Which candidates are tried, in which order, and when a stage has had enough trials."""
+"""Selects the candidates to try: their order, and the end of the trials of a ZeRO stage."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from neox_config.schema.sections.autotuning import Autotuning
 from neox_launcher.autotuning.results import Result
 from neox_launcher.autotuning.space import Candidate, Experiment
-from neox_launcher.config.sections.autotuning import Autotuning
 
 __all__ = ["in_order", "search"]
 
@@ -32,12 +32,12 @@ _ORDERS: dict[str, _Order] = {
 
 
 def in_order(candidates: Sequence[Candidate], tuning: Autotuning, *, seed: int) -> list[list[Candidate]]:
-    """Candidates by ZeRO stage: the stage with the best estimate first, each in the tuner's own order.
+    """Group candidates by ZeRO stage, the best estimate first, and order each group by the tuner type.
 
     Args:
-        candidates: micro-batches rising within a stage.
-        tuning: what is asked for.
-        seed: of the random tuner; the same one tries the same.
+        candidates: with ascending micro-batches within a stage.
+        tuning: autotuning parameters.
+        seed: random seed of the random tuner.
     """
     by_stage: dict[int, list[Candidate]] = {}
     for candidate in candidates:
@@ -51,12 +51,12 @@ def in_order(candidates: Sequence[Candidate], tuning: Autotuning, *, seed: int) 
 def search(
     stages: Iterable[Sequence[Candidate]], tuning: Autotuning, attempt: Callable[[Experiment], Result]
 ) -> Iterator[Result]:
-    """Try the candidates stage by stage; gives each result as soon as it is there.
+    """Try the candidates stage by stage, and yield each result when it is available.
 
     Args:
-        stages: as `in_order` puts them.
-        tuning: how many trials a stage gets, and how many without a better one.
-        attempt: carries out one trial.
+        stages: result of `in_order`.
+        tuning: sets the maximum trials per stage, also without improvement.
+        attempt: runs one trial.
     """
     for stage in stages:
         yield from _search_stage(stage, tuning, attempt)
@@ -65,7 +65,7 @@ def search(
 def _search_stage(
     stage: Sequence[Candidate], tuning: Autotuning, attempt: Callable[[Experiment], Result]
 ) -> Iterator[Result]:
-    """What does not fit, or is no valid configuration, says nothing about what comes after it."""
+    """Try the candidates of one stage; refused ones and those left out do not count as trials."""
     trials = without_better = 0
     best = float("-inf")
     too_large: dict[Experiment, int] = {}

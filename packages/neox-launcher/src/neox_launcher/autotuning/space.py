@@ -1,18 +1,17 @@
-"""What may be tried: ZeRO stages and micro-batches and, unless `fast`, recomputation and overlap."""
+"""The search space: ZeRO stages and micro-batches and, unless `fast`, recomputation and overlap."""
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from neox_launcher.config import Resolved
-from neox_launcher.config.shapes import Layout, Shape, layout_of
-from neox_launcher.config.suggest import (
+from neox_config import Resolved
+from neox_config.estimate.shapes import Layout, Shape, layout_of
+from neox_config.estimate.suggest import (
     USABLE_MEMORY,
     Cluster,
     largest_memory,
     seconds_per_iteration,
-    zero_stages,
+    variants,
 )
 
 __all__ = ["Candidate", "Experiment", "search_space"]
@@ -22,15 +21,15 @@ _LARGEST_MICRO_BATCH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Settings that are tried together.
+    """Settings of one trial.
 
     Args:
-        zero_stage: of the optimizer.
-        micro_batch: samples of a device at once.
-        accumulation: micro-batches of an update.
-        checkpoint_activations: whether layers are recomputed; None leaves it as configured.
-        overlap_comm: whether gradients are reduced during the backward pass; None leaves it as configured.
-        model_parallel_size: devices that share each layer; None leaves it as configured.
+        zero_stage: ZeRO stage.
+        micro_batch: samples per device and micro-batch.
+        accumulation: micro-batches per update.
+        checkpoint_activations: whether to recompute layers; None for the configured value.
+        overlap_comm: whether to reduce gradients during the backward pass; None for the configured value.
+        model_parallel_size: devices that share each layer; None for the configured value.
     """
 
     zero_stage: int
@@ -42,7 +41,7 @@ class Experiment:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Parameter to value."""
+        """Parameter name to value."""
         found = {
             "zero_optimization.stage": self.zero_stage,
             "zero_optimization.overlap_comm": self.overlap_comm,
@@ -55,7 +54,7 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """For files, as in `zero1-micro4-accumulate2`."""
+        """Name for files, such as `zero1-micro4-accumulate2`."""
         parts = [f"zero{self.zero_stage}", f"micro{self.micro_batch}", f"accumulate{self.accumulation}"]
         recompute = self.checkpoint_activations
         parts += [] if recompute is None else [_switch("recompute", recompute)]
@@ -65,18 +64,18 @@ class Experiment:
 
     @property
     def kind(self) -> "Experiment":
-        """All but the batch: of one kind, a larger micro-batch needs more memory."""
+        """Experiment without its batch sizes: within a kind, memory grows with the micro-batch."""
         return replace(self, micro_batch=0, accumulation=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An experiment and what the formulas of `neox-config suggest` say of it.
+    """An experiment with its estimates from the formulas of `neox-config suggest`.
 
     Args:
-        experiment: what would be tried.
-        seconds: of an update; good for putting candidates in order.
-        samples: of an update.
+        experiment: settings of the trial.
+        seconds: estimated time per update; accurate enough to rank candidates.
+        samples: samples per update.
     """
 
     experiment: Experiment
@@ -84,56 +83,75 @@ class Candidate:
     samples: int
 
     def merit(self, metric: str) -> float:
-        """More is better: an update's time, or samples per second, to which operations are proportional."""
+        """Return a score, larger is better: negative time, or samples per second (also for `flops`)."""
         return -self.seconds if metric == "latency" else self.samples / self.seconds
 
 
 def search_space(
     resolved: Resolved, shape: Shape, cluster: Cluster, *, device_memory: int | None
 ) -> list[Candidate]:
-    """Every experiment, by stage; micro-batches rising.
+    """Return all candidates by stage, with ascending micro-batches.
 
-    A `train_batch_size` that was given stays, and the accumulation follows from it; otherwise the
-    accumulation stays, and the batch grows with the micro-batch.
+    With a given `train_batch_size`, the accumulation is derived from it; otherwise the accumulation is
+    constant, and the train batch size grows with the micro-batch.
 
     Args:
-        resolved: the configuration, with its autotuning block, on the devices that it will use.
-        shape: its model.
-        cluster: its devices, as far as their speed goes.
-        device_memory: bytes; None where nobody knows, so that trials grow from the configured micro-batch.
+        resolved: configuration with its autotuning block, for the devices of the job.
+        shape: shape of the model.
+        cluster: speed of the devices.
+        device_memory: memory of a device in bytes; None if unknown, to start at the configured micro-batch.
     """
-    found = []
-    batches = list(_batches(resolved))
-    for kind in _kinds(resolved):
-        judged = [_judge(kind, batch, resolved, shape, cluster) for batch in batches]
-        found += _chosen(judged, resolved, device_memory)
-    return found
+    by_kind: dict[Experiment, list[tuple[Candidate, int]]] = {}
+    for layout in _layouts(resolved):
+        experiment = _experiment(layout, resolved)
+        seconds = seconds_per_iteration(shape, layout, cluster)
+        candidate = Candidate(experiment=experiment, seconds=seconds, samples=layout.samples)
+        needed = largest_memory(shape, layout).total
+        by_kind.setdefault(experiment.kind, []).append((candidate, needed))
+    return [found for judged in by_kind.values() for found in _chosen(judged, resolved, device_memory)]
 
 
-def _kinds(resolved: Resolved) -> Iterator[Experiment]:
-    """One per ZeRO stage, and more of them where more than stages may be varied."""
-    config, derived = resolved.config, resolved.derived
-    tuning = config.autotuning.autotuning
-    stages = zero_stages(
-        layout_of(resolved), copies=derived.data_parallel_size, has_pipeline=derived.uses_pipeline
+def _layouts(resolved: Resolved) -> Iterator[Layout]:
+    """Yield every layout to consider, with ascending micro-batches."""
+    like, config = layout_of(resolved), resolved.config
+    is_fast = config.autotuning.autotuning.fast
+    configured = config.zero.zero_optimization.overlap_comm
+
+    def overlaps(zero_stage: int) -> tuple[bool, ...]:
+        if _varies_overlap(resolved, zero_stage):
+            return (False, True)
+        return (zero_stage == 3 if configured is None else configured,)
+
+    layers = config.activation_checkpointing.checkpoint_num_layers
+    return variants(
+        like,
+        has_pipeline=resolved.derived.uses_pipeline,
+        batches=_batches(resolved),
+        segments=(like.segment_layers,) if is_fast else (None, layers),
+        overlaps=overlaps,
     )
-    given_size = tuning.mp_size if "autotuning.mp_size" in config.sources else None
-    for stage in stages:
-        recomputing = (None,) if tuning.fast else (False, True)
-        overlapping = (None,) if tuning.fast or stage == 0 else (False, True)
-        for recompute, overlap in itertools.product(recomputing, overlapping):
-            yield Experiment(
-                zero_stage=stage,
-                micro_batch=0,
-                accumulation=0,
-                checkpoint_activations=recompute,
-                overlap_comm=overlap,
-                model_parallel_size=given_size,
-            )
+
+
+def _varies_overlap(resolved: Resolved, zero_stage: int) -> bool:
+    return not resolved.config.autotuning.autotuning.fast and zero_stage > 0
+
+
+def _experiment(layout: Layout, resolved: Resolved) -> Experiment:
+    """Return the settings that give the layout; what is not varied keeps its configured value."""
+    tuning = resolved.config.autotuning.autotuning
+    varies_overlap = _varies_overlap(resolved, layout.zero_stage)
+    return Experiment(
+        zero_stage=layout.zero_stage,
+        micro_batch=layout.micro_batch,
+        accumulation=layout.accumulation,
+        checkpoint_activations=None if tuning.fast else layout.segment_layers is not None,
+        overlap_comm=layout.has_second_bucket if varies_overlap else None,
+        model_parallel_size=tuning.mp_size if "autotuning.mp_size" in resolved.config.sources else None,
+    )
 
 
 def _batches(resolved: Resolved) -> Iterator[tuple[int, int]]:
-    """Micro-batch and accumulation, rising, within the limit for the whole batch."""
+    """Yield micro-batch and accumulation in ascending order, within the limit of the train batch size."""
     training, derived = resolved.config.training, resolved.derived
     most = resolved.config.autotuning.autotuning.max_train_batch_size
     copies = derived.data_parallel_size
@@ -150,39 +168,10 @@ def _batches(resolved: Resolved) -> Iterator[tuple[int, int]]:
             yield micro_batch, accumulation
 
 
-def _judge(
-    kind: Experiment, batch: tuple[int, int], resolved: Resolved, shape: Shape, cluster: Cluster
-) -> tuple[Candidate, int]:
-    """A candidate, and the bytes that it needs on the fullest device."""
-    experiment = replace(kind, micro_batch=batch[0], accumulation=batch[1])
-    layout = _layout(experiment, resolved)
-    seconds = seconds_per_iteration(shape, layout, cluster)
-    candidate = Candidate(experiment=experiment, seconds=seconds, samples=layout.samples)
-    return candidate, largest_memory(shape, layout).total
-
-
-def _layout(experiment: Experiment, resolved: Resolved) -> Layout:
-    like = layout_of(resolved)
-    segment = like.segment_layers
-    if experiment.checkpoint_activations is not None:
-        layers = resolved.config.activation_checkpointing.checkpoint_num_layers
-        segment = layers if experiment.checkpoint_activations else None
-    configured = resolved.config.zero.zero_optimization.overlap_comm
-    overlaps = configured if experiment.overlap_comm is None else experiment.overlap_comm
-    return replace(
-        like,
-        zero_stage=experiment.zero_stage,
-        micro_batch=experiment.micro_batch,
-        accumulation=experiment.accumulation,
-        segment_layers=segment,
-        has_second_bucket=experiment.zero_stage == 3 if overlaps is None else overlaps,
-    )
-
-
 def _chosen(
     judged: Sequence[tuple[Candidate, int]], resolved: Resolved, device_memory: int | None
 ) -> list[Candidate]:
-    """The fastest that fit; where nobody knows what fits, the configured micro-batch and those after it."""
+    """Return the fastest candidates that fit; with unknown memory, the configured micro-batch and above."""
     tuning = resolved.config.autotuning.autotuning
     if device_memory is not None:
         usable = device_memory * USABLE_MEMORY
@@ -197,7 +186,7 @@ def _chosen(
 
 
 def _distance(size: int, start: int) -> tuple[bool, int]:
-    """Upwards from the start first, then downwards."""
+    """Return a sort key: from the start upwards, then downwards."""
     return size < start, abs(size - start)
 
 

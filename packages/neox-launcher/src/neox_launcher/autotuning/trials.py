@@ -1,8 +1,7 @@
-"""One trial: a configuration of its own in `exps_dir`, a short training, and the times it wrote."""
+"""Runs one trial: writes its configuration to `exps_dir`, trains a few iterations and reads their times."""
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -11,37 +10,40 @@ from typing import Any
 
 import yaml
 
+from neox_config import NeoXConfig, Resolved
+from neox_config.atomic import atomic_write
+from neox_config.derive.resolve import decay_iterations
+from neox_config.errors import ConfigError, LaunchError
 from neox_launcher.autotuning.results import Result, Status
 from neox_launcher.autotuning.space import Experiment
-from neox_launcher.config import NeoXConfig, Resolved
-from neox_launcher.errors import ConfigError, LaunchError
-from neox_launcher.outcome import Outcome
-from neox_launcher.plan import LaunchPlan
-from neox_launcher.terminal import tell
+from neox_launcher.controller.terminal import print_message
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.protocol.outcome import Outcome
 
 __all__ = ["LEFT_OUT", "StoppedError", "Trials", "describe", "fingerprint", "measure", "profiled_iterations"]
 
 LEFT_OUT = (
     *("autotuning", "train_batch_size"),
-    *("save", "load", "save_interval", "keep_last_n_checkpoints", "checkpoint", "exit_interval"),
+    *("save", "load", "save_interval", "save_growth", "extra_save_iters", "keep_last_n_checkpoints"),
+    *("checkpoint", "exit_interval"),
     *("finetune", "no_load_optim", "no_load_rng", "checkpoint_validation_with_forward_pass"),
     *("tensorboard", "wandb", "comet", "csv_monitor", "tensorboard_dir"),
-    *("wandb_group", "wandb_team", "wandb_project", "wandb_host"),
+    *("wandb_group", "wandb_run_name", "wandb_team", "wandb_project", "wandb_host"),
     *("flops_profiler", "wall_clock_breakdown", "log_param_norm", "log_optimizer_states"),
-    *("curriculum_learning", "data_efficiency"),
+    *("curriculum_learning", "data_efficiency", "lr_decay_fraction", "profile", "memory_profiling"),
 )
-"""Parameters that a trial does without: what it neither saves nor reports, and what changes its speed with
-time: a curriculum's first iterations are shorter than those that have to fit."""
+"""Parameters that are removed from the configuration of a trial: checkpoints, reports, and curricula, whose
+first iterations are shorter than the largest ones."""
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|OutOfMemoryError", re.IGNORECASE)
 _LONGEST_REASON = 200
 
 
 class StoppedError(Exception):
-    """The user or a scheduler asked for the end.
+    """A signal requested the stop.
 
     Args:
-        exit_code: what the command returns.
+        exit_code: exit code of the command.
     """
 
     def __init__(self, exit_code: int) -> None:
@@ -50,13 +52,13 @@ class StoppedError(Exception):
 
 
 class Trials:
-    """Carries trials out, and remembers how they ended.
+    """Runs trials, unless there is an earlier result.
 
     Args:
-        config: what the user wrote, for all that is not tried.
-        plan_for: the launch of a configuration file.
-        run: carries a launch out.
-        earlier: an earlier result of the same trial, by fingerprint; None where there is none.
+        config: configuration of the user, for all settings that are not varied.
+        plan_for: returns the plan of a configuration file.
+        run: runs a plan.
+        earlier: returns the earlier result of an equal trial by its fingerprint, or None.
     """
 
     def __init__(
@@ -71,11 +73,11 @@ class Trials:
         self._folder = Path(config.autotuning.autotuning.exps_dir)
 
     def attempt(self, experiment: Experiment) -> Result:
-        """The result of a trial, its own or that of an earlier one.
+        """Return the result of a trial, running it if there is no earlier result.
 
         Raises:
-            StoppedError: a signal came.
-            LaunchError: no trial can be started, or its times cannot be found.
+            StoppedError: a signal requested the stop.
+            LaunchError: the trial cannot be started, or its times are missing.
         """
         folder = self._folder / experiment.name
         path = folder / "config.yml"
@@ -99,32 +101,32 @@ class Trials:
             raise StoppedError(outcome.exit_code)
         if outcome.first_failure is not None:
             text = str(outcome.first_failure)
-            tell(f"\n{text}\n\n")
+            print_message(f"\n{text}\n\n")
             status: Status = "out of memory" if _OUT_OF_MEMORY.search(text) else "failed"
             return Result(experiment=experiment, status=status, reason=_last_line(text), fingerprint=mark)
         return measure(experiment, record, self._steps, plan.resolved, mark)
 
 
 def profiled_iterations(config: NeoXConfig) -> tuple[int, int]:
-    """First and last iteration that count, from 1; a trial ends after the last."""
+    """Return the first and the last measured iteration, counted from 1; a trial ends after the last."""
     tuning = config.autotuning.autotuning
     return max(1, tuning.start_profile_step), max(1, tuning.end_profile_step)
 
 
 def describe(config: NeoXConfig, experiment: Experiment, *, log_dir: Path) -> dict[str, Any]:
-    """The configuration of a trial, as its file holds it: the user's with the settings that are tried.
+    """Return the contents of the configuration file of a trial.
 
     Args:
-        config: the user's.
-        experiment: what is tried.
-        log_dir: receives the times of the trial.
+        config: configuration of the user.
+        experiment: settings of the trial.
+        log_dir: folder for the times of the trial.
     """
     given = config.given()
     values = {name: value for section in given.values() for name, value in section.items()}
     values = {name: value for name, value in values.items() if name not in LEFT_OUT}
     values |= {
         "train_iters": profiled_iterations(config)[1],
-        "lr_decay_iters": config.lr_schedule.lr_decay_iters or config.training.train_iters,
+        "lr_decay_iters": decay_iterations(config),
         "eval_iters": 0,
         "log_interval": 1,
         "log_dir": str(log_dir),
@@ -140,7 +142,7 @@ def describe(config: NeoXConfig, experiment: Experiment, *, log_dir: Path) -> di
 
 
 def fingerprint(plan: LaunchPlan, steps: tuple[int, int]) -> str:
-    """The same for the same trial: configuration, devices and the iterations that count."""
+    """Return a hash of the configuration, the devices and the measured iterations of a trial."""
     given = plan.resolved.config.given()
     given.get("logging", {}).pop("log_dir", None)
     content = {
@@ -151,33 +153,33 @@ def fingerprint(plan: LaunchPlan, steps: tuple[int, int]) -> str:
         "bind_cores": plan.bind_cores,
         "steps": steps,
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
 def measure(
     experiment: Experiment, record: Path, steps: tuple[int, int], resolved: Resolved, mark: str
 ) -> Result:
-    """The rates of a trial, over all iterations that count together.
+    """Return the rates of a trial over all measured iterations.
 
     Args:
-        experiment: what was tried.
-        record: the `metrics.jsonl` of the trial.
-        steps: first and last iteration that count.
-        resolved: what the trial ran.
+        experiment: settings of the trial.
+        record: `metrics.jsonl` of the trial.
+        steps: first and last measured iteration.
+        resolved: configuration of the trial.
         mark: its fingerprint.
 
     Raises:
-        LaunchError: the times are not there.
+        LaunchError: times are missing.
     """
     times = _times(record, steps)
     wanted = steps[1] - steps[0] + 1
     if len(times) < wanted:
         raise LaunchError(
-            f"{record} holds the times of {len(times)} of {wanted} iterations; autotuning.exps_dir must be a "
-            "folder that the first host and this machine share"
+            f"{record} contains the times of {len(times)} of {wanted} iterations; set autotuning.exps_dir to "
+            "a folder that the first host and this machine share"
         )
     seconds = sum(time for time, _ in times.values()) / wanted
-    # All iterations have as many operations: the mean rate is the harmonic one.
+    # All iterations have the same number of operations, so the harmonic mean of the rates is used.
     tflops = wanted / sum(1 / rate for _, rate in times.values())
     return Result(
         experiment=experiment,
@@ -190,7 +192,7 @@ def measure(
 
 
 def _times(record: Path, steps: tuple[int, int]) -> dict[int, tuple[float, float]]:
-    """Iteration to its seconds and its TFLOP/s per device."""
+    """Return for each measured iteration its seconds and its TFLOP/s per device."""
     try:
         lines = record.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -206,18 +208,17 @@ def _times(record: Path, steps: tuple[int, int]) -> dict[int, tuple[float, float
 
 
 def _parsed(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The records; one that is damaged is none, and its iteration will be missing."""
+    """Yield the records; damaged lines are skipped, so that their iterations are missing."""
     for line in lines:
         with suppress(ValueError):
             yield json.loads(line)
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
-        aside.replace(path)
+        with atomic_write(path) as file:
+            yaml.safe_dump(dict(values), file, sort_keys=False)
     except OSError as error:
         raise LaunchError(
             f"{path} cannot be written: {error.strerror}; choose another autotuning.exps_dir"
@@ -237,4 +238,4 @@ def _first_problem(error: ConfigError) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:_LONGEST_REASON] if lines else "it ended without a word"
+    return lines[-1][:_LONGEST_REASON] if lines else "it ended without a message"

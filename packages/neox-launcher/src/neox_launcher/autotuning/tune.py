@@ -1,4 +1,4 @@
-"""`neox-launch` with `autotuning.enabled`: trials instead of a training, and what came of them."""
+"""`neox-launch` with `autotuning.enabled`: runs trials instead of a training, and prints their results."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,21 +7,22 @@ from pathlib import Path
 
 import click
 
+from neox_config import Resolved, resolve
+from neox_config.estimate.resolved import estimate_resolved
+from neox_config.estimate.suggest import Cluster
+from neox_config.problems import Problem, config_error, in_words, place_of
 from neox_launcher.autotuning.report import list_experiments, render_experiments, render_results
 from neox_launcher.autotuning.results import Result, Results, best_of
 from neox_launcher.autotuning.search import in_order, search
 from neox_launcher.autotuning.space import Candidate, search_space
 from neox_launcher.autotuning.trials import StoppedError, Trials
-from neox_launcher.config import Resolved, resolve
-from neox_launcher.config.problems import Problem, config_error, in_words, place_of
-from neox_launcher.config.suggest import Cluster
-from neox_launcher.config_estimate_cli import estimate_resolved
-from neox_launcher.dry_run import tell_hindrances
-from neox_launcher.launch import Request, plan_launch, refuse_what_cannot_run, run_plan
-from neox_launcher.outcome import Outcome
-from neox_launcher.plan import LaunchPlan
+from neox_launcher.controller.dry_run import print_refusal_reasons
+from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
+from neox_launcher.controller.terminal import print_message
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.plan.planning import Request, plan_launch
+from neox_launcher.protocol.outcome import Outcome
 from neox_launcher.resources.local_gpus import smallest_gpu_memory
-from neox_launcher.terminal import tell
 
 __all__ = ["candidates_in_order", "is_tuned", "tune"]
 
@@ -29,7 +30,7 @@ _INTERRUPTED = 130
 
 
 def is_tuned(plan: LaunchPlan) -> bool:
-    """Whether the configuration asks for trials in place of this training."""
+    """Return whether the configuration requests autotuning instead of a training."""
     return plan.program == "train" and plan.resolved.config.autotuning.autotuning.enabled
 
 
@@ -40,16 +41,15 @@ def tune(
     dry_run: str | None,
     run: Callable[[LaunchPlan], Outcome] = run_plan,
 ) -> int:
-    """Try, and print the best settings; gives the exit code.
+    """Run the trials, print the best settings and return the exit code.
 
-    Ctrl-C ends the trial that runs, and the next command with the same configuration goes on after the
-    results that are there.
+    After Ctrl-C, the next command with the same configuration continues with the remaining trials.
 
     Args:
-        request: the command line.
-        plan: the training that it asks for.
-        dry_run: text or json only list the experiments; None carries them out.
-        run: carries one launch out.
+        request: request of the command line.
+        plan: plan of the training.
+        dry_run: text or json only list the experiments; None runs them.
+        run: runs one plan.
 
     Raises:
         NeoXError: the configuration allows no trial, or none can be started.
@@ -58,7 +58,7 @@ def tune(
     stages = candidates_in_order(plan, resolved)
     if dry_run is not None:
         _show(stages, dry_run)
-        return tell_hindrances(plan)
+        return print_refusal_reasons(plan)
     refuse_what_cannot_run(plan)
     tuning = resolved.config.autotuning.autotuning
     kept = Results(Path(tuning.results_dir), overwrite=tuning.overwrite)
@@ -70,26 +70,26 @@ def tune(
     try:
         for result in search(stages, tuning, trials.attempt):
             results.append(result)
-            _tell(result, len(results))
+            _print_result(result, len(results))
             if result.fingerprint and not result.was_reused:
                 kept.add(result)
     except StoppedError as stop:
         exit_code = stop.exit_code
     except KeyboardInterrupt:
-        # Between two trials nothing else listens.
+        # Between two trials no other handler is installed.
         exit_code = _INTERRUPTED
     click.echo(render_results(results, tuning.metric))
     if exit_code:
-        tell(f"stopped before the end; the same command goes on from {kept.path}\n")
+        print_message(f"stopped early; run the same command again to continue from {kept.path}\n")
         return exit_code
     return 0 if best_of(results, tuning.metric) is not None else 1
 
 
 def candidates_in_order(plan: LaunchPlan, resolved: Resolved) -> list[list[Candidate]]:
-    """All candidates, by stage, as they will be tried; devices' memory is asked for on this machine alone.
+    """Return all candidates by stage, in the order of trials; only this machine's device memory is read.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there are no candidates.
     """
     config = resolved.config
     costs, _ = estimate_resolved(resolved)
@@ -115,20 +115,20 @@ def _why_nothing(resolved: Resolved) -> tuple[str, str]:
             f"cop{'ies' if copies > 1 else 'y'} of the model",
             "raise it, or lower train-batch-size or gradient-accumulation-steps",
         )
-    return "finds nothing that fits into the devices' memory", "use more devices, or offload optimizer states"
+    return "finds no candidate that fits into device memory", "use more devices, or offload optimizer states"
 
 
 def _tried(plan: LaunchPlan) -> Resolved:
-    """The configuration that trials vary: with `mp_size` for its model-parallel size, where that was given.
+    """Return the configuration that trials vary, with `mp_size` as model-parallel size if it is given.
 
     Raises:
-        ConfigError: elasticity chooses the batch, or the devices cannot be split so.
+        ConfigError: elasticity is enabled, or the devices cannot be divided by `mp_size`.
     """
     config, derived = plan.resolved.config, plan.resolved.derived
     if config.elasticity.elasticity.enabled:
         name = "autotuning.enabled"
-        what = "varies the micro-batch, which elasticity.enabled leaves to its own block"
-        problem = Problem(name, what, "switch one of them off")
+        what = "varies the micro-batch, which elasticity.enabled also sets"
+        problem = Problem(name, what, "disable one of them")
         raise config_error([problem.located(place_of(config.sources, name), in_words(True))], config.files)
     if "autotuning.mp_size" not in config.sources:
         return plan.resolved
@@ -138,10 +138,10 @@ def _tried(plan: LaunchPlan) -> Resolved:
 
 
 def _plan_trial(request: Request, path: Path) -> LaunchPlan:
-    """The launch of one trial; a failed one is not begun again.
+    """Return the plan of one trial, without restarts.
 
     Raises:
-        NeoXError: it cannot run.
+        NeoXError: it cannot be started.
     """
     own = replace(request, paths=(str(path),), overrides=(), directory=None, max_restarts=0)
     plan = plan_launch(own)
@@ -151,12 +151,12 @@ def _plan_trial(request: Request, path: Path) -> LaunchPlan:
 
 def _show(stages: Sequence[Sequence[Candidate]], form: str) -> None:
     if form == "json":
-        click.echo(json.dumps({"experiments": list_experiments(stages)}, indent=2))
+        click.echo(json.dumps({"experiments": list_experiments(stages)}, indent=2, allow_nan=False))
     else:
         click.echo(render_experiments(stages))
 
 
-def _tell(result: Result, number: int) -> None:
+def _print_result(result: Result, number: int) -> None:
     found = f"{result.seconds:.4g} s per iteration" if result.seconds is not None else result.reason
-    earlier = ", known from an earlier command" if result.was_reused else ""
-    tell(f"trial {number}, {result.experiment.name}: {result.status}{earlier}: {found}\n")
+    earlier = ", from an earlier run" if result.was_reused else ""
+    print_message(f"trial {number}, {result.experiment.name}: {result.status}{earlier}: {found}\n")

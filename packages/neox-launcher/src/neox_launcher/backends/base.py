@@ -1,32 +1,52 @@
-"""The contract of a way to start the nodes of a launch, and what several of them need."""
+"""The interface of the backends, and what several of them share."""
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Protocol
 
-from neox_launcher.control import TOKEN_VARIABLE
-from neox_launcher.plan import LaunchPlan
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.protocol.handshake import TOKEN_VARIABLE
 
 __all__ = [
     "TOKEN_VARIABLE",
     "Backend",
     "Command",
     "Contact",
-    "node_command",
+    "agent_command",
+    "host_file",
     "refuse_ipv6",
+    "remote_command",
+    "too_large",
 ]
+
+
+# A login shell, which defines `module` and similar functions. $0 are the commands of the user, which must not
+# read the token from the standard input.
+_SETUP = (
+    'eval "$0" </dev/null || '
+    '{ code=$?; echo "remote-setup failed with exit code $code: $0" >&2; exit $code; }; exec "$@"'
+)
+
+_HOST_FILE = "hosts"
+# Linux's limit for one argument or variable (MAX_ARG_STRLEN), with its final null byte.
+_LONGEST_ARGUMENT = 128 * 1024
+# Bytes that the kernel adds to each string: a terminating null byte and a pointer.
+_OVERHEAD_BYTES = 9
+# Linux's limit for all of them, also without a limit for the stack.
+_MOST_BYTES = 6 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contact:
-    """How nodes reach the launcher and prove that they belong to it.
+    """How agents connect to the launcher and authenticate.
 
     Args:
-        addresses: of this machine, the likeliest first.
-        port: where the launcher listens.
-        token: the secret of this launch; stands on no command line.
-        folder: a folder of this launch that only the user can read, for files that a command reads.
+        addresses: addresses of this machine, the most likely first.
+        port: port of the launcher.
+        token: secret of this launch; must not appear on a command line.
+        folder: folder of this launch that only the user can read, for files that a command reads.
     """
 
     addresses: tuple[str, ...]
@@ -40,67 +60,116 @@ class Contact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command on this machine that starts one node or more, and ends after them.
+    """One command on this machine that starts one or more agents and ends after them.
 
     Args:
-        argv: the program and its arguments; no shell reads them here.
-        environment: variables that it gets above this process's own.
-        stdin: what is written to its standard input, which is then closed.
-        files: path to content: files to write, readable by the user alone, before it starts.
-        node: the one node that it starts; None for all of them.
-        given_up: a path to which a node's number is put: that file appears when the command has failed to
-            start the node, while it goes on with others. None where it cannot tell one from the other.
+        argv: program and arguments, run without a shell.
+        environment: variables in addition to those of this process.
+        stdin: text that is written to its standard input, which is then closed.
+        files: path to content of files that are written before it starts, readable only by the user.
+        host_number: number of the host whose agent it starts; None for all hosts.
+        given_up: prefix of a path: a file with the number of a host appended appears when the command has
+            failed to start the agent there and continues with others. None if it cannot report this.
     """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     stdin: str = field(default="", repr=False)
     files: Mapping[str, str] = field(default_factory=dict, repr=False)
-    node: int | None = None
+    host_number: int | None = None
     given_up: str | None = None
 
-    def has_given_up(self, node: int) -> bool:
-        """Whether the running command will not start a node any more, as far as it tells."""
-        return self.given_up is not None and Path(f"{self.given_up}{node}").exists()
+    def has_given_up(self, host_number: int) -> bool:
+        """Return whether the running command has reported that it cannot start the agent of a host."""
+        return self.given_up is not None and Path(f"{self.given_up}{host_number}").exists()
 
 
 class Backend(Protocol):
-    """Turns a plan into the commands that start its nodes.
+    """Turns a plan into the commands that start its agents.
 
     Attributes:
-        uses_names: hosts are reached by names that this machine must be able to resolve.
+        uses_names: whether this machine must be able to resolve the host names.
     """
 
     uses_names: bool
 
     def missing(self) -> str | None:
-        """Why this backend cannot work here, with the remedy; None when it can."""
+        """Return why this backend cannot work here and what to do; None if it can."""
 
     def refuses(self, plan: LaunchPlan) -> str | None:
-        """Why this backend cannot start this plan, with the remedy; None when it can."""
+        """Return why this backend cannot start this plan and what to do; None if it can."""
 
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
-        """What to run on this machine, all at once."""
+        """Return the commands to run on this machine, all at the same time."""
 
 
-def node_command(plan: LaunchPlan, contact: Contact, *who: str) -> list[str]:
-    """What runs on a host: `neox_launcher.node`, which asks the launcher for everything else.
+def agent_command(plan: LaunchPlan, contact: Contact, *who: str) -> list[str]:
+    """Return the command that runs the agent on a host; the agent receives everything else from the launcher.
 
     Args:
-        plan: knows the interpreter.
-        contact: where the launcher listens.
-        who: which node it is, as in `--node 3`; `--mpi` where it learns that from MPI.
+        plan: contains the interpreter.
+        contact: address of the launcher.
+        who: host of the agent, as in `--host-number 3`, or `--mpi` to take the rank from MPI.
     """
-    # -P: a folder that happens to be called neox_launcher, where ssh begins, is not taken for it.
-    return [plan.python, "-P", "-m", "neox_launcher.node", "--launcher", str(contact), *who]
+    # -P: do not import a folder called neox_launcher in the directory where ssh starts the command.
+    return [plan.python, "-P", "-m", "neox_launcher.agent", "--launcher", str(contact), *who]
+
+
+def remote_command(plan: LaunchPlan, contact: Contact, *who: str) -> list[str]:
+    """Return the command that a tool runs on a host: the agent, after `remote_setup`, under `remote_prefix`.
+
+    Args:
+        plan: contains both settings and the interpreter.
+        contact: address of the launcher.
+        who: host of the agent, as for `agent_command`.
+    """
+    command = [*plan.remote_prefix, *agent_command(plan, contact, *who)]
+    if plan.remote_setup is None:
+        return command
+    return ["bash", "-l", "-c", _SETUP, plan.remote_setup, *command]
+
+
+def host_file(contact: Contact) -> str:
+    """Return the path of the file that lists the hosts; command lines cannot hold thousands of names."""
+    return str(PurePath(contact.folder) / _HOST_FILE)
+
+
+def too_large(commands: Iterable[Command]) -> str | None:
+    """Return why the system cannot start one of the commands and what to do, or None if it can."""
+    most, inherited = min(os.sysconf("SC_ARG_MAX"), _MOST_BYTES), _total(_variables(os.environ))
+    for command in commands:
+        arguments = [os.fsencode(word) for word in command.argv]
+        own = _variables(command.environment)
+        longest = max(map(len, (*arguments, *own)))
+        if longest >= _LONGEST_ARGUMENT:
+            return (
+                f"launcher: an argument of {command.argv[0]} has {longest:,} bytes, but the system allows "
+                f"{_LONGEST_ARGUMENT - 1:,}; shorten launcher-args, remote-setup or remote-prefix"
+            )
+        total = _total(arguments) + _total(own) + inherited
+        if total >= most:
+            return (
+                f"launcher: the arguments and the environment of {command.argv[0]} have {total:,} bytes, but "
+                f"the system allows {most:,}; shorten launcher-args, remote-setup or "
+                "remote-prefix, unset large variables, or raise the limit with ulimit -s"
+            )
+    return None
+
+
+def _variables(environment: Mapping[str, str]) -> list[bytes]:
+    return [os.fsencode(f"{name}={value}") for name, value in environment.items()]
+
+
+def _total(strings: Iterable[bytes]) -> int:
+    return sum(len(string) + _OVERHEAD_BYTES for string in strings)
 
 
 def refuse_ipv6(plan: LaunchPlan) -> str | None:
-    """For tools that take the colons of an address for something else: why they cannot reach it, or None."""
+    """Return why a tool that cannot parse IPv6 addresses cannot start this plan, or None if it can."""
     found = next((host.name for host in plan.world.hosts if ":" in host.name), None)
     if found is None:
         return None
     return (
-        f"launcher: {plan.launcher} cannot reach a host by its IPv6 address {found}; write the host's name, "
-        "or use launcher: ssh"
+        f"launcher: {plan.launcher} cannot reach a host by its IPv6 address {found}; use the host name, or "
+        "launcher: ssh"
     )

@@ -1,32 +1,35 @@
-"""The node of this machine, started as a child process."""
+"""Starts the agent of this machine as a child process; a scheduler may have started those of other hosts."""
 
 import importlib.util
 
-from neox_launcher.backends.base import TOKEN_VARIABLE, Command, Contact, node_command
-from neox_launcher.plan import LaunchPlan
+from neox_launcher.backends.base import TOKEN_VARIABLE, Command, Contact, agent_command
+from neox_launcher.plan.plan import LaunchPlan
 
 __all__ = ["LocalBackend"]
 
 
 class LocalBackend:
-    """One host, this one."""
+    """Starts one agent on this machine."""
 
     uses_names = False
 
     def missing(self) -> str | None:
-        """What is not installed here."""
+        """Return which required package is not installed here, or None."""
         for package, name in (("torch", "torch"), ("neox_model", "neox-model")):
             if importlib.util.find_spec(package) is None:
                 return (
-                    f"{name} is not installed here; install neox-model with the three packages that it needs"
+                    f"{name} is not installed here; install neox-model and the three packages it depends on"
                 )
         return None
 
     def refuses(self, plan: LaunchPlan) -> str | None:
-        """Nothing: the plan has chosen it for this machine."""
+        """Return None: plans for this machine can always be started."""
         return None
 
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
-        """The node, which finds the token in its environment: standard input stays free for prompts."""
-        argv = node_command(plan, contact, "--node", "0")
-        return [Command(argv=tuple(argv), environment={TOKEN_VARIABLE: contact.token}, node=0)]
+        """Return the command of the agent; the token is in its environment, since stdin is for prompts."""
+        number = plan.this_host
+        if number is None:
+            return []
+        argv = agent_command(plan, contact, "--host-number", str(number))
+        return [Command(argv=tuple(argv), environment={TOKEN_VARIABLE: contact.token}, host_number=number)]

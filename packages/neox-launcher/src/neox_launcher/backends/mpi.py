@@ -1,4 +1,4 @@
-"""Which MPI a program belongs to, as its `--version` says: several are called mpirun."""
+"""Determines to which MPI a start program belongs, from its `--version`: several are called mpirun."""
 
 import shutil
 import subprocess
@@ -13,7 +13,7 @@ _PATIENCE_SECONDS = 10
 
 
 class Flavour(Enum):
-    """Kinds of MPI start programs, by what their version says."""
+    """Kinds of MPI start programs."""
 
     OPEN_MPI = "Open MPI"
     HYDRA = "MPICH (hydra)"
@@ -24,12 +24,12 @@ class Flavour(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A start program, or what was found instead of it.
+    """Result of the search for a start program.
 
     Args:
-        path: None where there is none of the wanted kinds.
-        flavour: of that program; else of the last one that was looked at, None where there is none at all.
-        names: what was looked for.
+        path: path of the program; None if there is none of the wanted kinds.
+        flavour: kind of that program, else of the last program that was examined; None if there is none.
+        names: names that were searched for.
     """
 
     path: str | None
@@ -37,27 +37,27 @@ class Found:
     names: tuple[str, ...]
 
     def reason(self, launcher: str, packages: str) -> str:
-        """Why the launcher cannot work, with the remedy.
+        """Return why the launcher cannot work and what to do.
 
         Args:
-            launcher: the backend.
-            packages: where the program is found.
+            launcher: name of the backend.
+            packages: packages that contain the program.
         """
         if self.flavour is None:
             names = " or ".join(self.names)
-            return f"launcher: {launcher} needs {names}, and none is on PATH; see the package {packages}"
+            return f"launcher: {launcher} requires {names} on PATH; install the package {packages}"
         return (
-            f"launcher: {launcher} needs another MPI: {self.names[0]} here is {self.flavour.value}; put the "
-            f"right one (package {packages}) first on PATH, or set the launcher that fits"
+            f"launcher: {launcher} requires another MPI, but {self.names[0]} here is {self.flavour.value}; "
+            f"put the right one (package {packages}) first on PATH, or set the launcher for this MPI"
         )
 
 
 def find_program(names: Sequence[str], *wanted: Flavour) -> Found:
-    """The first program of these names that belongs to one of the wanted MPIs.
+    """Find the first program that belongs to one of the wanted MPIs.
 
     Args:
-        names: to look for on PATH, in this order.
-        wanted: kinds that do.
+        names: names to search for on PATH, in this order.
+        wanted: accepted kinds.
     """
     seen = None
     for name in names:
@@ -73,7 +73,7 @@ def find_program(names: Sequence[str], *wanted: Flavour) -> Found:
 
 @cache
 def flavour_of(program: str) -> Flavour:
-    """The MPI that a start program belongs to."""
+    """Return the MPI to which a start program belongs."""
     try:
         done = subprocess.run(
             [program, "--version"],

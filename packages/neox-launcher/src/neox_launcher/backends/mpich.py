@@ -2,15 +2,15 @@
 
 from pathlib import PurePath
 
-from neox_launcher.backends.base import TOKEN_VARIABLE, Command, Contact, node_command, refuse_ipv6
+from neox_launcher.backends.base import TOKEN_VARIABLE, Command, Contact, refuse_ipv6, remote_command
 from neox_launcher.backends.mpi import Flavour, find_program
-from neox_launcher.plan import LaunchPlan
+from neox_launcher.plan.plan import LaunchPlan
 
 __all__ = ["MpichBackend", "hydra_command"]
 
 _PROGRAMS = ("mpiexec.hydra", "mpiexec", "mpirun", "mpiexec.mpich", "mpirun.mpich")
 _MACHINE_FILE = "machines"
-# Intel MPI ties each process to a core of its choice otherwise; --bind-cores is what does it here.
+# Without this, Intel MPI binds each process to cores; use --bind-cores for that.
 _NO_PINNING = {"I_MPI_PIN": "0"}
 
 
@@ -20,31 +20,31 @@ class MpichBackend:
     uses_names = True
 
     def missing(self) -> str | None:
-        """Whether there is a hydra."""
+        """Return why hydra is missing and what to do, or None."""
         found = find_program(_PROGRAMS, Flavour.HYDRA, Flavour.INTEL)
         return None if found.path else found.reason("mpich", "mpich, or is part of Intel MPI")
 
     def refuses(self, plan: LaunchPlan) -> str | None:
-        """A machine file takes what follows a colon for a number of processes."""
+        """Refuse IPv6 addresses: in a machine file, a colon precedes the number of processes."""
         return refuse_ipv6(plan)
 
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
-        """One command for all workers."""
+        """Return one command for all workers."""
         program = find_program(_PROGRAMS, Flavour.HYDRA, Flavour.INTEL).path or _PROGRAMS[0]
         return [hydra_command(program, plan, contact)]
 
 
 def hydra_command(program: str, plan: LaunchPlan, contact: Contact) -> Command:
-    """Hydra gives ranks host by host in the order of the machine file, each host its number of them.
+    """Return the hydra command; it assigns ranks host by host in the order of the machine file.
 
     Args:
-        program: the hydra.
+        program: path of hydra.
         plan: hosts and slots.
-        contact: what the workers connect to.
+        contact: address of the launcher.
     """
     machines = str(PurePath(contact.folder) / _MACHINE_FILE)
     environment = {TOKEN_VARIABLE: contact.token, **_NO_PINNING}
     argv = [program, "-machinefile", machines, "-n", str(plan.world.size)]
-    argv += ["-genvlist", ",".join(environment), *plan.launcher_args, *node_command(plan, contact, "--mpi")]
+    argv += ["-genvlist", ",".join(environment), *plan.launcher_args, *remote_command(plan, contact, "--mpi")]
     lines = "".join(f"{host.name}:{len(host.slots)}\n" for host in plan.world.hosts)
     return Command(argv=tuple(argv), environment=environment, files={machines: lines})

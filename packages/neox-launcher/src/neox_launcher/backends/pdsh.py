@@ -1,4 +1,4 @@
-"""pdsh: one command that starts all nodes over ssh."""
+"""pdsh: one command that starts all agents over ssh."""
 
 import shlex
 import shutil
@@ -7,20 +7,21 @@ from pathlib import PurePath
 from neox_launcher.backends.base import (
     Command,
     Contact,
-    node_command,
+    host_file,
     refuse_ipv6,
+    remote_command,
 )
 from neox_launcher.backends.ssh import SSH_OPTIONS, missing_ssh
-from neox_launcher.plan import LaunchPlan
+from neox_launcher.plan.plan import LaunchPlan
 
 __all__ = ["PdshBackend"]
 
 _TOKEN_FILE = "token"
 _GIVEN_UP = "given-up-"
-# pdsh hands nothing of its own standard input on, where nodes expect the token, and does not tell that one
-# host has failed until all have ended. So it runs this on this machine, once per host: ssh, with a file that
-# the user alone can read ($0) as its input. Where that fails, a file ($1) says so, a moment later, when pdsh
-# has passed on what ssh said. PDSH_SSH_ARGS_APPEND counts as it does for pdsh's own ssh.
+# pdsh does not forward its standard input, from which agents read the token, and does not report that one
+# host has failed until all have ended. It therefore runs this script on this machine, once per host: ssh with
+# a file ($0) that only the user can read as its standard input. If ssh fails, the script creates a file ($1),
+# after a short delay for pdsh to forward the output of ssh. PDSH_SSH_ARGS_APPEND is used as in pdsh itself.
 _SSH = (
     "set -f; failed=$1; shift; "
     'ssh $PDSH_SSH_ARGS_APPEND "$@" < "$0" || { code=$?; sleep 1; : > "$failed"; exit $code; }'
@@ -33,30 +34,40 @@ class PdshBackend:
     uses_names = True
 
     def missing(self) -> str | None:
-        """Whether there are pdsh and ssh."""
+        """Return why pdsh or ssh is missing and what to do, or None."""
         if shutil.which("pdsh") is None:
             return (
-                "launcher: pdsh needs the program pdsh, which is not on PATH; it is in the package pdsh "
-                "(Debian, Ubuntu), or pdsh and pdsh-rcmd-exec (Fedora, RHEL); launcher: ssh works without it"
+                "launcher: pdsh requires the program pdsh, which is not on PATH; install the package pdsh "
+                "(Debian, Ubuntu) or pdsh and pdsh-rcmd-exec (Fedora, RHEL), or use launcher: ssh"
             )
         return missing_ssh("pdsh")
 
     def refuses(self, plan: LaunchPlan) -> str | None:
-        """Pdsh takes what stands before a colon for the name of a remote shell."""
+        """Refuse IPv6 addresses: for pdsh, a colon follows the name of a remote shell."""
         return refuse_ipv6(plan)
 
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
-        """`%h` and `%n` are a host and its number in the list; percent signs of our own are doubled."""
-        hosts = [host.name for host in plan.world.hosts]
+        """Return one command; `%h` and `%n` are a host and its number; other percent signs are escaped."""
+        hosts, names = [host.name for host in plan.world.hosts], host_file(contact)
         token, given_up = (str(PurePath(contact.folder) / name) for name in (_TOKEN_FILE, _GIVEN_UP))
-        # -S: end with the largest exit code of all. -f: start all hosts at once; left alone, pdsh starts 32,
-        # and the next when one of them has ended, which would be never. -N: no host before each line.
-        argv = ["pdsh", "-R", "exec", "-S", "-N", "-f", str(len(hosts)), "-w", ",".join(hosts)]
-        node = _escaped(shlex.join(node_command(plan, contact, "--node"))) + " %n"
+        # -S: return the largest exit code. -f: start all hosts at the same time; by default pdsh starts 32,
+        # and the next one when one of them has ended, which would never happen. -N: no host before each line.
+        argv = ["pdsh", "-R", "exec", "-S", "-N", "-f", str(len(hosts)), *_from_file(names)]
+        agent = _escaped(shlex.join(remote_command(plan, contact, "--host-number"))) + " %n"
         shell = [_escaped(word) for word in ("sh", "-c", _SSH, token)]
-        ssh = [*shell, f"{_escaped(given_up)}%n", *SSH_OPTIONS, "%h", node]
-        files = {token: f"{contact.token}\n"}
-        return [Command(argv=(*argv, *plan.launcher_args, *ssh), files=files, given_up=given_up)]
+        ssh = [*shell, f"{_escaped(given_up)}%n", *SSH_OPTIONS, "%h", agent]
+        files = {names: "".join(f"{host}\n" for host in hosts), token: f"{contact.token}\n"}
+        argv += [*plan.launcher_args, *ssh]
+        return [Command(argv=tuple(argv), environment={"WCOLL": names}, files=files, given_up=given_up)]
+
+
+def _from_file(path: str) -> list[str]:
+    """Return the option that names the file of the hosts, which WCOLL names as well.
+
+    Without it, pdsh's module for Slurm or Torque takes the hosts of the allocation, in another order. A comma
+    would end the path.
+    """
+    return [] if "," in path else ["-w", f"^{path}"]
 
 
 def _escaped(word: str) -> str:

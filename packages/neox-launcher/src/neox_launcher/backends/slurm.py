@@ -3,8 +3,15 @@
 import os
 import shutil
 
-from neox_launcher.backends.base import TOKEN_VARIABLE, Command, Contact, node_command, refuse_ipv6
-from neox_launcher.plan import LaunchPlan
+from neox_launcher.backends.base import (
+    TOKEN_VARIABLE,
+    Command,
+    Contact,
+    host_file,
+    refuse_ipv6,
+    remote_command,
+)
+from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.resources.slurm import is_inside_allocation
 
 __all__ = ["SlurmBackend"]
@@ -16,39 +23,42 @@ class SlurmBackend:
     uses_names = False
 
     def missing(self) -> str | None:
-        """Whether there are srun and an allocation."""
+        """Return why srun or an allocation is missing and what to do, or None."""
         if shutil.which("srun") is None:
             return (
-                "launcher: slurm needs the program srun, which is not on PATH; see the package slurm-client"
+                "launcher: slurm requires the program srun, which is not on PATH; install the package "
+                "slurm-client"
             )
         if not is_inside_allocation(os.environ):
-            return "launcher: slurm works inside an allocation alone; start it inside sbatch or salloc"
+            return "launcher: slurm requires a Slurm allocation; start neox-launch inside sbatch or salloc"
         return None
 
     def refuses(self, plan: LaunchPlan) -> str | None:
-        """Slurm knows hosts by name."""
+        """Refuse IPv6 addresses: Slurm identifies hosts by name."""
         return refuse_ipv6(plan)
 
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
-        """Slurm numbers hosts in its own order, so each node finds itself by the name that Slurm gives it."""
-        hosts = [host.name for host in plan.world.hosts]
+        """Return one command; agents report the host name set by Slurm, which orders hosts independently."""
+        hosts, names = [host.name for host in plan.world.hosts], host_file(contact)
         argv = [
             "srun",
-            f"--nodelist={','.join(hosts)}",
+            # A value with a slash is a file.
+            f"--nodelist={names}",
             f"--nodes={len(hosts)}",
             f"--ntasks={len(hosts)}",
             "--ntasks-per-node=1",
-            # The one task shares out all that its host has among the workers. It waits for no earlier step:
-            # one that has lost a host holds the others until Slurm has noticed, minutes later.
+            # The single task divides the resources of its host among the workers. --overlap: do not wait for
+            # an earlier step, which keeps its hosts for minutes until Slurm has detected a lost one.
             "--cpu-bind=none",
             "--mem=0",
             "--overlap",
-            # The token travels in the environment. A failed task does not end the others before they could
-            # save: when they end is the launcher's part, where a site may have set otherwise.
+            # --export: the token is in the environment. --kill-on-bad-exit, --wait: the launcher ends the
+            # other tasks after a failure, so that they can save; the defaults of a site may differ.
             "--export=ALL",
             "--kill-on-bad-exit=0",
             "--wait=0",
             *plan.launcher_args,
-            *node_command(plan, contact, "--slurm"),
+            *remote_command(plan, contact, "--slurm"),
         ]
-        return [Command(argv=tuple(argv), environment={TOKEN_VARIABLE: contact.token})]
+        files = {names: "".join(f"{host}\n" for host in hosts)}
+        return [Command(argv=tuple(argv), environment={TOKEN_VARIABLE: contact.token}, files=files)]

@@ -1,33 +1,33 @@
-"""One ssh per host; needs nothing but ssh on this machine."""
+"""Starts one ssh per host; requires only ssh on this machine."""
 
 import shlex
 import shutil
 
-from neox_launcher.backends.base import Command, Contact, node_command
-from neox_launcher.plan import LaunchPlan
+from neox_launcher.backends.base import Command, Contact, remote_command
+from neox_launcher.plan.plan import LaunchPlan
 
 __all__ = ["SSH_OPTIONS", "SshBackend", "missing_ssh"]
 
-# Never ask: a question about a password or an unknown host would wait for ever, once per host. Host keys are
-# checked as the user's ssh is configured to. A host that does not answer is told after seconds, not minutes.
+# BatchMode: a prompt for a password or an unknown host key would wait forever on every host. Host keys are
+# checked according to the user's ssh configuration. ConnectTimeout: report unreachable hosts within seconds.
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
 
 class SshBackend:
-    """One `ssh` per host, all at once."""
+    """One `ssh` per host, all at the same time."""
 
     uses_names = True
 
     def missing(self) -> str | None:
-        """Whether there is an ssh client."""
+        """Return why ssh is missing and what to do, or None."""
         return missing_ssh("ssh")
 
     def refuses(self, plan: LaunchPlan) -> str | None:
-        """Nothing: ssh takes names, aliases of its configuration and addresses of both kinds."""
+        """Return None: ssh accepts names, aliases of its configuration, and IPv4 and IPv6 addresses."""
         return None
 
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
-        """Each host's node reads the token from its standard input, which ssh passes on."""
+        """Return one command per host; agents read the token from standard input, which ssh forwards."""
         return [
             Command(
                 argv=(
@@ -35,24 +35,24 @@ class SshBackend:
                     *plan.launcher_args,
                     *SSH_OPTIONS,
                     host.name,
-                    shlex.join(node_command(plan, contact, "--node", str(node))),
+                    shlex.join(remote_command(plan, contact, "--host-number", str(number))),
                 ),
                 stdin=f"{contact.token}\n",
-                node=node,
+                host_number=number,
             )
-            for node, host in enumerate(plan.world.hosts)
+            for number, host in enumerate(plan.world.hosts)
         ]
 
 
 def missing_ssh(launcher: str) -> str | None:
-    """The remedy where this machine has no ssh client.
+    """Return what to do if this machine has no ssh client, or None if it has one.
 
     Args:
-        launcher: the backend that needs it.
+        launcher: name of the backend that requires it.
     """
     if shutil.which("ssh") is not None:
         return None
     return (
-        f"launcher: {launcher} needs the program ssh, which is not on PATH; it is in the package "
+        f"launcher: {launcher} requires the program ssh, which is not on PATH; install the package "
         "openssh-client (Debian, Ubuntu) or openssh-clients (Fedora, RHEL)"
     )

@@ -1,1 +1,1 @@
-"""What there is to run on: this host's devices, and hosts and slots as a world of ranks."""
+"""The resources of a job: hosts, slots and devices, in the order of ranks."""

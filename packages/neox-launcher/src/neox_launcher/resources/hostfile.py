@@ -1,30 +1,34 @@
-"""The list of hosts: one per line with its device slots, as in `worker-1 slots=4`."""
+"""Reads hostfiles: one host per line with its number of slots, as in `worker-1 slots=4`."""
 
 import ipaddress
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from neox_launcher.errors import HostfileError
-from neox_launcher.resources.host import Host
+from neox_config.errors import HostfileError
+from neox_config.facts.hosts import MOST_SLOTS
+from neox_launcher.resources.host import Host, some_lines
 
-__all__ = ["host_key", "parse_hostfile", "read_hostfile"]
+__all__ = ["address_of", "host_key", "is_host_name", "parse_hostfile", "read_hostfile", "shortened"]
 
-# What Open MPI adds says how far it may overload a host; no more workers than slots are started here.
-_LINE = re.compile(r"(?P<name>\S+)\s+slots\s*=\s*(?P<slots>\d+)(\s+max[_-]slots\s*=\s*\d+)?")
+# Open MPI's max_slots allows oversubscription, which is not used here; it is accepted and ignored.
+_LINE = re.compile(r"(?P<name>\S+)\s+slots\s*=\s*(?P<slots>[0-9]+)(\s+max[_-]slots\s*=\s*[0-9]+)?")
+# What may be an address: digits and dots, or with a colon.
+_ADDRESS = re.compile(r"[0-9.]+|[^:]*:.*")
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
-_MOST_SLOTS = 1024
+_SHOWN = 20
+_LONGEST = 80
 _EXAMPLE = "write NAME slots=NUMBER, as in: worker-1 slots=8"
 
 
 def read_hostfile(path: str | Path) -> tuple[Host, ...]:
-    """The hosts of a file, in its order.
+    """Read the hosts of a hostfile, in the order of its lines.
 
     Raises:
-        HostfileError: it cannot be read, or a line of it is wrong.
+        HostfileError: the file cannot be read, or one of its lines is invalid.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise HostfileError(
@@ -34,79 +38,96 @@ def read_hostfile(path: str | Path) -> tuple[Host, ...]:
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
-    """The hosts of a hostfile's text.
+    """Parse the text of a hostfile.
 
-    Empty lines and what follows a `#` do not count. IPv6 addresses may stand in brackets.
+    Empty lines and text after a `#` are ignored. IPv6 addresses may be enclosed in brackets.
 
     Args:
-        text: its lines.
-        path: how messages call it.
+        text: contents of the hostfile.
+        path: name of the hostfile in error messages.
 
     Raises:
-        HostfileError: with every line that is wrong.
+        HostfileError: lists all invalid lines.
     """
     problems: list[str] = []
     hosts: list[Host] = []
     lines: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         content = line.partition("#")[0].strip()
         if not content:
             continue
         found = _parse_line(content)
         if isinstance(found, str):
-            problems.append(f"  line {number}  {content}\n      {found}")
+            problems.append(f"line {number}  {shortened(content)}\n      {found}")
         elif host_key(found.name) in lines:
             first = lines[host_key(found.name)]
             problems.append(
-                f"  lines {first} and {number}  {found.name}\n      stands here twice; write it once, "
+                f"lines {first} and {number}  {found.name}\n      is listed twice; list it once, "
                 "with all its slots"
             )
         else:
             lines[host_key(found.name)] = number
             hosts.append(found)
     if problems:
-        raise HostfileError(_told(path, problems))
+        raise HostfileError(_render(path, problems))
     if not hosts:
-        raise HostfileError(f"hostfile: {path} names no host; {_EXAMPLE}")
+        raise HostfileError(f"hostfile: {path} contains no hosts; {_EXAMPLE}")
     return tuple(hosts)
 
 
 def host_key(name: str) -> str:
-    """What two spellings of one host have in common; names are compared without regard to case."""
+    """Return a key that is equal for all spellings of a host; names are case-insensitive."""
+    address = address_of(name)
+    return name.lower().rstrip(".") if address is None else str(address)
+
+
+def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a name is; None for a host name."""
+    # The exception of `ip_address` is slow, and lists may have 10,000 names.
+    if not (_ADDRESS.fullmatch(name)):
+        return None
     try:
-        return str(ipaddress.ip_address(name))
+        return ipaddress.ip_address(name)
     except ValueError:
-        return name.lower().rstrip(".")
+        return None
+
+
+def shortened(text: str) -> str:
+    """Return the text as shown in a message; long ones are cut."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _parse_line(content: str) -> Host | str:
-    """The host of a line, or what is wrong with it."""
+    """Return the host of a line, or its problem as text."""
     match = _LINE.fullmatch(content)
     if match is None:
         return _EXAMPLE
     name = match["name"].removeprefix("[").removesuffix("]")
     if "@" in name:
-        return "a user's name belongs into ~/.ssh/config: the @ joins hosts in include and exclude"
-    if not _is_name(name):
-        return "is neither a host's name nor an address"
-    slots = int(match["slots"])
-    if not 0 < slots <= _MOST_SLOTS:
-        return f"slots must be 1 to {_MOST_SLOTS}; put a # before a host that is not to be used"
-    return Host(name, tuple(range(slots)))
+        return (
+            "user names are not supported, because @ separates hosts in include and exclude; set User in "
+            "~/.ssh/config"
+        )
+    if not is_host_name(name):
+        return "is neither a host name nor an address"
+    slots = match["slots"].lstrip("0")
+    if not slots or len(slots) > len(str(MOST_SLOTS)) or int(slots) > MOST_SLOTS:
+        return f"slots must be 1 to {MOST_SLOTS}; to skip a host, put a # before its line"
+    return Host(name, tuple(range(int(slots))))
 
 
-def _is_name(name: str) -> bool:
-    """Whether no shell, ssh or pdsh would take it for something else than a host."""
-    if _NAME.fullmatch(name):
+def is_host_name(name: str) -> bool:
+    """Return whether the text is a host name or address that is safe for a shell, ssh and pdsh."""
+    # A name whose last part is a number would be read as an incomplete or invalid IPv4 address.
+    if _NAME.fullmatch(name) and not name.rstrip(".").rpartition(".")[2].isdigit():
         return True
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
+    address = address_of(name)
+    if address is None:
         return False
     zone = getattr(address, "scope_id", None)
     return zone is None or re.fullmatch(r"[A-Za-z0-9_.-]+", zone) is not None
 
 
-def _told(path: str, problems: Sequence[str]) -> str:
-    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    return f"{path}: {count}\n\n" + "\n".join(problems)
+def _render(path: str, problems: Sequence[str]) -> str:
+    count = f"{len(problems):,} problem{'s' if len(problems) > 1 else ''}"
+    return f"{path}: {count}\n\n" + "\n".join(f"  {line}" for line in some_lines(problems, _SHOWN))

@@ -1,12 +1,15 @@
-"""The hosts and slots of a job: from a hostfile, Slurm's allocation, or this machine alone."""
+"""The hosts and slots of a job, from a hostfile, a Slurm allocation, or this machine."""
 
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
-from neox_launcher.config import NeoXConfig
-from neox_launcher.config.problems import config_error, in_words, place_of
+from neox_config import NeoXConfig
+from neox_config.files import why_not_readable
+from neox_config.problems import Problem, config_error, in_words, place_of
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.hostfile import host_key, read_hostfile
 from neox_launcher.resources.selection import ALL, SelectionError, select_hosts
@@ -19,6 +22,7 @@ __all__ = [
     "find_pool",
     "first_workers",
     "is_this_machine",
+    "missing_hostfile",
     "select",
 ]
 
@@ -29,11 +33,11 @@ _LOCAL_NAME = "localhost"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """What a job may use.
+    """The hosts that a job may use.
 
     Args:
-        hosts: with all their slots.
-        origin: where they come from, in words.
+        hosts: the hosts with all their slots.
+        origin: description of the source of this list.
     """
 
     hosts: tuple[Host, ...]
@@ -43,18 +47,22 @@ class Pool:
 def find_pool(
     config: NeoXConfig, environment: Mapping[str, str], *, count_gpus: Callable[[], int], processes: int = 1
 ) -> Pool:
-    """The hosts that a configuration may use.
+    """Return the hosts that a configuration may use.
 
     Args:
-        config: says `hostfile`, `launcher`, and `num_gpus` for where no device limits the slots.
-        environment: may name a hostfile, and holds Slurm's variables.
-        count_gpus: counts this machine's GPUs, its slots where it works alone.
-        processes: its slots where there are none and `num_gpus` does not say it.
+        config: sets `hostfile` and `launcher`, and `num_gpus` for hosts without GPUs.
+        environment: may name a hostfile and contain Slurm's variables.
+        count_gpus: counts the GPUs of this machine, which are its slots if it is the only host.
+        processes: slots of this machine if it has no GPU and `num_gpus` is not set.
 
     Raises:
+        ConfigError: the hostfile does not exist.
         HostfileError: there is no usable list of hosts.
     """
     launch = config.launch
+    missing = missing_hostfile(config)
+    if missing is not None:
+        raise config_error([missing], config.files)
     path, origin = _hostfile(config, environment)
     if path is not None:
         return Pool(hosts=read_hostfile(path), origin=origin)
@@ -68,21 +76,35 @@ def find_pool(
     slots = count_gpus() or asked or processes
     origin = "this machine; no hostfile"
     if is_inside_allocation(environment):
-        origin += " (the hosts of this Slurm allocation are used with launcher: slurm)"
+        origin += " (set launcher: slurm to use the hosts of this Slurm allocation)"
     return Pool(hosts=(Host(_LOCAL_NAME, tuple(range(slots))),), origin=origin)
 
 
+def missing_hostfile(config: NeoXConfig) -> Problem | None:
+    """Return the problem of a configured hostfile that does not exist or cannot be read on this machine."""
+    path = config.launch.hostfile
+    reason = None if path is None else why_not_readable(path)
+    if reason is None:
+        return None
+    remedy = (
+        "correct the path, or leave hostfile out to use this machine (with launcher: slurm, the hosts of the "
+        "allocation)"
+    )
+    problem = Problem("hostfile", reason, remedy, value=path)
+    return problem.located(place_of(config.sources, "hostfile"), None)
+
+
 def _pool_to_come(hosts: int, slots: int) -> Pool:
-    """An allocation that is not made yet: enough for a plan, which its backend refuses to start."""
+    """Return placeholders for a future allocation. They suffice for a plan, which cannot be started."""
     names = [f"<host {number} of the allocation>" for number in range(1, hosts + 1)]
     return Pool(
         hosts=tuple(Host(name, tuple(range(slots))) for name in names),
-        origin="a Slurm allocation, which is still to be made",
+        origin="a future Slurm allocation",
     )
 
 
 def _hostfile(config: NeoXConfig, environment: Mapping[str, str]) -> tuple[str | None, str]:
-    """The hostfile to read, and how it is called; none where there is none, or this machine is asked for."""
+    """Return the path and the description of the hostfile; None without one or with `launcher: local`."""
     given, named = config.launch.hostfile, environment.get(HOSTFILE_VARIABLE)
     if given is not None:
         return given, f"hostfile {given}"
@@ -90,16 +112,17 @@ def _hostfile(config: NeoXConfig, environment: Mapping[str, str]) -> tuple[str |
         return None, ""
     if named:
         return named, f"hostfile {named} ({HOSTFILE_VARIABLE})"
-    if DEFAULT_HOSTFILE.exists():
+    # One that cannot be read is refused when it is read: a job on this machine alone would be another job.
+    if os.path.exists(DEFAULT_HOSTFILE):
         return str(DEFAULT_HOSTFILE), f"hostfile {DEFAULT_HOSTFILE}"
     return None, ""
 
 
 def select(config: NeoXConfig, pool: Pool) -> tuple[Host, ...]:
-    """The hosts and slots of a pool that the configuration chooses.
+    """Return the hosts and slots of a pool that the configuration selects.
 
     Raises:
-        ConfigError: the choice cannot be.
+        ConfigError: the selection is invalid.
     """
     launch = config.launch
     try:
@@ -117,17 +140,22 @@ def select(config: NeoXConfig, pool: Pool) -> tuple[Host, ...]:
 
 
 def first_workers(hosts: Sequence[Host], count: int) -> tuple[Host, ...]:
-    """The hosts of the first workers, with no more slots than these need."""
+    """Return the hosts and slots of the first `count` workers."""
     chosen: list[Host] = []
     for host in hosts:
-        slots = host.slots[: count - sum(len(each.slots) for each in chosen)]
-        if slots:
-            chosen.append(Host(host.name, slots))
+        if count <= 0:
+            break
+        chosen.append(Host(host.name, host.slots[:count]))
+        count -= len(host.slots)
     return tuple(chosen)
 
 
 def is_this_machine(name: str) -> bool:
-    """Whether a host's name is this machine's own, as far as that can be told without resolving names."""
-    own = socket.gethostname()
+    """Return whether a host name is this machine's, without resolving names."""
+    return host_key(name) in _keys_of_this_machine(socket.gethostname())
+
+
+@cache
+def _keys_of_this_machine(own: str) -> frozenset[str]:
     names = (_LOCAL_NAME, "127.0.0.1", "::1", own, own.partition(".")[0])
-    return host_key(name) in {host_key(known) for known in names}
+    return frozenset(map(host_key, names))

@@ -1,4 +1,4 @@
-"""How many GPUs this host offers, without importing torch."""
+"""Counts the GPUs of this host without importing torch."""
 
 import os
 import shutil
@@ -13,13 +13,13 @@ _PATIENCE_SECONDS = 10
 
 
 def count_gpus(environment: Mapping[str, str] | None = None) -> int:
-    """GPUs that a process started here would see.
+    """Return the number of GPUs that are visible to a process started on this host.
 
-    `CUDA_VISIBLE_DEVICES` decides when it is set (up to its first -1, as CUDA reads it), else `nvidia-smi`,
-    else the driver's folder.
+    Counts the entries of `CUDA_VISIBLE_DEVICES` if it is set (up to its first -1, as CUDA does), else the
+    GPUs listed by `nvidia-smi`, else those in the folder of the driver.
 
     Args:
-        environment: read instead of the process's own.
+        environment: used instead of the environment of this process.
     """
     env = os.environ if environment is None else environment
     present = _count_present()
@@ -35,7 +35,7 @@ def count_gpus(environment: Mapping[str, str] | None = None) -> int:
 
 
 def smallest_gpu_memory() -> int | None:
-    """Bytes of the GPU of this machine with the least memory; None where `nvidia-smi` does not tell."""
+    """Return the smallest GPU memory of this machine in bytes, or None if `nvidia-smi` fails."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return None

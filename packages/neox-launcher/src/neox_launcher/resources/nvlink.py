@@ -1,47 +1,47 @@
-"""Which GPUs are joined by NVLink, and an order in which such pairs are neighbours."""
+"""Reads the NVLink topology, and orders GPUs so that pairs joined by NVLink are neighbours."""
 
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from neox_launcher.errors import LaunchError
+from neox_config.errors import LaunchError
 
 __all__ = ["pair_devices", "parse_topology"]
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _DEVICE = re.compile(r"GPU(\d+)")
 _LINK = re.compile(r"NV(\d+)")
-# One host; more would make the search for the best pairs long, and no host has them.
+# Devices of one host; bounds the search for the best pairs.
 _MOST_DEVICES = 16
 
 
 def pair_devices(topology: str, devices: Sequence[str]) -> tuple[str, ...]:
-    """The same devices, those joined by the most NVLinks next to each other.
+    """Return the devices reordered so that those joined by the most NVLinks are next to each other.
 
-    Pairs are chosen so that together they have the most links, and among equals so that the least changes:
-    where every device is joined to every other (NVSwitch), and where there is no NVLink, the order stays.
-    Pairs come in the order of their first device; devices without a partner come last, so that ranks 0 and
-    1, 2 and 3, ... are pairs.
+    The pairs have the largest total number of links; among equal choices the first in the given order is
+    taken. The order does not change if all devices are joined to each other (NVSwitch) or there is no
+    NVLink. Pairs are in the order of their first device, followed by devices without a partner, so that
+    ranks 0 and 1, 2 and 3, ... are pairs.
 
     Args:
-        topology: what `nvidia-smi topo -m` prints.
-        devices: as in CUDA_VISIBLE_DEVICES; numbers, because the topology names devices by number.
+        topology: output of `nvidia-smi topo -m`.
+        devices: device numbers, as in CUDA_VISIBLE_DEVICES; the topology does not contain UUIDs.
 
     Raises:
-        LaunchError: a device is not named by number, or does not stand in the topology.
+        LaunchError: a device is not given by number, or is not in the topology.
     """
     links = parse_topology(topology)
     known = {device for pair in links for device in pair}
     for device in devices:
         if not device.isdigit() or int(device) not in known:
             raise LaunchError(
-                f"detect-nvlink-pairs: {device} is not among the devices that `nvidia-smi topo -m` names by "
-                "number; set CUDA_VISIBLE_DEVICES to such numbers, or leave detect-nvlink-pairs out"
+                f"detect-nvlink-pairs: {device} is not a device number of `nvidia-smi topo -m`; set "
+                "CUDA_VISIBLE_DEVICES to device numbers, or leave detect-nvlink-pairs out"
             )
     if len(devices) > _MOST_DEVICES:
         raise LaunchError(
-            f"detect-nvlink-pairs: pairs are looked for among at most {_MOST_DEVICES} devices of a host, "
-            f"not {len(devices)}; leave it out"
+            f"detect-nvlink-pairs: supports at most {_MOST_DEVICES} devices per host, but there are "
+            f"{len(devices)}; leave it out"
         )
     numbers = [int(device) for device in devices]
     weights = {
@@ -59,10 +59,10 @@ def pair_devices(topology: str, devices: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_topology(text: str) -> dict[tuple[int, int], int]:
-    """NVLinks between any two GPUs, by number; 0 for a pair that only PCIe or the processors join.
+    """Return the number of NVLinks for every pair of GPU numbers; 0 if they are connected otherwise.
 
     Raises:
-        LaunchError: the text holds no matrix of GPUs.
+        LaunchError: the text contains no matrix of GPUs.
     """
     lines = [_ESCAPES.sub("", line).split() for line in text.splitlines()]
     header = next((line for line in lines if line and _DEVICE.fullmatch(line[0]) and "X" not in line), [])
@@ -77,13 +77,13 @@ def parse_topology(text: str) -> dict[tuple[int, int], int]:
             links[row, column] = int(match[1]) if match else 0
     if not links:
         raise LaunchError(
-            "detect-nvlink-pairs: `nvidia-smi topo -m` shows no matrix of GPUs here; leave it out"
+            "detect-nvlink-pairs: `nvidia-smi topo -m` prints no matrix of GPUs here; leave it out"
         )
     return links
 
 
 def _best_pairs(count: int, weights: Mapping[tuple[int, int], int]) -> tuple[tuple[int, int], ...]:
-    """Disjoint pairs of joined places, of the largest sum; the smallest in order among equals."""
+    """Return disjoint pairs of indices with the largest sum of weights; the first in order among equals."""
 
     @cache
     def best(free: int) -> tuple[int, tuple[tuple[int, int], ...]]:

@@ -1,28 +1,28 @@
-"""`include`, `exclude`, `num_nodes` and `num_gpus`: which hosts and slots of a pool are used.
+"""Selects hosts and slots of a pool according to `include`, `exclude`, `num_nodes` and `num_gpus`.
 
-The grammar is that of DeepSpeed's runner: NAME[:SLOT[,SLOT ...]] joined by `@`, a name alone meaning all
-slots of that host. Hosts keep the pool's order whatever the order in `include`; slots are in rising order.
-Where DeepSpeed takes fewer hosts than asked for, or more slots than there are, this refuses.
+The syntax is that of DeepSpeed's runner: NAME[:SLOT[,SLOT ...]] joined by `@`; a name without slots means
+all slots of that host. Hosts keep the order of the pool, independent of `include`; slots are in ascending
+order. Unlike DeepSpeed, this raises an error if there are fewer hosts or slots than requested.
 """
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
-from neox_launcher.config.problems import Problem
-from neox_launcher.resources.host import Host
-from neox_launcher.resources.hostfile import host_key
+from neox_config.facts.hosts import MOST_SLOTS
+from neox_config.problems import Problem
+from neox_launcher.resources.host import Host, name_some
+from neox_launcher.resources.hostfile import host_key, shortened
 
 __all__ = ["ALL", "SelectionError", "parse_selection", "select_hosts"]
 
 ALL = -1
-_SHOWN_NAMES = 6
 
 
 class SelectionError(Exception):
-    """A choice of hosts that cannot be; `problem` says why, without place.
+    """An invalid selection of hosts.
 
     Args:
-        problem: names the parameter.
+        problem: the reason, with the name of the parameter and without its location.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -38,17 +38,18 @@ def select_hosts(
     num_nodes: int = ALL,
     num_gpus: int | None = None,
 ) -> tuple[Host, ...]:
-    """The hosts and slots to use, in the pool's order.
+    """Return the hosts and slots to use, in the order of the pool.
 
     Args:
-        pool: what there is.
-        include: only these; excludes the next.
-        exclude: all but these.
-        num_nodes: the first so many of the hosts that are left; -1 for all.
-        num_gpus: slots 0 to N-1 of every host; None or -1 for all; not together with the first two.
+        pool: available hosts.
+        include: hosts and slots to use; not together with `exclude`.
+        exclude: hosts and slots not to use.
+        num_nodes: number of hosts to use, the first of the remaining ones; -1 for all.
+        num_gpus: number of slots to use of every host, from 0; None or -1 for all. Not together with
+            `include` or `exclude`.
 
     Raises:
-        SelectionError: the choice names what is not there, leaves nothing, or contradicts itself.
+        SelectionError: the selection names unknown hosts or slots, is empty, or contradicts itself.
     """
     chosen = {host.name: host.slots for host in pool}
     if include is not None:
@@ -62,20 +63,20 @@ def select_hosts(
     hosts = [Host(host.name, chosen[host.name]) for host in pool if chosen.get(host.name)]
     if not hosts:
         name = "exclude" if exclude is not None else "include"
-        raise SelectionError(Problem(name, "leaves no host to train on", "leave out fewer"))
+        raise SelectionError(Problem(name, "leaves no host to train on", "select at least one host"))
     return tuple(_first_slots(_first_hosts(hosts, num_nodes), num_gpus))
 
 
 def parse_selection(text: str, pool: Sequence[Host], parameter: str) -> dict[str, tuple[int, ...]]:
-    """Host name to slots, for every host that the text names.
+    """Return a dict from host name to slots for every host that the text names.
 
     Args:
         text: NAME[:SLOT[,SLOT ...]], joined by `@`.
-        pool: the hosts that may be named.
-        parameter: whose value the text is.
+        pool: available hosts.
+        parameter: name of the parameter whose value the text is.
 
     Raises:
-        SelectionError: it is written wrongly, or names what is not there.
+        SelectionError: the text is malformed, or names unknown hosts or slots.
     """
     known = {host_key(host.name): host for host in pool}
     found: dict[str, set[int]] = {}
@@ -92,7 +93,7 @@ def parse_selection(text: str, pool: Sequence[Host], parameter: str) -> dict[str
 
 
 def _parse_part(part: str, known: Mapping[str, Host], parameter: str) -> tuple[Host, tuple[int, ...] | None]:
-    """One host and its slots; None stands for all of them."""
+    """Return one host and its slots, None for all of them."""
     whole = known.get(host_key(_bare(part)))
     if whole is not None:
         return whole, None
@@ -104,7 +105,7 @@ def _parse_part(part: str, known: Mapping[str, Host], parameter: str) -> tuple[H
 
 
 def _bare(name: str) -> str:
-    """Without the brackets that an address may stand in."""
+    """Return the name without the brackets that may enclose an address."""
     name = name.strip()
     return name[1:-1] if name.startswith("[") and name.endswith("]") else name
 
@@ -113,12 +114,18 @@ def _parse_slots(listed: str, host: Host, parameter: str) -> Iterator[int]:
     for text in listed.split(","):
         slot = text.strip()
         if not (slot.isascii() and slot.isdigit()):
-            what = f"has {slot!r} for a slot of {host.name}" if slot else f"lacks a slot after {host.name}:"
+            what = (
+                f"has {shortened(slot)!r} as a slot of {host.name}"
+                if slot
+                else f"lacks a slot after {host.name}:"
+            )
             raise SelectionError(Problem(parameter, what, "write slots as numbers: worker-1:0,2"))
-        if int(slot) not in host.slots:
-            have = f"slots 0 to {host.slots[-1]}" if len(host.slots) > 1 else "slot 0 alone"
-            raise SelectionError(Problem(parameter, f"names slot {slot} of {host.name}, which has {have}"))
-        yield int(slot)
+        number = int(slot) if len(slot) <= len(str(MOST_SLOTS)) else MOST_SLOTS
+        if number not in host.slots:
+            have = f"slots 0 to {host.slots[-1]}" if len(host.slots) > 1 else "only slot 0"
+            what = f"names slot {shortened(slot)} of {host.name}, which has {have}"
+            raise SelectionError(Problem(parameter, what))
+        yield number
 
 
 def _unknown_host(part: str, known: Mapping[str, Host], parameter: str) -> Problem:
@@ -127,9 +134,8 @@ def _unknown_host(part: str, known: Mapping[str, Host], parameter: str) -> Probl
     name = part.partition(":")[0] if part.count(":") == 1 else part
     names = [host.name for host in known.values()]
     near = difflib.get_close_matches(name, names, n=1)
-    shown = ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")
-    remedy = f"did you mean {near[0]}?" if near else f"there is {shown}"
-    return Problem(parameter, f"names {name}, which is not among the hosts", remedy)
+    remedy = f"did you mean {near[0]}?" if near else f"available hosts: {name_some(names)}"
+    return Problem(parameter, f"names {shortened(name)}, which is not among the hosts", remedy)
 
 
 def _first_hosts(hosts: Sequence[Host], count: int) -> Sequence[Host]:
@@ -140,7 +146,7 @@ def _first_hosts(hosts: Sequence[Host], count: int) -> Sequence[Host]:
         raise SelectionError(
             Problem(
                 "num_nodes",
-                f"is more than the {have} that there are",
+                f"is more than the {have} available",
                 f"use at most {len(hosts)}, or -1 for all",
             )
         )

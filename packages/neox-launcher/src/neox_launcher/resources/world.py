@@ -1,11 +1,11 @@
-"""Hosts and their slots, in the order of ranks."""
+"""The hosts and slots of a job in the order of ranks, and checks of their devices."""
 
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from neox_launcher.config import NeoXConfig
-from neox_launcher.config.problems import Problem, in_words, place_of
+from neox_config import NeoXConfig
+from neox_config.problems import Problem, in_words, place_of
 from neox_launcher.resources.host import Host
 
 __all__ = ["World", "missing_devices", "slow_without_gpus"]
@@ -17,16 +17,18 @@ _FUSIONS = (
     "bias_dropout_fusion",
     "rope_fusion",
     "layernorm_fusion",
+    "rmsnorm_fusion",
+    "glu_fusion",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Every worker of a job.
+    """All workers of a job.
 
     Args:
-        hosts: in the order of ranks: host 0 has ranks 0 to its number of slots - 1, and so on.
-        gpus: GPUs of each host; 0 means that a slot is a process on the CPU, None that each host finds out.
+        hosts: in the order of ranks: host 0 has the ranks from 0 to its number of slots - 1, and so on.
+        gpus: GPUs per host; 0 if slots are CPU processes, None if each host counts its own.
     """
 
     hosts: tuple[Host, ...]
@@ -34,34 +36,35 @@ class World:
 
     @property
     def size(self) -> int:
-        """Workers in all."""
+        """Number of workers."""
         return sum(len(host.slots) for host in self.hosts)
 
     def with_ranks(self) -> list[tuple[Host, range]]:
-        """Each host with the ranks of its workers, in the order of its slots."""
+        """Return each host with the ranks of its workers, in the order of its slots."""
         ends = itertools.accumulate(len(host.slots) for host in self.hosts)
         return [(host, range(end - len(host.slots), end)) for host, end in zip(self.hosts, ends, strict=True)]
 
 
 def missing_devices(config: NeoXConfig, world: World) -> list[Problem]:
-    """What the configuration needs of this host's devices and does not find.
+    """Return the problems of a configuration that needs devices which this host lacks.
 
-    What other hosts lack, they find out themselves.
+    Other hosts check their own devices.
     """
     problems = []
     highest = max(slot for host in world.hosts for slot in host.slots)
     if world.gpus and highest >= world.gpus:
         have = f"{world.gpus} GPU{'s' if world.gpus > 1 else ''}"
         what = (
-            f"gives this machine slot {highest}, and only {have} {'are' if world.gpus > 1 else 'is'} visible"
+            f"assigns slot {highest} to this machine, but only {have} {'are' if world.gpus > 1 else 'is'} "
+            "visible"
         )
         problems.append(Problem("hostfile", what, f"use slots below {world.gpus}"))
     if config.parallelism.distributed_backend == "mpi":
         problems.append(
             Problem(
                 "distributed_backend",
-                "is in no package of PyTorch's (it takes a PyTorch compiled against an MPI), and was never "
-                "tried with these process groups",
+                "is not supported: PyTorch's packages do not contain it (it requires a PyTorch compiled "
+                "against an MPI), and it has not been tested with these process groups",
                 "use nccl or gloo; to start the workers by MPI, set launcher: openmpi, mvapich or mpich",
             )
         )
@@ -74,7 +77,7 @@ def missing_devices(config: NeoXConfig, world: World) -> list[Problem]:
 
 
 def slow_without_gpus(config: NeoXConfig, world: World) -> list[Problem]:
-    """Notes about settings that work without GPUs, and take longer there than others would."""
+    """Return notes about settings that are slow without GPUs."""
     if world.gpus != 0 or not config.precision.is_fp16:
         return []
     name = "precision" if config.precision.precision == "fp16" else "fp16.enabled"
@@ -83,17 +86,17 @@ def slow_without_gpus(config: NeoXConfig, world: World) -> list[Problem]:
 
 
 def _without_gpus(config: NeoXConfig) -> Iterator[Problem]:
-    """What the configuration asks for that a CPU does not have."""
+    """Yield the settings that require a GPU."""
     if config.parallelism.distributed_backend == "nccl":
         yield Problem(
             "distributed_backend",
-            "needs GPUs, and this host has none that are visible",
-            "leave it out (gloo is used then), or look at CUDA_VISIBLE_DEVICES and nvidia-smi",
+            "requires GPUs, but none are visible on this host",
+            "leave it out to use gloo, or check CUDA_VISIBLE_DEVICES and nvidia-smi",
         )
     for name in _FUSIONS:
         if config.value_of(name) is True:
             yield Problem(
                 name,
-                "asks for a fused operator, which needs NVIDIA GPUs, and this host has none that are visible",
-                f"set {name.replace('_', '-')}: auto or false, or look at CUDA_VISIBLE_DEVICES",
+                "requires NVIDIA GPUs for its fused operator, but none are visible on this host",
+                f"set {name.replace('_', '-')}: auto or false, or check CUDA_VISIBLE_DEVICES",
             )

@@ -1,5 +1,5 @@
-"""`neox-launch verify-resume`: whether a resumed training equals one that was never interrupted.
+"""`neox-launch verify-resume`: verifies that a resumed training equals an uninterrupted one.
 
-`phases.py` makes the trainings from the configuration, `kept.py` finds kept checkpoints, `exchange.py` holds
-what launcher and workers exchange, `verify.py` runs everything, and `report.py` renders the result.
+`phases.py` builds the trainings from the configuration, `verify.py` runs and compares them, and `report.py`
+renders the result. What launcher and workers share is in the room `protocol`.
 """

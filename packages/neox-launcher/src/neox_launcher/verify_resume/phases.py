@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from neox_launcher.config import NeoXConfig, Resolved
-from neox_launcher.plan import LaunchPlan
+from neox_config import NeoXConfig, Resolved
+from neox_config.facts.checkpoints import LATEST, checkpoint_name
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.protocol.kept_checkpoints import KeptCheckpoint
+from neox_launcher.protocol.verification import Comparison, Recording, Side
 from neox_launcher.resources.hosts import first_workers
 from neox_launcher.resources.world import World
-from neox_launcher.verify_resume.exchange import Comparison, Recording, Side
-from neox_launcher.verify_resume.kept import KeptCheckpoint
 
 __all__ = [
     "Phase",
@@ -21,7 +22,6 @@ __all__ = [
     "side_of",
 ]
 
-_LATEST = "latest"
 _LOGGED_PARTS = 5
 
 
@@ -30,9 +30,9 @@ class Span:
     """The iterations that are compared.
 
     Args:
-        start: where the first trainings start.
-        middle: where one of them is interrupted, and the resumed one continues.
-        end: where both end.
+        start: iteration at which the first trainings start.
+        middle: iteration of the interruption, from which the resumed training continues.
+        end: last iteration.
     """
 
     start: int
@@ -50,14 +50,21 @@ class Phase:
     """One training.
 
     Args:
-        title: what it does, in words.
-        plan: the launch.
-        folder: holds all that it writes.
+        title: description for the user.
+        plan: plan of the launch.
+        folder: folder for all its files.
+        last: last iteration.
     """
 
     title: str
     plan: LaunchPlan
     folder: Path
+    last: int
+
+    @property
+    def end(self) -> Path:
+        """Folder of the checkpoint of its last iteration."""
+        return _end(self.folder, self.last)
 
 
 def phases_from_start(
@@ -69,15 +76,15 @@ def phases_from_start(
     folder: Path,
     evaluates: bool,
 ) -> Iterator[Phase]:
-    """Make the three trainings: uninterrupted, up to the interruption, and resumed.
+    """Yield the three trainings: uninterrupted, up to the interruption, and resumed.
 
     Args:
-        plan: the user's training.
-        resumed: the same on the layout to resume on.
-        span: the iterations.
-        source: checkpoint that the first two continue from; None starts from new weights.
-        folder: for everything that is written.
-        evaluates: keep the configured evaluations.
+        plan: plan of the user's training.
+        resumed: plan of the resumed training, possibly with another layout.
+        span: iterations to compare.
+        source: checkpoint from which the first two resume; None to start from new weights.
+        folder: folder for all files.
+        evaluates: evaluate as configured.
     """
     load = None if source is None else _link_to(source.path, folder / "start")
     origin = "new weights" if source is None else f"{source.path.name}"
@@ -94,7 +101,8 @@ def phases_from_start(
         checkpoint = config.checkpoint.replaced(load=load)
         config = config.model_copy(update={"checkpoint": checkpoint})
         snapshot = own / "middle" if last == span.end else None
-        yield Phase(title=title, plan=_recording(plan, config, own, span.middle, snapshot), folder=own)
+        recording = _recording(plan, config, own, span.middle, snapshot)
+        yield Phase(title=title, plan=recording, folder=own, last=last)
     title = f"{span.steps:,} iterations, resumed from the checkpoint just saved"
     saved = str(folder / "interrupted" / "checkpoints")
     yield _resumed(resumed, folder / "resumed", title=title, load=saved, span=span, evaluates=evaluates)
@@ -103,14 +111,14 @@ def phases_from_start(
 def phases_between_kept(
     resumed: LaunchPlan, *, span: Span, source: KeptCheckpoint, folder: Path, evaluates: bool
 ) -> Iterator[Phase]:
-    """Make the one training that continues from a kept checkpoint to the iteration of a later one.
+    """Yield the one training that resumes from an existing checkpoint up to the iteration of a later one.
 
     Args:
-        resumed: the user's training, on the layout to resume on.
-        span: the iterations.
+        resumed: plan of the resumed training, possibly with another layout.
+        span: iterations to compare.
         source: the earlier checkpoint.
-        folder: for everything that is written.
-        evaluates: keep the configured evaluations.
+        folder: folder for all files.
+        evaluates: evaluate as configured.
     """
     load = _link_to(source.path, folder / "start")
     title = f"{span.steps:,} iterations, resumed from {source.path.name}"
@@ -118,23 +126,27 @@ def phases_between_kept(
 
 
 def side_of(folder: Path, span: Span, *, last: int, has_middle: bool) -> Side:
-    """Describe what a training of a phase has left in its folder."""
+    """Return the files of the training of a phase."""
     return Side(
         record=str(folder / "record"),
-        middle=str(folder / "middle" / f"global_step{span.middle}") if has_middle else None,
-        end=str(folder / "checkpoints" / f"global_step{last}"),
+        middle=str(folder / "middle" / checkpoint_name(span.middle)) if has_middle else None,
+        end=str(_end(folder, last)),
     )
 
 
+def _end(folder: Path, last: int) -> Path:
+    return folder / "checkpoints" / checkpoint_name(last)
+
+
 def kept_side(source: KeptCheckpoint, target: KeptCheckpoint, config: NeoXConfig) -> Side:
-    """Describe what is known of a training that has kept two checkpoints."""
+    """Return the files of a training that has saved two checkpoints."""
     log_dir = config.logging.log_dir
     metrics = None if log_dir is None else str(Path(log_dir).absolute() / "metrics.jsonl")
     return Side(middle=str(source.path), end=str(target.path), metrics=metrics)
 
 
 def comparison_plan(plan: LaunchPlan, comparison: Comparison) -> LaunchPlan:
-    """Make the launch of the one worker, on the first host, that compares what was written."""
+    """Return the plan of the single worker on the first host that compares the trainings."""
     first = first_workers(plan.world.hosts, 1)
     config = plan.resolved.config
     logging = config.logging.replaced(log_dir=None)
@@ -153,21 +165,24 @@ def _resumed(plan: LaunchPlan, folder: Path, *, title: str, load: str, span: Spa
     config = _for_phase(plan.resolved.config, folder, span=span, last=span.end, evaluates=evaluates)
     checkpoint = config.checkpoint.replaced(load=load, finetune=False, no_load_optim=False, no_load_rng=False)
     config = config.model_copy(update={"checkpoint": checkpoint})
-    return Phase(
-        title=title, plan=_recording(plan, config, folder, span.middle, folder / "middle"), folder=folder
-    )
+    recording = _recording(plan, config, folder, span.middle, folder / "middle")
+    return Phase(title=title, plan=recording, folder=folder, last=span.end)
 
 
 def _for_phase(config: NeoXConfig, folder: Path, *, span: Span, last: int, evaluates: bool) -> NeoXConfig:
-    """The configuration with its outputs in a folder and its end at an iteration, and nothing else changed.
+    """Return the configuration with its outputs in `folder` and its end at iteration `last`.
 
-    `train_iters` stays, since schedule and order of samples follow from it.
+    `train_iters` is unchanged, because the schedule and the order of samples depend on it.
     """
     monitors = config.monitors
     return config.model_copy(
         update={
             "checkpoint": config.checkpoint.replaced(
-                save=str(folder / "checkpoints"), save_interval=last, keep_last_n_checkpoints=None
+                save=str(folder / "checkpoints"),
+                save_interval=last,
+                save_growth=None,
+                extra_save_iters=None,
+                keep_last_n_checkpoints=None,
             ),
             "training": config.training.replaced(
                 exit_interval=last, eval_iters=config.training.eval_iters if evaluates else 0
@@ -203,8 +218,8 @@ def _recording(
 
 
 def _link_to(checkpoint: Path, folder: Path) -> str:
-    """Make a folder of checkpoints that holds this one alone, so that nothing newer is loaded."""
+    """Create a folder of checkpoints that contains only this one, so that no later one is loaded."""
     folder.mkdir()
     (folder / checkpoint.name).symlink_to(checkpoint, target_is_directory=True)
-    (folder / _LATEST).write_text(checkpoint.name + "\n", encoding="utf-8")
+    (folder / LATEST).write_text(checkpoint.name + "\n", encoding="utf-8")
     return str(folder)

@@ -1,6 +1,6 @@
-"""The result of `verify-resume` as text."""
+"""Renders the result of `verify-resume`."""
 
-from neox_launcher.verify_resume.exchange import Answer, Check
+from neox_launcher.protocol.verification import Answer, Check
 
 __all__ = ["render_answer"]
 
@@ -8,11 +8,11 @@ _HEADER = ("", "compared", "result", "largest difference")
 
 
 def render_answer(answer: Answer, *, is_complete: bool = True) -> str:
-    """Render a table of what was compared, and the verdict below it.
+    """Render a table of the checks followed by the verdict.
 
     Args:
-        answer: of the comparison.
-        is_complete: the resumed training came to its end.
+        answer: result of the comparison.
+        is_complete: whether the resumed training finished.
     """
     rows = [_HEADER, *(_row(check) for check in answer.checks)]
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
@@ -35,6 +35,6 @@ def _verdict(answer: Answer, *, is_complete: bool) -> list[str]:
     if not answer.first and is_complete:
         return ["verdict: the resumed training agrees with the uninterrupted one"]
     if not answer.first:
-        return ["verdict: the resumed training failed; up to there it agrees with the uninterrupted one"]
+        return ["verdict: the resumed training failed; until then it agrees with the uninterrupted one"]
     explained = [answer.explanation] if answer.explanation else []
     return ["verdict: the trainings differ", f"first difference: {answer.first}", *explained]

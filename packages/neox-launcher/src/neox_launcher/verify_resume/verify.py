@@ -1,26 +1,33 @@
-"""`neox-launch verify-resume`: trainings in place of one, a comparison of them, and the verdict."""
+"""`neox-launch verify-resume`: runs the trainings, compares them and prints the verdict."""
 
+import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import click
 
-from neox_launcher.config import NeoXConfig, Resolved
-from neox_launcher.config.problems import Problem, config_error, in_words, place_of
-from neox_launcher.config_estimate_cli import estimate_resolved
-from neox_launcher.dry_run import Form, show_plan
-from neox_launcher.errors import LaunchError, NeoXError
-from neox_launcher.launch import Request, plan_launch, refuse_what_cannot_run, run_plan
-from neox_launcher.outcome import Outcome
-from neox_launcher.plan import LaunchPlan
-from neox_launcher.terminal import tell
-from neox_launcher.verify_resume.exchange import Answer, Comparison, Side
-from neox_launcher.verify_resume.kept import KeptCheckpoint, changed_parameters, find_kept, latest_kept
+from neox_config import NeoXConfig, Resolved
+from neox_config.errors import LaunchError, NeoXError
+from neox_config.estimate.resolved import estimate_resolved
+from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints
+from neox_config.problems import Problem, config_error, in_words, place_of
+from neox_launcher.controller.dry_run import Form, show_plan
+from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
+from neox_launcher.controller.terminal import print_message
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.plan.planning import Request, plan_launch
+from neox_launcher.protocol.exit_codes import SIGNALLED
+from neox_launcher.protocol.kept_checkpoints import KeptCheckpoint, changed_parameters, find_kept, latest_kept
+from neox_launcher.protocol.outcome import Outcome
+from neox_launcher.protocol.verification import Answer, Comparison, Side
 from neox_launcher.verify_resume.phases import (
     Phase,
     Span,
@@ -35,7 +42,8 @@ from neox_launcher.verify_resume.report import render_answer
 __all__ = ["VerifyRequest", "verify_resume"]
 
 _DIFFERENT = 1
-_INTERRUPTED = 130
+# Handled here only between trainings; while a training runs, its launch handles them.
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _BYTES_PER_PARAMETER = 12
 _CHECKPOINTS = {"from start": 5, "between kept": 2}
 # From the finest rounding to the coarsest.
@@ -44,16 +52,16 @@ _PRECISIONS = ("fp32", "fp16", "bf16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRequest:
-    """What the options of `verify-resume` ask for.
+    """The options of `verify-resume`.
 
     Args:
-        steps: iterations before and after the interruption; None with kept checkpoints.
-        resume_set: `name=value` for the resumed training alone.
-        source: kept checkpoint to resume from; None trains up to the interruption first.
-        target: later kept checkpoint to compare with.
-        work_dir: folder for temporary files; None chooses one.
-        keep: leave the temporary files behind.
-        evaluate: keep the configured evaluations.
+        steps: iterations before and after the interruption; None with existing checkpoints.
+        resume_set: settings as `name=value` for the resumed training only.
+        source: existing checkpoint to resume from; None to train up to the interruption first.
+        target: existing later checkpoint to compare with.
+        work_dir: folder for temporary files; None for the default.
+        keep: do not remove the temporary files.
+        evaluate: evaluate as configured.
     """
 
     steps: int | None = None
@@ -67,7 +75,7 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """What will be trained and compared."""
+    """The trainings to run and compare."""
 
     plan: LaunchPlan
     resumed: LaunchPlan
@@ -83,7 +91,7 @@ class _Job:
 
 
 class _StoppedError(Exception):
-    """A training failed or was stopped; its outcome says how."""
+    """A training failed or was stopped, with its outcome."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.exit_code)
@@ -101,17 +109,17 @@ def verify_resume(
     """Train, interrupt, resume and compare; print the table and the verdict.
 
     Args:
-        request: the command line's usual options.
-        plan: the training that they ask for.
-        wanted: the further options.
-        dry_run: only show what would be done.
-        run: carries one launch out.
+        request: common options of the command line.
+        plan: plan of the training.
+        wanted: options of `verify-resume`.
+        dry_run: only print what would be done.
+        run: runs one plan.
 
     Returns:
-        The outcome, whose exit code is 0 only when everything agrees. A failed training's is its own.
+        The outcome. Its exit code is 0 only if everything agrees; a failed training determines its own.
 
     Raises:
-        NeoXError: the request is wrong, or a training cannot be started.
+        NeoXError: the request is invalid, or a training cannot be started.
     """
     job = _plan_job(request, plan, wanted)
     if dry_run is not None:
@@ -120,13 +128,10 @@ def verify_resume(
     if job.resumed is not job.plan:
         refuse_what_cannot_run(_without_load(job.resumed))
     try:
-        with _work_folder(job, wanted) as folder:
+        with _stopping_on_signals(), _work_folder(job, wanted) as folder:
             return _carry_out(job, folder, wanted, run)
     except _StoppedError as stop:
         return stop.outcome
-    except KeyboardInterrupt:
-        # Between two trainings nothing else listens.
-        return Outcome(exit_code=_INTERRUPTED, was_stopped=True)
 
 
 def _plan_job(request: Request, plan: LaunchPlan, wanted: VerifyRequest) -> _Job:
@@ -158,16 +163,18 @@ def _new_span(
 ) -> tuple[KeptCheckpoint | None, KeptCheckpoint | None, Span]:
     config = resolved.config
     if wanted.steps is None:
-        raise LaunchError("verify-resume needs --steps N, or --from and --to with two kept checkpoints")
+        raise LaunchError(
+            "verify-resume requires --steps N, or --from and --to with two existing checkpoints"
+        )
     source = latest_kept(config.checkpoint.load)
     start = 0 if source is None or config.checkpoint.finetune else source.iteration
     left = config.training.train_iters - start
     if left < 2 * wanted.steps:
         after = f" after {source.path.name}" if source is not None and start else ""
-        most = f"at most --steps {left // 2}" if left > 1 else "it is complete"
+        fitting = f"give at most --steps {left // 2}, or " if left > 1 else ""
         raise LaunchError(
-            f"--steps {wanted.steps:,} trains {2 * wanted.steps:,} iterations, and train-iters leaves "
-            f"{left:,}{after}: {most}, or a larger train-iters (--set train-iters=...)"
+            f"--steps {wanted.steps:,} trains {2 * wanted.steps:,} iterations, but train-iters leaves only "
+            f"{left:,}{after}: {fitting}set a larger train-iters (--set train-iters=...)"
         )
     return source, None, Span(start=start, middle=start + wanted.steps, end=start + 2 * wanted.steps)
 
@@ -178,10 +185,12 @@ def _kept_span(
     config = resolved.config
     if wanted.source is None or wanted.target is None:
         raise LaunchError(
-            "--from and --to go together: a kept checkpoint, and a later one of the same training"
+            "--from and --to must be given together: a checkpoint and a later one of the same training"
         )
     if wanted.steps is not None:
-        raise LaunchError("--steps has no meaning with --from and --to: they say how far to train")
+        raise LaunchError(
+            "--steps cannot be combined with --from and --to, which set the iterations; remove --steps"
+        )
     folders = (config.checkpoint.save, config.checkpoint.load)
     source = find_kept(wanted.source, folders, option="--from")
     target = find_kept(wanted.target, folders, option="--to")
@@ -194,19 +203,19 @@ def _kept_span(
         changed = changed_parameters(kept, resolved)
         if changed:
             raise LaunchError(
-                f"{kept.path} was written under another configuration: {'; '.join(changed)}; "
-                "give the configuration of that training (--resume-set changes the resumed one alone)"
+                f"{kept.path} was written with another configuration: {'; '.join(changed)}; use the "
+                "configuration of that training (--resume-set changes the resumed training only)"
             )
     if target.iteration > config.training.train_iters:
         raise LaunchError(
-            f"{target.path} is at iteration {target.iteration:,}, and train-iters is "
-            f"{config.training.train_iters:,}; raise train-iters to that of the training that wrote it"
+            f"{target.path} is at iteration {target.iteration:,}, but train-iters is "
+            f"{config.training.train_iters:,}; set train-iters to the value of the training that wrote it"
         )
     return source, target, Span(start=source.iteration, middle=source.iteration, end=target.iteration)
 
 
 def _refuse_another_training(plan: LaunchPlan, resumed: LaunchPlan) -> None:
-    """The resumed training must read the same samples in the same steps."""
+    """Require that the resumed training reads the same samples in the same steps."""
     one, other = plan.resolved, resumed.resolved
     for name, before, after in (
         ("train-batch-size", one.derived.train_batch_size, other.derived.train_batch_size),
@@ -215,22 +224,22 @@ def _refuse_another_training(plan: LaunchPlan, resumed: LaunchPlan) -> None:
     ):
         if before != after:
             raise LaunchError(
-                f"--resume-set changes {name} from {before:,} to {after:,}: then no step equals one of the "
-                f"uninterrupted training; keep it, for example with --resume-set {name}={before}"
+                f"--resume-set changes {name} from {before:,} to {after:,}, so that no step equals one of "
+                f"the uninterrupted training; keep the value, for example with --resume-set {name}={before}"
             )
 
 
 def _refuse_incomplete_checkpoints(config: NeoXConfig) -> None:
     for name, what in (("no_save_optim", "optimizer states"), ("no_save_rng", "random states")):
         if getattr(config.checkpoint, name):
-            text = f"leaves the {what} out of checkpoints, so no resumed training equals an uninterrupted one"
+            text = f"omits the {what} from checkpoints, so no resumed training equals an uninterrupted one"
             remedy = f"add --set {name.replace('_', '-')}=false to verify everything else"
             problem = Problem(name, text, remedy).located(place_of(config.sources, name), in_words(True))
             raise config_error([problem], config.files)
 
 
 def _refuse_dropout(config: NeoXConfig) -> None:
-    """Random streams start anew on another layout, so dropout would draw other numbers."""
+    """Refuse dropout with another layout, where random states are reset and dropout masks differ."""
     rates = {
         "hidden-dropout": config.model.hidden_dropout,
         "attention-dropout": config.model.attention_dropout,
@@ -239,7 +248,7 @@ def _refuse_dropout(config: NeoXConfig) -> None:
     if drawn:
         without = " ".join(f"--set {name}=0" for name in drawn)
         raise LaunchError(
-            f"{' and '.join(drawn)}: on another layout dropout draws other random numbers, so no loss would "
+            f"{' and '.join(drawn)}: with another layout dropout uses other random numbers, so no loss would "
             f"agree; add {without} to verify everything else"
         )
 
@@ -250,7 +259,7 @@ def _sizes(plan: LaunchPlan) -> tuple[int, int, int]:
 
 
 def _without_load(plan: LaunchPlan) -> LaunchPlan:
-    """The plan without its checkpoint, which will only be there once the trainings before have run."""
+    """Return the plan without its checkpoint, which exists only after the previous trainings."""
     config = plan.resolved.config
     checkpoint = config.checkpoint.replaced(load=None, finetune=False)
     resolved = replace(plan.resolved, config=config.model_copy(update={"checkpoint": checkpoint}))
@@ -278,11 +287,31 @@ def _phases(job: _Job, folder: Path | None) -> list[str]:
 
 
 @contextmanager
+def _stopping_on_signals() -> Iterator[None]:
+    """Raise `_StoppedError` on signals that would end the process, so that the folder is removed."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise _StoppedError(Outcome(exit_code=SIGNALLED + number, was_stopped=True))
+
+    # nohup ignores SIGHUP.
+    before = {
+        number: signal.signal(number, stop)
+        for number in _ENDING_SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def _work_folder(job: _Job, wanted: VerifyRequest) -> Iterator[Path]:
-    """A new folder for all that is written, removed at the end.
+    """Create a folder for all files, and remove it at the end.
 
     Raises:
-        LaunchError: it cannot be made, or its disk has no room.
+        LaunchError: it cannot be created, or there is not enough disk space.
     """
     parent = _parent_folder(job.config, wanted.work_dir)
     _check_room(job, parent)
@@ -290,27 +319,36 @@ def _work_folder(job: _Job, wanted: VerifyRequest) -> Iterator[Path]:
         folder = Path(tempfile.mkdtemp(prefix=".verify-resume-", dir=parent)).absolute()
     except OSError as error:
         raise LaunchError(
-            f"no temporary folder can be made in {parent}: {error.strerror}; name another with --work-dir"
+            f"cannot create a temporary folder in {parent}: {error.strerror}; set another one with --work-dir"
         ) from error
     try:
         yield folder
     finally:
         if wanted.keep:
-            tell(f"temporary files are kept in {folder}\n")
+            print_message(f"temporary files are kept in {folder}\n")
         else:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder, with signals blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _parent_folder(config: NeoXConfig, work_dir: str | None) -> Path:
-    """Where checkpoints have room, and all hosts see them: the folder of `save`, as far as it is there."""
+    """Return the parent of the work folder: `save` or its nearest existing parent, which all hosts share."""
     if work_dir is not None:
-        if not Path(work_dir).is_dir():
-            raise LaunchError(f"--work-dir {work_dir} is not a folder; make it, or name another")
+        if not os.path.isdir(work_dir):
+            raise LaunchError(f"--work-dir {work_dir} is not a folder; create it, or choose another")
         return Path(work_dir)
     if config.checkpoint.save is None:
         return Path(tempfile.gettempdir())
     folder = Path(config.checkpoint.save).absolute()
-    while not folder.is_dir():
+    while not os.path.isdir(folder):
         folder = folder.parent
     return folder
 
@@ -322,37 +360,37 @@ def _check_room(job: _Job, parent: Path) -> None:
     free = shutil.disk_usage(parent).free
     if free < needed:
         raise LaunchError(
-            f"{parent} has {free / 1e9:,.1f} GB free, and {count} checkpoints of this model need about "
-            f"{needed / 1e9:,.1f} GB; name a folder with more room with --work-dir"
+            f"{parent} has {free / 1e9:,.1f} GB free, but {count} checkpoints of this model need about "
+            f"{needed / 1e9:,.1f} GB; set a folder with more space with --work-dir"
         )
 
 
 def _carry_out(
     job: _Job, folder: Path, wanted: VerifyRequest, run: Callable[[LaunchPlan], Outcome]
 ) -> Outcome:
-    """Train and compare; a resumed training that fails is compared up to there, as a difference may be why.
+    """Train and compare. A resumed training that fails is compared until then, since it may show the cause.
 
     Raises:
-        _StoppedError: a training failed with nothing to compare, or was stopped.
+        _StoppedError: a training failed before there was something to compare, or was stopped.
     """
     phases = list(_make_phases(job, folder, wanted))
     resumed = _train(phases, run)
-    tell("\ncomparing\n")
-    answer = _compare(job, folder, run)
+    print_message("\ncomparing\n")
+    answer = _compare(job, folder, wanted, run)
     click.echo(render_answer(answer, is_complete=not resumed.exit_code))
     if resumed.exit_code:
         return resumed
     return Outcome(exit_code=_DIFFERENT if answer.first else 0)
 
 
-def _compare(job: _Job, folder: Path, run: Callable[[LaunchPlan], Outcome]) -> Answer:
-    outcome = run(comparison_plan(job.plan, _comparison(job, folder)))
+def _compare(job: _Job, folder: Path, wanted: VerifyRequest, run: Callable[[LaunchPlan], Outcome]) -> Answer:
+    outcome = run(comparison_plan(job.plan, _comparison(job, folder, wanted)))
     if outcome.exit_code or outcome.was_stopped:
         raise _StoppedError(outcome)
     try:
         return Answer.from_facts(outcome.facts[0])
     except KeyError as error:
-        raise NeoXError("the comparing worker ended without an answer; see what it printed above") from error
+        raise NeoXError("the comparing worker ended without a result; see its output above") from error
 
 
 def _make_phases(job: _Job, folder: Path, wanted: VerifyRequest) -> Iterator[Phase]:
@@ -372,32 +410,45 @@ def _make_phases(job: _Job, folder: Path, wanted: VerifyRequest) -> Iterator[Pha
 
 
 def _train(phases: list[Phase], run: Callable[[LaunchPlan], Outcome]) -> Outcome:
-    """Carry the trainings out, one after the other.
+    """Run the trainings one after the other.
 
     Returns:
         The outcome of the last one, which may have failed after it had restored the checkpoint.
 
     Raises:
-        _StoppedError: one failed before that, or was stopped.
+        _StoppedError: a training failed before that, or was stopped.
+        NeoXError: a training ended too early with exit code 0.
     """
     outcome = Outcome(exit_code=0)
     for number, phase in enumerate(phases, 1):
-        tell(f"\ntraining {number} of {len(phases)}: {phase.title}\n")
+        print_message(f"\ntraining {number} of {len(phases)}: {phase.title}\n")
         started = time.monotonic()
         outcome = run(phase.plan)
-        has_restored = phase is phases[-1] and any(phase.folder.glob("middle/global_step*/manifest.json"))
+        has_restored = phase is phases[-1] and bool(complete_checkpoints(phase.folder / "middle"))
         if outcome.was_stopped or (outcome.exit_code and not has_restored):
             raise _StoppedError(outcome)
+        if not outcome.exit_code:
+            _demand_end(phase, f"training {number} of {len(phases)}")
         seconds = time.monotonic() - started
         ended = "failed" if outcome.exit_code else "ended"
         more = (
             f"; the other two together take about {seconds:.0f} s" if (number, len(phases)) == (1, 3) else ""
         )
-        tell(f"training {number} of {len(phases)} {ended} after {seconds:.0f} s{more}\n")
+        print_message(f"training {number} of {len(phases)} {ended} after {seconds:.0f} s{more}\n")
     return outcome
 
 
-def _comparison(job: _Job, folder: Path) -> Comparison:
+def _demand_end(phase: Phase, name: str) -> None:
+    """Check that a training reached its last iteration; signalled workers stop early with exit code 0."""
+    if not (phase.end / MANIFEST).is_file():
+        raise NeoXError(
+            f"{name} ended before iteration {phase.last:,}: {phase.end} does not exist. Its workers may have "
+            "received SIGUSR1 or SIGTERM, or the folder is not shared by all hosts (set another one with "
+            "--work-dir); see the output above, and run the command again"
+        )
+
+
+def _comparison(job: _Job, folder: Path, wanted: VerifyRequest) -> Comparison:
     span = job.span
     if job.target is not None:
         assert job.source is not None, "checked with the options"
@@ -415,4 +466,5 @@ def _comparison(job: _Job, folder: Path) -> Comparison:
         samples=job.plan.resolved.derived.train_batch_size,
         rounding=job.rounding,
         same_sizes=job.same_sizes,
+        evaluates=wanted.evaluate,
     )

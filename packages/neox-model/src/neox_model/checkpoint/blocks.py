@@ -1,25 +1,35 @@
-"""Where one stored range and one wanted range of the same tensor meet.
+"""Compute the overlaps of stored and requested ranges of a tensor.
 
-A row-major range of an N-dimensional block is at most 2N - 1 boxes that are contiguous in memory (part of
-a row, whole rows, part of a row). Two ranges are compared box by box, so any split can be read by any other.
+A row-major range of an N-dimensional block consists of at most 2N - 1 boxes that are contiguous in memory
+(part of a row, whole rows, part of a row). Ranges are compared box by box, so any split can be read into any
+other.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 
 from torch import Tensor
 
-from neox_model.checkpoint.contents import Block, block_numel
+__all__ = ["Block", "Box", "Overlap", "Range", "block_numel", "boxes", "find_overlaps", "overlapping"]
 
-__all__ = ["Box", "Overlap", "Range", "boxes", "find_overlaps"]
+# One interval per dimension of the whole tensor.
+Block = tuple[tuple[int, int], ...]
 
 # A block of the whole tensor, and a row-major range inside the block.
 Range = tuple[Block, int, int]
 
 
+def block_numel(block: Block) -> int:
+    """Return the number of elements in a block; 1 for a tensor without dimensions."""
+    return prod(stop - start for start, stop in block)
+
+
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A block of the whole tensor that lies contiguously at `offset` of a flat buffer."""
+    """A block of the whole tensor, stored contiguously at `offset` of a flat buffer."""
 
     bounds: Block
     offset: int
@@ -27,7 +37,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What a box of the source and a box of the target have in common."""
+    """The block shared by a box of the source and a box of the target."""
 
     source: Box
     target: Box
@@ -35,7 +45,7 @@ class Overlap:
 
     @property
     def numel(self) -> int:
-        """Number of shared elements."""
+        """Return the number of shared elements."""
         return block_numel(self.shared)
 
     def copy(self, source: Tensor, target: Tensor) -> None:
@@ -44,7 +54,7 @@ class Overlap:
 
 
 def boxes(block: Block, start: int, stop: int) -> Iterator[Box]:
-    """Split the row-major range `[start, stop)` of a block into boxes; offsets count from `start`."""
+    """Split the row-major range `[start, stop)` of a block into boxes; offsets are relative to `start`."""
     if start >= stop:
         return
     if not block:
@@ -69,12 +79,40 @@ def boxes(block: Block, start: int, stop: int) -> Iterator[Box]:
 
 
 def find_overlaps(stored: Range, wanted: Range) -> list[Overlap]:
-    """The boxes that a stored and a wanted range have in common; empty when they do not meet."""
+    """Return the overlaps of the boxes of a stored and a requested range."""
     if _intersection(stored[0], wanted[0]) is None:
         return []
     pairs = ((source, target) for source in boxes(*stored) for target in boxes(*wanted))
     found = ((source, target, _intersection(source.bounds, target.bounds)) for source, target in pairs)
     return [Overlap(source, target, shared) for source, target, shared in found if shared is not None]
+
+
+def overlapping(ranges: Iterable[Range]) -> bool:
+    """Return whether two of these ranges of one tensor have an element in common."""
+    by_block: dict[Block, list[tuple[int, int]]] = defaultdict(list)
+    for block, start, stop in ranges:
+        if start < stop:
+            by_block[block].append((start, stop))
+    for parts in by_block.values():
+        parts.sort()
+        if any(first[1] > second[0] for first, second in pairwise(parts)):
+            return True
+    return any(
+        find_overlaps((one, *first), (other, *second))
+        for one, other in _intersecting_blocks(sorted(by_block))
+        for first in by_block[one]
+        for second in by_block[other]
+    )
+
+
+def _intersecting_blocks(blocks: list[Block]) -> Iterator[tuple[Block, Block]]:
+    """Yield the pairs of different blocks that intersect; the blocks are sorted."""
+    for number, one in enumerate(blocks):
+        for other in blocks[number + 1 :]:
+            if other[0][0] >= one[0][1]:
+                break
+            if _intersection(one, other) is not None:
+                yield one, other
 
 
 def _intersection(one: Block, other: Block) -> Block | None:

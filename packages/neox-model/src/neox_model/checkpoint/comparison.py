@@ -1,25 +1,29 @@
-"""Whether a run may continue from a checkpoint, and what it must say when it does."""
+"""Compare a run's settings with those of a checkpoint: refuse incompatible ones, log other differences."""
 
 import logging
 from collections.abc import Mapping
 from typing import Any
 
-from neox_launcher.config.problems import in_words
-from neox_launcher.config.resume import (
+from neox_config.derive.resume import (
     LEARNING_RATE,
     SAMPLES_PER_ITERATION,
     Change,
     Changes,
     compare,
 )
-from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.errors import CheckpointError
+from neox_config.errors import ConfigError
+from neox_config.problems import in_words
+from neox_model.checkpoint.contents import Manifest, is_count
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 
 __all__ = [
     "SAMPLES_DIGEST",
     "changes_since",
+    "data_state",
+    "log_another_order",
     "log_model_changes",
     "log_training_changes",
+    "log_unknown_changes",
     "refuse_model_changes",
     "refuse_state_changes",
     "training_state",
@@ -27,93 +31,149 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Recorded beside the parameters: digests of the samples that were read, by part.
+# Recorded with the parameters: digests of the samples read, by part.
 SAMPLES_DIGEST = "samples_digest"
 _PARTS = {"train": "training samples", "valid": "validation samples"}
+_DAMAGED = "the manifest is damaged: config"
+# Counts in the training loop's state: those that give the position in the data, and the others.
+_USED = {
+    "samples": "the number of samples read",
+    "validation_samples": "the number of validation samples read",
+}
+_DONE = {"tokens": "the number of tokens read", "skipped_iterations": "the number of skipped updates"}
 
 
 def changes_since(manifest: Manifest, config: Mapping[str, Any]) -> Changes:
-    """What differs between the run that wrote a checkpoint and this one."""
+    """Return the differences between the run that wrote a checkpoint and this run.
+
+    Raises:
+        DamagedCheckpointError: the recorded values have another form.
+    """
     layout = manifest.layout
-    return compare(manifest.config, config, devices=layout.data * layout.model * layout.pipe)
+    if not isinstance(manifest.config.get(SAMPLES_DIGEST, {}), Mapping):
+        raise DamagedCheckpointError(f"{_DAMAGED} / {SAMPLES_DIGEST} does not contain digests by name")
+    try:
+        return compare(manifest.config, config, devices=layout.data * layout.model * layout.pipe)
+    except ConfigError as error:
+        raise DamagedCheckpointError(f"{_DAMAGED} / {error}") from error
 
 
 def refuse_model_changes(changes: Changes, *, remedy: str) -> None:
-    """Refuse a checkpoint of another model.
+    """Raise an error if the checkpoint contains a different model.
 
     Raises:
-        CheckpointError: with every parameter that changes the model, and the remedy.
+        CheckpointError: lists every parameter that changes the model, and the remedy.
     """
     if changes.model:
         raise CheckpointError(
-            f"the model in the checkpoint is not this configuration's; {_listed(changes.model)}; {remedy}"
+            f"the checkpoint contains a different model: {_listed(changes.model)}; {remedy}"
         )
 
 
 def refuse_state_changes(changes: Changes) -> None:
-    """Refuse optimizer states that the optimizer of this run cannot continue from.
+    """Raise an error if this run's optimizer cannot use the checkpoint's optimizer states.
 
     Raises:
-        CheckpointError: with the parameters that make them useless, and the remedy.
+        CheckpointError: lists the parameters that make them incompatible, and the remedy.
     """
     found = [change for change in changes.training if change.changes_states]
     if found:
         raise CheckpointError(
-            f"its optimizer states cannot be used; {_listed(found)}; give the checkpoint's values, or set "
-            "no-load-optim: true to begin with new optimizer states"
+            f"the checkpoint's optimizer states cannot be used: {_listed(found)}; set the checkpoint's "
+            "values, or set no-load-optim: true to start with new optimizer states"
+        )
+
+
+def log_unknown_changes(changes: Changes) -> None:
+    """Log a warning if the settings could not be compared."""
+    if changes.unknown is not None:
+        logger.warning(
+            "the checkpoint was written by another version, so its settings are not compared: %s",
+            changes.unknown,
         )
 
 
 def log_model_changes(changes: Changes) -> None:
-    """Say which parameters change the model that is fine-tuned."""
+    """Log the parameters that change the model that is fine-tuned."""
     if changes.model:
-        logger.warning("the model is changed by finetune:\n%s", _table(changes.model))
+        logger.warning("finetune: the model differs from the checkpoint's:\n%s", _table(changes.model))
 
 
-def log_training_changes(manifest: Manifest, config: Mapping[str, Any], *, keeps_curve: bool) -> None:
-    """Say which parameters change the training, and whether samples come in another order.
+def log_training_changes(changes: Changes, *, keeps_curve: bool) -> None:
+    """Log the parameters that change the training.
 
     Args:
-        manifest: of the checkpoint.
-        config: of this run.
-        keeps_curve: the checkpoint's learning-rate curve is used, so that this run's is not a change.
+        changes: since the checkpoint.
+        keeps_curve: the checkpoint's learning-rate curve is used, so differences of the curve do not count.
     """
-    changes = changes_since(manifest, config)
-    if changes.unknown is not None:
-        logger.warning(
-            "the checkpoint was written by another version, and its settings are not compared: %s",
-            changes.unknown,
-        )
     found = [change for change in changes.training if not (keeps_curve and change.label in LEARNING_RATE)]
     if found:
-        logger.warning("the training continues with other settings than the checkpoint's:\n%s", _table(found))
+        logger.warning(
+            "the training continues with settings that differ from the checkpoint's:\n%s", _table(found)
+        )
+
+
+def log_another_order(manifest: Manifest, config: Mapping[str, Any]) -> None:
+    """Log a warning if samples are in a different order than before the checkpoint.
+
+    Args:
+        manifest: the checkpoint's.
+        config: this run's.
+    """
     there, here = manifest.config.get(SAMPLES_DIGEST, {}), config.get(SAMPLES_DIGEST, {})
     for part, samples in _PARTS.items():
         if part in there and part in here and there[part] != here[part]:
             logger.warning(
-                "%s come in another order than before the checkpoint: some will be read twice, and some not "
+                "%s are in a different order than before the checkpoint: some will be read twice, others not "
                 "at all",
                 samples,
             )
 
 
 def training_state(manifest: Manifest) -> dict[str, Any]:
-    """State of the training loop; what an older checkpoint lacks is computed from its batch size.
+    """Return the state of the training loop, with entries that older checkpoints lack computed.
 
     Raises:
-        CheckpointError: it does not say how many samples were read, nor its batch size.
+        CheckpointError: the checkpoint lacks a count, and its parameters do not determine it.
     """
-    state, config = dict(manifest.training), manifest.config
-    batch = config.get(SAMPLES_PER_ITERATION)
-    if batch is not None:
-        evaluations = manifest.iteration // int(config.get("eval_interval") or 1)
-        state.setdefault("samples", manifest.iteration * batch)
-        state.setdefault("validation_samples", evaluations * int(config.get("eval_iters") or 0) * batch)
-    elif "iteration" in state and "samples" not in state:
-        raise CheckpointError(
-            "it does not record how many samples were read; set finetune: true to take the weights alone"
-        )
+    state = data_state(manifest)
+    _require(state, _DONE)
     return state
+
+
+def data_state(manifest: Manifest) -> dict[str, Any]:
+    """Return the state of the training loop as far as it is known, with the position in the data.
+
+    Raises:
+        CheckpointError: the checkpoint lacks the position, and its parameters do not determine it.
+        DamagedCheckpointError: one of these parameters is not a count.
+    """
+    state, config = {"iteration": manifest.iteration, **manifest.training}, manifest.config
+    batch = _count(config, SAMPLES_PER_ITERATION)
+    if batch is not None:
+        evaluations = manifest.iteration // (_count(config, "eval_interval") or 1)
+        state.setdefault("samples", manifest.iteration * batch)
+        state.setdefault("validation_samples", evaluations * (_count(config, "eval_iters") or 0) * batch)
+    _require(state, _USED)
+    is_one_size = batch is not None and state["samples"] == manifest.iteration * batch
+    state.setdefault("batch_sizes", [[0, batch]] if is_one_size else [])
+    return state
+
+
+def _count(config: Mapping[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    if value is not None and not is_count(value):
+        raise DamagedCheckpointError(f"{_DAMAGED} / {name} is not a count")
+    return value
+
+
+def _require(state: Mapping[str, Any], counts: Mapping[str, str]) -> None:
+    missing = [what for name, what in counts.items() if name not in state]
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint does not record {' or '.join(missing)}; set finetune: true to load only the "
+            "weights"
+        )
 
 
 def _listed(changes: "tuple[Change, ...] | list[Change]") -> str:

@@ -1,47 +1,58 @@
-"""What a checkpoint holds, as a typed record: the manifest beside the shards.
+"""The manifest of a checkpoint: a typed record of its contents.
 
-A tensor is named and shaped as in the whole, unsharded model. Its pieces say who wrote what: a piece is a
-row-major range `[start, stop)` inside a block, and a block is one interval per dimension of the whole
-tensor. Tensor parallelism makes blocks, ZeRO makes ranges; neither leaves a trace in the names.
+A tensor has the name and shape that it has in the whole, unsharded model. A piece is a row-major range
+`[start, stop)` inside a block, and a block is one interval per dimension of the whole tensor. Tensor
+parallelism produces blocks, ZeRO produces ranges; names depend on neither.
 """
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from math import prod
+from functools import cache
+from math import inf, prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
+import torch
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-__all__ = ["FORMAT", "MANIFEST", "Block", "Layout", "Manifest", "Piece", "TensorRecord", "block_numel"]
+from neox_config import finite_json
+from neox_config.facts.checkpoints import MANIFEST
+from neox_model.checkpoint.blocks import block_numel, overlapping
+from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
+
+__all__ = ["FORMAT", "Layout", "Manifest", "Piece", "TensorRecord", "is_count"]
 
 FORMAT = "neox-checkpoint-1"
-MANIFEST = "manifest.json"
 
-Block = tuple[tuple[int, int], ...]
-
-
-def block_numel(block: Block) -> int:
-    """Number of elements in a block; 1 for a tensor without dimensions."""
-    return prod(stop - start for start, stop in block)
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+_Size = Annotated[int, Field(ge=1, lt=2**63)]
+_Checksum = Annotated[int, Field(ge=0, lt=2**32)]
+# The engine's counters, and the loss scale's. `cur_scale`, the scale itself, may have a fraction.
+_ENGINE_INTEGERS = ("global_steps", "global_samples", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+# A field that this version does not know would be lost, so it is an error.
+_EXACT = ConfigDict(extra="forbid", allow_inf_nan=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One stored part of a tensor: where it lies in the tensor and in which file its bytes are."""
+    """One stored part of a tensor: its place in the tensor and the file that contains its bytes."""
 
-    block: Block
-    start: int
-    stop: int
+    __pydantic_config__ = _EXACT
+
+    block: tuple[tuple[_Count, _Count], ...]
+    start: _Count
+    stop: _Count
     file: str
     key: str
-    crc32: int
+    crc32: _Checksum
 
     @property
     def numel(self) -> int:
-        """Number of stored elements."""
+        """Return the number of stored elements."""
         return self.stop - self.start
 
 
@@ -49,13 +60,15 @@ class Piece:
 class TensorRecord:
     """One logical tensor: its whole shape, its dtype as safetensors names it, and its pieces."""
 
-    shape: tuple[int, ...]
+    __pydantic_config__ = _EXACT
+
+    shape: tuple[_Count, ...]
     dtype: str
     pieces: tuple[Piece, ...]
 
     @property
     def is_complete(self) -> bool:
-        """Whether the pieces hold exactly as many elements as the tensor has."""
+        """Return True if the pieces contain exactly as many elements as the tensor."""
         return sum(piece.numel for piece in self.pieces) == prod(self.shape)
 
 
@@ -63,29 +76,34 @@ class TensorRecord:
 class Layout:
     """The sizes of the parallel groups that wrote the checkpoint."""
 
-    data: int
-    model: int
-    pipe: int
+    __pydantic_config__ = _EXACT
+
+    data: _Size
+    model: _Size
+    pipe: _Size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The JSON file that makes a folder of shards a checkpoint.
+    """The JSON file that describes a checkpoint.
 
     Args:
         iteration: finished optimizer updates.
         layout: the writing run's parallel sizes.
-        config: flat parameter name to value, of the writing run.
-        tensors: logical name to record; optimizer states are `NAME/exp_avg` beside the weight `NAME`.
-        optimizer: class name of the optimizer, or None when its states were left out.
-        optimizer_scalars: weight name to its states that are single numbers, such as `step`.
-        engine: the engine's counters and the loss scaler's numbers.
+        config: the writing run's parameters by name, the values in effect, its batch size and digests of the
+            samples that it read.
+        tensors: logical name to record; optimizer states of the weight `NAME` are `NAME/exp_avg` and so on.
+        optimizer: class name of the optimizer; None if its states were not saved.
+        optimizer_scalars: weight name to its single-number states, such as `step`.
+        engine: the engine's counters and the loss scaler's state.
         schedule: state of the learning-rate schedule.
         training: state of the training loop.
         files: shard name to size in bytes.
     """
 
-    iteration: int
+    __pydantic_config__ = _EXACT
+
+    iteration: _Count
     layout: Layout
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorRecord]
@@ -94,16 +112,16 @@ class Manifest:
     engine: Mapping[str, Any] = field(default_factory=dict)
     schedule: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, int] = field(default_factory=dict)
+    files: Mapping[str, _Count] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """Text of the manifest file, with a checksum over its own contents."""
-        contents = _encode(asdict(self))
+        """Return the text of the manifest file, which includes a checksum of its contents."""
+        contents = finite_json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
         return f'{{"format": "{FORMAT}", "crc32": {zlib.crc32(contents.encode())}, "contents": {contents}}}\n'
 
     @property
     def weight_names(self) -> set[str]:
-        """Logical names of the weights; every other tensor has a slash in its name."""
+        """Return the logical names of the weights; all other tensors have a slash in their name."""
         return {name for name in self.tensors if "/" not in name}
 
     @staticmethod
@@ -115,38 +133,132 @@ class Manifest:
         """
         path = folder / MANIFEST
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            if document["format"] != FORMAT:
-                raise CheckpointError(
-                    f"{path} has the format {document['format']!r}, this version reads {FORMAT!r}; "
-                    "load it with the version that wrote it"
-                )
-            contents = document["contents"]
-            if zlib.crc32(_encode(contents).encode()) != document["crc32"]:
-                raise DamagedCheckpointError(f"{path} is damaged: its checksum does not match its contents")
+            manifest = _parse(path.read_bytes(), path)
         except OSError as error:
-            raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise DamagedCheckpointError(f"{path} is damaged: {error!r}") from error
-        return _decode(contents)
+            raise DamagedCheckpointError(f"cannot read {path}: {error.strerror}") from error
+        problem = next(_problems(manifest), None)
+        if problem is not None:
+            raise DamagedCheckpointError(f"{path} is damaged: {problem}")
+        return manifest
+
+
+@cache
+def _schema() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)
+
+
+def _parse(content: bytes, path: Path) -> Manifest:
+    """Return the manifest in the text of a file, with the right types.
+
+    Raises:
+        CheckpointError: the text is of another format, or damaged.
+    """
+    try:
+        document = json.loads(content)
+        if document["format"] != FORMAT:
+            raise CheckpointError(
+                f"{path} has the format {quoted(repr(document['format']))}, but this version reads only "
+                f"{FORMAT!r}; load it with the version that wrote it"
+            )
+        text = _encode(document["contents"])
+        if zlib.crc32(text.encode()) != document["crc32"]:
+            raise DamagedCheckpointError(f"{path} is damaged: its checksum does not match its contents")
+        if finite_json.FLAG in document["contents"]:
+            text = _encode(finite_json.restored(document["contents"]))
+        return _schema().validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = quoted(" / ".join(map(str, first["loc"])))
+        raise DamagedCheckpointError(f"{path} is damaged: {place}: {first['msg']}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = quoted(f"{type(error).__name__}: {error}")
+        raise DamagedCheckpointError(f"{path} is damaged: {reason}") from error
 
 
 def _encode(contents: Mapping[str, Any]) -> str:
+    # Manifests of earlier versions may contain NaN, which is part of the text with the checksum.
     return json.dumps(contents, separators=(",", ":"), sort_keys=True)
 
 
-def _decode(contents: dict[str, Any]) -> Manifest:
-    tensors = {
-        name: TensorRecord(
-            shape=tuple(record["shape"]),
-            dtype=record["dtype"],
-            pieces=tuple(_decode_piece(piece) for piece in record["pieces"]),
-        )
-        for name, record in contents["tensors"].items()
-    }
-    return Manifest(**{**contents, "layout": Layout(**contents["layout"]), "tensors": tensors})
+def _problems(manifest: Manifest) -> Iterator[str]:
+    """Yield what is wrong with the values of a manifest whose types are right; later ones rely on earlier."""
+    for name in manifest.files:
+        if name != Path(name).name or name in ("", ".", "..") or "\0" in name:
+            yield f"files contains {quoted(name)!r}, which is not a plain file name"
+    stored: dict[str, int] = defaultdict(int)
+    for name, record in manifest.tensors.items():
+        yield from (f"{quoted(name)}: {problem}" for problem in _problems_of_tensor(record, manifest.files))
+        for piece in record.pieces:
+            stored[piece.file] += piece.numel * DTYPES[record.dtype].itemsize
+    for name, size in stored.items():
+        if size > manifest.files[name]:
+            yield f"{quoted(name)} has {manifest.files[name]:,} bytes, but its tensors have {size:,}"
+    yield from _problems_of_states(manifest)
 
 
-def _decode_piece(piece: dict[str, Any]) -> Piece:
-    block = tuple((start, stop) for start, stop in piece["block"])
-    return Piece(**{**piece, "block": block})
+def _problems_of_states(manifest: Manifest) -> Iterator[str]:
+    training = manifest.training
+    for name in ("iteration", "skipped_iterations", "tokens", "samples", "validation_samples"):
+        if name in training and not is_count(training[name]):
+            yield f"training / {name} is not a count"
+    sizes = training.get("batch_sizes", [])
+    if not isinstance(sizes, list) or not all(_is_batch_size(change) for change in sizes):
+        yield "training / batch_sizes is not a list of pairs of counts"
+    if not all(_is_scalar(state) for held in manifest.optimizer_scalars.values() for state in held.values()):
+        yield "optimizer_scalars contains a state that is not a number with a dtype"
+    if not all(value is None or _is_number(value) for value in manifest.engine.values()):
+        yield "engine contains a value that is not a number"
+    elif torch.finfo(torch.float32).max < abs(manifest.engine.get("cur_scale") or 0) < inf:
+        yield "engine / cur_scale is too large"
+    for name in _ENGINE_INTEGERS:
+        if not isinstance(manifest.engine.get(name, 0), int | None):
+            yield f"engine / {name} is not an integer"
+
+
+def _problems_of_tensor(record: TensorRecord, files: Mapping[str, int]) -> Iterator[str]:
+    if record.dtype not in DTYPES:
+        yield f"its dtype {quoted(record.dtype)!r} is unknown"
+    for piece in record.pieces:
+        if piece.file not in files:
+            yield f"its file {quoted(piece.file)!r} is not one of the checkpoint's files"
+        if len(piece.block) != len(record.shape) or any(
+            not low <= high <= size for (low, high), size in zip(piece.block, record.shape, strict=True)
+        ):
+            yield "a block lies outside its shape"
+        elif not piece.start <= piece.stop <= block_numel(piece.block):
+            yield "a range lies outside its block"
+    if sum(piece.numel for piece in record.pieces) > prod(record.shape) or overlapping(
+        (piece.block, piece.start, piece.stop) for piece in record.pieces
+    ):
+        yield "its pieces overlap"
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is a number of iterations, updates, samples or tokens."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_batch_size(change: Any) -> bool:
+    return isinstance(change, list) and len(change) == 2 and all(map(is_count, change)) and change[1] > 0
+
+
+def _is_scalar(state: Any) -> bool:
+    """Return whether an optimizer's single-number state has a value that fits its dtype."""
+    if not isinstance(state, dict) or state.keys() != {"value", "dtype"}:
+        return False
+    value, dtype = state["value"], state["dtype"]
+    if dtype is None:
+        return value is None or _is_number(value)
+    return _is_number(value) and isinstance(dtype, str) and dtype in DTYPES and _fits(value, DTYPES[dtype])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63)
+
+
+def _fits(value: float, dtype: torch.dtype) -> bool:
+    try:
+        torch.tensor(value, dtype=dtype)
+    except (RuntimeError, OverflowError, ValueError):
+        return False
+    return True

@@ -1,26 +1,22 @@
-"""The folder that holds checkpoints: their names, `latest`, and how one appears and disappears whole.
+"""The folder of checkpoints: their names, the file `latest`, and atomic creation and deletion.
 
-A checkpoint is written into a hidden folder beside its final place and renamed when complete, so a folder
-called `global_stepN` is always complete; `latest` is replaced by a rename too, and deleting begins with one.
-Only the training run that saves tidies up leftovers; readers never write.
+A checkpoint is written into a hidden folder next to its final place and renamed when complete, so a folder
+named `global_stepN` is always complete. `latest` is replaced by a rename too, and deletion starts with a
+rename. Only the training run that saves removes leftovers; readers never write.
 """
 
 import logging
-import os
 import re
 import shutil
 from pathlib import Path
 
-from neox_model.checkpoint.contents import MANIFEST
-from neox_model.checkpoint.errors import CheckpointError
-from neox_model.checkpoint.shards import write_durably
+from neox_config.atomic import atomic_write, flush_folder
+from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints, iteration_of
+from neox_model.checkpoint.errors import CheckpointError, quoted
 
 __all__ = [
-    "LATEST",
     "abandon",
     "begin",
-    "checkpoint_name",
-    "complete_checkpoints",
     "find_latest",
     "keep_newest",
     "offer_earlier",
@@ -28,34 +24,16 @@ __all__ = [
     "unfinished",
 ]
 
-LATEST = "latest"
-
-_NAME = re.compile(r"global_step(\d+)")
-_LEFTOVER = re.compile(r"\.(global_step\d+)\.(saving|replaced|deleted)")
+_LEFTOVER = re.compile(r"\.(\w+)\.(saving|replaced|deleted)")
 
 logger = logging.getLogger(__name__)
 
 
-def checkpoint_name(iteration: int) -> str:
-    """Folder name of the checkpoint after `iteration` updates."""
-    return f"global_step{iteration}"
-
-
-def complete_checkpoints(directory: Path) -> list[Path]:
-    """Folders of the complete checkpoints, oldest iteration first."""
-    if not directory.is_dir():
-        return []
-    found = [
-        path for path in directory.iterdir() if _NAME.fullmatch(path.name) and (path / MANIFEST).is_file()
-    ]
-    return sorted(found, key=_iteration)
-
-
 def find_latest(directory: Path) -> Path | None:
-    """The folder of the checkpoint that `latest` names, or None when there is no checkpoint.
+    """Return the folder of the checkpoint that `latest` names, None if there is no checkpoint.
 
     Raises:
-        CheckpointError: `latest` cannot be read or names a folder that is not there.
+        CheckpointError: `latest` cannot be read or names a folder that does not exist.
     """
     file = directory / LATEST
     try:
@@ -63,13 +41,15 @@ def find_latest(directory: Path) -> Path | None:
     except FileNotFoundError:
         return _newest_without_latest(directory)
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}{offer_earlier(directory, None)}") from error
-    # The folder a new one of the same name was about to replace, if the machine stopped just then.
-    for folder in (directory / name, directory / f".{name}.replaced"):
-        if _NAME.fullmatch(name) and (folder / MANIFEST).is_file():
-            return folder
+        raise CheckpointError(f"cannot read {file}: {error}{offer_earlier(directory, None)}") from error
+    # `.replaced`: the old folder, if the machine stopped while a new one of the same name was replacing it.
+    if iteration_of(name) is not None:
+        for folder in (directory / name, directory / f".{name}.replaced"):
+            if (folder / MANIFEST).is_file():
+                return folder
     raise CheckpointError(
-        f"{file} names {name!r}, which is no checkpoint here{offer_earlier(directory, None)}"
+        f"{file} names {quoted(name)!r}, which is not a checkpoint in this folder"
+        f"{offer_earlier(directory, None)}"
     )
 
 
@@ -77,49 +57,54 @@ def _newest_without_latest(directory: Path) -> Path | None:
     others = complete_checkpoints(directory)
     if not others:
         return None
-    logger.warning("%s has no file %r: using its newest checkpoint, %s", directory, LATEST, others[-1].name)
+    logger.warning(
+        "%s has no file %r: using the checkpoint of the highest iteration, %s",
+        directory,
+        LATEST,
+        others[-1].name,
+    )
     return others[-1]
 
 
 def offer_earlier(directory: Path, damaged: Path | None) -> str:
-    """The end of an error message: how to go on from the newest complete checkpoint before `damaged`."""
+    """Return the end of an error message: how to resume from the newest complete one before `damaged`."""
     others = [
         path
         for path in complete_checkpoints(directory)
         if damaged is None or _iteration(path) < _iteration(damaged)
     ]
     if not others:
-        return "; there is no earlier complete checkpoint in this folder"
+        return "; this folder contains no earlier complete checkpoint"
     name = others[-1].name
-    return f"; to go on from the complete checkpoint {name}, run: echo {name} > {directory / LATEST}"
+    return f"; to resume from the complete checkpoint {name}, run: echo {name} > {directory / LATEST}"
 
 
 def unfinished(final: Path) -> Path:
-    """The hidden folder in which a checkpoint is written before it gets its name."""
+    """Return the hidden folder in which a checkpoint is written before it is renamed."""
     return final.with_name(f".{final.name}.saving")
 
 
 def begin(temporary: Path) -> None:
-    """Make the hidden folder for a new checkpoint, after removing what earlier runs left behind."""
+    """Create the hidden folder for a new checkpoint, after removing leftovers of earlier runs."""
     temporary.parent.mkdir(parents=True, exist_ok=True)
     _tidy(temporary.parent)
     temporary.mkdir()
 
 
 def abandon(temporary: Path) -> None:
-    """Remove an unfinished checkpoint, giving its space back."""
+    """Delete an unfinished checkpoint."""
     shutil.rmtree(temporary, ignore_errors=True)
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """Give a finished checkpoint its name and point `latest` at it."""
+    """Rename a finished checkpoint to its final name and point `latest` at it."""
     directory = final.parent
     replaced = final.with_name(f".{final.name}.replaced")
-    _flush_folder(temporary)
+    flush_folder(temporary)
     if final.exists():
         final.rename(replaced)
     temporary.rename(final)
-    _flush_folder(directory)
+    flush_folder(directory)
     _point_latest(directory, final.name)
     if replaced.exists():
         shutil.rmtree(replaced)
@@ -136,33 +121,26 @@ def keep_newest(directory: Path, count: int, iteration: int) -> None:
 
 
 def _iteration(path: Path) -> int:
-    return int(path.name.removeprefix("global_step"))
+    iteration = iteration_of(path.name)
+    assert iteration is not None, "only folders of checkpoints are passed"
+    return iteration
 
 
 def _point_latest(directory: Path, name: str) -> None:
-    aside = directory / f".{LATEST}.saving"
-    aside.unlink(missing_ok=True)
-    write_durably(aside, name + "\n")
-    aside.rename(directory / LATEST)
-    _flush_folder(directory)
+    with atomic_write(directory / LATEST, is_durable=True) as file:
+        file.write(name + "\n")
 
 
 def _tidy(directory: Path) -> None:
+    for path in directory.glob(f".{LATEST}.*.new"):
+        path.unlink()
     for path in directory.iterdir():
         leftover = _LEFTOVER.fullmatch(path.name)
-        if leftover is None:
+        if leftover is None or iteration_of(leftover[1]) is None:
             continue
         final = directory / leftover[1]
         if leftover[2] == "replaced" and not final.exists():
             path.rename(final)
         else:
             shutil.rmtree(path)
-            logger.info("removed the unfinished %s", path)
-
-
-def _flush_folder(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            logger.info("removed the unfinished checkpoint %s", path)

@@ -1,13 +1,24 @@
-"""What can go wrong with a checkpoint."""
+"""Exceptions of the checkpoint package."""
 
-from neox_launcher.errors import NeoXError
+from neox_config.errors import NeoXError
 
-__all__ = ["CheckpointError", "DamagedCheckpointError"]
+__all__ = ["CheckpointError", "DamagedCheckpointError", "quoted"]
 
 
 class CheckpointError(NeoXError):
-    """A checkpoint cannot be written, found or read; the message names the file and the remedy."""
+    """Raised when a checkpoint cannot be written, found or read; the message names file and remedy."""
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A file of a checkpoint is absent, truncated or altered."""
+    """Raised when a file of a checkpoint is missing, truncated or altered."""
+
+
+_QUOTED_CHARACTERS = 80
+
+
+def quoted(text: str) -> str:
+    """Return text of a file for a message: printable, at most 80 characters."""
+    start = text[:_QUOTED_CHARACTERS]
+    shown = "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in start)
+    is_cut = len(shown) > _QUOTED_CHARACTERS or len(text) > _QUOTED_CHARACTERS
+    return shown[: _QUOTED_CHARACTERS - 3] + "..." if is_cut else shown

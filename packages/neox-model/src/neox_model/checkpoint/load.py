@@ -1,44 +1,54 @@
-"""Reading a checkpoint into any layout: each rank fills what it holds from whichever pieces cover it.
+"""Load a checkpoint into any layout: each rank fills its tensors from the pieces that overlap them.
 
-Every rank decides from the same manifest and all exchange their outcome before anything is changed that the
-others would wait for, so an error is the same `CheckpointError` everywhere.
+All ranks read the same manifest and exchange their outcomes before the next collective operation, so an error
+is the same `CheckpointError` on every rank.
 """
 
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from neox_launcher.config.resume import Changes
+from neox_config import finite_json
+from neox_config.derive.resume import Changes
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.comparison import (
     changes_since,
+    data_state,
+    log_another_order,
     log_model_changes,
     log_training_changes,
+    log_unknown_changes,
     refuse_model_changes,
     refuse_state_changes,
     training_state,
 )
-from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.engines import adapter_of, inner_optimizer, restore_engine_state
-from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from neox_model.checkpoint.contents import Manifest, TensorRecord, is_count
+from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
 from neox_model.checkpoint.logical import (
     Fragment,
+    check_scalars,
     engine_fragments,
     model_fragments,
     restore_scalars,
+    state_range,
     state_tensor,
 )
 from neox_model.checkpoint.outcome import gather, shared_outcome
-from neox_model.checkpoint.save import Restorable, Schedule, layout_of, rng_prefix
-from neox_model.checkpoint.shards import DTYPES, ShardReader
+from neox_model.checkpoint.parts import RunParts, Schedule
+from neox_model.checkpoint.save import layout_of, rng_prefix
+from neox_model.checkpoint.shards import ShardReader
+from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import mixed_seed, seed_streams
@@ -49,21 +59,17 @@ logger = logging.getLogger(__name__)
 
 ScheduleSource = Literal["agreement", "config", "checkpoint"]
 
-# Optimizers whose states mean the same, so that one can go on from another's.
+# Optimizers with the same states, so that one can continue from another's.
 _ADAM = {"Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam"}
 
-_SAME_MODEL = "give the checkpoint's values, or let load name another folder"
-_OR_FINETUNE = "give the checkpoint's values, or set finetune: true to take the weights alone"
+_SAME_MODEL = "set the checkpoint's values, or set load to another folder"
+_OR_FINETUNE = "set the checkpoint's values, or set finetune: true to load only the weights"
 
 
 def load_checkpoint(
     directory: Path,
+    parts: RunParts,
     *,
-    model: nn.Module,
-    engine: Any,
-    groups: Groups,
-    schedule: Schedule,
-    state: Restorable,
     config: Mapping[str, Any],
     seed: int,
     finetune: bool = False,
@@ -73,36 +79,34 @@ def load_checkpoint(
 ) -> int | None:
     """Continue a run from the checkpoint that `latest` names. Collective over all ranks.
 
-    The parallel sizes, the ZeRO stage and the precision may all differ from the writing run's; with the same
-    ones the run goes on bit for bit.
+    The parallel sizes, the ZeRO stage and the precision may differ from the writing run's. If they are the
+    same, the run continues bit for bit.
 
     Args:
-        directory: where the checkpoints and `latest` live.
-        model: the module inside the engine.
-        engine: the DeepSpeed engine; its weights and states are overwritten.
-        groups: this rank's process groups.
-        schedule: the learning-rate schedule.
-        state: the training loop's state.
-        config: what this run would record in a checkpoint; it is compared with what the checkpoint records.
-        seed: the run's seed; with the iteration, it starts new random streams when the layout has changed.
-        finetune: take the weights alone and begin at iteration 0.
-        load_optimizer: take the optimizer's states.
-        load_rng: take the random generators' states.
-        schedule_source: whose learning-rate curve counts; `agreement` demands that both are the same.
+        directory: folder of the checkpoints and `latest`.
+        parts: the run; its weights and states are overwritten.
+        config: values that this run would record in a checkpoint, compared with the checkpoint's.
+        seed: the run's random seed; with the iteration, it seeds new random streams if the layout changed.
+        finetune: load only the weights and start at iteration 0.
+        load_optimizer: load the optimizer's states.
+        load_rng: load the random generators' states.
+        schedule_source: learning-rate curve to use; `agreement` requires that both are the same.
 
     Returns:
-        The iteration to go on from, 0 with `finetune`; None when the folder holds no checkpoint.
+        The iteration to continue from, 0 with `finetune`; None if the folder contains no checkpoint.
 
     Raises:
-        CheckpointError: damaged, of another model, or its schedule or optimizer does not agree; the same
-            message on all ranks. With `finetune` the model may differ where its weights have the same shapes.
+        CheckpointError: the checkpoint is damaged or of a different model, or its schedule or optimizer
+            differs; the same message on all ranks. With `finetune` the model may differ if its weights have
+            the same shapes.
+        ModelError: the master weights of this engine cannot be read.
     """
+    groups = parts.groups
     folder = _find(directory, groups)
     if folder is None:
         return None
-    fragments = engine_fragments(model, engine)
-    optimizer = inner_optimizer(engine.optimizer)
-    names = _all_names(model, groups)
+    fragments = engine_fragments(parts.engine)
+    names = _all_names(parts.model, groups)
     with _reading(folder, groups):
         manifest = Manifest.read(folder)
         changes = changes_since(manifest, config)
@@ -110,69 +114,109 @@ def load_checkpoint(
             refuse_model_changes(changes, remedy=_OR_FINETUNE)
         _check_weights(manifest, fragments, names, changes)
         reader = ShardReader(folder, manifest.files)
-        _fill_weights(fragments, manifest, reader)
-        if load_optimizer and not finetune:
-            refuse_state_changes(changes)
-            _fill_states(fragments, manifest, reader, optimizer)
+        _check_weight_values(fragments, manifest, reader)
+        states = None
         if not finetune:
-            _restore_schedule(schedule, manifest.schedule, schedule_source)
-            if load_rng:
-                _restore_rng(manifest, reader, groups, seed)
-    adapter_of(engine.optimizer).to_model(engine.optimizer)
-    if finetune:
-        logger.info("loaded the weights of %s", folder)
-        if groups.world.rank == 0:
-            log_model_changes(changes)
+            if load_optimizer:
+                refuse_state_changes(changes)
+                _check_states(fragments, manifest, reader, parts.engine.update.optimizer)
+            _check_counters(parts.engine, manifest)
+            states = _States(
+                curve=_chosen_curve(parts.schedule, manifest, schedule_source),
+                training=training_state(manifest),
+                generators=_read_rng(manifest, reader, groups) if load_rng else None,
+            )
+    # Every rank has checked all that it loads: only now is anything overwritten.
+    with _reading(folder, groups):
+        _fill_weights(fragments, manifest, reader)
+        if states is not None and load_optimizer:
+            _fill_states(fragments, manifest, reader, parts.engine.update.optimizer)
+    parts.engine.update.to_model()
+    if states is None:
+        _log_finetuning(folder, changes, groups)
         return 0
-    restore_engine_state(engine, manifest.engine, loss_scale=load_optimizer)
-    state.load_state_dict(training_state(manifest))
+    with _reading(folder, groups):
+        states.restore(parts, manifest, load_optimizer=load_optimizer)
+        if load_rng:
+            _restore_rng(states.generators, manifest, groups, seed)
     logger.info("loaded %s, written by %s", folder, _sizes(manifest))
     if groups.world.rank == 0:
-        log_training_changes(manifest, config, keeps_curve=schedule_source == "checkpoint")
+        log_unknown_changes(changes)
+        log_training_changes(changes, keeps_curve=schedule_source == "checkpoint")
+        log_another_order(manifest, config)
     return manifest.iteration
 
 
-def read_training_state(directory: Path, *, groups: Groups) -> dict[str, Any] | None:
-    """Read the state of the training loop from the newest checkpoint. Collective over all ranks.
+def _log_finetuning(folder: Path, changes: Changes, groups: Groups) -> None:
+    logger.info("loaded the weights of %s", folder)
+    if groups.world.rank == 0:
+        log_unknown_changes(changes)
+        log_model_changes(changes)
+
+
+@dataclass(frozen=True, slots=True)
+class _States:
+    """The states of a run besides its weights and optimizer, read and checked.
 
     Args:
-        directory: where the checkpoints and `latest` live.
+        curve: learning-rate curve to continue with.
+        training: state of the training loop.
+        generators: states of the random generators; None to seed them, or to leave them as they are.
+    """
+
+    curve: Any
+    training: dict[str, Any]
+    generators: dict[str, torch.Tensor] | None
+
+    def restore(self, parts: RunParts, manifest: Manifest, *, load_optimizer: bool) -> None:
+        """Restore the schedule, the engine's counters and the training loop."""
+        parts.schedule.curve = self.curve
+        parts.schedule.load_state_dict({"applied_updates": manifest.schedule["applied_updates"]})
+        parts.engine.load_state_dict(manifest.engine, loss_scale=load_optimizer)
+        parts.state.load_state_dict(self.training)
+
+
+def read_training_state(directory: Path, *, groups: Groups) -> dict[str, Any] | None:
+    """Read the state of the training loop from the latest checkpoint. Collective over all ranks.
+
+    Args:
+        directory: folder of the checkpoints and `latest`.
         groups: this rank's process groups.
 
     Returns:
-        What the state's `load_state_dict` takes; None when the folder holds no checkpoint.
+        The argument of the state's `load_state_dict`; None if the folder contains no checkpoint.
 
     Raises:
-        CheckpointError: it is damaged; the same on all ranks.
+        CheckpointError: the checkpoint is damaged; the same on all ranks.
     """
     folder, found = _find(directory, groups), None
     if folder is None:
         return None
     with _reading(folder, groups):
         if groups.world.rank == 0:
-            found = training_state(Manifest.read(folder))
+            found = data_state(Manifest.read(folder))
     return gather(groups.control, found)[0]
 
 
 def load_weights(directory: Path, *, model: nn.Module, groups: Groups, config: Mapping[str, Any]) -> int:
-    """Fill a model that has no engine, for generation and evaluation. Collective over all ranks.
+    """Load weights into a model without an engine, for generation and evaluation. Collective over all ranks.
 
     Args:
-        directory: where the checkpoints and `latest` live.
-        model: any layout and dtype.
+        directory: folder of the checkpoints and `latest`.
+        model: the model, in any layout and dtype.
         groups: this rank's process groups.
-        config: what this run would record in a checkpoint; it is compared with what the checkpoint records.
+        config: values that this run would record in a checkpoint, compared with the checkpoint's.
 
     Returns:
         The checkpoint's iteration.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or it is another model's; the same on all ranks.
+        CheckpointError: the checkpoint is missing, damaged or of a different model; the same on all ranks.
     """
     folder = _find(directory, groups)
     if folder is None:
         raise CheckpointError(
-            f"{directory} holds no checkpoint; train one first, or let load name another folder"
+            f"{directory} contains no checkpoint; train a model first, or set load to another folder"
         )
     fragments = model_fragments(model)
     names = _all_names(model, groups)
@@ -181,28 +225,33 @@ def load_weights(directory: Path, *, model: nn.Module, groups: Groups, config: M
         changes = changes_since(manifest, config)
         refuse_model_changes(changes, remedy=_SAME_MODEL)
         _check_weights(manifest, fragments, names, changes)
-        _fill_weights(fragments, manifest, ShardReader(folder, manifest.files))
+        reader = ShardReader(folder, manifest.files)
+        _check_weight_values(fragments, manifest, reader)
+    with _reading(folder, groups):
+        _fill_weights(fragments, manifest, reader)
+    if groups.world.rank == 0:
+        log_unknown_changes(changes)
     logger.info("loaded the weights of %s", folder)
     return manifest.iteration
 
 
 def _find(directory: Path, groups: Groups) -> Path | None:
-    """The newest checkpoint as rank 0 sees it, so that all ranks read the same."""
+    """Return the latest checkpoint that rank 0 finds, so that all ranks read the same one."""
     folder = None
-    with shared_outcome(groups.control, f"finding a checkpoint in {directory}"):
+    with shared_outcome(groups.control, f"finding a checkpoint in {directory}", keeps_bugs=True):
         if groups.world.rank == 0:
             folder = folders.find_latest(directory)
     return gather(groups.control, folder)[0]
 
 
 def _all_names(model: nn.Module, groups: Groups) -> set[str]:
-    """Logical names of the weights that any rank holds."""
+    """Return the logical names of the weights of all ranks."""
     return set().union(*gather(groups.control, {name for name, _ in named_logical_parameters(model)}))
 
 
 @contextmanager
 def _reading(folder: Path, groups: Groups) -> Iterator[None]:
-    with shared_outcome(groups.control, f"loading {folder}"):
+    with shared_outcome(groups.control, f"loading {folder}", keeps_bugs=True):
         try:
             yield
         except DamagedCheckpointError as error:
@@ -212,9 +261,9 @@ def _reading(folder: Path, groups: Groups) -> Iterator[None]:
 def _check_weights(manifest: Manifest, fragments: list[Fragment], names: set[str], changes: Changes) -> None:
     stored = manifest.weight_names
     problems = [f"{name} is not in the checkpoint" for name in sorted(names - stored)]
-    problems += [f"{name} is in the checkpoint and not in this model" for name in sorted(stored - names)]
+    problems += [f"{name} is in the checkpoint but not in this model" for name in sorted(stored - names)]
     problems += [
-        f"{fragment.name} has the shape {manifest.tensors[fragment.name].shape} in the checkpoint and "
+        f"{fragment.name} has the shape {manifest.tensors[fragment.name].shape} in the checkpoint but "
         f"{fragment.logical.shape} in this model"
         for fragment in fragments
         if fragment.name in stored and manifest.tensors[fragment.name].shape != fragment.logical.shape
@@ -222,75 +271,145 @@ def _check_weights(manifest: Manifest, fragments: list[Fragment], names: set[str
     if problems:
         more = f" (and {len(problems) - 1:,} more)" if len(problems) > 1 else ""
         differing = "".join(f"; {change}" for change in changes.model)
-        raise CheckpointError(f"it is another model's: {problems[0]}{more}{differing}; {_SAME_MODEL}")
+        raise CheckpointError(
+            f"the checkpoint contains a different model: {problems[0]}{more}{differing}; {_SAME_MODEL}"
+        )
+
+
+def _check_weight_values(fragments: list[Fragment], manifest: Manifest, reader: ShardReader) -> None:
+    for fragment in fragments:
+        record = manifest.tensors[fragment.name]
+        reader.check(fragment.name, record, fragment.range, fragment.weight.dtype)
 
 
 def _fill_weights(fragments: list[Fragment], manifest: Manifest, reader: ShardReader) -> None:
     for fragment in fragments:
         reader.fill(fragment.weight, fragment.name, manifest.tensors[fragment.name], fragment.range)
-        if not bool(fragment.weight.isfinite().all()):
-            raise DamagedCheckpointError(f"{fragment.name} holds values that are not finite")
+
+
+def _check_states(fragments: list[Fragment], manifest: Manifest, reader: ShardReader, optimizer: Any) -> None:
+    _check_optimizer(manifest.optimizer, type(optimizer).__name__)
+    for fragment, key, record in _stored_states(fragments, manifest):
+        reader.check(f"{fragment.name}/{key}", record, state_range(fragment, key, record.shape))
+    same_class = manifest.optimizer == type(optimizer).__name__
+    check_scalars(fragments, manifest.optimizer_scalars, same_class=same_class)
 
 
 def _fill_states(fragments: list[Fragment], manifest: Manifest, reader: ShardReader, optimizer: Any) -> None:
-    _check_optimizer(manifest.optimizer, type(optimizer).__name__)
+    for fragment, key, record in _stored_states(fragments, manifest):
+        target = state_tensor(fragment, optimizer, key, record.shape)
+        wanted = state_range(fragment, key, record.shape)
+        reader.fill(target, f"{fragment.name}/{key}", record, wanted)
+    same_class = manifest.optimizer == type(optimizer).__name__
+    restore_scalars(fragments, optimizer, manifest.optimizer_scalars, same_class=same_class)
+
+
+def _stored_states(
+    fragments: list[Fragment], manifest: Manifest
+) -> Iterator[tuple[Fragment, str, TensorRecord]]:
+    """Yield the optimizer states of the fragments, with their names."""
     states = defaultdict(list)
     for name in manifest.tensors.keys() - manifest.weight_names:
         weight, _, key = name.rpartition("/")
         states[weight].append(key)
     for fragment in fragments:
         for key in sorted(states[fragment.name]):
-            name = f"{fragment.name}/{key}"
-            record = manifest.tensors[name]
-            target, wanted = state_tensor(fragment, optimizer, key, record.shape)
-            reader.fill(target, name, record, wanted)
-    same_class = manifest.optimizer == type(optimizer).__name__
-    restore_scalars(fragments, optimizer, manifest.optimizer_scalars, same_class=same_class)
+            yield fragment, key, manifest.tensors[f"{fragment.name}/{key}"]
+
+
+def _check_counters(engine: Engine, manifest: Manifest) -> None:
+    missing = sorted(engine.missing_counters(manifest.engine))
+    if missing:
+        raise DamagedCheckpointError(f"the manifest is damaged: engine has no {', '.join(missing)}")
 
 
 def _check_optimizer(stored: str | None, here: str) -> None:
     if stored is None:
         raise CheckpointError(
-            "it holds no optimizer states (no-save-optim); set no-load-optim: true, or finetune: true"
+            "the checkpoint contains no optimizer states (no-save-optim); set no-load-optim: true, or "
+            "finetune: true"
         )
     if stored != here and not {stored, here} <= _ADAM:
         raise CheckpointError(
-            f"its optimizer states are {stored}'s, this run's optimizer is {here}; "
+            f"the checkpoint's optimizer states are those of {stored}, but this run's optimizer is {here}; "
             "set no-load-optim: true, or use the same optimizer"
         )
 
 
-def _restore_schedule(schedule: Schedule, saved: Mapping[str, Any], source: ScheduleSource) -> None:
-    saved = dict(saved)
-    there, here = saved.pop("curve"), asdict(schedule.curve)
+def _chosen_curve(schedule: Schedule, manifest: Manifest, source: ScheduleSource) -> Any:
+    """Return the learning-rate curve to continue with; check the schedule's state.
+
+    Raises:
+        CheckpointError: the curves differ and none was chosen.
+        DamagedCheckpointError: the checkpoint's schedule is incomplete.
+    """
+    saved = manifest.schedule
+    if not isinstance(saved.get("curve"), Mapping) or not is_count(saved.get("applied_updates")):
+        raise DamagedCheckpointError("the manifest is damaged: schedule has no curve or no applied_updates")
+    there, here = saved["curve"], asdict(schedule.curve)
     if source == "checkpoint":
-        schedule.curve = type(schedule.curve)(**there)
-    elif source == "agreement" and there != here:
+        return _read_curve(type(schedule.curve), there)
+    if source == "agreement" and there != here:
         names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
-        differing = "; ".join(f"{name} {there.get(name)} there, {here.get(name)} here" for name in names)
-        raise CheckpointError(
-            f"its learning-rate schedule is not the configuration's: {differing}; set "
-            "override-lr-scheduler: true for the configuration's, "
-            "or use-checkpoint-lr-scheduler: true for the checkpoint's"
+        differing = "; ".join(
+            f"{name} is {there.get(name)} in the checkpoint, {here.get(name)} in this run" for name in names
         )
-    schedule.load_state_dict(saved)
+        raise CheckpointError(
+            f"the checkpoint's learning-rate schedule differs from the configuration's: {differing}; set "
+            "override-lr-scheduler: true to use the configuration's, "
+            "or use-checkpoint-lr-scheduler: true to use the checkpoint's"
+        )
+    return schedule.curve
 
 
-def _restore_rng(manifest: Manifest, reader: ShardReader, groups: Groups, seed: int) -> None:
-    """This rank's generators as they were; new ones, seeded by the iteration, when the layout has changed."""
+def _read_curve(kind: type, values: Mapping[str, Any]) -> Any:
+    try:
+        return TypeAdapter(kind).validate_json(finite_json.dumps(values), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = quoted(" / ".join(map(str, ("schedule", "curve", *first["loc"]))))
+        raise DamagedCheckpointError(f"the manifest is damaged: {place}: {first['msg']}") from error
+
+
+def _read_rng(manifest: Manifest, reader: ShardReader, groups: Groups) -> dict[str, torch.Tensor] | None:
+    """Return the states of this rank's random generators; None if they do not fit or were not saved.
+
+    Raises:
+        DamagedCheckpointError: a state is damaged.
+    """
     prefix = rng_prefix(groups.world.rank)
     records = {name: record for name, record in manifest.tensors.items() if name.startswith(prefix)}
     if layout_of(groups) != manifest.layout or not records:
-        if groups.world.rank == 0:
-            reason = f"it was written by {_sizes(manifest)}" if records else "it holds none (no-save-rng)"
-            logger.warning("random generators start anew, not from the checkpoint: %s", reason)
-        seed_streams(mixed_seed(seed, manifest.iteration), groups)
-        return
+        return None
     states = {}
     for name, record in records.items():
+        if len(record.shape) != 1:
+            raise DamagedCheckpointError(f"the manifest is damaged: {quoted(name)} is not one-dimensional")
+        numel = prod(record.shape)
+        wanted = (((0, numel),), 0, numel)
+        # Before memory is allocated for a size that the manifest only claims.
+        reader.check(name, record, wanted)
         states[name.removeprefix(prefix)] = values = torch.empty(record.shape, dtype=DTYPES[record.dtype])
-        reader.fill(values, name, record, (((0, values.numel()),), 0, values.numel()))
-    rng_state.restore(states)
+        reader.fill(values, name, record, wanted)
+    rng_state.check(states)
+    return states
+
+
+def _restore_rng(
+    states: dict[str, torch.Tensor] | None, manifest: Manifest, groups: Groups, seed: int
+) -> None:
+    """Restore this rank's random generators, or seed them by the iteration."""
+    if states is not None:
+        rng_state.restore(states)
+        return
+    if groups.world.rank == 0:
+        reason = (
+            f"the checkpoint was written by {_sizes(manifest)}"
+            if any(name.startswith(rng_prefix(0)) for name in manifest.tensors)
+            else "the checkpoint contains none (no-save-rng)"
+        )
+        logger.warning("random generator states are not restored but seeded again: %s", reason)
+    seed_streams(mixed_seed(seed, manifest.iteration), groups)
 
 
 def _sizes(manifest: Manifest) -> str:

@@ -1,40 +1,49 @@
-"""The model and its optimizer states as logical tensors: what this rank holds of each, and what it writes.
+"""Map this rank's weights and optimizer states to logical tensors.
 
-A fragment is a run of one logical weight on this rank. Its optimizer states lie at the same place of tensors
-that the optimizer keeps beside the one that holds the weight, so one description serves all of them.
+A fragment is a run of one logical weight on this rank. Its optimizer states are at the same offset of tensors
+of the same shape, so one description serves the weight and its states.
 """
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from neox_model.checkpoint.blocks import Range
-from neox_model.checkpoint.contents import Block, block_numel
-from neox_model.checkpoint.engines import Held, adapter_of, scalar_device
-from neox_model.checkpoint.errors import CheckpointError
-from neox_model.checkpoint.shards import DTYPE_NAMES, DTYPES, Part
+from neox_model.checkpoint.blocks import Block, Range, block_numel
+from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
+from neox_model.checkpoint.shards import Part
+from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.logical import Logical, named_logical_parameters
+from neox_model.parallel.held import Held
+from neox_model.parallel.logical import Logical, is_stage_copy, named_logical_parameters
 
 __all__ = [
     "Fragment",
+    "check_scalars",
+    "computing_fragments",
     "engine_fragments",
     "is_written_here",
     "model_fragments",
     "optimizer_parts",
     "restore_scalars",
+    "state_range",
     "state_tensor",
     "weight_part",
 ]
 
+# Optimizers that keep single-number states on the weights' device regardless of their arguments.
+_NUMBERS_BESIDE_WEIGHTS = {"ASGD"}
+
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A run of one logical weight on this rank, padding rows left out."""
+    """A run of one logical weight on this rank, without padding rows."""
 
     name: str
     logical: Logical
@@ -42,63 +51,68 @@ class Fragment:
 
     @property
     def range(self) -> Range:
-        """The run as a range of this rank's block."""
+        """Return the run as a range of this rank's block."""
         return self.logical.slices, self.held.start, self.held.start + self.held.numel
 
     @property
     def is_whole(self) -> bool:
-        """Whether the optimizer's tensor is the whole weight, in its shape."""
+        """Return True if the optimizer's tensor is the whole weight, in its shape."""
         holder = self.held.holder
         return tuple(holder.shape) == self.logical.shape and holder.numel() == self.held.numel
 
     @property
     def weight(self) -> Tensor:
-        """The run's weights, float32 masters where there are any: one dimension, shares memory."""
+        """Return a 1-D view of the run's weights, of the float32 master weights if there are any."""
         return self.part_of(self.held.holder)
 
     def part_of(self, tensor: Tensor) -> Tensor:
-        """The run's elements of a tensor shaped as the holder: one dimension, shares memory."""
+        """Return a 1-D view of the run's elements of a tensor with the holder's shape."""
         return tensor.detach().view(-1).narrow(0, self.held.offset, self.held.numel)
 
 
 def model_fragments(model: nn.Module) -> list[Fragment]:
-    """The weights of a model without an engine, one fragment each."""
-    return [
-        fragment
-        for name, param in named_logical_parameters(model)
-        if (fragment := _clip(name, Held(param, 0, param.numel(), param, 0))) is not None
-    ]
+    """Return the weights of a model without an engine, one fragment each."""
+    held = (Held(param, 0, param.numel(), param, 0, tuple(param.shape)) for param in model.parameters())
+    return _fragments(model, held)
 
 
-def engine_fragments(model: nn.Module, engine: Any) -> list[Fragment]:
-    """The master weights that this rank holds, in the order of the optimizer."""
+def engine_fragments(engine: Engine) -> list[Fragment]:
+    """Return the master weights that this rank holds, in the order of the optimizer."""
+    return _fragments(engine.model, engine.update.held())
+
+
+def computing_fragments(engine: Engine) -> list[Fragment]:
+    """Return the weights that the model computes with, except those partitioned by ZeRO 3."""
+    return _fragments(engine.model, engine.computing_weights())
+
+
+def _fragments(model: nn.Module, held: Iterator[Held]) -> list[Fragment]:
     names = {id(param): name for name, param in named_logical_parameters(model)}
-    held = adapter_of(engine.optimizer).held(engine.optimizer)
     clipped = (_clip(names[id(run.param)], run) for run in held)
     return [fragment for fragment in clipped if fragment is not None]
 
 
 def _clip(name: str, held: Held) -> Fragment | None:
-    """Leave out the rows that padding adds behind the block; None when nothing is left."""
+    """Drop the padding rows after the block; return None if nothing remains."""
     logical: Logical = held.param.logical  # type: ignore[attr-defined]
-    local_shape = tuple(getattr(held.param, "ds_shape", held.param.shape))
     block_shape = tuple(stop - start for start, stop in logical.slices)
-    if local_shape[1:] != block_shape[1:]:
+    if held.local_shape[1:] != block_shape[1:]:
         raise CheckpointError(
-            f"{name}: the local shape {local_shape} does not begin with the block {block_shape}"
+            f"{name}: the local shape {held.local_shape} does not match the block {block_shape}"
         )
     numel = min(held.numel, block_numel(logical.slices) - held.start)
     if numel <= 0:
         return None
-    return Fragment(name, logical, Held(held.param, held.start, numel, held.holder, held.offset))
+    return Fragment(name, logical, replace(held, numel=numel))
 
 
 def is_written_here(fragment: Fragment, groups: Groups, *, splits_over_data: bool) -> bool:
-    """Whether this rank is the one of those that hold the same values that writes them.
+    """Return True if this rank writes the fragment.
 
-    Replicas are spread over their ranks by a hash of the name. A tied weight is written by its owner's stage.
+    Of the ranks that hold the same values, a hash of the name selects one. A tied weight is written by its
+    owner's stage.
     """
-    if getattr(fragment.held.param, "ds_pipe_replicated", False):
+    if is_stage_copy(fragment.held.param):
         return False
     turn = zlib.crc32(fragment.name.encode())
     writes_data = splits_over_data or turn % groups.data.size == groups.data.rank
@@ -109,24 +123,23 @@ def is_written_here(fragment: Fragment, groups: Groups, *, splits_over_data: boo
 
 
 def weight_part(fragment: Fragment) -> Part:
-    """The weights of a fragment, as a part to write."""
+    """Return the weights of a fragment, as a part to write."""
     return _part(fragment, fragment.name, fragment.weight)
 
 
 def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dict[str, Any]]:
-    """The optimizer's states of a fragment.
+    """Return the optimizer's states of a fragment.
 
     Args:
-        fragment: whose states.
-        optimizer: the optimizer that keeps them, unwrapped.
+        fragment: the fragment of a weight.
+        optimizer: the optimizer with the states, unwrapped.
 
     Returns:
-        The states that are tensors, as parts named `NAME/STATE`: those with one value per element of the
-        weight, and those of any other shape where this rank holds the whole weight; and the single-number
-        states.
+        The tensor states, as parts named `NAME/STATE` (states with one value per element of the weight, and
+        states of any other shape if this rank holds the whole weight), and the single-number states.
 
     Raises:
-        CheckpointError: a state is none of these.
+        CheckpointError: a state has none of these forms.
     """
     parts: list[Part] = []
     scalars: dict[str, Any] = {}
@@ -145,8 +158,8 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
             )
         else:
             raise CheckpointError(
-                f"{type(optimizer).__name__} keeps the state {key!r} of {fragment.name} as {_kind(value)}: "
-                "only a single number, one value per weight, or a state of a weight that is whole on a rank "
+                f"the state {key!r} of {fragment.name} in {type(optimizer).__name__} is {_kind(value)}; only "
+                "a single number, one value per weight, or a state of a weight that is whole on a rank "
                 "can be saved; set no-save-optim: true"
             )
     return parts, scalars
@@ -167,67 +180,90 @@ def _part(fragment: Fragment, name: str, values: Tensor) -> Part:
     )
 
 
-def state_tensor(
-    fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, ...]
-) -> tuple[Tensor, Range]:
-    """Find the memory of one optimizer state, made when the optimizer does not have it yet.
+def state_range(fragment: Fragment, key: str, shape: tuple[int, ...]) -> Range:
+    """Return the range of a fragment's part in a whole optimizer state.
 
     Args:
-        fragment: of which weight.
-        optimizer: the optimizer that keeps the state, unwrapped.
-        key: the state's name.
-        shape: its whole shape in the checkpoint.
-
-    Returns:
-        The fragment's part of the state, one dimension; and which range of the whole it is.
+        fragment: the fragment of a weight.
+        key: the state's name, for the message.
+        shape: shape of the whole state in the checkpoint.
 
     Raises:
-        CheckpointError: the state does not have one value per weight, and the weight is not whole here.
+        CheckpointError: the state does not have one value per weight, and this rank holds only a part of the
+            weight.
+    """
+    if shape == fragment.logical.shape:
+        return fragment.range
+    if not fragment.is_whole:
+        raise CheckpointError(
+            f"the state {key!r} of {fragment.name} requires the whole weight, but this rank holds a part; "
+            "set model-parallel-size: 1 and zero_optimization.stage: 0, or no-load-optim: true"
+        )
+    return _whole(shape), 0, prod(shape)
+
+
+def state_tensor(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, ...]) -> Tensor:
+    """Return the memory of the fragment's part of a state, 1-D, allocated if the optimizer has none yet.
+
+    Args:
+        fragment: the fragment of a weight.
+        optimizer: the optimizer with the state, unwrapped.
+        key: the state's name.
+        shape: shape of the whole state in the checkpoint.
     """
     holder, state = fragment.held.holder, optimizer.state[fragment.held.holder]
     if shape == fragment.logical.shape:
         if key not in state:
             state[key] = torch.zeros_like(holder)
-        return fragment.part_of(state[key]), fragment.range
-    if not fragment.is_whole:
-        raise CheckpointError(
-            f"the state {key!r} of {fragment.name} belongs to the whole weight, and this rank holds a part; "
-            "set model-parallel-size: 1 and zero_optimization.stage: 0, or no-load-optim: true"
-        )
+        return fragment.part_of(state[key])
     if key not in state:
         state[key] = torch.zeros(shape, dtype=holder.dtype, device=holder.device)
-    return state[key].view(-1), (_whole(shape), 0, state[key].numel())
+    return state[key].view(-1)
+
+
+def check_scalars(
+    fragments: list[Fragment], saved: Mapping[str, Mapping[str, Any]], *, same_class: bool
+) -> None:
+    """Check that `restore_scalars` can restore the single-number states.
+
+    Raises:
+        CheckpointError: weights that share an optimizer tensor have different states.
+        DamagedCheckpointError: a state cannot be converted.
+    """
+    for _, names in _names_by_holder(fragments):
+        numbers = [saved.get(name, {}) for name in names]
+        if any(number != numbers[0] for number in numbers):
+            raise CheckpointError(
+                f"the optimizer states of {', '.join(names)} have different update counts, which one flat "
+                "partition cannot store; set no-load-optim: true, or zero_optimization.stage: 0"
+            )
+        for key, number in numbers[0].items():
+            if not same_class and (number["value"] is None or not math.isfinite(number["value"])):
+                raise DamagedCheckpointError(
+                    f"the manifest is damaged: the state {quoted(key)!r} of {names[0]} is not a finite number"
+                )
 
 
 def restore_scalars(
     fragments: list[Fragment], optimizer: Any, saved: Mapping[str, Mapping[str, Any]], *, same_class: bool
 ) -> None:
-    """Put the single-number states back; all weights that share an optimizer tensor must agree.
+    """Restore the single-number states, which `check_scalars` has compared.
 
     Args:
-        fragments: this rank's.
-        optimizer: the optimizer that keeps the states, unwrapped.
+        fragments: this rank's fragments.
+        optimizer: the optimizer with the states, unwrapped.
         saved: weight name to its states.
-        same_class: whether this optimizer's class wrote them; if not, numbers take the form this class uses.
-
-    Raises:
-        CheckpointError: weights that share a tensor do not agree.
+        same_class: True if this optimizer's class wrote the states; otherwise they are converted.
     """
     for holder, names in _names_by_holder(fragments):
-        numbers = [saved.get(name, {}) for name in names]
-        if any(number != numbers[0] for number in numbers):
-            raise CheckpointError(
-                f"the optimizer states of {', '.join(names)} counted different updates, which one flat "
-                "partition cannot hold; set no-load-optim: true, or zero_optimization.stage: 0"
-            )
-        device = scalar_device(optimizer, holder)
-        for key, number in numbers[0].items():
+        device = _scalar_device(optimizer, holder)
+        for key, number in saved.get(names[0], {}).items():
             number = number if same_class else _in_form_of(optimizer, number)
             optimizer.state[holder][key] = _scalar(number["value"], number["dtype"], device)
 
 
 def _in_form_of(optimizer: Any, number: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Torch's own optimizers count in float32 tensors, DeepSpeed's in plain integers."""
+    """Convert a count: torch's optimizers use float32 tensors, DeepSpeed's plain integers."""
     if type(optimizer).__module__.startswith("torch.optim"):
         return {"value": number["value"], "dtype": "F32"}
     return {"value": int(number["value"]), "dtype": None}
@@ -238,6 +274,14 @@ def _names_by_holder(fragments: list[Fragment]) -> Iterator[tuple[Tensor, list[s
     for fragment in fragments:
         found.setdefault(id(fragment.held.holder), (fragment.held.holder, []))[1].append(fragment.name)
     yield from found.values()
+
+
+def _scalar_device(optimizer: Any, holder: Tensor) -> torch.device:
+    """Return the device on which a torch optimizer expects single-number states such as `step`."""
+    on_device = type(optimizer).__name__ in _NUMBERS_BESIDE_WEIGHTS or any(
+        group.get("fused") or group.get("capturable") for group in optimizer.param_groups
+    )
+    return holder.device if on_device else torch.device("cpu")
 
 
 def _scalar(value: Any, dtype: str | None, device: torch.device) -> Any:

@@ -1,4 +1,4 @@
-"""One rank's failure is everybody's: what ranks do together either succeeds or fails on all of them."""
+"""Make an operation succeed or fail on all ranks together."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed
 
+from neox_config.errors import NeoXError
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.parallel.groups import Group
 
@@ -13,7 +14,7 @@ __all__ = ["collect", "gather", "shared_outcome"]
 
 
 def gather(control: Group, item: Any) -> list[Any]:
-    """Every rank's item, by rank; collective over the control group."""
+    """Return every rank's item, ordered by rank. Collective over the control group."""
     if control.size == 1:
         return [item]
     items: list[Any] = [None] * control.size
@@ -22,7 +23,7 @@ def gather(control: Group, item: Any) -> list[Any]:
 
 
 def collect(control: Group, item: Any) -> list[Any]:
-    """Every rank's item on rank 0, nothing elsewhere; collective over the control group."""
+    """Return every rank's item on rank 0, an empty list on other ranks. Collective over the control group."""
     if control.size == 1:
         return [item]
     items: list[Any] = [None] * control.size if control.rank == 0 else []
@@ -31,14 +32,16 @@ def collect(control: Group, item: Any) -> list[Any]:
 
 
 @contextmanager
-def shared_outcome(control: Group, action: str) -> Iterator[None]:
-    """Run a block on every rank; when it fails on one, raise the same error on all. Collective.
+def shared_outcome(control: Group, action: str, *, keeps_bugs: bool = False) -> Iterator[None]:
+    """Run a block on every rank; if it fails on one, raise the same error on all. Collective.
 
-    The block itself must not communicate: a rank that fails leaves it early.
+    The block must not communicate, because a rank that fails leaves it early.
 
     Args:
         control: CPU group of all ranks.
         action: what is being done, for the message.
+        keeps_bugs: raise an exception that is neither a NeoXError nor an OSError as it is on its rank, so
+            that it is reported with its traceback.
 
     Raises:
         CheckpointError: the first failing rank's message.
@@ -46,9 +49,11 @@ def shared_outcome(control: Group, action: str) -> Iterator[None]:
     failure: Exception | None = None
     try:
         yield
-    except Exception as error:  # Told to every rank and raised again below.
+    except Exception as error:  # Sent to every rank and raised again below.
         failure = error
     messages = gather(control, None if failure is None else _describe(failure))
+    if keeps_bugs and failure is not None and not isinstance(failure, NeoXError | OSError):
+        raise failure
     failed = [(rank, message) for rank, message in enumerate(messages) if message is not None]
     if failed:
         rank, message = failed[0]
@@ -57,4 +62,4 @@ def shared_outcome(control: Group, action: str) -> Iterator[None]:
 
 
 def _describe(error: Exception) -> str:
-    return str(error) if isinstance(error, CheckpointError | OSError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, NeoXError | OSError) else f"{type(error).__name__}: {error}"

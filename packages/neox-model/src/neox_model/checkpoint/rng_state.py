@@ -1,23 +1,26 @@
-"""The random generators of one rank as tensors: python's, numpy's, torch's and its device's.
+"""Capture and restore the random generators of one rank: python, numpy, torch and its device.
 
-The parallel random streams have no state beyond these (`neox_model.parallel.random`).
+The parallel random streams have no other state (`neox_model.parallel.random`).
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["capture", "restore"]
+from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
+
+__all__ = ["capture", "check", "restore"]
 
 
 def capture() -> dict[str, Tensor]:
-    """The state of every default generator, by generator; flat tensors on the CPU."""
+    """Return the state of every default generator, by name, as flat tensors on the CPU."""
     _, python_words, python_gauss = random.getstate()
     from_numpy = np.random.get_state(legacy=False)
-    assert isinstance(from_numpy, dict), "asked for the dictionary form"
+    assert isinstance(from_numpy, dict), "legacy=False returns a dictionary"
     twister = from_numpy["state"]
     states = {
         "python": torch.tensor(python_words, dtype=torch.int64),
@@ -33,13 +36,54 @@ def capture() -> dict[str, Tensor]:
     return states
 
 
+def check(states: Mapping[str, Tensor]) -> None:
+    """Restore captured states into new generators, so that `restore` finds nothing wrong.
+
+    Raises:
+        DamagedCheckpointError: a state is missing or cannot be restored.
+    """
+    for name, (dtype, sizes) in _FORMS.items():
+        state = states.get(name)
+        if state is None or state.dtype != dtype or (sizes is not None and state.numel() not in sizes):
+            raise DamagedCheckpointError(f"the state {name!r} of the random generators is missing or damaged")
+    for name, set_state in _SETTERS.items():
+        try:
+            set_state(states)
+        except (ValueError, OverflowError, RuntimeError) as error:
+            raise DamagedCheckpointError(
+                f"the state {name!r} of the random generators is damaged: {quoted(str(error))}"
+            ) from error
+
+
 def restore(states: Mapping[str, Tensor]) -> None:
-    """Put every generator back where `capture` found it; a device that is not here is left out."""
-    gauss = states["python_gauss"].tolist()
-    random.setstate((3, tuple(states["python"].tolist()), gauss[0] if gauss else None))
-    *words, position, has_gauss = states["numpy"].tolist()
-    numpy_gauss = states["numpy_gauss"].item()
-    np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), position, has_gauss, numpy_gauss))
+    """Restore every generator to a captured state; skip a device that does not exist here."""
+    random.setstate(_python_state(states))
+    np.random.set_state(_numpy_state(states))
     torch.set_rng_state(states["torch"])
     if torch.cuda.is_available() and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"])
+
+
+def _python_state(states: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    gauss = states["python_gauss"].tolist()
+    return 3, tuple(states["python"].tolist()), gauss[0] if gauss else None
+
+
+def _numpy_state(states: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    *words, position, has_gauss = states["numpy"].tolist()
+    return "MT19937", np.array(words, dtype=np.uint32), position, has_gauss, states["numpy_gauss"].item()
+
+
+# The dtype and the permitted numbers of elements of each state; torch checks the size of its own.
+_FORMS: Mapping[str, tuple[torch.dtype, Collection[int] | None]] = {
+    "python": (torch.int64, (625,)),
+    "python_gauss": (torch.float64, (0, 1)),
+    "numpy": (torch.int64, (626,)),
+    "numpy_gauss": (torch.float64, (1,)),
+    "torch": (torch.uint8, None),
+}
+_SETTERS: Mapping[str, Callable[[Mapping[str, Tensor]], object]] = {
+    "python": lambda states: random.Random().setstate(_python_state(states)),
+    "numpy": lambda states: np.random.RandomState().set_state(_numpy_state(states)),
+    "torch": lambda states: torch.Generator().set_state(states["torch"]),
+}

@@ -1,4 +1,4 @@
-"""Writing a checkpoint: each rank its own shard, then one manifest, then one rename."""
+"""Save a checkpoint: each rank writes one shard, then rank 0 writes the manifest and renames the folder."""
 
 import logging
 import time
@@ -7,48 +7,32 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import nn
 
+from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
-from neox_model.checkpoint.contents import MANIFEST, Layout, Manifest, TensorRecord
-from neox_model.checkpoint.engines import adapter_of, inner_optimizer, read_engine_state
+from neox_model.checkpoint.contents import Layout, Manifest, TensorRecord
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts, weight_part
 from neox_model.checkpoint.outcome import collect, shared_outcome
+from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.shards import Part, WrittenPiece, write_durably, write_shard
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["Restorable", "Schedule", "layout_of", "rng_prefix", "save_checkpoint"]
+__all__ = ["layout_of", "rng_prefix", "save_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
-_SHARE_THE_FOLDER = "let save name a folder on a file system that all hosts share"
-
-
-class Restorable(Protocol):
-    """Something whose whole state is plain JSON values."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the state back."""
-
-
-class Schedule(Restorable, Protocol):
-    """A learning-rate schedule whose `curve` is a dataclass of plain values."""
-
-    curve: Any
+_SHARE_THE_FOLDER = "set save to a folder on a file system that all hosts share"
 
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """What one rank wrote, as it tells rank 0."""
+    """The shard that one rank wrote, as sent to rank 0."""
 
     file: str
     size: int
@@ -59,44 +43,37 @@ class _Shard:
 
 def save_checkpoint(
     directory: Path,
+    parts: RunParts,
     *,
     iteration: int,
-    model: nn.Module,
-    engine: Any,
-    groups: Groups,
-    schedule: Schedule,
-    state: Restorable,
     config: Mapping[str, Any],
     save_optimizer: bool = True,
     save_rng: bool = True,
     keep_last: int | None = None,
 ) -> Path:
-    """Write one checkpoint of a training run. Collective over all ranks, which must share the folder.
+    """Save a checkpoint of a training run. Collective over all ranks, which must share the folder.
 
-    Until the last rename the checkpoint is not there at all; when anything fails on any rank, what was
-    written is removed and every rank raises.
+    The checkpoint appears with the last rename. If any rank fails, the written files are removed and every
+    rank raises.
 
     Args:
-        directory: where the checkpoints and `latest` live.
+        directory: folder of the checkpoints and `latest`.
+        parts: the run, between two iterations.
         iteration: finished updates; names the checkpoint.
-        model: the module inside the engine.
-        engine: the DeepSpeed engine, between two iterations.
-        groups: this rank's process groups.
-        schedule: the learning-rate schedule.
-        state: the training loop's state.
-        config: flat parameter name to plain value, kept for the messages of a later load.
-        save_optimizer: write the optimizer's states.
-        save_rng: write the random generators' states.
-        keep_last: delete older checkpoints beyond this many; None keeps all.
+        config: plain values that a later load compares with its own: the parameters by name, and derived
+            values (`processes.recorded_values`).
+        save_optimizer: save the optimizer's states.
+        save_rng: save the random generators' states.
+        keep_last: number of checkpoints to keep; older ones are deleted. None keeps all.
 
     Returns:
         The checkpoint's folder.
 
     Raises:
-        CheckpointError: it could not be written, on whichever rank; the message is the same on all.
+        CheckpointError: the checkpoint could not be written on some rank; the same message on all ranks.
     """
-    started = time.perf_counter()
-    final = directory / folders.checkpoint_name(iteration)
+    started, groups = time.perf_counter(), parts.groups
+    final = directory / checkpoint_name(iteration)
     temporary = folders.unfinished(final)
     is_first = groups.world.rank == 0
     with _abandoned_on_failure(temporary, is_first=is_first):
@@ -104,7 +81,7 @@ def save_checkpoint(
             if is_first:
                 folders.begin(temporary)
         with shared_outcome(groups.control, f"saving {final}"):
-            shard = _write(temporary, model, engine, groups, save_optimizer=save_optimizer, save_rng=save_rng)
+            shard = _write(temporary, parts, save_optimizer=save_optimizer, save_rng=save_rng)
         shards = collect(groups.control, shard)
         with shared_outcome(groups.control, f"saving {final}"):
             if is_first:
@@ -114,13 +91,13 @@ def save_checkpoint(
                     config=config,
                     tensors=_records(shards, temporary),
                     files={shard.file: shard.size for shard in shards},
-                    optimizer=type(inner_optimizer(engine.optimizer)).__name__ if save_optimizer else None,
+                    optimizer=type(parts.engine.update.optimizer).__name__ if save_optimizer else None,
                     optimizer_scalars={
                         name: held for shard in shards for name, held in shard.scalars.items()
                     },
-                    engine=read_engine_state(engine),
-                    schedule={"curve": asdict(schedule.curve), **schedule.state_dict()},
-                    training=state.state_dict(),
+                    engine=parts.engine.state_dict(),
+                    schedule={"curve": asdict(parts.schedule.curve), **parts.schedule.state_dict()},
+                    training=parts.state.state_dict(),
                 )
                 write_durably(temporary / MANIFEST, manifest.to_json())
                 folders.publish(temporary, final)
@@ -131,12 +108,12 @@ def save_checkpoint(
 
 
 def layout_of(groups: Groups) -> Layout:
-    """The sizes of a run's parallel groups."""
+    """Return the sizes of a run's parallel groups."""
     return Layout(data=groups.data.size, model=groups.model.size, pipe=groups.pipe.size)
 
 
 def rng_prefix(rank: int) -> str:
-    """Start of the tensor names of a rank's random generators."""
+    """Return the prefix of the tensor names of a rank's random generators."""
     return f"rng/{rank}/"
 
 
@@ -150,31 +127,29 @@ def _abandoned_on_failure(temporary: Path, *, is_first: bool) -> Iterator[None]:
         raise
 
 
-def _write(
-    folder: Path, model: nn.Module, engine: Any, groups: Groups, *, save_optimizer: bool, save_rng: bool
-) -> _Shard:
+def _write(folder: Path, run: RunParts, *, save_optimizer: bool, save_rng: bool) -> _Shard:
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}, made by rank 0, is not visible here; {_SHARE_THE_FOLDER}")
-    splits_over_data = adapter_of(engine.optimizer).splits_over_data
+        raise CheckpointError(f"{folder}, created by rank 0, is not visible here; {_SHARE_THE_FOLDER}")
+    update, groups = run.engine.update, run.groups
     parts: list[Part] = []
     scalars: dict[str, dict[str, Any]] = {}
-    for fragment in engine_fragments(model, engine):
-        if is_written_here(fragment, groups, splits_over_data=splits_over_data):
+    for fragment in engine_fragments(run.engine):
+        if is_written_here(fragment, groups, splits_over_data=update.splits_over_data):
             parts.append(weight_part(fragment))
             if save_optimizer:
-                states, scalars[fragment.name] = optimizer_parts(fragment, inner_optimizer(engine.optimizer))
+                states, scalars[fragment.name] = optimizer_parts(fragment, update.optimizer)
                 parts += states
     _check_finite(parts)
     if save_rng:
         parts += _rng_parts(groups.world.rank)
     file = f"shard-{groups.world.rank:05d}.safetensors"
     pieces, size = write_shard(folder / file, parts)
-    names = {name for name, _ in named_logical_parameters(model)}
+    names = {name for name, _ in named_logical_parameters(run.model)}
     return _Shard(file=file, size=size, pieces=pieces, scalars=scalars, names=names)
 
 
 def _check_finite(parts: list[Part]) -> None:
-    """Refuse to write weights and states that no training can continue from.
+    """Raise an error if weights or states contain values that are not finite.
 
     Raises:
         CheckpointError: an element is not finite.
@@ -182,13 +157,13 @@ def _check_finite(parts: list[Part]) -> None:
     parts = [part for part in parts if part.values.is_floating_point()]
     if not parts:
         return
-    # Read together: one wait for the device.
+    # Read together, with one synchronization.
     are_finite = torch.stack([part.values.isfinite().all() for part in parts]).tolist()
     broken = [part.name for part, is_finite in zip(parts, are_finite, strict=True) if not is_finite]
     if broken:
         more = f" and {len(broken) - 1:,} more tensors" if len(broken) > 1 else ""
         raise CheckpointError(
-            f"{broken[0]}{more} held values that are not finite; earlier checkpoints are kept"
+            f"found values that are not finite in {broken[0]}{more}; earlier checkpoints are kept"
         )
 
 
@@ -206,10 +181,10 @@ def _rng_parts(rank: int) -> list[Part]:
 
 
 def _records(shards: list[_Shard], folder: Path) -> dict[str, TensorRecord]:
-    """All ranks' pieces by tensor.
+    """Return all ranks' pieces by tensor.
 
     Raises:
-        CheckpointError: a shard is not visible here, or the pieces do not add up to whole tensors.
+        CheckpointError: a shard is not visible here, or the pieces do not form whole tensors.
     """
     pieces: dict[str, list[WrittenPiece]] = defaultdict(list)
     for shard in shards:
@@ -231,7 +206,7 @@ def _records(shards: list[_Shard], folder: Path) -> dict[str, TensorRecord]:
         name for name, record in records.items() if not record.is_complete
     ]
     if incomplete:
-        raise CheckpointError(f"the ranks together do not hold all of {', '.join(incomplete)}")
+        raise CheckpointError(f"the ranks together do not have all elements of {', '.join(incomplete)}")
     return records
 
 

@@ -1,7 +1,7 @@
-"""Shard files in the safetensors layout: written as a stream, read piece by piece with a checksum each.
+"""Write and read shard files in the safetensors format, with a checksum per piece.
 
-Writing straight to the file keeps a shard from being held twice in memory, lets the checksum be taken on
-the way, and shows a full disk as an ordinary `OSError`. Reading is left to the safetensors library.
+Writing directly to the file avoids a second copy of the shard in memory, computes checksums on the way, and
+reports a full disk as an `OSError`. The safetensors library reads the files.
 
 Source: the safetensors format: 8 bytes header length, JSON header, then the tensors' bytes, little-endian.
 """
@@ -18,41 +18,27 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from neox_model.checkpoint.blocks import Range, find_overlaps
-from neox_model.checkpoint.contents import Block, Piece, TensorRecord, block_numel
-from neox_model.checkpoint.errors import DamagedCheckpointError
+from neox_model.checkpoint.blocks import Block, Range, block_numel, find_overlaps
+from neox_model.checkpoint.contents import Piece, TensorRecord
+from neox_model.checkpoint.dtypes import DTYPE_NAMES
+from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
 
-__all__ = ["DTYPES", "DTYPE_NAMES", "Part", "ShardReader", "WrittenPiece", "write_durably", "write_shard"]
+__all__ = ["Part", "ShardReader", "WrittenPiece", "write_durably", "write_shard"]
 
-DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
-DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-
-# A piece is read whole to verify it: 64 MiB of float32 bounds what a reader of another layout reads in vain.
+# A piece is read whole to verify it; 64 MiB of float32 limits what another layout reads needlessly.
 _PIECE_ELEMENTS = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one rank has to write of one tensor: flat values of a range of a block.
+    """One rank's part of a tensor to write: flat values of a range of a block.
 
     Args:
         name: logical name of the tensor.
         shape: shape of the whole tensor.
         block: this rank's block of it.
         start: first element of the range, row-major inside the block.
-        values: the elements, one dimension, on any device.
+        values: the elements, 1-D, on any device.
     """
 
     name: str
@@ -63,18 +49,18 @@ class Part:
 
     @property
     def stop(self) -> int:
-        """End of the range."""
+        """Return the end of the range."""
         return self.start + self.values.numel()
 
     @property
     def fills_block(self) -> bool:
-        """Whether the range is the whole block."""
+        """Return True if the range is the whole block."""
         return self.values.numel() == block_numel(self.block)
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPiece:
-    """A piece on the disk, with the tensor that it is a piece of."""
+    """A piece on disk, with the name, shape and dtype of its tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -83,10 +69,10 @@ class WrittenPiece:
 
 
 def write_shard(path: Path, parts: Sequence[Part]) -> tuple[list[WrittenPiece], int]:
-    """Write parts into one new safetensors file and flush it to the disk.
+    """Write parts into a new safetensors file and flush it to disk.
 
     Returns:
-        What was written, and the file's size in bytes.
+        The written pieces, and the file's size in bytes.
 
     Raises:
         OSError: the disk is full or the file cannot be written.
@@ -106,7 +92,7 @@ def write_shard(path: Path, parts: Sequence[Part]) -> tuple[list[WrittenPiece], 
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Write a new text file and flush it to the disk."""
+    """Write a new text file and flush it to disk."""
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
         _flush(file)
@@ -133,7 +119,7 @@ def _key(part: Part) -> str:
 
 
 def _header(parts: Sequence[Part]) -> bytes:
-    """JSON header, padded with spaces so that the data starts at a multiple of 8 bytes."""
+    """Return the JSON header, padded with spaces so that the data starts at a multiple of 8 bytes."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for part in parts:
@@ -145,12 +131,12 @@ def _header(parts: Sequence[Part]) -> bytes:
             "data_offsets": [offset, offset + size],
         }
         offset += size
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True).encode()
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
     return text + b" " * (-len(text) % 8)
 
 
 def _bytes(values: Tensor) -> memoryview:
-    """The raw little-endian bytes of a flat tensor."""
+    """Return the raw little-endian bytes of a flat tensor."""
     flat = values.detach().to("cpu").contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
@@ -165,13 +151,40 @@ class ShardReader:
 
     Args:
         folder: the checkpoint.
-        files: shard name to size in bytes, as the manifest has them.
+        files: shard name to size in bytes, from the manifest.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, int]) -> None:
         self.folder = folder
         self._sizes = files
         self._open: dict[str, Any] = {}
+        self._verified: set[tuple[str, str]] = set()
+
+    def check(self, name: str, record: TensorRecord, wanted: Range, dtype: torch.dtype | None = None) -> None:
+        """Read and verify the pieces of a range, so that `fill` finds nothing wrong.
+
+        Args:
+            name: the tensor's logical name, for messages.
+            record: the tensor to read from.
+            wanted: the range.
+            dtype: the values must be finite in this dtype; None allows any.
+
+        Raises:
+            DamagedCheckpointError: a shard is missing, truncated or damaged, a piece is missing, or a value
+                is not finite.
+        """
+        missing = wanted[2] - wanted[1]
+        for piece in record.pieces:
+            overlaps = find_overlaps((piece.block, piece.start, piece.stop), wanted)
+            missing -= sum(overlap.numel for overlap in overlaps)
+            if overlaps and (piece.file, piece.key) not in self._verified:
+                values = self._read(piece, record.dtype)
+                if dtype is not None and not bool(values.to(dtype).isfinite().all()):
+                    raise DamagedCheckpointError(
+                        f"{self.folder / piece.file}: {name} contains values that are not finite"
+                    )
+                self._verified.add((piece.file, piece.key))
+        self._refuse_missing(missing, name)
 
     def fill(self, target: Tensor, name: str, record: TensorRecord, wanted: Range) -> None:
         """Fill a flat tensor with a range of a logical tensor, converting the dtype.
@@ -183,7 +196,7 @@ class ShardReader:
             wanted: the range, with as many elements as `target`.
 
         Raises:
-            DamagedCheckpointError: a shard is absent, truncated or damaged, or a piece is missing.
+            DamagedCheckpointError: a shard is missing, truncated or damaged, or a piece is missing.
         """
         missing = target.numel()
         for piece in record.pieces:
@@ -193,22 +206,26 @@ class ShardReader:
                 for overlap in overlaps:
                     overlap.copy(values, target)
                     missing -= overlap.numel
+        self._refuse_missing(missing, name)
+
+    def _refuse_missing(self, missing: int, name: str) -> None:
         if missing:
-            raise DamagedCheckpointError(f"{self.folder} lacks {missing:,} elements of {name}")
+            raise DamagedCheckpointError(f"{missing:,} elements of {name} are missing in {self.folder}")
 
     def _read(self, piece: Piece, dtype: str) -> Tensor:
-        """The flat values of one piece, verified."""
+        """Read and verify the flat values of one piece."""
         path = self.folder / piece.file
         try:
             values = self._shard(path).get_tensor(piece.key).reshape(-1)
         except SafetensorError as error:
-            raise DamagedCheckpointError(f"{path} is damaged: {error}") from error
+            raise DamagedCheckpointError(f"{path} is damaged: {quoted(str(error))}") from error
         if DTYPE_NAMES.get(values.dtype) != dtype or values.numel() != piece.numel:
             raise DamagedCheckpointError(
-                f"{path} is damaged: {piece.key} holds {values.numel():,} elements of {values.dtype}, "
-                f"the manifest says {piece.numel:,} of {dtype}"
+                f"{path} is damaged: {piece.key} has {values.numel():,} elements of {values.dtype}, but the "
+                f"manifest records {piece.numel:,} of {dtype}"
             )
-        if zlib.crc32(_bytes(values)) != piece.crc32:
+        is_verified = (piece.file, piece.key) in self._verified
+        if not is_verified and zlib.crc32(_bytes(values)) != piece.crc32:
             raise DamagedCheckpointError(f"{path} is damaged: the checksum of {piece.key} does not match")
         return values
 
@@ -218,10 +235,13 @@ class ShardReader:
             try:
                 size = path.stat().st_size
             except OSError as error:
-                raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror}") from error
+                raise DamagedCheckpointError(f"cannot read {path}: {error.strerror}") from error
             if size != expected:
                 raise DamagedCheckpointError(
                     f"{path} is damaged: it has {size:,} bytes instead of {expected:,}"
                 )
-            self._open[path.name] = safe_open(path, framework="pt")
+            try:
+                self._open[path.name] = safe_open(path, framework="pt")
+            except OSError as error:
+                raise DamagedCheckpointError(f"cannot read {path}: {error}") from error
         return self._open[path.name]

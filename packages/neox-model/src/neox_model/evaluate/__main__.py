@@ -1,4 +1,4 @@
-"""`python -m neox_model.evaluate`: one worker that evaluates the checkpoint in `load`."""
+"""`python -m neox_model.evaluate`: run one worker that evaluates the latest checkpoint."""
 
 from pathlib import Path
 
@@ -12,9 +12,10 @@ __all__ = ["main"]
 @click.command()
 @request_options
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Print the validation and test loss of a checkpoint, as one worker of a job."""
+    """Print the validation and test loss of the latest checkpoint in `load`, as one worker of a job."""
     program = "neox_model.evaluate.perplexity:evaluate_from"
-    exit_worker(run_worker(program, resolved=resolved, paths=paths, overrides=overrides))
+    code = run_worker(program, resolved=resolved, paths=paths, overrides=overrides, preflight="evaluate")
+    exit_worker(code)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Validation and test loss of a checkpoint, on the data that its training would evaluate on next.
+"""Compute the validation and test loss of a checkpoint, on the data of its training's next evaluation.
 
-The weights are read straight into the model, in the configured precision: there is no optimizer, and every
-rank holds its whole tensor-parallel part whatever the ZeRO stage of the training.
+The weights are loaded directly into the model, in the configured precision. There is no optimizer, and every
+rank holds its whole tensor-parallel part at any ZeRO stage.
 """
 
 import logging
@@ -11,23 +11,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from neox_config import Resolved
+from neox_config.errors import ConfigError
 from neox_data.tokenizers import Tokenizer
-from neox_launcher.config import Resolved
-from neox_launcher.errors import ConfigError
-from neox_model.build.choices import DTYPES
-from neox_model.build.model import build_model, padded_vocab_size
-from neox_model.build.zero_sharding import without_zero
+from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.model import build_model, padded_vocab_size
+from neox_model.assembly.zero_sharding import without_zero
 from neox_model.checkpoint.load import load_weights, read_training_state
+from neox_model.engine.build import build_forward, prepare_engine
 from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
-from neox_model.train.batch import Batch
-from neox_model.train.data import build_datasets, choose_weights, open_streams
-from neox_model.train.datasets import check_tokenizers
-from neox_model.train.engine import build_pipeline_forward, prepare_deepspeed
+from neox_model.train.data.batch import Batch
+from neox_model.train.data.datasets import check_tokenizers
+from neox_model.train.data.position import Position
+from neox_model.train.data.streams import build_datasets, choose_weighting, open_streams
+from neox_model.train.engine_step import as_micro_batches
 from neox_model.train.evaluate import Evaluator
-from neox_model.train.pipeline_step import PipelineStep
-from neox_model.train.position import Position
-from neox_model.train.sequential_step import mean_loss
 
 __all__ = ["evaluate_from"]
 
@@ -35,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate_from(resolved: Resolved) -> str:
-    """Evaluate the newest checkpoint in `load`, as one rank; called on every rank.
+    """Evaluate the latest checkpoint in `load` as one rank; call it on every rank.
 
     Returns:
-        A line per part: its loss and perplexity.
+        One line per part, with loss and perplexity.
 
     Raises:
         ConfigError: `load` or the data is not configured.
@@ -47,9 +46,9 @@ def evaluate_from(resolved: Resolved) -> str:
     config = resolved.config
     folder = config.checkpoint.load
     if folder is None:
-        raise ConfigError("load: no folder is given; evaluating needs the checkpoint of a training")
+        raise ConfigError("evaluation requires trained weights; set load to a folder with checkpoints")
     groups = join_processes(resolved)
-    prepare_deepspeed()
+    prepare_engine()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
     position = Position.from_state(read_training_state(Path(folder), groups=groups))
@@ -71,34 +70,33 @@ def evaluate_from(resolved: Resolved) -> str:
     )
     firsts = {"valid": position.validation_samples, "test": 0}
     names = {"valid": "validation", "test": "test"}
-    lines = [
-        f"{names[part]} {evaluator.evaluate(part, first)}"
-        for part, first in firsts.items()
-        if evaluator.has(part)
-    ]
+    found = {
+        part: str(evaluator.evaluate(part, first)) for part, first in firsts.items() if evaluator.has(part)
+    }
     leave_processes()
-    if not lines:
+    if not found:
         raise ConfigError(
-            "there is nothing to evaluate on: eval-iters is 0, or the split leaves no documents"
+            "there is no data to evaluate on: eval-iters is 0, or split leaves no validation and test "
+            "documents; set eval-iters or split"
         )
-    return "\n".join(lines)
+    return "\n".join(
+        f"{name} {found.get(part, 'not evaluated: split leaves no document for it')}"
+        for part, name in names.items()
+    )
 
 
 def _load_model(
     resolved: Resolved, folder: Path, groups: Groups, tokenizer: Tokenizer
 ) -> Callable[[Iterator[Batch], int], Tensor]:
-    """The mean loss of micro-batches under the checkpoint's weights."""
+    """Load the checkpoint's weights; return the function that computes the mean loss of micro-batches."""
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
     model.to(device=_device(), dtype=DTYPES[resolved.derived.precision])
     load_weights(folder, model=model, groups=groups, config=recorded_values(resolved, tokenizer))
-    weigh = choose_weights(resolved.config, groups)
-    if resolved.derived.uses_pipeline:
-        engine = build_pipeline_forward(model, micro_batch_size=resolved.derived.micro_batch_size)
-        return PipelineStep(engine, weigh=weigh).evaluate
-    model.eval()
+    weighting = choose_weighting(resolved.config, groups)
+    engine = build_forward(resolved, model, groups=groups)
 
     def losses(batches: Iterator[Batch], count: int) -> Tensor:
-        return mean_loss(model, weigh(batches, count, _device()), groups.data)
+        return engine.evaluate(as_micro_batches(weighting(batches, count, _device())), count)
 
     return losses
 

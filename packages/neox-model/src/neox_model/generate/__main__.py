@@ -1,4 +1,4 @@
-"""`python -m neox_model.generate`: one worker that makes text with the newest checkpoint."""
+"""`python -m neox_model.generate`: run one worker that generates text with the latest checkpoint."""
 
 from pathlib import Path
 
@@ -12,9 +12,10 @@ __all__ = ["main"]
 @click.command()
 @request_options
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Generate text as configured, as one worker of a job."""
+    """Generate text with the latest checkpoint in `load`, as one worker of a job."""
     program = "neox_model.generate.run:generate_from"
-    exit_worker(run_worker(program, resolved=resolved, paths=paths, overrides=overrides))
+    code = run_worker(program, resolved=resolved, paths=paths, overrides=overrides, preflight="generate")
+    exit_worker(code)
 
 
 if __name__ == "__main__":

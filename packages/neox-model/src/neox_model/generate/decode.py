@@ -1,4 +1,4 @@
-"""Continuing a prompt token by token, with cached keys and values or by computing the whole text again."""
+"""Continue a prompt token by token, with a key-value cache or by recomputing the whole text."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -9,19 +9,19 @@ from torch import Tensor, nn
 
 from neox_model.layers.attention.kv_cache import caching
 from neox_model.layers.lm_head import gather_vocabulary
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 
 __all__ = ["Continuation", "Decoder"]
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """What followed a prompt.
+    """The continuation of a prompt.
 
     Args:
-        tokens: the generated ids, end-of-document left out.
-        finished: whether the model ended the document itself.
-        message: why there is no text, when there is none.
+        tokens: the generated ids, without end-of-document.
+        finished: True if the model ended the document.
+        message: why there is no text, or why it ends; None if there is text.
     """
 
     tokens: list[int]
@@ -33,14 +33,14 @@ class Decoder:
     """Continues prompts, one at a time.
 
     Args:
-        model: takes `tokens_BS` to `logits_BSV` of this rank's part of the vocabulary.
-        choose: picks a token from one place's logits.
-        vocab_size: the tokenizer's entries; the rows that padding adds are never seen.
-        end_of_document: the id that ends a text.
-        seq_length: most tokens that the model takes, prompt included.
-        maximum_tokens: most tokens of one continuation.
-        recompute: compute the whole text for each token instead of keeping keys and values.
-        group: the tensor-parallel ranks; all of them must call together, with equal generators.
+        model: maps `tokens_BS` to `logits_BSV` of this rank's part of the vocabulary.
+        choose: selects a token from the logits of one position.
+        vocab_size: the tokenizer's vocabulary size, without padding.
+        end_of_document: id of the token that ends a text.
+        seq_length: maximum number of tokens of the model, prompt included.
+        maximum_tokens: maximum number of tokens of one continuation.
+        recompute: recompute the whole text for each token instead of caching keys and values.
+        group: the tensor-parallel ranks; all must call together, with equal generators.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Decoder:
         seq_length: int,
         maximum_tokens: int,
         recompute: bool = False,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
     ) -> None:
         self._model = model
         self._choose = choose
@@ -63,14 +63,21 @@ class Decoder:
         self._maximum_tokens = maximum_tokens
         self._recompute = recompute
         self._group = group
-        self._device = next(model.parameters()).device
+        self.device = next(model.parameters()).device
 
-    def continue_prompt(self, prompt: Sequence[int], generator: torch.Generator) -> Continuation:
-        """Tokens after the prompt, up to the end of the document or a limit. Collective over the group.
+    def continue_prompt(
+        self,
+        prompt: Sequence[int],
+        generator: torch.Generator,
+        *,
+        should_end: Callable[[], bool] = lambda: False,
+    ) -> Continuation:
+        """Generate tokens until the end of the document or a limit. Collective over the group.
 
         Args:
-            prompt: ids; an empty one stands for the beginning of a document.
+            prompt: token ids; empty: start a new document.
             generator: a CPU generator, in the same state on every rank of the group.
+            should_end: called before each token; True ends the continuation, on every rank of the group.
         """
         prompt = list(prompt) or [self._end_of_document]
         room = min(self._maximum_tokens, self._seq_length - len(prompt))
@@ -78,15 +85,17 @@ class Decoder:
             return Continuation(
                 [],
                 finished=False,
-                message=f"the prompt's {len(prompt):,} tokens fill seq_length, which is {self._seq_length:,}",
+                message=f"the prompt's {len(prompt):,} tokens already fill seq_length ({self._seq_length:,})",
             )
         tokens: list[int] = []
         with self._next_logits() as next_logits:
             fresh = prompt
             while len(tokens) < room:
+                if should_end():
+                    return Continuation(tokens, finished=False, message="interrupted")
                 token = self._choose(next_logits(fresh), generator)
                 if token == self._end_of_document:
-                    message = None if tokens else "the model ended the document at once"
+                    message = None if tokens else "the model ended the document immediately"
                     return Continuation(tokens, finished=True, message=message)
                 tokens.append(token)
                 fresh = [token]
@@ -94,7 +103,7 @@ class Decoder:
 
     @contextmanager
     def _next_logits(self) -> Iterator[Callable[[list[int]], Tensor]]:
-        """A function of the tokens that are new since its last call; gives the logits after them."""
+        """Provide a function from the tokens added since its last call to the next token's logits."""
         seen: list[int] = []
 
         def logits_after(fresh: list[int]) -> Tensor:
@@ -105,7 +114,7 @@ class Decoder:
             yield logits_after
 
     def _last_logits(self, tokens: list[int]) -> Tensor:
-        """logits_V over the tokenizer's vocabulary, the same on every rank."""
-        tokens_BS = torch.tensor([tokens], dtype=torch.int64, device=self._device)
+        """Return logits_V over the tokenizer's vocabulary, the same on every rank."""
+        tokens_BS = torch.tensor([tokens], dtype=torch.int64, device=self.device)
         logits_BV = self._model(tokens_BS)[:, -1]
         return gather_vocabulary(logits_BV, self._group, self._vocab_size)[0]

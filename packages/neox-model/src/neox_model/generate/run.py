@@ -1,40 +1,41 @@
-"""The assembly of a generation: processes, tokenizer, model, weights, mode.
+"""Run a generation: set up processes, tokenizer, model and weights, then run the configured mode.
 
-The checkpoint's layout does not matter. A pipeline only helps when many micro-batches are under way, so
-generation always runs the plain model: tensor parallel as configured, and what would have been stages become
-replicas that share out the prompts.
+The checkpoint may have any layout. A pipeline is useful only with many micro-batches, so generation always
+runs the plain model: tensor parallelism as configured, with pipeline stages replaced by replicas that
+generate for different prompts.
 """
 
 import logging
 from dataclasses import replace
 from pathlib import Path
 
-from neox_launcher.config import NeoXConfig, Resolved
-from neox_launcher.errors import NeoXError
-from neox_model.build.choices import DTYPES
-from neox_model.build.model import build_model
-from neox_model.build.zero_sharding import without_zero
+from neox_config import Resolved
+from neox_config.derive.generation import generation_mode
+from neox_config.errors import NeoXError
+from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.model import build_model
+from neox_model.assembly.zero_sharding import without_zero
 from neox_model.checkpoint import load_weights
 from neox_model.generate.decode import Decoder
 from neox_model.generate.modes import MODES, Job
 from neox_model.generate.sampling import Sampler
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 
-__all__ = ["as_plain_model", "choose_mode", "generate_from"]
+__all__ = ["as_plain_model", "generate_from"]
 
 logger = logging.getLogger(__name__)
 
 
 def generate_from(resolved: Resolved) -> None:
-    """Generate text with the newest checkpoint of the configuration's `load` folder.
+    """Generate text with the latest checkpoint of the configuration's `load` folder.
 
     Raises:
-        NeoXError: there is no checkpoint, it is another model's, or the mode lacks what it needs.
+        NeoXError: there is no checkpoint, it contains a different model, or the mode lacks a setting.
     """
     config = resolved.config
     directory = config.checkpoint.load
     if directory is None:
-        raise NeoXError("generation needs trained weights; set load to a folder with checkpoints")
+        raise NeoXError("generation requires trained weights; set load to a folder with checkpoints")
     plain = as_plain_model(resolved)
     groups = join_processes(plain)
     tokenizer = load_tokenizer(config)
@@ -62,7 +63,7 @@ def generate_from(resolved: Resolved) -> None:
         input_file=_path(settings.sample_input_file),
         output_file=_path(settings.sample_output_file),
     )
-    mode = choose_mode(config)
+    mode = generation_mode(config)
     logger.info(
         "generating (%s) on data-parallel %d x model-parallel %d", mode, groups.data.size, groups.model.size
     )
@@ -70,22 +71,12 @@ def generate_from(resolved: Resolved) -> None:
     leave_processes()
 
 
-def choose_mode(config: NeoXConfig) -> str:
-    """The configured mode, or the one that the other settings imply."""
-    settings = config.generation
-    if settings.text_gen_type is not None:
-        return settings.text_gen_type
-    if settings.sample_input_file is not None:
-        return "input-file"
-    return "unconditional" if settings.num_samples > 0 else "interactive"
-
-
 def as_plain_model(resolved: Resolved) -> Resolved:
-    """The same configuration without pipeline, split sequences and ZeRO: stages become replicas."""
+    """Return the configuration without pipeline, sequence parallelism and ZeRO; stages become replicas."""
     derived = resolved.derived
     if derived.pipe_parallel_size > 1:
         logger.info(
-            "generation runs the plain model: %d stages become replicas, each of %d tensor-parallel ranks",
+            "generation uses no pipeline: the %d stages become replicas, each with %d tensor-parallel ranks",
             derived.pipe_parallel_size,
             derived.model_parallel_size,
         )
@@ -95,7 +86,7 @@ def as_plain_model(resolved: Resolved) -> Resolved:
         "data_parallel_size": derived.world_size // derived.model_parallel_size,
     }
     plain = without_zero(resolved)
-    # Prompts have any length: the ranks would not share them out evenly.
+    # Prompts of arbitrary length cannot be split evenly over the ranks.
     whole = plain.config.parallelism.replaced(sequence_parallel=False)
     config = plain.config.model_copy(update={"parallelism": whole})
     return replace(plain, config=config, derived=derived.model_copy(update=sizes))

@@ -1,7 +1,7 @@
-"""From the logits of one place to the token that comes there.
+"""Sample the next token from logits.
 
-The filters are applied in GPT-NeoX's order: temperature, then top_k, then top_p. Everything is computed on
-the CPU in float32, so that equal logits and an equal generator give the same token on every rank.
+The filters are applied in GPT-NeoX's order: temperature, top_k, top_p. Everything is computed on the CPU in
+float32, so that equal logits and generators give the same token on every rank.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ __all__ = ["Sampler", "keep_top_k", "keep_top_p"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampler:
-    """How a token is chosen.
+    """Samples a token.
 
     Args:
-        temperature: divides the logits; 0 takes the likeliest token, whatever the filters.
-        top_k: only this many of the likeliest tokens can come; 0 is off.
-        top_p: only the likeliest tokens that together reach this probability can come; 0 is off.
+        temperature: divides the logits; 0 selects the most likely token and ignores the filters.
+        top_k: sample from this many most likely tokens; 0 disables the filter.
+        top_p: sample from the most likely tokens with this cumulative probability; 0 disables the filter.
     """
 
     temperature: float = 0.0
@@ -27,11 +27,11 @@ class Sampler:
     top_p: float = 0.0
 
     def __call__(self, logits_V: Tensor, generator: torch.Generator) -> int:
-        """The chosen token's id.
+        """Return the id of the sampled token.
 
         Args:
-            logits_V: one place's logits over the tokenizer's vocabulary, padding left out.
-            generator: a CPU generator; not used when greedy.
+            logits_V: logits of one position over the tokenizer's vocabulary, without padding.
+            generator: a CPU generator; not used at temperature 0.
         """
         logits_V = logits_V.detach().to("cpu", torch.float32)
         if self.temperature == 0.0:
@@ -45,15 +45,15 @@ class Sampler:
 
 
 def keep_top_k(logits_V: Tensor, count: int) -> Tensor:
-    """The logits with all but the `count` highest at minus infinity."""
+    """Return the logits with all but the `count` highest set to minus infinity."""
     highest = logits_V.topk(min(count, logits_V.numel()))
     return torch.full_like(logits_V, -torch.inf).scatter(0, highest.indices, highest.values)
 
 
 def keep_top_p(logits_V: Tensor, mass: float) -> Tensor:
-    """The logits with all but the likeliest tokens that together reach `mass` at minus infinity.
+    """Return the logits with all but the most likely tokens, up to probability `mass`, at minus infinity.
 
-    The token that crosses `mass` stays, so at least one does.
+    The token that crosses `mass` is kept, so at least one token remains.
 
     Source: arXiv:1904.09751, section 3.1.
     """

@@ -1,1 +1,1 @@
-"""The transformer's layers: plain arguments, groups passed in, hidden states with the sequence first."""
+"""Transformer layers with plain arguments and explicit process groups; hidden states are sequence-first."""

@@ -1,15 +1,16 @@
-"""Activation functions by name; a gated one takes the `up` and the `gate` projection.
+"""Activation functions by name; a gated activation uses an `up` and a `gate` projection.
 
-Every function here is elementwise, so that a rank may apply it to its own part of the width.
+Every function is elementwise, so that a rank can apply it to its part of the width.
 """
 
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["ACTIVATIONS", "GATED_ACTIVATIONS", "is_gated"]
+__all__ = ["ACTIVATIONS", "GATED_ACTIVATIONS"]
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -23,14 +24,16 @@ ACTIVATIONS: dict[str, Activation] = {
     "mish": functional.mish,
 }
 
-# What the gate goes through; the result is up * activation(gate). Source: arXiv:2002.05202.
+
+def _identity(gate: Tensor) -> Tensor:
+    return gate
+
+
+# Activation of the gate; the result is up * activation(gate). Source: arXiv:2002.05202.
 GATED_ACTIVATIONS: dict[str, Activation] = {
     "geglu": functional.gelu,
     "swiglu": functional.silu,
     "reglu": functional.relu,
+    "glu": torch.sigmoid,
+    "bilinear": _identity,
 }
-
-
-def is_gated(name: str) -> bool:
-    """Whether the activation of that name needs a second input projection."""
-    return name in GATED_ACTIVATIONS

@@ -1,4 +1,4 @@
-"""What generation hangs into a layer that looks at earlier tokens."""
+"""The interface of caches that generation adds to layers."""
 
 from typing import Protocol
 
@@ -8,13 +8,13 @@ __all__ = ["Cache"]
 
 
 class Cache(Protocol):
-    """Rows of one layer, one per token seen so far (see attention.kv_cache).
+    """Cached rows of one layer, one per earlier token (see attention.kv_cache).
 
     Attributes:
-        length: tokens seen before this call.
+        length: number of cached tokens.
     """
 
     length: int
 
     def extend(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """Append to each kind of row, and give all rows so far."""
+        """Append rows to each cached tensor, and return all rows."""

@@ -1,4 +1,4 @@
-"""Tokens, and where the model wants it their positions, to hidden states with the sequence first."""
+"""Embed tokens, and optionally their positions, to sequence-first hidden states."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod
 from neox_model.parallel.sequence import own_rows, sequence_stream
 from neox_model.parallel.vocab_embedding import VocabParallelEmbedding
@@ -15,15 +15,16 @@ __all__ = ["Embedding"]
 
 
 class Embedding(nn.Module):
-    """dropout(word + position), as hidden_SBD.
+    """Computes dropout(word + position), as hidden_SBD.
 
     Args:
-        vocab_size: entries of the logical vocabulary.
+        vocab_size: size of the logical vocabulary.
         hidden_size: model width.
-        init: fills the word table.
-        position: makes the module that is added (LearnedPosition, SinusoidalPosition); None for none.
-        dropout: probability of dropping a number.
-        group: the ranks the vocabulary is split over.
+        init: fills the word embeddings.
+        position: factory of the position embedding that is added (LearnedPosition, SinusoidalPosition); None:
+            no position embedding.
+        dropout: dropout probability.
+        group: the ranks over which the vocabulary is split.
     """
 
     def __init__(
@@ -34,31 +35,31 @@ class Embedding(nn.Module):
         init: InitMethod,
         position: Callable[[], nn.Module] | None = None,
         dropout: float = 0.0,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.word_embeddings = VocabParallelEmbedding(vocab_size, hidden_size, init=init, group=group)
         self.position_embeddings = position() if position is not None else None
         self.dropout = dropout
         self.group = group
-        # Tokens seen before this call; kv_cache.caching counts them while generating.
+        # Number of earlier tokens; kv_cache.caching counts them during generation.
         self.start = 0
 
     def forward(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, Tensor]:
-        """Hidden states of `tokens_BS`, alone or in a tuple.
+        """Return the hidden states of `tokens_BS`, given as tensor or in a tuple.
 
-        The tuples are `(tokens_BS, positions_BS)` and `(tokens_BS, documents_BS, positions_BS)`. Without
-        `positions_BS` positions count from the window's first token. With documents, the result is
-        `(hidden_SBD, documents_BS)`, as it flows through the layers.
+        The tuples are `(tokens_BS, positions_BS)` and `(tokens_BS, document_ids_BS, positions_BS)`. Without
+        `positions_BS`, positions count from the first token of the window. With document ids, the result is
+        `(hidden_SBD, document_ids_BS)`, the input of the layers.
         """
         if isinstance(inputs, Tensor):
             return self._embed(inputs, None)
-        tokens_BS, *documents_BS, positions_BS = inputs
+        tokens_BS, *document_ids_BS, positions_BS = inputs
         hidden_SBD = self._embed(tokens_BS, positions_BS)
-        return (hidden_SBD, documents_BS[0]) if documents_BS else hidden_SBD
+        return (hidden_SBD, document_ids_BS[0]) if document_ids_BS else hidden_SBD
 
     def _embed(self, tokens_BS: Tensor, positions_BS: Tensor | None) -> Tensor:
-        # The tokens are transposed, not their embeddings: the result is S-first without a copy.
+        # Transpose the tokens, not their embeddings: the result is sequence-first without a copy.
         hidden_SBD = self.word_embeddings(tokens_BS.t())
         if self.position_embeddings is not None:
             if positions_BS is None:

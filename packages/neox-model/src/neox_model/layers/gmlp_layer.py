@@ -1,9 +1,9 @@
-"""A layer without attention over heads: positions are mixed by a learned lower-triangular matrix (gMLP).
+"""A layer that mixes positions by a learned lower-triangular matrix instead of attention (gMLP).
 
     x + down(u * gate(v)),  u and v = activation of two projections of norm(x), each 4 hidden wide
 
-u and v are two matrices, each split over tensor-parallel ranks by itself, so that every layout is the same
-model. Joined for GPT-NeoX they are [u; v], one projection of 8 hidden.
+u and v are two matrices, each split over tensor-parallel ranks separately, so that every layout is the same
+model. In GPT-NeoX's form they are [u; v], one projection of width 8 hidden.
 
 Source: arXiv:2105.08050, sections 2.1 and 4.3 (amlp: the gate with a tiny attention), in the causal form.
 """
@@ -18,7 +18,7 @@ from neox_model.layers.attention.dense import DenseCore
 from neox_model.layers.cache import Cache
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.collectives import copy_to_group, gather_from_group, scatter_to_group
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear, zero_init
 from neox_model.parallel.logical import InitMethod, logical_parameter
 
@@ -30,18 +30,18 @@ def _one_init(tensor: Tensor, generator: torch.Generator) -> None:
 
 
 class TinyAttention(nn.Module):
-    """One causal head over all channels of u and v, added to the gate.
+    """One causal attention head over all channels of u and v, added to the gate.
 
-    The head is computed on every tensor-parallel rank; its input and its output are split.
+    Every tensor-parallel rank computes the head; its input and output are split.
 
     Args:
         width: channels of u, and of v.
-        head_width: of query, key and value.
-        init: fills the projections into it.
-        output_init: fills the one out of it.
-        bias: whether they have one.
-        dropout: probability of dropping an attention weight.
-        group: the ranks that the channels are split over.
+        head_width: channels of query, key and value.
+        init: fills the input projections.
+        output_init: fills the output projection.
+        bias: use biases in the projections.
+        dropout: dropout probability of attention weights.
+        group: the ranks over which the channels are split.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TinyAttention(nn.Module):
         output_init: InitMethod,
         bias: bool = True,
         dropout: float = 0.0,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.from_u = RowParallelLinear(width, 3 * head_width, init=init, group=group, bias=bias)
@@ -62,25 +62,25 @@ class TinyAttention(nn.Module):
         self.out = ColumnParallelLinear(head_width, width, init=output_init, group=group, bias=bias)
 
     def project(self, u_SBF: Tensor, v_SBF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, each [S, B, 1 head, head width]."""
+        """Return query, key and value, each [S, B, 1 head, head width]."""
         projected = self.from_u(u_SBF)[0] + self.from_v(v_SBF)[0]
         query, key, value = projected.unsqueeze(2).chunk(3, dim=-1)
         return query, key, value
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, documents_BS: Tensor | None) -> Tensor:
-        """What is added to the gate, [S, B, channels of this rank]."""
-        return self.out(self.core(query, key, value, documents_BS).squeeze(2))[0]
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, document_ids_BS: Tensor | None) -> Tensor:
+        """Return the output to add to the gate, [S, B, channels of this rank]."""
+        return self.out(self.core(query, key, value, document_ids_BS).squeeze(2))[0]
 
 
 class SpatialGate(nn.Module):
-    """gate(v) = W norm(v) + b over positions, plus the tiny attention; W lower-triangular.
+    """Computes gate(v) = W norm(v) + b over positions, plus the tiny attention; W is lower-triangular.
 
     Args:
         width: channels of v.
         length: positions that W mixes, the longest window.
-        norm: makes the norm over v's channels, from their number.
-        attention: makes the tiny attention; None for none.
-        group: the ranks that the channels are split over.
+        norm: factory of the norm over v's channels, called with their number.
+        attention: factory of the tiny attention; None: no attention.
+        group: the ranks over which the channels are split.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class SpatialGate(nn.Module):
         *,
         norm: Callable[[int], nn.Module],
         attention: Callable[[], TinyAttention] | None = None,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.group = group
@@ -100,8 +100,8 @@ class SpatialGate(nn.Module):
         self.attention = attention() if attention is not None else None
         self.cache: Cache | None = None
 
-    def forward(self, u_SBF: Tensor, v_SBF: Tensor, documents_BS: Tensor | None = None) -> Tensor:
-        """`u` times the gate, [S, B, channels of this rank]."""
+    def forward(self, u_SBF: Tensor, v_SBF: Tensor, document_ids_BS: Tensor | None = None) -> Tensor:
+        """Return `u` times the gate, [S, B, channels of this rank]."""
         whole_SBF = self.norm(gather_from_group(v_SBF, self.group))
         rows = [scatter_to_group(whole_SBF, self.group)]
         query = None
@@ -110,39 +110,39 @@ class SpatialGate(nn.Module):
             rows += key_value
         if self.cache is not None:
             rows = list(self.cache.extend(*rows))
-        gate_SBF = self._mix(rows[0], len(v_SBF), documents_BS)
+        gate_SBF = self._mix(rows[0], len(v_SBF), document_ids_BS)
         if self.attention is not None:
-            gate_SBF = gate_SBF + self.attention(query, rows[1], rows[2], documents_BS)
+            gate_SBF = gate_SBF + self.attention(query, rows[1], rows[2], document_ids_BS)
         return u_SBF * gate_SBF
 
-    def _mix(self, v_TBF: Tensor, num_rows: int, documents_BS: Tensor | None) -> Tensor:
-        """The last rows of W v + b; across documents nothing is mixed."""
+    def _mix(self, v_TBF: Tensor, num_rows: int, document_ids_BS: Tensor | None) -> Tensor:
+        """Return the last rows of W v + b, without mixing across documents."""
         stop = len(v_TBF)
-        # Each rank mixes its own channels with the whole matrix: its gradients are summed over the group.
+        # Each rank mixes its channels with the whole matrix, so its gradients are summed over the group.
         weight = copy_to_group(self.weight, self.group)
         bias = copy_to_group(self.bias, self.group)
         start = stop - num_rows
         weight_ST = weight[start:stop, :stop].tril(start).to(v_TBF.dtype)
-        if documents_BS is None:
+        if document_ids_BS is None:
             mixed_SBF = (weight_ST @ v_TBF.flatten(1)).unflatten(1, v_TBF.shape[1:])
         else:
-            is_same = documents_BS[:, start:].unsqueeze(2) == documents_BS.unsqueeze(1)
+            is_same = document_ids_BS[:, start:].unsqueeze(2) == document_ids_BS.unsqueeze(1)
             mixed_SBF = ((weight_ST * is_same) @ v_TBF.transpose(0, 1)).transpose(0, 1)
         return mixed_SBF + bias[start:stop, None, None].to(v_TBF.dtype)
 
 
 class SpatialMLP(nn.Module):
-    """down(u * gate(v)).
+    """Computes down(u * gate(v)).
 
     Args:
-        hidden_size: width in and out.
-        gate: makes the gate over 4 hidden_size channels.
-        activation: elementwise function of both projections.
+        hidden_size: width of input and output.
+        gate: factory of the gate over 4 hidden_size channels.
+        activation: elementwise activation of both projections.
         init: fills `up` and `up_gate`.
         output_init: fills `down`.
-        bias: whether the projections have one.
-        skip_bias: give `down`'s back unadded.
-        group: the ranks that the channels are split over.
+        bias: use biases in the projections.
+        skip_bias: return the bias of `down` instead of adding it.
+        group: the ranks over which the channels are split.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class SpatialMLP(nn.Module):
         output_init: InitMethod,
         bias: bool = True,
         skip_bias: bool = False,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         width = 4 * hidden_size
@@ -167,27 +167,27 @@ class SpatialMLP(nn.Module):
             width, hidden_size, init=output_init, bias=bias, group=group, skip_bias=skip_bias
         )
 
-    def forward(self, hidden_SBD: Tensor, documents_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The output, and the bias still to be added, if any."""
+    def forward(self, hidden_SBD: Tensor, document_ids_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the output, and the bias if `skip_bias`, else None."""
         u_SBF = self.activation(self.up(hidden_SBD)[0])
         v_SBF = self.activation(self.up_gate(hidden_SBD)[0])
-        return self.down(self.gate(u_SBF, v_SBF, documents_BS))
+        return self.down(self.gate(u_SBF, v_SBF, document_ids_BS))
 
 
 class GMLPLayer(ResidualLayer):
-    """x + dropout(mlp(norm(x))).
+    """Computes x + dropout(mlp(norm(x))).
 
     Args:
-        mlp: makes the MLP, called with (hidden_SBD, documents_BS or None).
-        options: what a ResidualLayer takes.
+        mlp: factory of the MLP, which is called with (hidden_SBD, document_ids_BS or None).
+        options: arguments of ResidualLayer.
     """
 
     def __init__(self, *, mlp: Callable[[], SpatialMLP], **options: Any) -> None:
         super().__init__(**options)
         self.mlp = mlp()
 
-    def block(self, hidden_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
-        """The one branch added."""
+    def block(self, hidden_SBD: Tensor, document_ids_BS: Tensor | None) -> Tensor:
+        """Add the MLP's output to the residual stream."""
         normed_SBD = self.norm1(hidden_SBD)
         residual_SBD = normed_SBD if self.residual_after_norm else hidden_SBD
-        return self._add(residual_SBD, self.mlp(normed_SBD, documents_BS))
+        return self._add(residual_SBD, self.mlp(normed_SBD, document_ids_BS))

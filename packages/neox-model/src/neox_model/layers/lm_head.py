@@ -1,9 +1,9 @@
-"""Hidden states to logits or straight to the loss, and logits joined over a split vocabulary.
+"""Compute logits, or directly the loss, from hidden states; gather logits over a split vocabulary.
 
-Logits are [batch, sequence, vocabulary of this rank] (`logits_BSV`): the hidden states are turned batch-first
-here, which moves far less than turning logits. Training and evaluation make the loss without them. This
-rank's columns are ceil(vocabulary / ranks) entries; those beyond the vocabulary count as minus infinity in
-the loss and are dropped by `gather_vocabulary`.
+Logits are [batch, sequence, vocabulary of this rank] (`logits_BSV`): the hidden states are transposed to
+batch-first, which moves far less memory than transposing logits. Training and evaluation compute the loss
+without storing all logits. A rank has ceil(vocabulary / ranks) columns; those beyond the vocabulary count as
+minus infinity in the loss and are dropped by `gather_vocabulary`.
 """
 
 import torch
@@ -12,16 +12,16 @@ from torch.nn import functional
 
 from neox_model.parallel.collectives import all_gather
 from neox_model.parallel.cross_entropy import projected_cross_entropy, vocab_parallel_cross_entropy
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
-from neox_model.parallel.sequence import enter_split
+from neox_model.parallel.sequence import to_column_parallel
 
 __all__ = ["LMHead", "LMLoss", "compute_logits", "gather_vocabulary"]
 
 
 def compute_logits(hidden_SBD: Tensor, weight_VD: Tensor, group: Group) -> Tensor:
-    """logits_BSV of this rank's part of the vocabulary."""
-    return _logits(enter_split(hidden_SBD, group), weight_VD)
+    """Return logits_BSV of this rank's part of the vocabulary."""
+    return _logits(to_column_parallel(hidden_SBD, group), weight_VD)
 
 
 def _logits(hidden_SBD: Tensor, weight_VD: Tensor) -> Tensor:
@@ -29,14 +29,14 @@ def _logits(hidden_SBD: Tensor, weight_VD: Tensor) -> Tensor:
 
 
 class LMHead(nn.Module):
-    """The projection onto the vocabulary, without a bias.
+    """Projects hidden states onto the vocabulary, without bias.
 
     Args:
-        vocab_size: entries of the logical vocabulary.
+        vocab_size: size of the logical vocabulary.
         hidden_size: model width.
         init: fills the weight.
-        group: the ranks the vocabulary is split over.
-        weight: another layer's parameter to use (a tied head); None for an own one.
+        group: the ranks over which the vocabulary is split.
+        weight: another layer's parameter (a tied head); None: create a parameter.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class LMHead(nn.Module):
         hidden_size: int,
         *,
         init: InitMethod,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
         weight: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
@@ -62,30 +62,29 @@ class LMHead(nn.Module):
         targets: tuple[Tensor, Tensor] | None = None,
         loss: "LMLoss | None" = None,
     ) -> Tensor:
-        """logits_BSV of this rank's part of the vocabulary; with `targets` and `loss`, the loss."""
+        """Return logits_BSV of this rank's part of the vocabulary; given `targets` and `loss`, the loss."""
         if targets is None or loss is None:
             return compute_logits(hidden_SBD, self.weight, self.group)
-        return loss.of_hidden(enter_split(hidden_SBD, self.group), self.weight, targets)
+        return loss.of_hidden(to_column_parallel(hidden_SBD, self.group), self.weight, targets)
 
 
 class LMLoss:
-    """Cross entropy of a micro-batch: its mean over unmasked tokens, or a sum with given weights.
+    """Cross entropy of a micro-batch: the mean over unmasked tokens, or a weighted sum.
 
     Called as `loss(logits_BSV, (labels_BS, loss_mask_BS))`.
 
     Args:
-        vocab_size: entries of the logical vocabulary.
-        group: the ranks the vocabulary is split over; the call is collective over it.
-        is_mean: divide by the sum of the mask; False: the mask holds weights that already are what they
-            should be.
-        dtype: what the cross entropy is calculated in; None: float32.
-        chunk_rows: tokens whose logits exist at a time in `of_hidden`; None chooses by the device.
+        vocab_size: size of the logical vocabulary.
+        group: the ranks over which the vocabulary is split; the call is collective over it.
+        is_mean: divide by the sum of the mask; False: the mask contains the final weights.
+        dtype: dtype in which the cross entropy is computed; None: float32.
+        chunk_rows: tokens per chunk of logits in `of_hidden`; None chooses by the device.
     """
 
     def __init__(
         self,
         vocab_size: int,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
         *,
         is_mean: bool = True,
         dtype: torch.dtype | None = None,
@@ -98,24 +97,24 @@ class LMLoss:
         self.chunk_rows = chunk_rows
 
     def __call__(self, logits_BSV: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
-        """The loss, a float32 scalar; 0 where every token is masked."""
+        """Return the loss, a float32 scalar; 0 if every token is masked."""
         labels_BS, loss_mask_BS = targets
         return (self.per_token(logits_BSV, labels_BS).float() * self._weights(loss_mask_BS)).sum()
 
     def of_hidden(self, hidden_SBD: Tensor, weight_VD: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
-        """The same from the whole sequence that the output matrix multiplies.
+        """Return the loss from the hidden states of the whole sequence.
 
         Logits exist for a part of the tokens at a time. The hidden states' gradient is this rank's part.
-        Gradients of float16 would vanish before the loss is scaled, so there all logits are made.
+        In float16 all logits are computed, because unscaled gradients would underflow.
         """
         device = hidden_SBD.device.type
         if torch.is_autocast_enabled(device):
-            # What makes its gradients itself is not seen by autocast.
+            # Autocast does not affect functions that compute their own gradients.
             dtype = torch.get_autocast_dtype(device)
             hidden_SBD, weight_VD = hidden_SBD.to(dtype), weight_VD.to(dtype)
         if hidden_SBD.dtype == torch.float16:
             return self(_logits(hidden_SBD, weight_VD), targets)
-        # The labels are turned to the hidden states' order, which moves less than the reverse.
+        # Transpose the labels to the order of the hidden states, which moves less memory than the reverse.
         labels_SB, weights_SB = (target.t() for target in targets)
         return projected_cross_entropy(
             hidden_SBD.flatten(0, 1),
@@ -128,7 +127,7 @@ class LMLoss:
         )
 
     def per_token(self, logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
-        """Minus the logarithm of each label's probability."""
+        """Return the cross entropy of each label."""
         return vocab_parallel_cross_entropy(
             logits_BSV, labels_BS, vocab_size=self.vocab_size, group=self.group, dtype=self.dtype
         )
@@ -139,8 +138,8 @@ class LMLoss:
 
 
 def gather_vocabulary(logits_BSV: Tensor, group: Group, vocab_size: int) -> Tensor:
-    """The first `vocab_size` logits of the whole vocabulary, on every rank; no gradient.
+    """Return the first `vocab_size` logits of the whole vocabulary on every rank; no gradient.
 
-    Pass the tokenizer's size to leave out all padding. Collective over the group.
+    Pass the tokenizer's vocabulary size to exclude all padding. Collective over the group.
     """
     return all_gather(logits_BSV.detach(), group, dim=-1)[..., :vocab_size]

@@ -1,15 +1,16 @@
-"""The feed-forward half of a layer: up, activation, down; a gated one has a second projection beside `up`.
+"""Feed-forward layers: up, activation, down; a gated MLP has a second input projection, `gate`.
 
-The two projections of a gated MLP are two matrices (`up`, `gate`), each split over ranks by itself, so that
-every layout is the same model. Joined for GPT-NeoX they are [up; gate]: its first half is multiplied by the
-activation of its last half.
+The two projections of a gated MLP are two matrices (`up`, `gate`), each split over ranks separately, so that
+every layout is the same model. In GPT-NeoX's form they are [up; gate]: the first half is multiplied by the
+activation of the second half.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import InitMethod
 
@@ -17,24 +18,24 @@ __all__ = ["MLP", "GatedMLP"]
 
 
 class MLP(nn.Module):
-    """down(activation(up(x))).
+    """Computes down(activation(up(x))).
 
     Args:
-        hidden_size: width in and out.
-        intermediate_size: width between.
-        activation: elementwise function.
-        bias_activation: function of (x, bias) that adds and activates in one; replaces `activation`.
+        hidden_size: width of input and output.
+        mlp_width: width between the projections.
+        activation: elementwise activation.
+        bias_activation: fused function of (x, bias) that adds the bias and activates; replaces `activation`.
         init: fills `up`.
         output_init: fills `down`.
-        bias: whether the projections have one.
-        skip_bias: give `down`'s back unadded.
-        group: the ranks the intermediate width is split over.
+        bias: use biases in the projections.
+        skip_bias: return the bias of `down` instead of adding it.
+        group: the ranks over which the intermediate width is split.
     """
 
     def __init__(
         self,
         hidden_size: int,
-        intermediate_size: int,
+        mlp_width: int,
         *,
         activation: Callable[[Tensor], Tensor],
         init: InitMethod,
@@ -42,25 +43,25 @@ class MLP(nn.Module):
         bias_activation: Callable[[Tensor, Tensor], Tensor] | None = None,
         bias: bool = True,
         skip_bias: bool = False,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.activation = activation
         self.bias_activation = bias_activation if bias else None
         self.up = ColumnParallelLinear(
             hidden_size,
-            intermediate_size,
+            mlp_width,
             init=init,
             bias=bias,
             group=group,
             skip_bias=self.bias_activation is not None,
         )
         self.down = RowParallelLinear(
-            intermediate_size, hidden_size, init=output_init, bias=bias, group=group, skip_bias=skip_bias
+            mlp_width, hidden_size, init=output_init, bias=bias, group=group, skip_bias=skip_bias
         )
 
     def forward(self, hidden_SBD: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The output, and the bias still to be added, if any."""
+        """Return the output, and the bias if `skip_bias`, else None."""
         wide_SBF, bias = self.up(hidden_SBD)
         if self.bias_activation is not None:
             return self.down(self.bias_activation(wide_SBF, bias))
@@ -68,17 +69,19 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(up(x) * activation(gate(x))).
+    """Computes down(up(x) * activation(gate(x))).
 
     Args:
-        hidden_size: width in and out.
-        intermediate_size: width between.
-        activation: elementwise function of the gate.
+        hidden_size: width of input and output.
+        mlp_width: width between the projections.
+        activation: elementwise activation of the gate.
+        gated_activation: fused function of (up, gate, up's bias or None, gate's bias or None) that adds the
+            biases, activates the gate and multiplies; replaces `activation`.
         init: fills `up` and `gate`.
         output_init: fills `down`.
-        bias: whether the projections have one.
-        skip_bias: give `down`'s back unadded.
-        group: the ranks the intermediate width is split over.
+        bias: use biases in the projections.
+        skip_bias: return the bias of `down` instead of adding it.
+        group: the ranks over which the intermediate width is split.
 
     Source: arXiv:2002.05202.
     """
@@ -86,25 +89,35 @@ class GatedMLP(nn.Module):
     def __init__(
         self,
         hidden_size: int,
-        intermediate_size: int,
+        mlp_width: int,
         *,
         activation: Callable[[Tensor], Tensor],
         init: InitMethod,
         output_init: InitMethod,
+        gated_activation: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor] | None = None,
         bias: bool = True,
         skip_bias: bool = False,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.up = ColumnParallelLinear(hidden_size, intermediate_size, init=init, bias=bias, group=group)
-        self.gate = ColumnParallelLinear(hidden_size, intermediate_size, init=init, bias=bias, group=group)
+        self.gated_activation = gated_activation
+        options: dict[str, Any] = {
+            "init": init,
+            "bias": bias,
+            "group": group,
+            "skip_bias": gated_activation is not None,
+        }
+        self.up = ColumnParallelLinear(hidden_size, mlp_width, **options)
+        self.gate = ColumnParallelLinear(hidden_size, mlp_width, **options)
         self.down = RowParallelLinear(
-            intermediate_size, hidden_size, init=output_init, bias=bias, group=group, skip_bias=skip_bias
+            mlp_width, hidden_size, init=output_init, bias=bias, group=group, skip_bias=skip_bias
         )
 
     def forward(self, hidden_SBD: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The output, and the bias still to be added, if any."""
-        up_SBF, _ = self.up(hidden_SBD)
-        gate_SBF, _ = self.gate(hidden_SBD)
+        """Return the output, and the bias if `skip_bias`, else None."""
+        up_SBF, up_bias = self.up(hidden_SBD)
+        gate_SBF, gate_bias = self.gate(hidden_SBD)
+        if self.gated_activation is not None:
+            return self.down(self.gated_activation(up_SBF, gate_SBF, up_bias, gate_bias))
         return self.down(up_SBF * self.activation(gate_SBF))

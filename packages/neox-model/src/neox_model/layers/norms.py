@@ -1,7 +1,6 @@
-"""Normalisations over the hidden width, by name.
+"""Normalizations over the hidden width, by name.
 
-Weights are whole on every tensor-parallel rank. Statistics are computed in float32 whatever the input's
-dtype.
+Weights are whole on every tensor-parallel rank. Statistics of 16-bit inputs are computed in float32.
 """
 
 from collections.abc import Callable
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import zero_init
 from neox_model.parallel.logical import logical_parameter
 
@@ -21,85 +20,98 @@ def _one_init(tensor: Tensor, generator: torch.Generator) -> None:
     tensor.fill_(1.0)
 
 
-def _layer_norm(inputs: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
+def _layer_norm(inputs: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float) -> Tensor:
     return functional.layer_norm(inputs, weight.shape, weight, bias, epsilon)
 
 
 class LayerNorm(nn.Module):
-    """Zero mean and unit variance over the width, then a scale and a shift per channel.
+    """Normalizes to zero mean and unit variance over the width, then scales and shifts each channel.
 
     Args:
-        width: channels.
+        width: number of channels.
         epsilon: added to the variance.
-        operator: function of (inputs, weight, bias, epsilon) that computes it.
-        group: tensor-parallel ranks, which may each norm their part of the sequence.
+        operator: implementation, a function of (inputs, weight, bias, epsilon).
+        group: tensor-parallel ranks; with sequence parallelism each normalizes its part of the sequence.
+        bias: add a bias.
     """
 
     def __init__(
         self,
         width: int,
         epsilon: float = 1e-5,
-        operator: Callable[[Tensor, Tensor, Tensor, float], Tensor] = _layer_norm,
-        group: Group = SINGLE,
+        operator: Callable[[Tensor, Tensor, Tensor | None, float], Tensor] = _layer_norm,
+        group: Group = SINGLE_RANK,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.epsilon = epsilon
         self.operator = operator
         self.weight = logical_parameter((width,), init=_one_init, group=group)
-        self.bias = logical_parameter((width,), init=zero_init, group=group)
+        self.bias = logical_parameter((width,), init=zero_init, group=group) if bias else None
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Normalised `inputs`, over the last dimension."""
+        """Normalize over the last dimension."""
         return self.operator(inputs, self.weight, self.bias, self.epsilon)
 
 
+def _rms_norm(inputs: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return functional.rms_norm(inputs, weight.shape, weight, epsilon)
+
+
 class RMSNorm(nn.Module):
-    """weight * x / sqrt(mean(x^2) + epsilon), no shift.
+    """Computes weight * x / sqrt(mean(x^2) + epsilon).
 
     Args:
-        width: channels.
+        width: number of channels.
         epsilon: added to the mean square.
-        group: tensor-parallel ranks, which may each norm their part of the sequence.
+        operator: implementation, a function of (inputs, weight, epsilon).
+        group: tensor-parallel ranks; with sequence parallelism each normalizes its part of the sequence.
 
     Source: arXiv:1910.07467.
     """
 
-    def __init__(self, width: int, epsilon: float = 1e-8, group: Group = SINGLE) -> None:
+    def __init__(
+        self,
+        width: int,
+        epsilon: float = 1e-8,
+        operator: Callable[[Tensor, Tensor, float], Tensor] = _rms_norm,
+        group: Group = SINGLE_RANK,
+    ) -> None:
         super().__init__()
         self.epsilon = epsilon
+        self.operator = operator
         self.weight = logical_parameter((width,), init=_one_init, group=group)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Normalised `inputs`, over the last dimension, in their dtype."""
-        wide = inputs.float()
-        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.epsilon)
-        return (wide * scale * self.weight).to(inputs.dtype)
+        """Normalize over the last dimension; the result has the dtype of `inputs`."""
+        return self.operator(inputs, self.weight, self.epsilon)
 
 
 class ScaleNorm(nn.Module):
-    """weight * x / max(length of x, epsilon), with one number as weight.
+    """Computes weight * x / max(norm of x, epsilon), with a scalar weight.
 
     Args:
-        width: channels (the weight does not depend on it).
-        epsilon: smallest length divided by.
-        group: tensor-parallel ranks, which may each norm their part of the sequence.
+        width: number of channels (the weight does not depend on it).
+        epsilon: lower bound of the divisor.
+        group: tensor-parallel ranks; with sequence parallelism each normalizes its part of the sequence.
 
     Source: arXiv:1910.05895, section 3.2.
     """
 
-    def __init__(self, width: int, epsilon: float = 1e-8, group: Group = SINGLE) -> None:
+    def __init__(self, width: int, epsilon: float = 1e-8, group: Group = SINGLE_RANK) -> None:
         super().__init__()
         self.epsilon = epsilon
         self.weight = logical_parameter((1,), init=_one_init, group=group)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """`inputs` at unit length over the last dimension, times the weight, in their dtype."""
+        """Scale to the weight's length over the last dimension; the result has the dtype of `inputs`."""
         wide = inputs.float()
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp(min=self.epsilon)
         return (self.weight * wide / length).to(inputs.dtype)
 
 
-# apexlayernorm is a second name for layernorm's mathematics, computed by NVIDIA apex's kernel where it is.
+# apexlayernorm is the same function as layernorm, computed by NVIDIA apex's kernel if it is installed.
 NORMS: dict[str, type[nn.Module]] = {
     "layernorm": LayerNorm,
     "apexlayernorm": LayerNorm,

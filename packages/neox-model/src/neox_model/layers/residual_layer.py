@@ -1,4 +1,4 @@
-"""What every layer of the stack has: a stream of hidden states that it adds to, with or without documents."""
+"""The base class of layers that add to a residual stream, with or without document ids."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -22,17 +22,17 @@ def add_dropped(
 
 
 class ResidualLayer(nn.Module, ABC):
-    """Base of the layers between the embedding and the last norm.
+    """Base class of the layers between the embedding and the final norm.
 
     Args:
-        norm: makes a norm; the first part of every layer is one.
-        dropout: probability, on each branch before it is added.
-        residual_after_norm: each residual is taken after its norm (BERT's order).
-        bias_dropout_add: how a branch is added.
-        ends_documents: give hidden_SBD alone, whatever came in: the last layer does, for what follows it.
+        norm: factory of a norm; every layer starts with one.
+        dropout: dropout probability of each branch before it is added.
+        residual_after_norm: take each residual after its norm (BERT's order).
+        bias_dropout_add: adds a branch to the residual.
+        return_hidden_only: return only hidden_SBD, without document ids (the last layer).
 
     Attributes:
-        compiled: called in the place of `block`; None: that one is.
+        compiled: compiled function called instead of `block`; None: call `block`.
     """
 
     def __init__(
@@ -42,28 +42,28 @@ class ResidualLayer(nn.Module, ABC):
         dropout: float = 0.0,
         residual_after_norm: bool = False,
         bias_dropout_add: BiasDropoutAdd = add_dropped,
-        ends_documents: bool = False,
+        return_hidden_only: bool = False,
     ) -> None:
         super().__init__()
         self.norm1 = norm()
         self.dropout = dropout
         self.residual_after_norm = residual_after_norm
         self.bias_dropout_add = bias_dropout_add
-        self.ends_documents = ends_documents
+        self.return_hidden_only = return_hidden_only
         self.compiled: Callable[[Tensor, Tensor | None], Tensor] | None = None
 
     def forward(self, inputs: Hidden) -> Hidden:
-        """The layer's output, in the form of its input: `hidden_SBD` or `(hidden_SBD, documents_BS)`."""
+        """Return the output in the form of the input: `hidden_SBD` or `(hidden_SBD, document_ids_BS)`."""
         block = self.block if self.compiled is None else self.compiled
         if isinstance(inputs, Tensor):
             return block(inputs, None)
-        hidden_SBD, documents_BS = inputs
-        result_SBD = block(hidden_SBD, documents_BS)
-        return result_SBD if self.ends_documents else (result_SBD, documents_BS)
+        hidden_SBD, document_ids_BS = inputs
+        result_SBD = block(hidden_SBD, document_ids_BS)
+        return result_SBD if self.return_hidden_only else (result_SBD, document_ids_BS)
 
     @abstractmethod
-    def block(self, hidden_SBD: Tensor, documents_BS: Tensor | None) -> Tensor:
-        """The stream with all that the layer adds to it."""
+    def block(self, hidden_SBD: Tensor, document_ids_BS: Tensor | None) -> Tensor:
+        """Return the residual stream with the layer's output added."""
 
     def _add(self, residual_SBD: Tensor, branch: tuple[Tensor, Tensor | None]) -> Tensor:
         output, bias = branch

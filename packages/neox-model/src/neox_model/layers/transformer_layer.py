@@ -1,4 +1,4 @@
-"""One block: attention and MLP, each behind a norm and added to the residual stream."""
+"""The transformer layer: attention and MLP, each after a norm and added to the residual stream."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +11,15 @@ __all__ = ["TransformerLayer"]
 
 
 class TransformerLayer(ResidualLayer):
-    """x + attention(norm1(x)), then x + mlp(norm2(x)).
+    """Computes x + attention(norm1(x)), then x + mlp(norm2(x)).
 
     Args:
-        attention: makes the attention, called with (hidden_SBD, documents_BS or None, places_SB or None).
-        mlp: makes the MLP, called with hidden_SBD; both give (output, bias still to be added or None).
-        norm: makes a norm.
-        parallel_residual: both branches start from x: x + attention(norm1(x)) + mlp(norm2(x)) (as GPT-J).
-        options: what else a ResidualLayer takes.
+        attention: factory of the attention, which is called with (hidden_SBD, document_ids_BS or None,
+            position_ids_SB or None).
+        mlp: factory of the MLP, which is called with hidden_SBD; both return (output, bias to add or None).
+        norm: factory of a norm.
+        parallel_residual: compute x + attention(norm1(x)) + mlp(norm2(x)), as in GPT-J.
+        options: other arguments of ResidualLayer.
     """
 
     def __init__(
@@ -37,11 +38,11 @@ class TransformerLayer(ResidualLayer):
         self.parallel_residual = parallel_residual
 
     def block(
-        self, hidden_SBD: Tensor, documents_BS: Tensor | None, places_SB: Tensor | None = None
+        self, hidden_SBD: Tensor, document_ids_BS: Tensor | None, position_ids_SB: Tensor | None = None
     ) -> Tensor:
-        """Both branches added; `places_SB` says where the tokens are, if not one after another."""
+        """Add both branches; `position_ids_SB` gives the positions of tokens that are not consecutive."""
         normed_SBD = self.norm1(hidden_SBD)
-        attended = self.attention(normed_SBD, documents_BS, places_SB)
+        attended = self.attention(normed_SBD, document_ids_BS, position_ids_SB)
         if self.parallel_residual:
             middle_SBD = self._add(hidden_SBD, attended)
             return self._add(middle_SBD, self.mlp(self.norm2(hidden_SBD)))

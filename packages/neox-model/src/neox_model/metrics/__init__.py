@@ -1,1 +1,1 @@
-"""Numbers over time: measuring them and writing them."""
+"""Measure and write metrics."""

@@ -1,4 +1,4 @@
-"""How fast a training goes, in tokens and in floating-point operations per second."""
+"""Compute the throughput of a training, in tokens and floating-point operations per second."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ __all__ = ["Throughput", "format_duration"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Throughput:
-    """Rates from a number of tokens and the time they took.
+    """Computes rates from a number of tokens and their time.
 
     Args:
-        flops_per_token: floating-point operations that training needs for one token, without recomputation.
-        num_devices: the work is shared by so many.
+        flops_per_token: floating-point operations of training per token, without recomputation.
+        num_devices: number of devices of the training.
     """
 
     flops_per_token: float
     num_devices: int
 
     def rates(self, tokens: int, seconds: float) -> dict[str, float]:
-        """Metrics: tokens/s of the whole training, TFLOP/s of each device."""
+        """Return the metrics tokens/s of the whole training and TFLOP/s per device."""
         tokens_per_second = tokens / seconds
         return {
             "throughput/tokens_per_second": tokens_per_second,
@@ -30,7 +30,7 @@ class Throughput:
 
 
 def format_duration(seconds: float) -> str:
-    """Hours, minutes and seconds, the leading zeros left out: `2:05`, `1:00:00`."""
+    """Format hours, minutes and seconds without leading zeros: `2:05`, `1:00:00`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

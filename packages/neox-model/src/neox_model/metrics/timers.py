@@ -1,4 +1,4 @@
-"""Host seconds spent in named activities."""
+"""Measure the host time of named activities."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,12 +8,12 @@ __all__ = ["Timers"]
 
 
 class Timers:
-    """Adds up how long each activity took since the last reading.
+    """Sums the time of each activity since the last reading.
 
-    Host time: on a GPU the caller reads a number from the device inside the activity if its work must count.
+    This is host time: to include work on a GPU, synchronize inside the activity.
 
     Args:
-        clock: seconds from any fixed moment.
+        clock: returns seconds since a fixed time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -31,7 +31,7 @@ class Timers:
             self._seconds[activity] = self._seconds.get(activity, 0.0) + self._clock() - started
 
     def read(self) -> tuple[float, dict[str, float]]:
-        """Seconds since the last reading: outside of all activities, and in each; start again from 0."""
+        """Return the seconds outside all activities and in each, since the last reading; reset both."""
         now = self._clock()
         activities, self._seconds = self._seconds, {}
         outside = now - self._since - sum(activities.values())

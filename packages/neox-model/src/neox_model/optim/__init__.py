@@ -1,4 +1,4 @@
-"""Optimizers: names that a configuration may give beside the classes of torch.optim."""
+"""Optimizers by name, in addition to the classes of torch.optim."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ import torch
 from neox_model.optim.adam import adam
 from neox_model.optim.madgrad import MadgradWD
 
-__all__ = ["ARGUMENTS", "OPTIMIZERS"]
+__all__ = ["OPTIMIZERS"]
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": adam,
@@ -17,13 +17,3 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "madgrad_wd": MadgradWD,
 }
 """Name in lower case -> function of parameter groups and keyword settings."""
-
-_ADAM = ("lr", "betas", "eps", "bias_correction")
-ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "adam": (*_ADAM, "adam_w_mode"),
-    "adamw": _ADAM,
-    "cpu_adam": (*_ADAM, "adam_w_mode"),
-    "cpu_torch_adam": ("lr", "betas", "eps"),
-    "madgrad_wd": ("lr", "eps", "momentum"),
-}
-"""Which of the configured arguments each takes."""

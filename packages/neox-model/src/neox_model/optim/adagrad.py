@@ -1,4 +1,4 @@
-"""Adagrad, whose states are made by the first update."""
+"""Adagrad with states created by the first update."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,20 +12,20 @@ __all__ = ["Adagrad"]
 
 
 class Adagrad(Optimizer):
-    """torch's Adagrad, with states for the parameters that it updates, and for no others.
+    """torch's Adagrad, with states only for the parameters that it updates.
 
-    torch.optim.Adagrad makes them when it is built. But 16-bit training and ZeRO replace the parameters
-    afterwards, and DeepSpeed then builds another torch.optim.Adagrad, which has one parameter group and no
+    torch.optim.Adagrad creates states in its constructor. 16-bit training and ZeRO replace the parameters
+    afterwards, and DeepSpeed then builds another torch.optim.Adagrad, with one parameter group and no
     schedule.
 
     Args:
         parameters: parameter groups, each with `weight_decay`.
         lr: learning rate.
-        lr_decay: the rate is divided by 1 + lr_decay * updates so far.
-        initial_accumulator_value: where the sums of squares start.
+        lr_decay: the learning rate is divided by 1 + lr_decay * number of updates.
+        initial_accumulator_value: initial value of the sums of squares.
         eps: added to the denominator.
-        foreach: torch's implementation with few kernels; None lets torch choose.
-        fused: torch's implementation in one kernel.
+        foreach: use torch's foreach implementation; None: torch chooses.
+        fused: use torch's fused implementation.
 
     Source: Duchi, Hazan, Singer: Adaptive Subgradient Methods, JMLR 12 (2011).
     """
@@ -51,12 +51,12 @@ class Adagrad(Optimizer):
             if not number >= 0:
                 raise ValueError(f"{name} must be at least 0, not {number}")
         if foreach and fused:
-            raise ValueError("foreach and fused exclude each other")
+            raise ValueError("foreach and fused are mutually exclusive; set only one of them")
         super().__init__(parameters, numbers | {"weight_decay": 0.0, "foreach": foreach, "fused": fused})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update."""
+        """Apply one update."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

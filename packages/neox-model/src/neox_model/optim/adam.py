@@ -1,7 +1,7 @@
-"""Adam, with weight decay decoupled (AdamW) or not, as torch's one-kernel implementation.
+"""Adam with decoupled (AdamW) or plain weight decay, as torch's fused implementation.
 
-DeepSpeed's own Adam kernels are compiled when a training first starts; torch's need no compiler. What torch
-has not, means that are not corrected for their start at zero, is here in plain operations.
+DeepSpeed's Adam kernels are compiled at the first start of a training; torch's require no compiler. Adam
+without bias correction, which torch lacks, is implemented here with plain operations.
 """
 
 from collections.abc import Callable
@@ -23,12 +23,12 @@ def adam(
     bias_correction: bool = True,
     **settings: Any,
 ) -> Optimizer:
-    """Adam over these groups.
+    """Build Adam over parameter groups.
 
     Args:
         parameters: parameter groups.
-        adam_w_mode: decay weights apart from the gradient.
-        bias_correction: correct the running means for their start at zero.
+        adam_w_mode: decoupled weight decay.
+        bias_correction: correct the running means for their initialization with zero.
         settings: `lr`, `betas` and `eps`.
 
     Source: arXiv:1412.6980; arXiv:1711.05101 (decoupled decay).
@@ -40,14 +40,14 @@ def adam(
 
 
 class UncorrectedAdam(Optimizer):
-    """Adam whose running means are used as they are: small at the start, so that first updates are too.
+    """Adam without bias correction: the running means, and thus the first updates, are small at the start.
 
     Args:
         parameters: parameter groups, each with `weight_decay`.
         lr: learning rate.
-        betas: decay of the means of gradients and of squared gradients.
+        betas: decay of the running means of gradients and squared gradients.
         eps: added to the denominator.
-        is_decoupled: decay weights apart from the gradient.
+        is_decoupled: decoupled weight decay.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class UncorrectedAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update."""
+        """Apply one update."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

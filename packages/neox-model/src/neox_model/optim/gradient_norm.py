@@ -1,32 +1,35 @@
-"""The 2-norm over the gradients of the whole model."""
+"""The 2-norms of gradients: over the whole model, and of each whole tensor."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, distributed
 from torch.nn import Parameter
 
 from neox_model.parallel.groups import Group, Groups
+from neox_model.parallel.logical import is_stage_copy
+from neox_model.torch_compat import foreach_norm
 
-__all__ = ["global_gradient_norm"]
+__all__ = ["global_gradient_norm", "tensor_gradient_norms"]
 
 
 def global_gradient_norm(
     parameters: Sequence[Parameter], gradients: Sequence[Tensor], groups: Groups
 ) -> Tensor:
-    """Compute the 2-norm over the gradients of all ranks, every logical element counted once.
+    """Compute the 2-norm over the gradients of the whole model, every logical element counted once.
 
     Parameters that tensor-parallel ranks hold as copies count on model rank 0; those that pipeline stages
-    hold as copies (`ds_pipe_replicated`, set by DeepSpeed) count on their owner. Collective over the model
+    hold as copies (`is_stage_copy`) count on their owner. Collective over the model
     and pipe groups.
 
     Args:
-        parameters: this rank's parameters, which say what they are copies of.
-        gradients: their gradients, one each.
-        groups: this rank's groups.
+        parameters: this rank's parameters.
+        gradients: their gradients, one each; the same on all data-parallel ranks.
+        groups: this rank's process groups.
 
     Returns:
-        A float32 scalar on the gradients' device; not finite where any gradient is not.
+        A float32 scalar on the gradients' device; not finite if any gradient is not, and infinite if the
+        square of the norm exceeds float32.
     """
     counted = [
         gradient
@@ -35,7 +38,7 @@ def global_gradient_norm(
     ]
     total = torch.zeros((), device=parameters[0].device)
     if counted:
-        norms = torch._foreach_norm(counted, 2, dtype=torch.float32)
+        norms = foreach_norm(counted, 2, dtype=torch.float32)
         total = torch.stack(norms).square().sum()
     for group in (groups.model, groups.pipe):
         if group.size > 1:
@@ -43,7 +46,43 @@ def global_gradient_norm(
     return total.sqrt()
 
 
+def tensor_gradient_norms(
+    names: Mapping[int, str],
+    parameters: Sequence[Parameter],
+    gradients: Sequence[Tensor],
+    groups: Groups,
+    *,
+    scale: Tensor | None,
+) -> dict[str, Tensor]:
+    """Compute the 2-norm of the gradient of each whole logical tensor. Collective over the model group.
+
+    Args:
+        names: logical name of each parameter, by its id.
+        parameters: this rank's parameters. Copies of other stages' weights are left out.
+        gradients: their gradients, one each; the same on all data-parallel ranks.
+        groups: this rank's process groups.
+        scale: the loss scale, by which the norms are divided; None: 1.
+
+    Returns:
+        Name to a float32 scalar on the gradients' device, the same on all tensor-parallel ranks.
+    """
+    owned = [pair for pair in zip(parameters, gradients, strict=True) if not is_stage_copy(pair[0])]
+    norms = list(foreach_norm([gradient for _, gradient in owned], 2, dtype=torch.float32)) if owned else []
+    split = [
+        index
+        for index, (parameter, _) in enumerate(owned)
+        if parameter.logical.model_parallel  # type: ignore[attr-defined]
+    ]
+    if split:
+        squares = torch.stack([norms[index] for index in split]).square()
+        distributed.all_reduce(squares, group=groups.model.process_group)
+        for index, norm in zip(split, squares.sqrt().unbind(), strict=True):
+            norms[index] = norm
+    factor = 1.0 if scale is None else 1.0 / scale
+    return {names[id(parameter)]: norm * factor for (parameter, _), norm in zip(owned, norms, strict=True)}
+
+
 def _counts_here(parameter: Parameter, model: Group) -> bool:
-    if getattr(parameter, "ds_pipe_replicated", False):
+    if is_stage_copy(parameter):
         return False
     return model.rank == 0 or getattr(parameter, "model_parallel", False)

@@ -19,14 +19,14 @@ _FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScaleSettings:
-    """How the loss scale starts and changes.
+    """Settings of the loss scale.
 
     Args:
-        initial: the first scale; the only one if it is not dynamic.
-        is_dynamic: follow overflows.
+        initial: initial scale; constant if the scale is not dynamic.
+        is_dynamic: change the scale after overflows.
         window: updates without overflow after which the scale doubles.
-        hysteresis: overflows after which the scale halves.
-        consecutive_hysteresis: every update without overflow restores the whole hysteresis.
+        hysteresis: the scale halves at this overflow and at every later one, until the count starts again.
+        consecutive_hysteresis: every update without overflow starts the count again; else doubling does.
         minimum: lower bound of a dynamic scale.
     """
 
@@ -39,14 +39,14 @@ class LossScaleSettings:
 
 
 class LossScale:
-    """A loss scale whose numbers are device tensors: updating it never waits for the device.
+    """A loss scale whose state is on the device, so that updates do not synchronize.
 
-    The rules, and the names of the saved numbers, are those of DeepSpeed's dynamic loss scaler, so that a run
+    The rules, and the names of the saved state, are those of DeepSpeed's dynamic loss scaler, so that a run
     may change between ZeRO stages.
 
     Args:
-        settings: how it starts and changes.
-        device: where the numbers are kept.
+        settings: the settings.
+        device: device of the state.
 
     Attributes:
         value: the scale of the next backward pass, a float32 scalar.
@@ -61,14 +61,14 @@ class LossScale:
 
     @property
     def floor(self) -> float:
-        """The scale below which it cannot fall: its only value if it is static."""
+        """Return the lower bound of the scale; the constant value if it is static."""
         return self.settings.minimum if self.settings.is_dynamic else self.settings.initial
 
     def update(self, found_inf: Tensor) -> None:
         """Count one update.
 
         Args:
-            found_inf: 1 where its gradients overflowed, else 0; a scalar on the device.
+            found_inf: 1 if its gradients overflowed, else 0; a scalar on the device.
         """
         if not self.settings.is_dynamic:
             return
@@ -88,7 +88,7 @@ class LossScale:
         self._updates = self._updates + 1
 
     def state_dict(self) -> dict[str, Any]:
-        """The numbers that a checkpoint holds; waits for the device."""
+        """Return the state to save in a checkpoint; waits for the device."""
         return {
             "cur_scale": float(self.value),
             "cur_iter": int(self._updates),
@@ -97,7 +97,7 @@ class LossScale:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from saved numbers; a static scale, and numbers that are missing, stay as configured."""
+        """Restore the state; a static scale, and missing entries, stay as configured."""
         if not self.settings.is_dynamic:
             return
         for name, tensor in (

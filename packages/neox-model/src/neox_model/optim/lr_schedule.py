@@ -1,90 +1,29 @@
-"""The learning rate of every update: a warm-up, then one of the decay styles.
+"""Sets the learning rate of each update in an optimizer.
 
-The rate is a pure function of the number of updates applied so far, so that it is restored from a
-checkpoint by that one number. Updates that a 16-bit overflow skips are not counted: they use their data,
-not their place here.
+The learning rate is a pure function of the number of applied updates (`neox_config.facts.learning_rate`), so
+a checkpoint stores only this number. Updates skipped because of a 16-bit overflow do not count.
 """
-
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["DECAY_STYLES", "LearningRateSchedule", "WarmupThenDecay"]
+from neox_config.facts.learning_rate import WarmupThenDecay
 
-
-def _constant(progress: float, *, peak: float, floor: float) -> float:
-    return peak
-
-
-def _linear(progress: float, *, peak: float, floor: float) -> float:
-    return peak * (1.0 - progress)
-
-
-def _cosine(progress: float, *, peak: float, floor: float) -> float:
-    return floor + (peak - floor) / 2 * (math.cos(math.pi * progress) + 1)
-
-
-def _exponential(progress: float, *, peak: float, floor: float) -> float:
-    return peak * math.exp(-0.693 * progress)
-
-
-DECAY_STYLES: dict[str, Callable[..., float]] = {
-    "constant": _constant,
-    "linear": _linear,
-    "cosine": _cosine,
-    "exponential": _exponential,
-}
-"""The rate at a progress from 0 (end of the warm-up) to 1 (end of the decay), before the floor is applied."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmupThenDecay:
-    """The rate as a function of the update's number.
-
-    During the warm-up the floor does not apply; the first update already has a rate above 0. After
-    `decay_iterations` the rate stays what it was at their end.
-
-    Args:
-        style: a key of `DECAY_STYLES`.
-        peak: the rate at the end of the warm-up.
-        floor: the rate never falls below it after the warm-up.
-        warmup: the part of `decay_iterations` that the warm-up takes; the product is not rounded.
-        decay_iterations: updates from the start to the end of the decay, the warm-up included.
-
-    Source: the formulas of GPT-NeoX's annealing schedule, with the decay counted from the end of the warm-up.
-    """
-
-    style: str
-    peak: float
-    floor: float
-    warmup: float
-    decay_iterations: int
-
-    def rate(self, update: int) -> float:
-        """The learning rate of update number `update`, counted from 0."""
-        warmup = self.warmup * self.decay_iterations
-        place = min(update, self.decay_iterations)
-        if warmup > 0 and place <= warmup:
-            return self.peak * min(1.0, max(1, place) / warmup)
-        progress = (place - warmup) / (self.decay_iterations - warmup)
-        return max(self.floor, DECAY_STYLES[self.style](progress, peak=self.peak, floor=self.floor))
+__all__ = ["LearningRateSchedule"]
 
 
 class LearningRateSchedule:
     """Sets the optimizer's learning rate after each applied update.
 
-    The count of applied updates is a number of the host, advanced by `step`, until `move_to` makes it a
-    device tensor, advanced by `advance`. It has the methods that DeepSpeed expects of a scheduler (`step`,
-    `get_lr`, `state_dict`, `load_state_dict`).
+    The count of applied updates is on the host, advanced by `step`, until `move_to` makes it a device tensor,
+    advanced by `advance`. The class has the methods that DeepSpeed requires of a scheduler (`step`, `get_lr`,
+    `state_dict`, `load_state_dict`).
 
     Args:
-        optimizer: its groups get the rate; the first update's is set at once.
-        curve: the rate by the number of updates applied before; a new one counts from the next `step` or
-            `load_state_dict` on.
+        optimizer: the learning rate is set in its groups, for the first update immediately.
+        curve: learning rate by the number of applied updates. A curve assigned later takes effect after the
+            next `load_state_dict`, because rates on a device are computed in advance.
     """
 
     def __init__(self, optimizer: Optimizer, curve: WarmupThenDecay) -> None:
@@ -95,24 +34,24 @@ class LearningRateSchedule:
 
     @property
     def applied_updates(self) -> int:
-        """Updates applied so far; waits for the device where the count lies there."""
+        """Return the number of applied updates; waits for the device if the count is there."""
         return int(self._applied)
 
     @property
     def current_rate(self) -> float | Tensor:
-        """The learning rate that the next update will use; a scalar on the device after `move_to`."""
+        """Return the learning rate of the next update; a scalar on the device after `move_to`."""
         if isinstance(self._applied, _DeviceCount):
             return self._applied.rate(self.curve)
         return self.curve.rate(self._applied)
 
     def move_to(self, device: torch.device) -> None:
-        """Keep the count and the rate as tensors on a device, for optimizers that take them so."""
+        """Move the count and the learning rate to a device, for optimizers that accept tensors."""
         self._applied = _DeviceCount(self.applied_updates, device)
         self._set()
 
     def step(self) -> None:
-        """Count one applied update and set the rate of the next."""
-        assert not isinstance(self._applied, _DeviceCount), "the count lies on the device: use advance"
+        """Count one applied update and set the learning rate of the next."""
+        assert not isinstance(self._applied, _DeviceCount), "the count is on the device: use advance"
         self._applied += 1
         self._set()
 
@@ -120,18 +59,18 @@ class LearningRateSchedule:
         """Count one update, unless it was skipped, without waiting for the device.
 
         Args:
-            found_inf: 1 where the update was skipped, else 0; a scalar on the device of `move_to`.
+            found_inf: 1 if the update was skipped, else 0; a scalar on the device of `move_to`.
         """
         assert isinstance(self._applied, _DeviceCount), "move_to comes first"
         self._applied.advance(found_inf)
         self._set()
 
     def get_lr(self) -> list[float]:
-        """The rate of each parameter group, under the name that DeepSpeed calls."""
+        """Return the learning rate of each parameter group, as DeepSpeed requires."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, int]:
-        """All that a checkpoint must hold."""
+        """Return the state to save in a checkpoint."""
         return {"applied_updates": self.applied_updates}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -148,14 +87,14 @@ class LearningRateSchedule:
 
 
 class _DeviceCount:
-    """The number of applied updates on a device, and the rates of the updates that may come next.
+    """The number of applied updates on a device, and the learning rates of possible next updates.
 
-    The host does not know the number, only that it is at most the number of updates tried. Rates are made
-    ahead for that many, a block at a time.
+    The host knows only that the number is at most the number of attempted updates, and computes learning
+    rates for these in advance, a block at a time.
 
     Args:
-        applied: updates applied before.
-        device: where the count lies.
+        applied: number of updates applied before.
+        device: device of the count.
     """
 
     _BLOCK = 1024

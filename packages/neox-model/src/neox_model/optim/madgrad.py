@@ -1,4 +1,4 @@
-"""MADGRAD: dual averaging with an adaptive scale and momentum, here with decoupled weight decay."""
+"""MADGRAD: dual averaging with an adaptive scale, momentum and decoupled weight decay."""
 
 import math
 from collections.abc import Callable
@@ -12,15 +12,15 @@ __all__ = ["MadgradWD"]
 
 
 class MadgradWD(Optimizer):
-    """x moves by (1 - momentum) towards x_0 - s / (cube root of v + eps).
+    """Moves x by (1 - momentum) towards x_0 - s / (cube root of v + eps).
 
-    s and v sum gradients and squared gradients, those of update k (from 0) weighing lr * sqrt(k + 1).
+    s and v are sums of gradients and squared gradients, weighted by lr * sqrt(k + 1) in update k (from 0).
 
     Args:
-        parameters: parameter groups, each with `weight_decay`: after the update a weight loses
-            lr * weight_decay of what it was before.
+        parameters: parameter groups, each with `weight_decay`: after the update, lr * weight_decay times its
+            previous value is subtracted from a weight.
         lr: learning rate.
-        momentum: 0 is plain dual averaging.
+        momentum: momentum; 0 is plain dual averaging.
         eps: added to the denominator.
 
     Source: arXiv:2101.11075, algorithm 1.
@@ -33,7 +33,7 @@ class MadgradWD(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update."""
+        """Apply one update."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,8 +1,8 @@
-"""One update in any precision: reduce, unscale, measure, clip, skip or apply, and count.
+"""One optimizer update in any precision: reduce, unscale and clip gradients, then apply or skip the update.
 
-The model may compute in 16 bit. The optimizer then updates float32 master weights, and the 16-bit weights are
-copies of them. Nothing here waits for the device when the optimizer can skip an update by itself: the norm,
-the loss scale, the number of applied updates and the learning rate stay device tensors.
+If the model computes in 16 bit, the optimizer updates float32 master weights, and the 16-bit weights are
+copies of them. If the optimizer can skip an update itself, nothing here waits for the device: the norm, the
+loss scale, the number of applied updates and the learning rate are device tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,42 +18,45 @@ from neox_model.optim.gradient_norm import global_gradient_norm
 from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
+from neox_model.torch_compat import foreach_copy_, foreach_mul_, skip_on_device
 
-__all__ = ["MixedPrecisionOptimizer", "Tie", "guard_loss", "skips_on_device"]
+__all__ = ["BeforeStep", "MixedPrecisionOptimizer", "Tie", "guard_loss", "skips_on_device"]
 
 Tie = tuple[Parameter, ProcessGroup]
+# A function of the parameters, their gradients and the norm of all gradients, each with the loss scale.
+BeforeStep = Callable[[Sequence[Parameter], Sequence[Tensor], Tensor], None]
 
 
 def skips_on_device(optimizer: Optimizer) -> bool:
-    """Report whether the optimizer takes `found_inf` and a learning rate as device tensors.
+    """Return True if the optimizer accepts `found_inf` and the learning rate as device tensors.
 
-    torch's fused Adam and AdamW do. With every other optimizer the host reads `found_inf` once per update.
-    (torch's fused SGD takes it, too, but leaves its momentum uninitialized when the first update is skipped.)
+    torch's fused Adam and AdamW do. For all other optimizers the host reads `found_inf` once per update.
+    (torch's fused SGD accepts it too, but leaves its momentum uninitialized if the first update is skipped.)
     """
     is_adam = isinstance(optimizer, torch.optim.Adam)
     return is_adam and all(bool(group.get("fused")) for group in optimizer.param_groups)
 
 
 class MixedPrecisionOptimizer:
-    """Wraps an optimizer so that one call of `step` is one whole update of the training.
+    """Wraps an optimizer so that one call of `step` is a whole update of the training.
 
     Args:
-        optimizer: over the model's parameters, which are float32. Its groups are changed to hold the master
-            weights.
-        schedule: of its learning rate; advanced by every applied update.
-        dtype: what the model computes in. Other than float32, the parameters are cast to it and their float32
-            values become the masters.
-        accumulation_dtype: what gradients are summed in over micro-batches; `dtype` or float32.
-        max_norm: gradients are scaled down to this 2-norm; 0 does not clip.
+        optimizer: over the model's float32 parameters. Its groups are changed to contain the master weights.
+        schedule: schedule of its learning rate; advanced by every applied update.
+        dtype: dtype of the model's computation. If it is not float32, the parameters are cast to it and their
+            float32 values become the master weights.
+        accumulation_dtype: dtype in which gradients are summed over micro-batches; `dtype` or float32.
+        max_norm: gradients are clipped to this 2-norm; 0 disables clipping.
         reduce: averages gradients over data-parallel ranks, in place.
-        groups: this rank's groups.
-        loss_scale: by which the loss was multiplied; None if it was not.
-        ties: weights of which other pipeline stages hold copies, with the group that sums their gradients.
+        groups: this rank's process groups.
+        loss_scale: the loss scale; None if the loss is not scaled.
+        ties: weights with copies on other pipeline stages, each with the group that sums its gradients.
 
     Attributes:
-        param_groups: the wrapped optimizer's.
+        param_groups: the wrapped optimizer's parameter groups.
+        before_update: called, in order, before gradients are clipped and applied.
         norm: 2-norm of the last update's gradients before clipping, without the loss scale.
-        found_inf: 1 where the last update was skipped because the norm was not finite, else 0.
+        found_inf: 1 if the last update was skipped because the norm was not finite, else 0.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class MixedPrecisionOptimizer:
         self.optimizer = optimizer
         self.schedule = schedule
         self.loss_scale = loss_scale
+        self.before_update: list[BeforeStep] = []
         self.norm: Tensor | None = None
         self.found_inf: Tensor | None = None
         self._max_norm = max_norm
@@ -82,7 +86,8 @@ class MixedPrecisionOptimizer:
         pairs = list(zip(self.parameters, self.masters, strict=True))
         master_of = {id(parameter): master for parameter, master in pairs}
         self._ties = [(parameter, master_of[id(parameter)], group) for parameter, group in ties]
-        if self.masters is not self.parameters and accumulation_dtype == torch.float32:
+        self._sums_in_masters = self.masters is not self.parameters and accumulation_dtype == torch.float32
+        if self._sums_in_masters:
             for parameter, master in pairs:
                 parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
         if skips_on_device(optimizer):
@@ -90,31 +95,34 @@ class MixedPrecisionOptimizer:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The wrapped optimizer's parameter groups."""
+        """Return the wrapped optimizer's parameter groups."""
         return self.optimizer.param_groups
 
     @torch.no_grad()
     def step(self) -> None:
-        """Apply one update with the gradients summed so far, and drop them. Collective over all ranks."""
+        """Apply one update with the accumulated gradients, and delete these. Collective over all ranks."""
         self._sum_over_stages()
         pairs = list(zip(self.parameters, self.masters, strict=True))
         trained = [pair for pair in pairs if _gradient(*pair) is not None]
         self._reduce([_gradient(*pair) for pair in trained])  # type: ignore[misc]
         gradients = [self._master_gradient(*pair) for pair in trained]
         parameters = [parameter for parameter, _ in trained]
-        self._scale(gradients, global_gradient_norm(parameters, gradients, self._groups))
+        scaled_norm = global_gradient_norm(parameters, gradients, self._groups)
+        for call in self.before_update:
+            call(parameters, gradients, scaled_norm)
+        self._scale(gradients, scaled_norm)
         self._apply()
         self._copy_to_model()
         for master in self.masters:
             master.grad = None
 
     def to_model(self) -> None:
-        """Copy the master weights into the weights that the model computes with."""
+        """Copy the master weights to the model's weights."""
         with torch.no_grad():
             self._copy_to_model()
 
     def _make_masters(self, dtype: torch.dtype) -> list[Parameter]:
-        """Cast the model's parameters; what they were becomes the masters, without a copy."""
+        """Cast the model's parameters; the previous data becomes the master weights, without a copy."""
         masters: list[Parameter] = []
         for group in self.param_groups:
             made = [nn.Parameter(parameter.data) for parameter in group["params"]]
@@ -125,12 +133,13 @@ class MixedPrecisionOptimizer:
         return masters
 
     def _sum_over_stages(self) -> None:
-        """Sum the gradients of tied weights over the pipeline stages that hold a copy."""
+        """Sum the gradients of tied weights over the pipeline stages with a copy."""
         for parameter, master, group in self._ties:
             gradient = _gradient(parameter, master)
             if gradient is None:
-                # The other stages wait for this one.
-                gradient = parameter.grad = torch.zeros_like(parameter)
+                # The other stages wait for this one, and sum in the same dtype.
+                holder = master if self._sums_in_masters else parameter
+                gradient = holder.grad = torch.zeros_like(holder)
             all_reduce(gradient, group=group)
 
     def _master_gradient(self, parameter: Parameter, master: Parameter) -> Tensor:
@@ -141,7 +150,7 @@ class MixedPrecisionOptimizer:
         return master.grad
 
     def _scale(self, gradients: list[Tensor], scaled_norm: Tensor) -> None:
-        """Undo the loss scale and clip, in one pass; keep the norm and whether it is finite."""
+        """Unscale and clip gradients in one pass; store the norm and `found_inf`."""
         self.found_inf = (~scaled_norm.isfinite()).to(torch.float32)
         self.norm = scaled_norm if self.loss_scale is None else scaled_norm / self.loss_scale.value
         factor = None if self.loss_scale is None else 1.0 / self.loss_scale.value
@@ -149,13 +158,13 @@ class MixedPrecisionOptimizer:
             clip = (self._max_norm / (self.norm + 1e-6)).clamp(max=1.0)
             factor = clip if factor is None else clip * factor
         if factor is not None:
-            torch._foreach_mul_(gradients, factor)
+            foreach_mul_(gradients, factor)
 
     def _apply(self) -> None:
-        """Update the masters unless a gradient is not finite, then the schedule and the loss scale."""
+        """Update the master weights unless a gradient is not finite, then the schedule and the loss scale."""
         assert self.found_inf is not None
         if skips_on_device(self.optimizer):
-            self.optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
+            skip_on_device(self.optimizer, self.found_inf)
             self.optimizer.step()
             self.schedule.advance(self.found_inf)
         elif not bool(self.found_inf):
@@ -166,18 +175,18 @@ class MixedPrecisionOptimizer:
 
     def _copy_to_model(self) -> None:
         if self.masters is not self.parameters:
-            torch._foreach_copy_(
+            foreach_copy_(
                 [parameter.data for parameter in self.parameters], [master.data for master in self.masters]
             )
 
 
 def _gradient(parameter: Parameter, master: Parameter) -> Tensor | None:
-    """Where the gradient has been summed; None when there is none."""
+    """Return the accumulated gradient, of the parameter or its master weight; None if there is none."""
     return parameter.grad if master.grad is None else master.grad
 
 
 def _move_gradient_to(master: Parameter) -> Callable[[Tensor], None]:
-    """Make a hook that adds a parameter's gradient to its master's, in the master's format."""
+    """Return a hook that adds a parameter's gradient to its master weight's, in the master weight's dtype."""
 
     @torch.no_grad()
     def move(parameter: Tensor) -> None:
@@ -205,13 +214,13 @@ class _GuardLoss(torch.autograd.Function):
 
 
 def guard_loss(loss: Tensor, scale: Tensor | None) -> Tensor:
-    """Return the loss, prepared so that its gradients are scaled, and are NaN where the loss is not finite.
+    """Return the loss with gradients that are scaled, and NaN if the loss is not finite.
 
-    A loss may overflow while its gradients stay finite. This makes every rank's norm NaN then, so that every
+    A loss may overflow while its gradients are finite. The NaNs make every rank's norm NaN, so that every
     rank skips the update.
 
     Args:
         loss: a scalar.
-        scale: factor of the gradients, a scalar on the device; None is 1.
+        scale: factor of the gradients, a scalar on the device; None: 1.
     """
     return _GuardLoss.apply(loss, scale)

@@ -1,4 +1,4 @@
-"""Who gets weight decay: matrices and embedding tables, never biases and norm weights."""
+"""Parameter groups with weight decay (matrices and embeddings) and without (biases and norm weights)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,14 +9,14 @@ __all__ = ["split_by_weight_decay"]
 
 
 def split_by_weight_decay(parameters: Iterable[Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups for a torch optimizer: the decayed ones first, empty groups left out.
+    """Return parameter groups for a torch optimizer, those with weight decay first; empty groups are omitted.
 
-    A parameter's dimensions are those of its logical tensor where it has one: under ZeRO stage 3 the
-    parameter itself is an empty vector.
+    If a parameter has a logical tensor, the dimensions of that tensor count: under ZeRO stage 3 the parameter
+    itself is an empty vector.
 
     Args:
-        parameters: trainable ones are taken, each once.
-        weight_decay: of the first group; the second has 0.
+        parameters: the model's parameters; each trainable one is used once.
+        weight_decay: weight decay of the first group; the second has 0.
     """
     decayed: list[Parameter] = []
     plain: list[Parameter] = []

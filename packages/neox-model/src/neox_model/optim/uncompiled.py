@@ -1,15 +1,17 @@
-"""torch's optimizers without torch's compiler, whose import takes a second of every start.
+"""Use torch's optimizers without importing torch's compiler, which takes a second at every start.
 
-Their methods import torch._dynamo, only to tell it to leave them alone. No optimizer is compiled here, so
-they are called as torch wrote them. Where torch wraps them in another way, all is as torch has it.
+Their methods import torch._dynamo only to exclude themselves from compilation. No optimizer is compiled here,
+so the unwrapped methods are called. If torch wraps them in another way, they are used unchanged.
 """
 
 import inspect
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
+
+from neox_model.torch_compat import mark_optimizer_methods
 
 __all__ = ["without_compiler"]
 
@@ -17,18 +19,10 @@ Kind = TypeVar("Kind", bound=Optimizer)
 
 
 def without_compiler(kind: type[Kind], *arguments: Any, **settings: Any) -> Kind:
-    """An optimizer of this kind whose methods do not import torch._dynamo; `differentiable` is not for it."""
-    _mark_methods()
+    """Build an optimizer whose methods do not import torch._dynamo; `differentiable` is not supported."""
+    mark_optimizer_methods()
     optimizer = kind(*arguments, **settings)
     step = Optimizer.profile_hook_step(torch.no_grad()(inspect.unwrap(kind.step)))
-    # DeepSpeed asks for the very class, so that it has to be this one's alone.
+    # Set it on the instance, because DeepSpeed compares the class.
     vars(optimizer)["step"] = MethodType(step, optimizer)
     return optimizer
-
-
-def _mark_methods() -> None:
-    """Mark what all optimizers share as torch does at the first call: with the function to call instead."""
-    for method in vars(Optimizer).values():
-        if isinstance(method, FunctionType) and method.__code__.co_filename.endswith("_compile.py"):
-            bare = inspect.unwrap(method)
-            vars(bare).setdefault("__dynamo_disable", bare)

@@ -1,1 +1,1 @@
-"""Splitting a model over ranks: who talks to whom, and the layers whose weights are split."""
+"""Split a model over ranks: process groups, collectives, and layers with split weights."""

@@ -1,8 +1,8 @@
-"""The communications of tensor parallelism, each with its gradient, in pairs: one undoes the other's way.
+"""Collectives of tensor parallelism, with gradients.
 
-Copy and reduce are f and g of arXiv:1909.08053. Gather-to and reduce-scatter-from do the same work where each
-rank holds a part of the sequence (arXiv:2205.05198). In a group of one, each gives its argument back and
-nothing is sent.
+They come in pairs whose forward and backward passes are exchanged. Copy and reduce are f and g of
+arXiv:1909.08053. Gather-to and reduce-scatter-from replace them if each rank holds a part of the sequence
+(arXiv:2205.05198). In a group of one, each returns its argument without communication.
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from neox_model.parallel.compile_disabled import CompileDisabled
 from neox_model.parallel.groups import Group
-from neox_model.parallel.uncompiled import Uncompiled
 
 __all__ = [
-    "UNCOMPILED",
+    "COMPILE_DISABLED",
     "all_gather",
     "all_reduce",
     "copy_to_group",
@@ -27,12 +27,12 @@ __all__ = [
     "scatter_to_group",
 ]
 
-# Its name before torch 2.13 and since.
+# The name since torch 2.13, and before.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def all_reduce(tensor: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    """`tensor` combined over the group, in place where its memory is contiguous; no gradient."""
+    """Reduce a tensor over the group, in place if its memory is contiguous; no gradient."""
     if group.size == 1:
         return tensor
     tensor = tensor.contiguous()
@@ -41,7 +41,7 @@ def all_reduce(tensor: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.
 
 
 def all_gather(tensor: Tensor, group: Group, dim: int) -> Tensor:
-    """The ranks' tensors (of equal shapes) joined along `dim`, in rank order; no gradient."""
+    """Concatenate the ranks' tensors (of equal shapes) along `dim`, in rank order; no gradient."""
     if group.size == 1:
         return tensor
     parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(group.size)]
@@ -50,7 +50,7 @@ def all_gather(tensor: Tensor, group: Group, dim: int) -> Tensor:
 
 
 def reduce_scatter(tensor: Tensor, group: Group) -> Tensor:
-    """This rank's rows (dimension 0, which the group divides) of the ranks' sum; no gradient."""
+    """Return this rank's rows of the sum over ranks; no gradient. The group must divide dimension 0."""
     if group.size == 1:
         return tensor
     rows = tensor.new_empty((tensor.shape[0] // group.size, *tensor.shape[1:]))
@@ -70,14 +70,14 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        # Cloned, because autograd may hand the same gradient to another branch.
+        # Cloned, because autograd may pass the same gradient to another branch.
         return all_reduce(gradient.clone(memory_format=torch.contiguous_format), ctx.group), None
 
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
-        # In place: the argument is a matrix product's fresh output, which no gradient needs.
+        # In place: the argument is the output of a matrix product, which no gradient needs.
         ctx.mark_dirty(tensor)
         dist.all_reduce(tensor, group=group.process_group)
         return tensor
@@ -131,40 +131,40 @@ class _ReduceScatterFrom(torch.autograd.Function):
         return all_gather(gradient, ctx.group, dim=0), None
 
 
-_copy, _reduce = Uncompiled(_Copy.apply), Uncompiled(_Reduce.apply)
-_gather, _scatter = Uncompiled(_Gather.apply), Uncompiled(_Scatter.apply)
-_gather_to, _reduce_scatter_from = Uncompiled(_GatherTo.apply), Uncompiled(_ReduceScatterFrom.apply)
-UNCOMPILED = (_copy, _reduce, _gather, _scatter, _gather_to, _reduce_scatter_from)
+_copy, _reduce = CompileDisabled(_Copy.apply), CompileDisabled(_Reduce.apply)
+_gather, _scatter = CompileDisabled(_Gather.apply), CompileDisabled(_Scatter.apply)
+_gather_to, _reduce_scatter_from = CompileDisabled(_GatherTo.apply), CompileDisabled(_ReduceScatterFrom.apply)
+COMPILE_DISABLED = (_copy, _reduce, _gather, _scatter, _gather_to, _reduce_scatter_from)
 
 
 def copy_to_group(tensor: Tensor, group: Group) -> Tensor:
-    """Hand a replicated tensor to split work: the same values, gradients summed over the group."""
+    """Return a replicated tensor unchanged; its gradients are summed over the group."""
     return tensor if group.size == 1 else _copy(tensor, group)
 
 
 def reduce_from_group(tensor: Tensor, group: Group) -> Tensor:
-    """Sum the ranks' partial results, in place; the gradient goes to every rank unchanged.
+    """Sum the ranks' partial results, in place; every rank receives the gradient unchanged.
 
-    `tensor` is overwritten: pass a result that nothing else holds, contiguous in memory.
+    `tensor` is overwritten: pass a contiguous tensor that nothing else references.
     """
     return tensor if group.size == 1 else _reduce(tensor, group)
 
 
 def gather_from_group(tensor: Tensor, group: Group, dim: int = -1) -> Tensor:
-    """Join the ranks' parts along `dim`; each rank keeps its own part of the gradient."""
+    """Concatenate the ranks' parts along `dim`; each rank receives its part of the gradient."""
     return tensor if group.size == 1 else _gather(tensor, group, dim)
 
 
 def scatter_to_group(tensor: Tensor, group: Group, dim: int = -1) -> Tensor:
-    """Keep this rank's part of a replicated tensor along `dim`; the gradients' parts are joined."""
+    """Return this rank's part of a replicated tensor along `dim`; gradients are concatenated."""
     return tensor if group.size == 1 else _scatter(tensor, group, dim)
 
 
 def gather_to_group(tensor: Tensor, group: Group) -> Tensor:
-    """Hand the ranks' rows, joined, to split work; each rank gets the summed gradients of its own rows."""
+    """Concatenate the ranks' rows; each rank receives the summed gradients of its rows."""
     return tensor if group.size == 1 else _gather_to(tensor, group)
 
 
 def reduce_scatter_from_group(tensor: Tensor, group: Group) -> Tensor:
-    """Sum the ranks' partial results and keep this rank's rows; the gradients of all rows are joined."""
+    """Sum the ranks' partial results and return this rank's rows; gradients are concatenated."""
     return tensor if group.size == 1 else _reduce_scatter_from(tensor, group)

@@ -1,18 +1,19 @@
 """Cross entropy over a vocabulary that is split over tensor-parallel ranks, in float32.
 
-From logits: the forward pass keeps them as they came and one number per token (the logarithm of the softmax's
-denominator); the backward pass makes the softmax again. Both go through the tokens in blocks, so that no
-float32 copy of all logits exists; on a CPU a block stays in the cache.
+From logits: the forward pass stores the logits in their dtype and one number per token (the logarithm of the
+softmax's denominator); the backward pass recomputes the softmax. Both process the tokens in blocks, so that
+no float32 copy of all logits exists; on a CPU a block fits in the cache.
 
-From hidden states: logits exist for a chunk of tokens at a time, and only once. The forward pass makes both
-gradients with them, the backward pass multiplies these by the gradient of the loss: no product is computed
-twice. At 50,304 entries and 2,048 tokens of float32 the logits and their gradient would be 824 MB.
+From hidden states: logits exist for one chunk of tokens at a time, and are computed once. The forward pass
+computes both gradients with them, and the backward pass multiplies these by the gradient of the loss. With
+50,304 entries and 2,048 tokens of float32 the logits and their gradient would take 824 MB.
 
 Ranks exchange two numbers per token, once.
 
 Source: arXiv:1909.08053, section 3 (fusing the split output with the loss).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,19 +21,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from neox_config.facts.loss import BLOCK_NUMBERS, CHUNK_NUMBERS
 from neox_model.parallel.collectives import all_gather
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 
 __all__ = ["local_vocabulary", "projected_cross_entropy", "vocab_parallel_cross_entropy"]
 
-# Numbers worked on at a time: what a CPU's cache holds, and what keeps a GPU busy.
-_BLOCK_NUMBERS = {"cpu": 1 << 19, "cuda": 1 << 26}
-# Logits that exist at a time: enough rows for a matrix product at full speed.
-_CHUNK_NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 27}
-
 
 def local_vocabulary(vocab_size: int, group: Group) -> tuple[int, int]:
-    """(start, stop): the entries of the vocabulary that this rank's columns of the logits stand for."""
+    """Return (start, stop), the vocabulary entries of this rank's columns of the logits."""
     columns = -(-vocab_size // group.size)
     start = min(group.rank * columns, vocab_size)
     return start, min(start + columns, vocab_size)
@@ -43,17 +40,17 @@ def vocab_parallel_cross_entropy(
     labels: Tensor,
     *,
     vocab_size: int,
-    group: Group = SINGLE,
+    group: Group = SINGLE_RANK,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Minus the logarithm of each label's probability, the same on every rank of the group.
+    """Return the cross entropy of each label, the same on every rank of the group.
 
     Args:
-        logits: [..., V], V being this rank's columns; those beyond `vocab_size` are as if minus infinity.
+        logits: [..., V], where V are this rank's columns; those beyond `vocab_size` count as minus infinity.
         labels: [...], ids below `vocab_size`.
-        vocab_size: entries of the logical vocabulary.
-        group: the ranks the vocabulary is split over; collective over it.
-        dtype: what is calculated in, and the result's; None: float32, or float64 of float64 logits.
+        vocab_size: size of the logical vocabulary.
+        group: the ranks over which the vocabulary is split; collective over it.
+        dtype: dtype of the computation and the result; None: float32, or float64 for float64 logits.
     """
     dtype = dtype or torch.promote_types(logits.dtype, torch.float32)
     return _CrossEntropy.apply(logits, labels, _Vocabulary.of(vocab_size, group, dtype))
@@ -66,26 +63,26 @@ def projected_cross_entropy(
     weights_M: Tensor,
     *,
     vocab_size: int,
-    group: Group = SINGLE,
+    group: Group = SINGLE_RANK,
     chunk_rows: int | None = None,
 ) -> Tensor:
-    """The sum of each token's cross entropy times its weight, float32; logits are `hidden_MD @ weight_VD.T`.
+    """Return the weighted sum of the tokens' cross entropies, float32; logits are `hidden_MD @ weight_VD.T`.
 
-    Gradients are made in the type of the two factors before the loss is scaled: not for float16, whose small
-    ones would be lost.
+    Gradients are computed in the dtype of the two factors before the loss is scaled, so float16 is not
+    supported: its small gradients would underflow.
 
     Args:
         hidden_MD: the last hidden states of M tokens, the same on every rank; their gradient is this rank's
             part of a sum over the group.
         weight_VD: this rank's rows of the output matrix.
         labels_M: ids below `vocab_size`.
-        weights_M: float32; no gradient.
-        vocab_size: entries of the logical vocabulary.
-        group: the ranks the vocabulary is split over; collective over it.
-        chunk_rows: tokens whose logits exist at a time; None chooses by the device.
+        weights_M: weight of each token, float32; no gradient.
+        vocab_size: size of the logical vocabulary.
+        group: the ranks over which the vocabulary is split; collective over it.
+        chunk_rows: tokens per chunk of logits; None chooses by the device.
     """
     if chunk_rows is None:
-        chunk_rows = _rows(_CHUNK_NUMBERS, hidden_MD.device, weight_VD.shape[0])
+        chunk_rows = _rows(CHUNK_NUMBERS, hidden_MD.device, weight_VD.shape[0])
     dtype = torch.promote_types(hidden_MD.dtype, torch.float32)
     vocabulary = _Vocabulary.of(vocab_size, group, dtype)
     needs_gradients = torch.is_grad_enabled() and (hidden_MD.requires_grad or weight_VD.requires_grad)
@@ -94,13 +91,13 @@ def projected_cross_entropy(
     )
 
 
-def _rows(numbers: dict[str, int], device: torch.device, columns: int) -> int:
+def _rows(numbers: Mapping[str, int], device: torch.device, columns: int) -> int:
     return max(1, numbers.get(device.type, numbers["cuda"]) // max(1, columns))
 
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """This rank's entries [start, stop) of a vocabulary, and what is calculated in."""
+    """This rank's entries [start, stop) of a vocabulary, and the dtype of the computation."""
 
     start: int
     stop: int
@@ -118,7 +115,7 @@ class _Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """Column of each label among this rank's, 0 where another rank has it, and which those are."""
+    """Each label's column on this rank (0 if another rank has it), and a mask of labels on other ranks."""
 
     columns: Tensor
     is_elsewhere: Tensor
@@ -130,12 +127,12 @@ class _Labels:
 
 
 def _blocks(logits_MV: Tensor) -> list[slice]:
-    rows = _rows(_BLOCK_NUMBERS, logits_MV.device, logits_MV.shape[1])
+    rows = _rows(BLOCK_NUMBERS, logits_MV.device, logits_MV.shape[1])
     return [slice(first, first + rows) for first in range(0, len(logits_MV), rows)]
 
 
 def _log_totals(logits_MV: Tensor, labels: _Labels, vocabulary: _Vocabulary) -> tuple[Tensor, Tensor]:
-    """Of each token: the logarithm of the softmax's denominator, and the label's logit."""
+    """Return the logarithm of the softmax's denominator and the label's logit of each token."""
     log_total_M = torch.empty(len(logits_MV), device=logits_MV.device, dtype=vocabulary.dtype)
     for part in _blocks(logits_MV):
         block = logits_MV[part, : vocabulary.width].to(vocabulary.dtype)
@@ -143,7 +140,7 @@ def _log_totals(logits_MV: Tensor, labels: _Labels, vocabulary: _Vocabulary) -> 
     picked_M = logits_MV.gather(1, labels.columns.unsqueeze(1)).squeeze(1).to(vocabulary.dtype)
     picked_M = picked_M.masked_fill(labels.is_elsewhere, 0.0)
     if vocabulary.group.size > 1:
-        # One exchange: each rank's part of the denominator and of the label's logit.
+        # One all-gather for each rank's part of the denominator and of the label's logit.
         mine = torch.stack((log_total_M, picked_M)).unsqueeze(0)
         parts = all_gather(mine, vocabulary.group, dim=0)
         log_total_M, picked_M = parts[:, 0].logsumexp(dim=0), parts[:, 1].sum(dim=0)
@@ -158,7 +155,7 @@ def _gradient_of_logits(
     gradient_M: Tensor,
     vocabulary: _Vocabulary,
 ) -> None:
-    """Write gradient * (softmax - 1 at the label) into `result_MV`, which may be the logits themselves."""
+    """Write gradient * (softmax - 1 at the label) to `result_MV`, which may be the logits."""
     result_MV[:, vocabulary.width :] = 0.0
     gradient_M1 = gradient_M.to(vocabulary.dtype).unsqueeze(1)
     hit_M1 = torch.where(labels.is_elsewhere.unsqueeze(1), 0.0, -gradient_M1)
@@ -170,7 +167,7 @@ def _gradient_of_logits(
 
 
 def _loss(logits_CV: Tensor, labels: _Labels, weights_C: Tensor, vocabulary: _Vocabulary) -> Tensor:
-    """Each token's cross entropy, whatever its weight."""
+    """Return each token's cross entropy, without its weight."""
     log_total_C, picked_C = _log_totals(logits_CV, labels, vocabulary)
     return log_total_C - picked_C
 
@@ -178,12 +175,12 @@ def _loss(logits_CV: Tensor, labels: _Labels, weights_C: Tensor, vocabulary: _Vo
 def _loss_and_gradient(
     logits_CV: Tensor, labels: _Labels, weights_C: Tensor, vocabulary: _Vocabulary
 ) -> Tensor:
-    """The same; the logits become weights * (softmax - 1 at the label)."""
+    """Return `_loss`, and overwrite the logits with weights * (softmax - 1 at the label)."""
     if vocabulary.group.size > 1:
         log_total_C, picked_C = _log_totals(logits_CV, labels, vocabulary)
         _gradient_of_logits(logits_CV, logits_CV, log_total_C, labels, weights_C, vocabulary)
         return log_total_C - picked_C
-    # Rows are whole: each block goes from logits to gradients at once, with one exponential of each.
+    # Rows are whole, so each block computes loss and gradient with one exponential per logit.
     return torch.cat(
         [
             _loss_and_gradient_of_rows(logits_CV[part], labels.columns[part], weights_C[part], vocabulary)
@@ -197,7 +194,7 @@ def _loss_and_gradient_of_rows(
 ) -> Tensor:
     columns_C1, weights_C1 = columns_C.unsqueeze(1), weights_C.to(vocabulary.dtype).unsqueeze(1)
     logits_CV[:, vocabulary.width :] = 0.0
-    # Of that dtype already, these are the logits themselves.
+    # A view of the logits if they already have this dtype.
     softmax_CV = logits_CV[:, : vocabulary.width].to(vocabulary.dtype)
     picked_C1 = softmax_CV.gather(1, columns_C1)
     largest_C1 = softmax_CV.amax(dim=-1, keepdim=True)
@@ -244,7 +241,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         total = torch.zeros((), device=hidden_MD.device, dtype=vocabulary.dtype)
         hidden_gradient_MD = torch.empty_like(hidden_MD) if needs_gradients else None
-        # Summed over chunks, so in float32 whatever the weight's type.
+        # Summed over chunks, so in float32 for any dtype of the weight.
         weight_gradient_VD = torch.zeros_like(weight_VD, dtype=vocabulary.dtype) if needs_gradients else None
         for first in range(0, len(hidden_MD), chunk_rows):
             part = slice(first, first + chunk_rows)

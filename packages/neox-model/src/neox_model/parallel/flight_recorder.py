@@ -1,32 +1,24 @@
-"""What PyTorch's flight recorder knows of this process: the last collective of each process group.
+"""Read the last collective of each process group from PyTorch's flight recorder.
 
-It records when TORCH_FR_BUFFER_SIZE is set, as nodes set it for jobs whose hangs are reported. Numbers are
-those of begun collectives: over gloo, finished ones keep the state `scheduled`.
+It records if TORCH_FR_BUFFER_SIZE is set; agents set it for jobs with hang reports. Numbers count started
+collectives: with gloo, finished ones keep the state `scheduled`.
 """
 
 import json
 from typing import Any
 
-from torch._C import _distributed_c10d
+from neox_model.torch_compat import flight_recorder_entries
 
 __all__ = ["last_collectives", "newest_per_group"]
 
-# Which of them a build of PyTorch has depends on its communication libraries.
-_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-
 
 def last_collectives() -> str:
-    """Process group -> [number, name] of the last collective begun, as JSON; callable in any thread."""
-    entries: list[dict[str, Any]] = []
-    for name in _DUMPS:
-        dump = getattr(_distributed_c10d, name, None)
-        if dump is not None:
-            entries += json.loads(dump()).get("entries", [])
-    return json.dumps(newest_per_group(entries))
+    """Return JSON: process group -> [number, name] of the last started collective. Callable in any thread."""
+    return json.dumps(newest_per_group(flight_recorder_entries()), allow_nan=False)
 
 
 def newest_per_group(entries: list[dict[str, Any]]) -> dict[str, tuple[int, str]]:
-    """The last collective of each group among a flight recorder's entries; sends have no order."""
+    """Return the last collective of each group in a flight recorder's entries; sends are skipped."""
     newest: dict[str, tuple[int, str]] = {}
     for entry in entries:
         if entry.get("is_p2p"):

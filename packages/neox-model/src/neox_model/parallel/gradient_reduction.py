@@ -1,4 +1,4 @@
-"""Averaging gradients over data-parallel ranks, many tensors in one message."""
+"""Average gradients over data-parallel ranks, with many tensors per message."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, distributed
 
 from neox_model.parallel.groups import Group
+from neox_model.torch_compat import foreach_copy_
 
 __all__ = ["GradientReduction"]
 
-# 256 MB of float32: large enough for the full bandwidth, small enough for the copy beside the gradients.
+# 256 MB of float32: large enough for full bandwidth, small enough for an additional copy in memory.
 _BUCKET_ELEMENTS = 2**26
 
 
@@ -21,9 +22,9 @@ class GradientReduction:
 
     Args:
         group: the data-parallel ranks.
-        dtype: number format of the messages; None is the gradients' own.
-        divides_first: divide by the number of ranks before the sum, not after it.
-        predivide_factor: divide by this before the sum, and by the rest after it.
+        dtype: dtype of the messages; None: the gradients' dtype.
+        divides_first: divide by the number of ranks before the sum instead of after it.
+        predivide_factor: divide by this factor before the sum, and by the remaining factor after it.
     """
 
     group: Group
@@ -42,7 +43,7 @@ class GradientReduction:
             mean = self._mean(flat)
             if mean.data_ptr() != bucket[0].data_ptr():
                 pieces = mean.split([part.numel() for part in bucket])
-                torch._foreach_copy_(
+                foreach_copy_(
                     bucket, [piece.view_as(part) for piece, part in zip(pieces, bucket, strict=True)]
                 )
 
@@ -59,7 +60,7 @@ class GradientReduction:
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Runs of tensors of one dtype with at most `_BUCKET_ELEMENTS` elements, or a single larger tensor."""
+    """Yield runs of tensors of one dtype with at most `_BUCKET_ELEMENTS` elements, or one larger tensor."""
     for _, run in groupby(gradients, key=lambda gradient: gradient.dtype):
         bucket: list[Tensor] = []
         elements = 0

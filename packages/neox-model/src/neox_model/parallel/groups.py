@@ -1,27 +1,27 @@
-"""A process group as an argument: ranks that work on one thing together, and this process's place there.
+"""Process groups as arguments.
 
-Everything below the assembly takes a `Group` instead of asking torch.distributed. A group of one means no
-communication, so a layer is built on one device and on eight by the same call.
+All modules below the assembly take a `Group` instead of querying torch.distributed. A group of one does not
+communicate, so the same call builds a layer on one device and on eight.
 """
 
 from dataclasses import dataclass
 
 from torch.distributed import ProcessGroup
 
-__all__ = ["ALONE", "SINGLE", "Group", "Groups"]
+__all__ = ["SINGLE_PROCESS", "SINGLE_RANK", "Group", "Groups"]
 
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that communicate, seen from one of them.
+    """A process group, and this process's rank in it.
 
     Attributes:
-        rank: this process's place in the group, from 0.
-        size: number of ranks in it.
-        process_group: torch's handle; None only where torch.distributed is not in use.
+        rank: this process's rank in the group, from 0.
+        size: number of ranks.
+        process_group: torch's process group; None only if torch.distributed is not used.
         ranks: global ranks of the members, in order.
-        splits_sequence: between the split matrices each rank holds its part of the sequence, where it
-            otherwise holds all of it (see parallel.sequence).
+        splits_sequence: between the split matrices each rank holds its part of the sequence instead of all of
+            it (see parallel.sequence).
     """
 
     rank: int
@@ -33,14 +33,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Groups:
-    """All the groups that one process belongs to.
+    """All groups of one process.
 
     Attributes:
         data: replicas of the same part of the model.
         model: the ranks that share each layer's matrices (tensor parallelism).
         pipe: the stages of one pipeline.
         world: every rank.
-        control: every rank, over gloo whatever the backend: flags and messages on the CPU.
+        control: every rank, always over gloo: flags and messages on the CPU.
     """
 
     data: Group
@@ -50,6 +50,8 @@ class Groups:
     control: Group
 
 
-SINGLE = Group(rank=0, size=1, process_group=None, ranks=(0,))
-# The groups of a process that nobody works with; torch.distributed need not be in use.
-ALONE = Groups(data=SINGLE, model=SINGLE, pipe=SINGLE, world=SINGLE, control=SINGLE)
+SINGLE_RANK = Group(rank=0, size=1, process_group=None, ranks=(0,))
+# The groups of a job with one process; torch.distributed need not be initialized.
+SINGLE_PROCESS = Groups(
+    data=SINGLE_RANK, model=SINGLE_RANK, pipe=SINGLE_RANK, world=SINGLE_RANK, control=SINGLE_RANK
+)

@@ -1,8 +1,8 @@
-"""Matrix products whose weight is split over tensor-parallel ranks, by columns (outputs) or by rows (inputs).
+"""Linear layers whose weight is split over tensor-parallel ranks, by columns (outputs) or by rows (inputs).
 
-A column-parallel layer followed by a row-parallel one needs one communication forward and one backward
-(arXiv:1909.08053, section 3). With `skip_bias` the bias is handed back instead of added, so that it can be
-fused with what comes next.
+A column-parallel layer followed by a row-parallel one requires one collective forward and one backward
+(arXiv:1909.08053, section 3). With `skip_bias` the bias is returned instead of added, so that it can be
+fused with the next operation.
 """
 
 import torch
@@ -10,31 +10,31 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from neox_model.parallel.collectives import gather_from_group
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
-from neox_model.parallel.sequence import enter_split, leave_split
+from neox_model.parallel.sequence import from_row_parallel, to_column_parallel
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "zero_init"]
 
 
 def zero_init(tensor: Tensor, generator: torch.Generator) -> None:
-    """Fill with zeros: how biases start."""
+    """Fill a tensor with zeros, the initialization of biases."""
     tensor.zero_()
 
 
 class ColumnParallelLinear(nn.Module):
-    """x @ weight.T + bias, each rank making its own part of the outputs.
+    """Computes x @ weight.T + bias, with each rank computing its part of the outputs.
 
-    The input is the same on every rank, or each rank's part of the sequence where the group splits that.
+    The input is the same on every rank, or each rank's part of the sequence if the group splits it.
 
     Args:
         in_features: width of the input.
         out_features: width of the whole output.
         init: fills the whole weight.
         group: the tensor-parallel ranks.
-        bias: whether there is one.
-        skip_bias: give it back unadded.
-        gather_output: join the parts, so that every rank has the whole output.
+        bias: use a bias.
+        skip_bias: return the bias instead of adding it.
+        gather_output: concatenate the parts, so that every rank has the whole output.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ColumnParallelLinear(nn.Module):
         out_features: int,
         *,
         init: InitMethod,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
         bias: bool = True,
         skip_bias: bool = False,
         gather_output: bool = False,
@@ -59,26 +59,26 @@ class ColumnParallelLinear(nn.Module):
             self.register_parameter("bias", None)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Outputs of this rank (of all with `gather_output`), and the bias still to be added, if any."""
+        """Return this rank's outputs (all with `gather_output`), and the bias if `skip_bias`, else None."""
         added = None if self.skip_bias else self.bias
-        outputs = functional.linear(enter_split(inputs, self.group), self.weight, added)
+        outputs = functional.linear(to_column_parallel(inputs, self.group), self.weight, added)
         if self.gather_output:
             outputs = gather_from_group(outputs, self.group)
         return outputs, self.bias if self.skip_bias else None
 
 
 class RowParallelLinear(nn.Module):
-    """x @ weight.T + bias, each rank holding its own part of the inputs; the result is whole on every rank.
+    """Computes x @ weight.T + bias, with each rank holding its part of the inputs.
 
-    Where the group splits the sequence, each rank gets its part of it.
+    The result is whole on every rank. If the group splits the sequence, each rank receives its part of it.
 
     Args:
         in_features: width of the whole input, of which a rank passes its part.
         out_features: width of the output.
         init: fills the whole weight.
         group: the tensor-parallel ranks.
-        bias: whether there is one; every rank holds it, and it is added once, after the sum.
-        skip_bias: give it back unadded.
+        bias: use a bias; every rank holds it, and it is added once, after the sum.
+        skip_bias: return the bias instead of adding it.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RowParallelLinear(nn.Module):
         out_features: int,
         *,
         init: InitMethod,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
         bias: bool = True,
         skip_bias: bool = False,
     ) -> None:
@@ -101,11 +101,11 @@ class RowParallelLinear(nn.Module):
             self.register_parameter("bias", None)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The whole output, and the bias still to be added, if any."""
+        """Return the whole output, and the bias if `skip_bias`, else None."""
         added = None if self.skip_bias else self.bias
         if self.group.size == 1:
             outputs = functional.linear(inputs, self.weight, added)
         else:
-            outputs = leave_split(functional.linear(inputs, self.weight), self.group)
+            outputs = from_row_parallel(functional.linear(inputs, self.weight), self.group)
             outputs = outputs if added is None else outputs + added
         return outputs, self.bias if self.skip_bias else None

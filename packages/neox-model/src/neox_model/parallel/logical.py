@@ -1,8 +1,8 @@
-"""Parameters that know which part of which whole tensor they hold.
+"""Parameters with a description of the logical tensor that they are part of.
 
-A model has one set of logical tensors (`layers.12.attention.qkv.weight`), whatever the layout. A rank's
-parameter carries, as `param.logical`, the whole shape, the block it holds, and how the whole is first
-filled; initialisation, checkpoints and optimizers need nothing else.
+A model has one set of logical tensors (`layers.12.attention.qkv.weight`) in every layout. A rank's parameter
+has, as `param.logical`, the whole shape, the block that it holds, and the initialization of the whole tensor;
+initialization, checkpoints and optimizers need nothing else.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,24 +14,24 @@ from torch import Tensor, nn
 
 from neox_model.errors import LayoutError
 from neox_model.parallel.collectives import all_reduce
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 
-__all__ = ["InitMethod", "Logical", "logical_parameter", "named_logical_parameters"]
+__all__ = ["InitMethod", "Logical", "is_stage_copy", "logical_parameter", "named_logical_parameters"]
 
 InitMethod = Callable[[Tensor, torch.Generator], None]
 
 
 @dataclass(frozen=True)
 class Logical:
-    """What a parameter is a part of.
+    """The logical tensor of a parameter.
 
     Attributes:
-        shape: the whole tensor's, without padding.
-        slices: the block this rank holds, (start, stop) per dimension, clipped to `shape`. The local tensor
-            may be longer along the split dimension: the rows beyond are zero, masked wherever used, and
-            never stored.
+        shape: shape of the whole tensor, without padding.
+        slices: the block that this rank holds, (start, stop) per dimension, clipped to `shape`. The local
+            tensor may be longer along the split dimension: the additional rows are zero, masked wherever
+            used, and never stored.
         init: fills the whole float32 tensor in place from a generator.
-        model_parallel: whether the tensor is split over tensor-parallel ranks.
+        model_parallel: True if the tensor is split over tensor-parallel ranks.
     """
 
     shape: tuple[int, ...]
@@ -44,22 +44,22 @@ def logical_parameter(
     shape: tuple[int, ...],
     *,
     init: InitMethod,
-    group: Group = SINGLE,
+    group: Group = SINGLE_RANK,
     split_dim: int | None = None,
     pad: bool = False,
 ) -> nn.Parameter:
-    """This rank's part of a logical tensor, memory allocated and not filled.
+    """Return this rank's part of a logical tensor, uninitialized.
 
     Args:
-        shape: the whole tensor's shape.
+        shape: shape of the whole tensor.
         init: fills the whole tensor.
-        group: the ranks it is split over.
-        split_dim: the dimension that is split; None for a copy on every rank. A copy with a group that splits
-            the sequence is used on each rank's part of it: its gradients are summed over the group.
-        pad: let the last ranks hold rows beyond the whole instead of refusing sizes that do not divide.
+        group: the ranks over which it is split.
+        split_dim: the dimension that is split; None: every rank has a copy. If the group splits the sequence,
+            gradients of copies are summed over the group, because each rank uses its part of the sequence.
+        pad: add padding rows on the last ranks instead of refusing sizes that do not divide.
 
     Raises:
-        LayoutError: the split dimension does not divide by the group and `pad` is off.
+        LayoutError: the split dimension is not divisible by the size of the group, and `pad` is False.
     """
     local_shape = list(shape)
     slices = [(0, length) for length in shape]
@@ -68,7 +68,7 @@ def logical_parameter(
         if length % group.size and not pad:
             raise LayoutError(
                 f"a width of {length:,} cannot be split over {group.size} tensor-parallel ranks; "
-                f"choose a model-parallel-size that divides it"
+                f"set model-parallel-size to a divisor of the width"
             )
         local = -(-length // group.size)
         start = min(group.rank * local, length)
@@ -78,7 +78,7 @@ def logical_parameter(
     is_split = split_dim is not None and group.size > 1
     parameter.logical = Logical(tuple(shape), tuple(slices), init, is_split)  # type: ignore[attr-defined]
     if is_split:
-        # DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
+        # For DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
         parameter.model_parallel = True  # type: ignore[attr-defined]
     if split_dim is None and group.splits_sequence:
         parameter.register_hook(partial(_sum_gradients, group))
@@ -86,15 +86,20 @@ def logical_parameter(
 
 
 def _sum_gradients(group: Group, gradient: Tensor) -> Tensor:
-    # Cloned, because autograd may hand the same gradient to another branch.
+    # Cloned, because autograd may pass the same gradient to another branch.
     return all_reduce(gradient.clone(memory_format=torch.contiguous_format), group)
 
 
-def named_logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """(logical name, parameter) of each parameter this rank holds, tied ones once, under their owner's name.
+def is_stage_copy(parameter: Tensor) -> bool:
+    """Return True for a tied weight whose owner is another pipeline stage, which marked it."""
+    return getattr(parameter, "is_stage_copy", False)
 
-    A built model has `plan_names`, which says for each path of its own which logical name it has (an empty
-    dict, or none at all, where both are the same).
+
+def named_logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield (logical name, parameter) for each parameter of this rank; tied ones once, by their owner's name.
+
+    The attribute `plan_names` of a built model maps its paths to logical names (empty or missing if they are
+    the same).
     """
     renamed: dict[str, str] = getattr(model, "plan_names", {})
     for path, parameter in model.named_parameters():
@@ -102,7 +107,7 @@ def named_logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Paramet
 
 
 def _logical_name(path: str, renamed: dict[str, str]) -> str:
-    """`path` with its longest known prefix replaced: by {"3": "layers.2"}, "3.norm1.bias" has layers.2."""
+    """Replace the longest known prefix of `path`: with {"3": "layers.2"}, "3.w" becomes "layers.2.w"."""
     prefix = path
     while prefix:
         if prefix in renamed:

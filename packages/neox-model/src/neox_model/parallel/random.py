@@ -1,9 +1,9 @@
-"""Random streams: dropout agrees on tensor-parallel ranks where they hold the same thing, else differs.
+"""Random streams: dropout is equal on tensor-parallel ranks with equal activations, and differs otherwise.
 
-torch's default generators are the shared stream: seeded alike on all tensor-parallel ranks of a stage and a
-replica. Inside `split_stream` the default generators are replaced for a moment by ones whose seed is drawn
-from the shared stream and mixed with the rank. So there is no state beyond the default generators':
-whatever saves and restores those (checkpoints, activation checkpointing) gets both streams right.
+torch's default generators are the shared stream, seeded equally on all tensor-parallel ranks of a stage and a
+replica. Inside `split_stream` the default generators are replaced temporarily by ones whose seed is drawn
+from the shared stream and mixed with the rank. There is no state other than that of the default generators,
+so saving and restoring these (checkpoints, activation checkpointing) restores both streams.
 """
 
 import hashlib
@@ -15,24 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from neox_model.parallel.compile_disabled import CompileDisabled
 from neox_model.parallel.groups import Group, Groups
-from neox_model.parallel.uncompiled import Uncompiled
 
-__all__ = ["UNCOMPILED", "in_split_stream", "mixed_seed", "seed_streams", "split_stream"]
+__all__ = ["COMPILE_DISABLED", "in_split_stream", "mixed_seed", "seed_streams", "split_stream"]
 
 _SEED_LIMIT = 1 << 62
 
 
 def mixed_seed(*parts: object) -> int:
-    """A number below 2**62 that depends on all of `parts`, the same in every process and on every machine."""
+    """Return a number below 2**62 that depends on all `parts`, the same in every process and machine."""
     digest = hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") % _SEED_LIMIT
 
 
 def seed_streams(seed: int, groups: Groups) -> None:
-    """Start the default generators of Python, NumPy and torch.
+    """Seed the default generators of Python, NumPy and torch.
 
-    Alike within a tensor-parallel group, apart for stages and replicas.
+    Seeds are equal within a tensor-parallel group, and differ between stages and replicas.
     """
     shared = mixed_seed("stream", seed, groups.pipe.rank, groups.data.rank)
     random.seed(shared)
@@ -42,10 +42,10 @@ def seed_streams(seed: int, groups: Groups) -> None:
 
 @contextmanager
 def split_stream(group: Group, device: torch.device) -> Iterator[None]:
-    """Within, random numbers on the CPU and on `device` differ between the ranks of the group.
+    """Within this context, random numbers on the CPU and on `device` differ between the ranks of the group.
 
-    The seed comes from the CPU's shared stream, so that no device is waited for; every rank of the group
-    must enter together. In a group of one this does nothing.
+    The seed is drawn from the CPU's shared stream, to avoid synchronization; all ranks of the group must
+    enter together. In a group of one this does nothing.
     """
     if group.size == 1:
         yield
@@ -58,7 +58,7 @@ def split_stream(group: Group, device: torch.device) -> Iterator[None]:
 
 
 def in_split_stream(group: Group, device: torch.device, function: Callable[[], Tensor]) -> Tensor:
-    """What the function gives within `split_stream`; the form that a layer which may be compiled uses."""
+    """Call a function within `split_stream`; for layers that may be compiled."""
     return function() if group.size == 1 else _in_split_stream(group, device, function)
 
 
@@ -67,5 +67,5 @@ def _call_in_split_stream(group: Group, device: torch.device, function: Callable
         return function()
 
 
-_in_split_stream = Uncompiled(_call_in_split_stream)
-UNCOMPILED = (_in_split_stream,)
+_in_split_stream = CompileDisabled(_call_in_split_stream)
+COMPILE_DISABLED = (_in_split_stream,)

@@ -1,10 +1,10 @@
-"""Into split matrices and out of them, whether each rank holds the whole sequence between them or a part.
+"""Enter and leave split matrices, with or without sequence parallelism.
 
-What lies between the split matrices (norms, dropout, residuals) is done by every tensor-parallel rank alike.
-With a group that splits the sequence each rank does it for its own part: an all-reduce becomes a gather on
-the way in and a reduce-scatter on the way out, which send as much, and the activations between take
-1 / ranks of the memory. Parameters that every rank holds get their gradients summed (see
-`logical_parameter`), and dropout differs between the ranks.
+Every tensor-parallel rank computes the layers between split matrices (norms, dropout, residuals). With a
+group that splits the sequence, each rank computes them for its part only: an all-gather before and a
+reduce-scatter after the split matrices replace the all-reduce, with the same amount of communication, and the
+activations in between take 1 / ranks of the memory. Gradients of parameters that every rank holds are summed
+(see `logical_parameter`), and dropout differs between the ranks.
 
 Source: arXiv:2205.05198, section 4.2.2.
 """
@@ -25,21 +25,28 @@ from neox_model.parallel.collectives import (
 from neox_model.parallel.groups import Group
 from neox_model.parallel.random import in_split_stream, split_stream
 
-__all__ = ["BiasDropoutAdd", "enter_split", "leave_split", "own_rows", "sequence_stream", "with_own_dropout"]
+__all__ = [
+    "BiasDropoutAdd",
+    "from_row_parallel",
+    "own_rows",
+    "sequence_stream",
+    "to_column_parallel",
+    "with_own_dropout",
+]
 
 # (x, bias or None, residual, probability, training) -> residual + dropout(x + bias)
 BiasDropoutAdd = Callable[[Tensor, Tensor | None, Tensor, float, bool], Tensor]
 
 
-def enter_split(hidden: Tensor, group: Group) -> Tensor:
-    """What a matrix split by columns multiplies: the whole sequence (dimension 0), gradients summed."""
+def to_column_parallel(hidden: Tensor, group: Group) -> Tensor:
+    """Return the input of a column-parallel matrix: the whole sequence (dimension 0), gradients summed."""
     return gather_to_group(hidden, group) if group.splits_sequence else copy_to_group(hidden, group)
 
 
-def leave_split(partial_sums: Tensor, group: Group) -> Tensor:
-    """The sum of the ranks' partial results; this rank's part of the sequence where the group splits it.
+def from_row_parallel(partial_sums: Tensor, group: Group) -> Tensor:
+    """Return the sum of the ranks' partial results, only this rank's part if the group splits the sequence.
 
-    `partial_sums` may be overwritten: pass a result that nothing else holds, contiguous in memory.
+    `partial_sums` may be overwritten: pass a contiguous tensor that nothing else references.
     """
     if group.splits_sequence:
         return reduce_scatter_from_group(partial_sums, group)
@@ -47,13 +54,13 @@ def leave_split(partial_sums: Tensor, group: Group) -> Tensor:
 
 
 def own_rows(tensor: Tensor, group: Group) -> Tensor:
-    """This rank's part (dimension 0) of something that every rank has whole and that needs no gradient."""
+    """Return this rank's part (dimension 0) of a replicated tensor without gradient."""
     return tensor.chunk(group.size)[group.rank] if group.splits_sequence else tensor
 
 
 @contextmanager
 def sequence_stream(group: Group, device: torch.device) -> Iterator[None]:
-    """Within, random numbers differ between ranks that hold different parts of the sequence."""
+    """Within this context, random numbers differ between ranks with different parts of the sequence."""
     if not group.splits_sequence:
         yield
         return
@@ -62,7 +69,7 @@ def sequence_stream(group: Group, device: torch.device) -> Iterator[None]:
 
 
 def with_own_dropout(add: BiasDropoutAdd, group: Group) -> BiasDropoutAdd:
-    """`add`, dropping other numbers on each rank where the group splits the sequence."""
+    """Return `add` with different dropout on each rank if the group splits the sequence."""
     return partial(_add_with_own_dropout, add, group) if group.splits_sequence else add
 
 

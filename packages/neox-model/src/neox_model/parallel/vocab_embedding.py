@@ -1,30 +1,32 @@
 """Token embeddings whose rows are split over tensor-parallel ranks.
 
-Each rank holds ceil(vocabulary / ranks) rows. Where that does not divide, the last ranks hold rows beyond the
-vocabulary; they stay zero, and no token points there.
+Each rank holds ceil(vocabulary / ranks) rows. If the sizes do not divide, the last ranks have padding rows,
+which stay zero and are not used by any token.
 """
 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
-from neox_model.parallel.sequence import leave_split
+from neox_model.parallel.sequence import from_row_parallel
 
 __all__ = ["VocabParallelEmbedding"]
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Rows of a table of `vocab_size` vectors, looked up by token.
+    """Looks up embedding vectors by token.
 
     Args:
-        vocab_size: entries of the logical vocabulary.
-        hidden_size: width of a row.
+        vocab_size: size of the logical vocabulary.
+        hidden_size: width of a vector.
         init: fills the whole table.
         group: the ranks that share it.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, init: InitMethod, group: Group = SINGLE) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, init: InitMethod, group: Group = SINGLE_RANK
+    ) -> None:
         super().__init__()
         self.group = group
         self.weight = logical_parameter(
@@ -32,9 +34,9 @@ class VocabParallelEmbedding(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The rows of `tokens` (any shape), with the width as a last dimension.
+        """Return the vectors of `tokens` (any shape), with the width as last dimension.
 
-        Whole on every rank; where the group splits the sequence (dimension 0), this rank's part of it.
+        The result is whole on every rank, or this rank's part if the group splits the sequence (dimension 0).
         """
         if self.group.size == 1:
             return functional.embedding(tokens, self.weight)
@@ -43,4 +45,4 @@ class VocabParallelEmbedding(nn.Module):
         is_elsewhere = (local_tokens < 0) | (local_tokens >= rows)
         found = functional.embedding(local_tokens.masked_fill(is_elsewhere, 0), self.weight)
         found = found.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
-        return leave_split(found, self.group)
+        return from_row_parallel(found, self.group)

@@ -1,4 +1,4 @@
-"""`python -m neox_model.train`: one worker of a training."""
+"""`python -m neox_model.train`: run one training worker."""
 
 from pathlib import Path
 
@@ -12,9 +12,16 @@ __all__ = ["main"]
 @click.command()
 @request_options
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Train as configured, as one worker of a job."""
+    """Train the configured model as one worker of a job."""
     program = "neox_model.train.run:train_from"
-    code = run_worker(program, resolved=resolved, paths=paths, overrides=overrides, saves_when_warned=True)
+    code = run_worker(
+        program,
+        resolved=resolved,
+        paths=paths,
+        overrides=overrides,
+        preflight="train",
+        saves_when_warned=True,
+    )
     exit_worker(code)
 
 

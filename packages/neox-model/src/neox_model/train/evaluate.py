@@ -1,4 +1,4 @@
-"""Validation and test loss of the model as it is."""
+"""Compute the validation and test loss of the current model."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from neox_model.train.batch import Batch
+from neox_model.train.data.batch import Batch
 
 __all__ = ["BatchStream", "Evaluation", "Evaluator"]
 
@@ -18,14 +18,14 @@ class Evaluation:
     """The result of one evaluation.
 
     Args:
-        loss: plain mean of the micro-batches' losses, per token.
+        loss: mean of the micro-batches' losses, nats per token.
     """
 
     loss: float
 
     @property
     def perplexity(self) -> float:
-        """The exponential of the loss, infinite where that is too large for a float."""
+        """Return the exponential of the loss, infinity if it is too large for a float."""
         return math.inf if self.loss >= 700 else math.exp(self.loss)
 
     def __str__(self) -> str:
@@ -33,31 +33,31 @@ class Evaluation:
 
 
 class BatchStream(Protocol):
-    """Micro-batches from some place on, until closed."""
+    """An iterator over micro-batches that must be closed."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Itself."""
+        """Return the stream itself."""
 
     def __next__(self) -> Batch:
-        """The next micro-batch."""
+        """Return the next micro-batch."""
 
     def close(self) -> None:
-        """Stop reading ahead."""
+        """Stop prefetching."""
 
 
 class Evaluator:
-    """Runs evaluations, each on its own stretch of a part's data.
+    """Runs evaluations, each on its own range of a part's samples.
 
     Args:
-        mean_loss: the mean loss of so many micro-batches of a stream; collective.
-        open_stream: part -> function of the first sample, giving the stream from there.
-        iterations: of `accumulation` micro-batches each, per evaluation.
+        mean_loss: function of (stream, number of micro-batches) that returns their mean loss; collective.
+        open_stream: part -> function of the first sample that opens the stream there.
+        iterations: iterations per evaluation, each of `accumulation` micro-batches.
         accumulation: micro-batches per iteration.
         samples_per_iteration: over all data-parallel ranks.
 
     Attributes:
         results: the last evaluation of each part.
-        samples: that one evaluation reads.
+        samples: number of samples that one evaluation reads.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Evaluator:
         self._accumulation = accumulation
 
     def has(self, part: str) -> bool:
-        """Whether there is anything to evaluate on."""
+        """Return True if the part has samples to evaluate on."""
         return self._iterations > 0 and part in self._open_stream
 
     def evaluate(self, part: str, first: int) -> Evaluation:
-        """Loss on the samples of a part from number `first` on. Collective over all ranks."""
+        """Evaluate on the samples of a part starting at sample `first`. Collective over all ranks."""
         with closing(self._open_stream[part](first)) as stream:
             loss = self._mean_loss(stream, self._iterations * self._accumulation)
         self.results[part] = Evaluation(float(loss))

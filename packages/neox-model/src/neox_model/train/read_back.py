@@ -1,4 +1,4 @@
-"""Reading numbers that lie on the device, many with one wait."""
+"""Read scalars back from the device with a single synchronization."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ __all__ = ["read_back"]
 
 
 def read_back(values: Sequence[Tensor | float | None]) -> list[float | None]:
-    """Read numbers of which some may be scalars on the device; None stays None."""
+    """Return the values as floats; some may be scalar tensors on a device. None stays None."""
     # float64 holds every float32 and every count exactly.
     tensors = [value.double().reshape(()) for value in values if isinstance(value, Tensor)]
     # With offloaded states DeepSpeed leaves some numbers on the host and others on the device.

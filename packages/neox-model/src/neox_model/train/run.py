@@ -1,4 +1,4 @@
-"""A training from its resolved configuration: the launch checklist, in order."""
+"""Run a training from its resolved configuration: set up every part, in order, and train."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -9,38 +9,41 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
+from neox_config import NeoXConfig, Resolved
+from neox_config.estimate import flops_per_token
+from neox_config.estimate.shapes import shape_of
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_data.tokenizers import Tokenizer
-from neox_launcher.config import NeoXConfig, Resolved
-from neox_launcher.config.estimate import flops_per_token
-from neox_launcher.config.shapes import shape_of
-from neox_launcher.verify_resume.exchange import Recording
-from neox_launcher.worker import Progress, is_restart
-from neox_model.build.compilation import compile_layers
-from neox_model.build.model import build_model, padded_vocab_size
-from neox_model.build.token_dropping import kept_tokens
-from neox_model.checkpoint.claim import claimed
+from neox_launcher.protocol.verification import Recording
+from neox_launcher.worker.reporting import Progress, is_restart
+from neox_model.assembly.compilation import compile_layers
+from neox_model.assembly.model import build_model, padded_vocab_size
+from neox_model.assembly.optimizer import build_optimizer, build_schedule
+from neox_model.assembly.token_dropping import kept_tokens
 from neox_model.checkpoint.comparison import SAMPLES_DIGEST
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
 from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.save import save_checkpoint
+from neox_model.checkpoint.save_lock import save_lock
+from neox_model.engine.build import build_engine, prepare_engine
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
-from neox_model.metrics.writers import MetricWriter
-from neox_model.optim.build import build_optimizer, build_schedule
+from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
-from neox_model.train.batch import Batch
-from neox_model.train.curriculum import length_pace
-from neox_model.train.data import build_datasets, choose_weights, open_streams
-from neox_model.train.datasets import Datasets, check_tokenizers
-from neox_model.train.documents import documents_of
-from neox_model.train.engine import Engine, build_engine, prepare_deepspeed
+from neox_model.train.data.batch import Batch
+from neox_model.train.data.curriculum import length_schedule
+from neox_model.train.data.datasets import Datasets, check_tokenizers
+from neox_model.train.data.documents import documents_of
+from neox_model.train.data.position import START, Position
+from neox_model.train.data.sample_digest import digest_of_samples
+from neox_model.train.data.streams import build_datasets, choose_weighting, open_streams
+from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.checkpoint import CheckpointHook
@@ -54,32 +57,26 @@ from neox_model.train.hooks.progress import ProgressHook
 from neox_model.train.hooks.record import RecordHook
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.loop import train
-from neox_model.train.pipeline_step import PipelineStep
-from neox_model.train.position import START, Position
-from neox_model.train.sample_digest import digest_of_samples
-from neox_model.train.sequential_step import SequentialStep
 from neox_model.train.state import TrainState
 from neox_model.train.step import TrainStep
 from neox_model.train.varying_lengths import VaryingLengths
-from neox_model.train.writers import open_writers
+from neox_model.train.writers import check_services, open_writers
 
 __all__ = ["train_from", "train_in"]
 
-# A host that the last attempt has lost may run on so long: nobody can tell it to stop.
+# A host that lost its connection in the last attempt may keep running, and hold the lock, for this long.
 _RESTART_PATIENCE_SECONDS = 120.0
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Training:
-    """The parts of a training that several of the things below need."""
+class _Training(RunParts):
+    """The parts of a training that several functions below use."""
 
-    resolved: Resolved
-    groups: Groups
-    engine: Engine
     schedule: LearningRateSchedule
     state: TrainState
+    resolved: Resolved
     tokenizer: Tokenizer
     datasets: Datasets
 
@@ -87,12 +84,8 @@ class _Training:
     def config(self) -> NeoXConfig:
         return self.resolved.config
 
-    @property
-    def model(self) -> nn.Module:
-        return self.engine.inner.module
-
     def recorded(self, position: Position) -> dict[str, Any]:
-        """What a checkpoint records of the run that has come to this position."""
+        """Return the values that a checkpoint at this position records about the run."""
         values = recorded_values(self.resolved, self.tokenizer)
         if self.groups.world.rank == 0:
             values[SAMPLES_DIGEST] = {
@@ -104,10 +97,10 @@ class _Training:
 
 
 def train_from(resolved: Resolved) -> str | None:
-    """Train as configured, as one rank; called on every rank.
+    """Train the configured model as one rank; call it on every rank.
 
     Returns:
-        The result in one line: the last validation, or None when the training was stopped before its end.
+        The last validation in one line; None if the training was stopped before its end.
     """
     groups = join_processes(resolved)
     result = train_in(groups, resolved)
@@ -116,19 +109,21 @@ def train_from(resolved: Resolved) -> str | None:
 
 
 def train_in(groups: Groups, resolved: Resolved) -> str | None:
-    """As `train_from`, among processes that have joined already. Collective over all ranks."""
+    """Train like `train_from`, in process groups that already exist. Collective over all ranks."""
     with _claim(resolved.config.checkpoint.save, groups):
         return _train(groups, resolved)
 
 
 def _claim(folder: str | None, groups: Groups) -> AbstractContextManager[None]:
     patience = _RESTART_PATIENCE_SECONDS if is_restart() else 0.0
-    return nullcontext() if folder is None else claimed(Path(folder), groups, patience=patience)
+    return nullcontext() if folder is None else save_lock(Path(folder), groups, patience=patience)
 
 
 def _train(groups: Groups, resolved: Resolved) -> str | None:
     config, derived = resolved.config, resolved.derived
-    prepare_deepspeed()
+    if groups.world.rank == 0:
+        check_services(config)
+    prepare_engine()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
     position = _position(resolved, groups)
@@ -137,7 +132,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
     optimizer = build_optimizer(config, model)
     schedule = build_schedule(config, optimizer, decay_iterations=derived.lr_decay_iters)
     engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
-    compile_layers(engine.inner.module, resolved, groups)
+    compile_layers(model, resolved, groups)
     seed_streams(config.training.seed, groups)
     state = TrainState(
         last_iteration=config.training.train_iters, samples_per_iteration=derived.train_batch_size
@@ -153,7 +148,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
     )
     _load(training, position)
     if state.finished:
-        logger.info("all %d iterations are done: what is left is to evaluate", state.last_iteration)
+        logger.info("all %d iterations are finished: only evaluation remains", state.last_iteration)
     streams = open_streams(
         resolved,
         datasets,
@@ -183,18 +178,15 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
 def _recorded(
     training: _Training, batches: Iterator[Batch], hooks: list[Hook]
 ) -> tuple[Iterator[Batch], list[Hook]]:
-    """Add the recorder that `neox-launch verify-resume` asks for, if it does."""
+    """Add the recording hook if `neox-launch verify-resume` requests it."""
     recording = Recording.from_environment()
     if recording is None:
         return batches, hooks
     snapshot = None if recording.snapshot is None else Path(recording.snapshot)
     recorder = RecordHook(
         Path(recording.folder),
+        training,
         iteration=recording.iteration,
-        groups=training.groups,
-        model=training.model,
-        engine=training.engine,
-        schedule=training.schedule,
         save=None if snapshot is None else partial(_save, training, snapshot),
     )
     return recorder.watch(batches), [*hooks, recorder]
@@ -202,33 +194,29 @@ def _recorded(
 
 def _build_step(training: _Training) -> TrainStep:
     derived = training.resolved.derived
-    options: dict[str, Any] = {
-        "accumulation": derived.accumulation,
-        "tokens": derived.train_batch_size * training.config.model.seq_length,
-        "weigh": choose_weights(training.config, training.groups),
-    }
-    if derived.uses_pipeline:
-        step: TrainStep = PipelineStep(training.engine, **options)
-    else:
-        step = SequentialStep(training.engine, data=training.groups.data, **options)
+    step = EngineStep(
+        training.engine,
+        accumulation=derived.accumulation,
+        tokens=derived.train_batch_size * training.config.model.seq_length,
+        weighting=choose_weighting(training.config, training.groups),
+    )
     return _with_lengths(training, step)
 
 
 def _with_lengths(training: _Training, step: TrainStep) -> TrainStep:
-    """The step, prepared for the lengths of a curriculum where there is one."""
-    pace, derived = length_pace(training.config), training.resolved.derived
-    if pace is None:
+    """Wrap the step for a curriculum's sequence lengths, if one is configured."""
+    schedule, derived = length_schedule(training.config), training.resolved.derived
+    if schedule is None:
         return step
-    forget = training.engine.inner.reset_activation_shape if derived.uses_pipeline else lambda: None
     return VaryingLengths(
         step,
-        tokens=lambda: derived.train_batch_size * pace(training.state.iteration),
-        forget_shapes=forget,
+        tokens=lambda: derived.train_batch_size * schedule(training.state.iteration),
+        forget_shapes=training.engine.forget_shapes,
     )
 
 
 def _position(resolved: Resolved, groups: Groups) -> Position:
-    """Where the data continues, which decides how many samples are asked of it. Collective over all ranks."""
+    """Return the position from which the data continues. Collective over all ranks."""
     section = resolved.config.checkpoint
     if section.load is None or section.finetune:
         return START
@@ -236,7 +224,7 @@ def _position(resolved: Resolved, groups: Groups) -> Position:
 
 
 def _load(training: _Training, position: Position) -> None:
-    """Continue from the newest checkpoint in `load`, if there is one.
+    """Continue from the latest checkpoint in `load`, if there is one.
 
     Raises:
         CheckpointError: it cannot be loaded, or is not the one that `position` was read from.
@@ -246,11 +234,7 @@ def _load(training: _Training, position: Position) -> None:
         return
     iteration = load_checkpoint(
         Path(section.load),
-        model=training.model,
-        engine=training.engine.inner,
-        groups=training.groups,
-        schedule=training.schedule,
-        state=training.state,
+        training,
         config=training.recorded(position),
         seed=training.config.training.seed,
         finetune=section.finetune,
@@ -259,11 +243,11 @@ def _load(training: _Training, position: Position) -> None:
         schedule_source=_schedule_source(training.config),
     )
     if iteration is None:
-        logger.info("%s holds no checkpoint: starting from new weights", section.load)
+        logger.info("%s contains no checkpoint: starting from newly initialized weights", section.load)
     if training.state.position != position:
         raise CheckpointError(
-            f"{section.load} has got another checkpoint while this training was starting; start again, and "
-            "let no other training save to that folder"
+            f"another checkpoint appeared in {section.load} while this training was starting; start again, "
+            "and make sure that no other training saves to that folder"
         )
 
 
@@ -277,12 +261,8 @@ def _save(training: _Training, directory: Path) -> None:
     section = training.config.checkpoint
     save_checkpoint(
         directory,
+        training,
         iteration=training.state.iteration,
-        model=training.model,
-        engine=training.engine.inner,
-        groups=training.groups,
-        schedule=training.schedule,
-        state=training.state,
         config=training.recorded(training.state.position),
         save_optimizer=not section.no_save_optim,
         save_rng=not section.no_save_rng,
@@ -291,7 +271,7 @@ def _save(training: _Training, directory: Path) -> None:
 
 
 def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[MetricWriter]) -> list[Hook]:
-    """In the order in which they see an iteration: a checkpoint comes after whatever is recorded of it."""
+    """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
     config, timers = training.config, Timers()
     progress = Progress(training.groups.world.rank)
     log = LogHook(
@@ -303,9 +283,9 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
     )
     guard = NonfiniteGuard(
         patience=config.training.nonfinite_patience,
-        # On a GPU every reading makes the host wait.
-        interval=min(config.logging.log_interval, 100) if training.engine.inner.device.type == "cuda" else 1,
-        min_loss_scale=training.engine.min_loss_scale,
+        # On a GPU every reading synchronizes.
+        interval=min(config.logging.log_interval, 100) if training.engine.device.type == "cuda" else 1,
+        min_loss_scale=training.engine.update.min_loss_scale,
         documents=partial(documents_of, training.datasets.get("train")),
         reports=training.groups.world.rank == 0,
         before_end=log.write_pending,
@@ -342,9 +322,10 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
             CheckpointHook(
                 lambda state: _save(training, directory),
                 interval=config.checkpoint.save_interval,
+                growth=config.checkpoint.save_growth,
                 timers=timers,
                 before_save=before_save,
-                while_saving=progress.kept_up,
+                while_saving=progress.repeated,
             )
         )
     kept = kept_tokens(config)
@@ -358,8 +339,7 @@ def _norms(training: _Training, writers: Sequence[MetricWriter], log: LogHook) -
     return NormsHook(
         partial(
             tensor_norms,
-            training.model,
-            training.engine.inner,
+            training.engine,
             training.groups,
             parameters=section.log_param_norm,
             states=section.log_optimizer_states,
@@ -371,7 +351,7 @@ def _norms(training: _Training, writers: Sequence[MetricWriter], log: LogHook) -
 
 
 def _measure_model(training: _Training) -> Throughput:
-    """Count the model's parameters, over all stages; collective over all ranks."""
+    """Count the model's parameters over all stages. Collective over all ranks."""
     held = {
         name: parameter.logical.shape  # type: ignore[attr-defined]
         for name, parameter in named_logical_parameters(training.model)
@@ -380,6 +360,6 @@ def _measure_model(training: _Training) -> Throughput:
     shapes = {name: shape for stage in stages for name, shape in stage.items()}
     count = sum(prod(shape) for shape in shapes.values())
     logger.info("the model has %s parameters in %d layers", f"{count:,}", training.config.model.num_layers)
-    vocab_size = shapes["embedding.word_embeddings.weight"][0]
+    vocab_size = shapes[TOKEN_EMBEDDING][0]
     flops = flops_per_token(shape_of(training.resolved, vocab_size=vocab_size))
     return Throughput(flops_per_token=flops, num_devices=training.groups.world.size)

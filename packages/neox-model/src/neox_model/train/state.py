@@ -1,11 +1,12 @@
-"""Everything about a training that changes and must survive a restart."""
+"""The state of a training that changes and is saved in checkpoints."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from neox_model.train.position import Position
+from neox_data.batch_sizes import BatchSizes
+from neox_model.train.data.position import Position
 from neox_model.train.step import StepReport
 
 __all__ = ["TrainState"]
@@ -13,19 +14,20 @@ __all__ = ["TrainState"]
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Where the training is.
+    """Progress of the training.
 
     Args:
-        last_iteration: the training is complete after this many iterations.
+        last_iteration: number of iterations after which the training is complete.
         samples_per_iteration: of this run, over all data-parallel ranks.
-        iteration: optimizer updates done so far, skipped ones included: each has used its data.
-        skipped_iterations: those among them that were not applied, because a gradient or the loss was not
-            finite; may be a tensor on the device.
+        iteration: finished optimizer updates, including skipped ones, which also used their data.
+        skipped_iterations: updates skipped because a gradient or the loss was not finite; may be a tensor on
+            the device.
         tokens: training tokens seen by all data-parallel ranks.
-        samples: training samples read by all data-parallel ranks, in batches of whatever size.
-        validation_samples: validation samples that the evaluations so far were given.
-        stop_reason: why the training ends before its last iteration; not kept over a restart.
-        is_hurried: somebody waits for the end: only what would be lost is still done.
+        samples: training samples read by all data-parallel ranks.
+        validation_samples: validation samples used by evaluations.
+        batch_sizes: (iteration, samples) pairs: samples per iteration, starting at that iteration.
+        stop_reason: why the training ends before its last iteration; not saved.
+        is_hurried: shutdown is urgent: only save.
     """
 
     last_iteration: int
@@ -35,53 +37,60 @@ class TrainState:
     tokens: int = 0
     samples: int = 0
     validation_samples: int = 0
+    batch_sizes: tuple[tuple[int, int], ...] = ()
     stop_reason: str | None = None
     is_hurried: bool = False
 
     @property
     def finished(self) -> bool:
-        """Whether the loop must end now."""
+        """Return True if the loop must end now."""
         return self.stop_reason is not None or self.iteration >= self.last_iteration
 
     @property
     def position(self) -> Position:
-        """How much data has been used."""
+        """Return the position in the data."""
         return Position(
-            iteration=self.iteration, samples=self.samples, validation_samples=self.validation_samples
+            iteration=self.iteration,
+            samples=self.samples,
+            validation_samples=self.validation_samples,
+            batch_sizes=self.batch_sizes,
         )
 
     def advance(self, report: StepReport) -> None:
         """Count one iteration."""
+        sizes = BatchSizes(self.batch_sizes).then(self.iteration, self.samples_per_iteration)
+        self.batch_sizes = sizes.changes
         self.iteration += 1
         self.skipped_iterations = self.skipped_iterations + report.skipped
         self.tokens += report.tokens
         self.samples += self.samples_per_iteration
 
     def take_validation_samples(self, count: int) -> int:
-        """Give the next `count` validation samples to an evaluation; returns the first of them."""
+        """Reserve the next `count` validation samples for an evaluation; return the first of them."""
         first = self.validation_samples
         self.validation_samples += count
         return first
 
     def request_stop(self, reason: str, *, is_hurried: bool = False) -> None:
-        """End the loop after this iteration; every rank must ask for it at the same one."""
+        """End the loop after this iteration; every rank must call this at the same iteration."""
         self.stop_reason = self.stop_reason or reason
         self.is_hurried = self.is_hurried or is_hurried
 
-    def state_dict(self) -> dict[str, int]:
-        """What a checkpoint must hold."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to save in a checkpoint."""
         return {
             "iteration": self.iteration,
             "skipped_iterations": int(self.skipped_iterations),
             "tokens": self.tokens,
             "samples": self.samples,
             "validation_samples": self.validation_samples,
+            "batch_sizes": [list(change) for change in self.batch_sizes],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
-        self.iteration = int(state["iteration"])
+        """Continue from a checkpoint's state."""
+        position = Position.from_state(state)
+        self.iteration, self.samples = position.iteration, position.samples
+        self.validation_samples, self.batch_sizes = position.validation_samples, position.batch_sizes
         self.skipped_iterations = int(state["skipped_iterations"])
         self.tokens = int(state["tokens"])
-        self.samples = int(state["samples"])
-        self.validation_samples = int(state["validation_samples"])

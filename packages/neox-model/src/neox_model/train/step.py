@@ -1,4 +1,4 @@
-"""The contract of a training step: forward, backward and update for one iteration."""
+"""The interface of a training step: forward, backward and update for one iteration."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,24 +6,23 @@ from typing import Protocol
 
 from torch import Tensor
 
-from neox_model.train.batch import Batch
+from neox_model.train.data.batch import Batch
 
 __all__ = ["StepReport", "TrainStep"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one iteration did.
+    """The results of one iteration.
 
-    The numbers stay on the device, so that reporting does not make the host wait for it; hooks read many at
-    once.
+    Scalars stay on the device, so that reporting does not synchronize with it; hooks read many at once.
 
     Args:
         loss: mean over micro-batches and data-parallel ranks, the same on every rank.
-        grad_norm: global 2-norm of the gradients before clipping; None when nothing computed it.
-        skipped: the update was not applied, because a gradient or the loss was not finite.
+        grad_norm: global 2-norm of the gradients before clipping; None if it was not computed.
+        skipped: True if the update was skipped because a gradient or the loss was not finite.
         tokens: tokens of this iteration, over all data-parallel ranks.
-        loss_scale: the scale of this iteration's loss in float16; None elsewhere.
+        loss_scale: loss scale of this iteration in float16; None in other precisions.
     """
 
     loss: Tensor
@@ -34,10 +33,10 @@ class StepReport:
 
 
 class TrainStep(Protocol):
-    """One iteration of training, and the loss of a batch without training on it."""
+    """Runs one training iteration, and evaluates without training."""
 
     def __call__(self, batches: Iterator[Batch]) -> StepReport:
         """Train on the next micro-batches. Collective over all ranks."""
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
-        """Mean loss of the next micro-batches, over data-parallel ranks too. Collective over all ranks."""
+        """Return the mean loss of the next micro-batches over all data-parallel ranks. Collective."""

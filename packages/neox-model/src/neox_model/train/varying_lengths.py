@@ -1,24 +1,24 @@
-"""A training step whose samples are cut to a length that changes from iteration to iteration."""
+"""A training step for sequence lengths that change between iterations."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from torch import Tensor
 
-from neox_model.train.batch import Batch
+from neox_model.train.data.batch import Batch
 from neox_model.train.step import StepReport, TrainStep
 
 __all__ = ["VaryingLengths"]
 
 
 class VaryingLengths:
-    """A step that is told before each use that lengths may have changed, and reports the tokens there were.
+    """Wraps a step: resets cached shapes before each call, and reports the actual number of tokens.
 
     Args:
-        step: does the work.
-        tokens: of the current iteration, over all data-parallel ranks.
-        forget_shapes: called before the step is used; pipeline stages then tell each other the shape of
-            what they send anew.
+        step: the wrapped step.
+        tokens: returns the tokens of the current iteration, over all data-parallel ranks.
+        forget_shapes: called before the step; pipeline stages then exchange the shapes of their activations
+            again.
     """
 
     def __init__(
@@ -34,6 +34,6 @@ class VaryingLengths:
         return replace(self._step(batches), tokens=self._tokens())
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
-        """Mean loss of the next micro-batches, over data-parallel ranks too."""
+        """Return the mean loss of the next micro-batches over all data-parallel ranks."""
         self._forget_shapes()
         return self._step.evaluate(batches, num_micro_batches)

@@ -1,60 +1,98 @@
-"""The metric writers that a configuration asks for."""
+"""Open the configured metric writers."""
 
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from neox_launcher.config import NeoXConfig, Resolved
-from neox_launcher.errors import NeoXError
-from neox_model.metrics.writers import WRITERS, MetricWriter
+from neox_config import NeoXConfig, Resolved
+from neox_config.errors import NeoXError
+from neox_model.metrics.runs import RunKeys
+from neox_model.metrics.writers.base import MetricWriter
+from neox_model.metrics.writers.comet import CometWriter, require_comet
+from neox_model.metrics.writers.console import ConsoleWriter
+from neox_model.metrics.writers.csv import CsvWriter
+from neox_model.metrics.writers.jsonl import JsonlWriter
 from neox_model.metrics.writers.monitor import MonitorWriter
 from neox_model.metrics.writers.steady import SteadyWriter
+from neox_model.metrics.writers.tensorboard import TensorBoardWriter
+from neox_model.metrics.writers.wandb import WandbWriter, require_wandb
 from neox_model.processes import flat_values
-from neox_model.train.position import START, Position
+from neox_model.train.data.position import START, Position
 
-__all__ = ["open_writers"]
+__all__ = ["check_services", "open_writers"]
+
+
+def check_services(config: NeoXConfig) -> None:
+    """Raise an error if an enabled service could not be used; called before the model is built.
+
+    Raises:
+        NeoXError: a package or an API key is missing.
+    """
+    if config.logging.use_wandb:
+        require_wandb(config.logging.wandb_host)
+    if config.monitors.wandb.enabled:
+        require_wandb()
+    if config.monitors.comet.enabled:
+        require_comet(online=config.monitors.comet.online)
 
 
 def open_writers(resolved: Resolved, *, position: Position = START) -> list[MetricWriter]:
-    """The writers of the rank that writes, each of which survives a full disk.
+    """Open the configured writers; a failure later does not end the training.
+
+    A training that resumes in its own folder of checkpoints continues its runs of Weights & Biases and Comet.
 
     Args:
-        resolved: says where metrics go.
-        position: the training continues after it.
+        resolved: the configuration.
+        position: position in the data that the training continues from.
 
     Raises:
-        NeoXError: a folder cannot be written, which at the start is not worth training on without.
+        NeoXError: a folder cannot be written, or a service refuses the run.
     """
+    runs = _runs(resolved.config, position)
     try:
-        found = [*_loop_writers(resolved.config, position.iteration), *_monitors(resolved, position)]
+        found = [
+            *_loop_writers(resolved.config, position.iteration, runs),
+            *_monitors(resolved, position, runs),
+        ]
     except OSError as error:
         raise NeoXError(
-            f"metrics cannot be written: {error}; make room, or name other folders in log-dir, "
+            f"cannot write metrics: {error}; free disk space, or set other folders in log-dir, "
             "tensorboard-dir and the monitors' output_path"
         ) from error
     return [SteadyWriter(writer) for writer in found]
 
 
-def _loop_writers(config: NeoXConfig, iteration: int) -> Iterator[MetricWriter]:
-    """What counts iterations."""
+def _runs(config: NeoXConfig, position: Position) -> RunKeys:
+    """Return the runs to continue: those of the checkpoints that this training continues and adds to."""
+    load, save = config.checkpoint.load, config.checkpoint.save
+    is_same_folder = load is not None and save is not None and Path(load).resolve() == Path(save).resolve()
+    return RunKeys(None if save is None else Path(save), is_resumed=is_same_folder and position != START)
+
+
+def _loop_writers(config: NeoXConfig, iteration: int, runs: RunKeys) -> Iterator[MetricWriter]:
+    """Yield the writers that count iterations."""
     section = config.logging
-    yield WRITERS["console"](last_iteration=config.training.train_iters)
+    yield ConsoleWriter(last_iteration=config.training.train_iters)
     if section.log_dir is not None:
-        yield WRITERS["jsonl"](Path(section.log_dir), iteration=iteration)
+        yield JsonlWriter(Path(section.log_dir), iteration=iteration)
     if section.tensorboard_dir is not None:
-        yield WRITERS["tensorboard"](Path(section.tensorboard_dir), iteration=iteration)
+        yield TensorBoardWriter(Path(section.tensorboard_dir), iteration=iteration)
     if section.use_wandb:
-        yield WRITERS["wandb"](
+        run = WandbWriter(
+            run_key=runs["use_wandb"],
             project=section.wandb_project,
             entity=section.wandb_team,
             group=section.wandb_group,
+            name=section.wandb_run_name,
             settings={"base_url": section.wandb_host},
             config=flat_values(config),
         )
+        runs.record("use_wandb", run.run_key)
+        yield run
 
 
-def _monitors(resolved: Resolved, position: Position) -> Iterator[MetricWriter]:
-    """What counts samples, as DeepSpeed's monitors do."""
+def _monitors(resolved: Resolved, position: Position, runs: RunKeys) -> Iterator[MetricWriter]:
+    """Yield the writers that count samples, as DeepSpeed's monitors do."""
     monitors, seen = resolved.config.monitors, position.samples
     by_samples = partial(
         MonitorWriter, samples=resolved.derived.train_batch_size, before=(position.iteration, seen)
@@ -62,29 +100,37 @@ def _monitors(resolved: Resolved, position: Position) -> Iterator[MetricWriter]:
     tensorboard, csv = monitors.tensorboard, monitors.csv_monitor
     if tensorboard.enabled:
         folder = Path(tensorboard.output_path) / tensorboard.job_name
-        yield by_samples(WRITERS["tensorboard"](folder, iteration=seen))
+        yield by_samples(TensorBoardWriter(folder, iteration=seen))
     if csv.enabled:
         folder = Path(csv.output_path) / csv.job_name
-        yield by_samples(WRITERS["csv"](folder, step=seen))
+        yield by_samples(CsvWriter(folder, step=seen))
     if monitors.wandb.enabled:
-        run = WRITERS["wandb"](
+        run = WandbWriter(
+            run_key=runs["wandb"],
             project=monitors.wandb.project,
             entity=monitors.wandb.team,
             group=monitors.wandb.group,
             config=flat_values(resolved.config),
         )
+        runs.record("wandb", run.run_key)
         yield by_samples(run)
     if monitors.comet.enabled:
-        yield by_samples(_comet(resolved.config), interval=monitors.comet.samples_log_interval)
+        yield by_samples(_comet(resolved.config, runs), interval=monitors.comet.samples_log_interval)
 
 
-def _comet(config: NeoXConfig) -> MetricWriter:
+def _comet(config: NeoXConfig, runs: RunKeys) -> MetricWriter:
     comet = config.monitors.comet
-    return WRITERS["comet"](
+    # `create` asks for a new experiment at every start.
+    continued = None if comet.mode == "create" else runs["comet"]
+    experiment = CometWriter(
         name=comet.experiment_name,
+        tags=comet.tags,
+        others=comet.others,
         workspace=comet.workspace,
         project_name=comet.project,
-        experiment_key=comet.experiment_key,
+        experiment_key=comet.experiment_key or continued,
         mode=comet.mode,
         online=comet.online,
     )
+    runs.record("comet", experiment.run_key)
+    return experiment

@@ -1,1 +1,1 @@
-"""The comparison of trainings for `neox-launch verify-resume`: their steps, then what they left behind."""
+"""Comparison of trainings for `neox-launch verify-resume`: their steps, then their checkpoints."""

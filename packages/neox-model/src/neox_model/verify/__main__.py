@@ -12,7 +12,7 @@ __all__ = ["main"]
 @click.command()
 @request_options
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Compare the trainings that the launcher names."""
+    """Compare the trainings given by the launcher."""
     program = "neox_model.verify.run:compare_from"
     exit_worker(run_worker(program, resolved=resolved, paths=paths, overrides=overrides))
 

@@ -1,19 +1,20 @@
-"""What a comparison has found so far, and which difference came first."""
+"""Collect the differences that a comparison finds, and report the first one."""
 
 import math
 from dataclasses import dataclass, field
 
-from neox_launcher.verify_resume.exchange import Answer, Check
+from neox_launcher.protocol.verification import Answer, Check
 
 __all__ = ["Findings"]
 
 _ADVICE = {
-    "repeat": "two trainings from the same start differ before anything was resumed: the training is not "
-    "deterministic here (kernels, hardware), so a resumed one cannot be compared to the last bit",
-    "restored": "the checkpoint, the way it is loaded, or the configuration has changed it",
+    "repeat": "two trainings from the same start differ before the resume: the training is not "
+    "deterministic here (kernels, hardware), so a resumed training cannot be compared to the last bit",
+    "restored": "the checkpoint, loading it, or the configuration has changed it",
     "data": "neox-data trace --config FILE --iteration {before} lists the documents of that iteration",
-    "step": "everything before it agrees, the restored state included",
-    "final": "everything before it agrees",
+    "order": "the data files or the parameters that select the samples differ from the existing training's",
+    "step": "everything before this is equal, including the restored state",
+    "final": "everything before this is equal",
 }
 
 
@@ -37,45 +38,45 @@ class _Difference:
 
 
 class Findings:
-    """Collects the rows of the table and the differences."""
+    """Rows of the table, and the differences."""
 
     def __init__(self) -> None:
         self._rows: dict[str, _Row] = {}
         self._differences: list[_Difference] = []
 
     def row(self, name: str, unit: str) -> None:
-        """Add a row to the end of the table, if it is not there."""
+        """Append a row to the table, unless it exists."""
         self._rows.setdefault(name, _Row(name, unit))
 
     def count(self, name: str, number: int = 1) -> None:
-        """Count things that were compared."""
+        """Add to the number of compared items."""
         self._rows[name].compared += number
 
     def skip(self, name: str, unit: str, reason: str) -> None:
-        """Add a row for what was not compared, and why."""
+        """Add a row for a skipped comparison, with the reason."""
         self.row(name, unit)
         self._rows[name].skipped = reason
 
     def differ(self, name: str, text: str, *, iteration: int, advice: str) -> None:
-        """Count one thing that differs.
+        """Add one difference.
 
         Args:
-            name: the row.
+            name: row of the table.
             text: what differs, and by how much.
-            iteration: when.
-            advice: key of what to say about it.
+            iteration: iteration of the difference.
+            advice: key of the advice for the user.
         """
         order = list(self._rows).index(name)
         self._rows[name].differing += 1
         self._differences.append(_Difference(iteration, order, len(self._differences), text, advice))
 
     def measure(self, name: str, relative: float) -> None:
-        """Note the size of a difference, within the limits or not, relative to the values compared."""
+        """Record the relative size of a difference, whether or not it is within the limits."""
         row = self._rows[name]
         row.worst = max(row.worst, relative if math.isfinite(relative) else 0.0)
 
     def answer(self) -> Answer:
-        """The table without rows in which there was nothing to compare, and the first difference."""
+        """Return the table without empty rows, and the first difference."""
         first = min(self._differences, default=None)
         advice = "" if first is None else _ADVICE[first.advice].format(before=first.iteration - 1)
         rows = [row for row in self._rows.values() if row.compared or row.skipped or row.differing]

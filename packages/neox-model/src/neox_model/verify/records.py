@@ -1,13 +1,13 @@
-"""Reading the records that the ranks of a training have written (`neox_model.train.hooks.record`)."""
+"""Read the records written by the ranks of a training (`neox_model.train.hooks.record`)."""
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from neox_launcher.errors import NeoXError
+from neox_config import finite_json
+from neox_config.errors import NeoXError
 
 __all__ = ["Record", "read_record"]
 
@@ -16,12 +16,12 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What all ranks of one training have recorded.
+    """Records of all ranks of a training.
 
     Args:
-        places: rank to its place in the layout.
-        steps: iteration to rank to what it recorded of that step.
-        states: iteration to rank to what it recorded of its state there.
+        places: rank to its coordinates in the layout.
+        steps: iteration to rank to its record of that step.
+        states: iteration to rank to its record of the state after it.
     """
 
     places: dict[int, Line] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Record:
         """Gather the digests of an iteration's samples, in the order of the whole batch.
 
         Returns:
-            The digests, and, where ranks that must read the same samples did not, which ones.
+            The digests, and which ranks read different samples although they must read the same.
         """
         lines = self.steps[iteration]
         readers: dict[int, tuple[int, list[list[str]]]] = {}
@@ -56,7 +56,7 @@ class Record:
         return in_order, apart
 
     def micro_batches(self, iteration: int) -> dict[int, list[int]]:
-        """Rank to the number of samples in each micro-batch that it has read in an iteration."""
+        """Map each rank to the number of samples of each micro-batch that it read in an iteration."""
         return {
             rank: [len(found) for found in line["samples"]] for rank, line in self.steps[iteration].items()
         }
@@ -66,19 +66,19 @@ def read_record(folder: Path) -> Record:
     """Read the files of all ranks.
 
     Raises:
-        NeoXError: there are none, or one is damaged.
+        NeoXError: a record is missing or damaged.
     """
     files = sorted(folder.glob("rank-*.jsonl"))
     if not files:
         raise NeoXError(
-            f"{folder} holds no record; --work-dir must name a folder that all hosts and this machine share"
+            f"{folder} contains no record; set --work-dir to a folder that all hosts and this machine share"
         )
     record = Record()
     for file in files:
         try:
-            _add(record, [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()])
+            _add(record, [finite_json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()])
         except OSError as error:
-            raise NeoXError(f"{file} cannot be read: {error.strerror}") from error
+            raise NeoXError(f"cannot read {file}: {error.strerror}") from error
         except (ValueError, LookupError, TypeError) as error:
             raise NeoXError(f"{file} is damaged ({type(error).__name__}); run the command again") from error
     return record

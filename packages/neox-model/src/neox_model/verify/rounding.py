@@ -1,7 +1,8 @@
-"""How far trainings on different layouts may differ, by precision.
+"""Largest allowed differences between trainings on different layouts, by precision.
 
-Another layout sums in another order. An adaptive optimizer divides each gradient by its own size, so an
-element whose gradient is rounding noise moves at random; such elements are left out, by their second moment.
+Layouts sum in different orders. An adaptive optimizer divides each gradient by its magnitude, so an element
+whose gradient is rounding noise changes at random; such elements, identified by their second moment, are
+skipped.
 """
 
 from dataclasses import dataclass
@@ -11,16 +12,16 @@ __all__ = ["LIMITS", "Limits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Largest relative differences that count as rounding.
+    """Largest relative differences that are considered rounding.
 
     Args:
-        loss: of the loss of an iteration.
-        norm: of the gradient norm of an iteration.
-        setting: of a learning rate.
-        tensor: 2-norm of the difference of a tensor, relative to the 2-norm of what it changed by since the
-            interruption.
-        noise: elements whose gradients are below this part of the largest root mean square of any tensor's
-            are not compared.
+        loss: limit for the loss of an iteration.
+        norm: limit for the gradient norm of an iteration.
+        setting: limit for a learning rate.
+        tensor: limit for the 2-norm of the difference of a tensor, relative to the 2-norm of its change since
+            the interruption.
+        noise: elements are skipped if their gradient is below this fraction of the largest root mean square
+            gradient of any tensor.
     """
 
     loss: float

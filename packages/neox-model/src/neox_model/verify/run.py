@@ -1,16 +1,17 @@
-"""The assembly of a comparison: steps, the state at the interruption, and the last state."""
+"""Compare two trainings: steps, the state at the interruption, and the final state."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from neox_launcher.config import Resolved
-from neox_launcher.errors import NeoXError
-from neox_launcher.ranks import read_rank
-from neox_launcher.verify_resume.exchange import Answer, Comparison, Side
-from neox_launcher.worker import report_facts
-from neox_model.checkpoint.contents import MANIFEST
+from neox_config import Resolved
+from neox_config.errors import NeoXError
+from neox_config.facts.checkpoints import MANIFEST
+from neox_launcher.protocol.verification import Answer, Comparison, Side
+from neox_launcher.worker.ranks import read_rank
+from neox_launcher.worker.reporting import report_facts
+from neox_model.checkpoint.comparison import SAMPLES_DIGEST, training_state
 from neox_model.metrics.writers.jsonl import read_metrics
 from neox_model.verify.copies import compare_copies
 from neox_model.verify.findings import Findings
@@ -39,7 +40,7 @@ __all__ = ["compare", "compare_from"]
 
 logger = logging.getLogger(__name__)
 
-# Metric to its name here and to the limit for it.
+# Metric to its name here and to its limit.
 _METRICS = {
     "loss/train": ("loss", "loss"),
     "optimizer/grad_norm": ("gradient norm", "norm"),
@@ -48,10 +49,10 @@ _METRICS = {
 
 
 def compare_from(resolved: Resolved) -> None:
-    """Compare what the launcher names, and report the answer to it.
+    """Compare the trainings given by the launcher, and report the answer to it.
 
     Args:
-        resolved: the configuration of the trainings; the request itself comes from the environment.
+        resolved: configuration of the trainings; the request is in the environment.
     """
     me = read_rank()
     report_facts(me.rank if me else 0, compare(Comparison.from_environment()).as_facts())
@@ -61,13 +62,13 @@ def compare(comparison: Comparison) -> Answer:
     """Compare an uninterrupted training with a resumed one.
 
     Raises:
-        NeoXError: a record or a checkpoint is not there, or is damaged.
+        NeoXError: a record or a checkpoint is missing or damaged.
     """
     findings = Findings()
     limits = None if comparison.rounding is None else LIMITS[comparison.rounding]
     assert comparison.resumed.record is not None, "the resumed training is always recorded"
     resumed = read_record(Path(comparison.resumed.record))
-    # An iteration that only some ranks have recorded was under way when the training failed.
+    # An iteration recorded by only some ranks was in progress when the training failed.
     last = max(
         (number for number, ranks in resumed.steps.items() if ranks.keys() >= resumed.places.keys()),
         default=comparison.middle,
@@ -89,20 +90,22 @@ def compare(comparison: Comparison) -> Answer:
         )
         compare_resumed(steps, findings)
     else:
+        _compare_order(comparison, findings, is_complete=is_complete)
         _compare_metrics(comparison, resumed, limits, findings)
     if is_complete:
         _compare_last(comparison, limits, findings)
     else:
         findings.skip("final state", "tensors", f"the resumed training ended after iteration {last:,}")
-    compare_copies(resumed, findings, row="copies of weights", iterations=(comparison.middle, comparison.end))
+    advice = {comparison.middle: "restored", comparison.end: "step"}
+    compare_copies(resumed, findings, row="copies of weights", advice=advice)
     return findings.answer()
 
 
 def _record(side: Side, iterations: range) -> Record | None:
-    """The record of a training.
+    """Read the record of a training.
 
     Raises:
-        NeoXError: iterations are missing in it.
+        NeoXError: the record lacks iterations.
     """
     if side.record is None:
         return None
@@ -110,7 +113,7 @@ def _record(side: Side, iterations: range) -> Record | None:
     missing = missing_steps(record, iterations)
     if missing:
         raise NeoXError(
-            f"{side.record} lacks iteration {missing[0]:,} and {len(missing) - 1:,} more; "
+            f"iteration {missing[0]:,} and {len(missing) - 1:,} more are missing in {side.record}; "
             "run the command again"
         )
     return record
@@ -134,7 +137,7 @@ def _compare_first_steps(comparison: Comparison, expected: Record, findings: Fin
 def _compare_restored(
     comparison: Comparison, expected: Record | None, resumed: Record, findings: Findings
 ) -> None:
-    """Compare what the resumed training has loaded with what the other one held there."""
+    """Compare the state that the resumed training loaded with that of the uninterrupted one."""
     middle = comparison.middle
     one, other = _state(comparison.expected.middle), _state(comparison.resumed.middle)
     _compare_tensors("restored weights", one, other, middle, findings, of_weights=True)
@@ -162,7 +165,7 @@ def _compare_memory(
     middle: int,
     findings: Findings,
 ) -> None:
-    """Compare digests of what each rank held in memory: these have passed through no checkpoint."""
+    """Compare digests of each rank's memory, which do not depend on checkpoints."""
     row = "restored memory of each rank"
     findings.row(row, "pieces")
     for rank in sorted(found):
@@ -211,8 +214,9 @@ def _compare_last(comparison: Comparison, limits: Limits | None, findings: Findi
                 findings.count(row)
                 _add_difference(difference, row, end, findings)
     _compare_scalars("final step counts", one, other, end, findings)
-    # A kept training may have been evaluated on the way, and the resumed one was not.
-    without = {"training.validation_samples"} if comparison.expected.record is None else set()
+    # The existing training may have run evaluations; the resumed one runs them only on request.
+    is_comparable = comparison.expected.record is not None or comparison.evaluates
+    without = set() if is_comparable else {"training.validation_samples"}
     _compare_manifests("final counters", one, other, end, findings, exact=limits is None, without=without)
 
 
@@ -267,7 +271,7 @@ def _compare_manifests(
     exact: bool,
     without: Set[str] = frozenset(),
 ) -> None:
-    """Compare iteration, loss scale, schedule and the loop's counters, but for some."""
+    """Compare iteration, loss scale, schedule and the loop's counters, except those excluded."""
     findings.row(row, "numbers")
     wanted, found = _counters(one), _counters(other)
     for name in without:
@@ -282,12 +286,14 @@ def _compare_manifests(
 
 def _counters(state: State) -> dict[str, Any]:
     manifest = state.manifest
-    parts = {"training": manifest.training, "engine": manifest.engine, "schedule": manifest.schedule}
+    # Counts that older versions did not record are computed.
+    training = training_state(manifest)
+    parts = {"training": training, "engine": manifest.engine, "schedule": manifest.schedule}
     return {"iteration": manifest.iteration, **_flat(parts)}
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested entries under dotted names."""
+    """Flatten nested entries to dotted names."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         inner = _flat(value) if isinstance(value, Mapping) else None
@@ -295,14 +301,37 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _compare_order(comparison: Comparison, findings: Findings, *, is_complete: bool) -> None:
+    """Compare the digests of the sample order stored in the checkpoints."""
+    findings.skip("data", "samples", "the existing training left no record of its batches")
+    row = "order of samples"
+    findings.row(row, "checkpoints")
+    pairs = [(comparison.middle, comparison.expected.middle, comparison.resumed.middle)]
+    if is_complete:
+        pairs.append((comparison.end, comparison.expected.end, comparison.resumed.end))
+    for iteration, one, other in pairs:
+        wanted, found = _digest_of_order(one), _digest_of_order(other)
+        if wanted is None or found is None:
+            findings.skip(row, "checkpoints", "the kept checkpoints record no digest of it")
+            return
+        findings.count(row)
+        if wanted != found:
+            text = f"order of samples up to iteration {iteration:,}: digest {found} instead of {wanted}"
+            findings.differ(row, text, iteration=iteration, advice="order")
+
+
+def _digest_of_order(folder: str | None) -> str | None:
+    digests: Mapping[str, str] = _state(folder).manifest.config.get(SAMPLES_DIGEST, {})
+    return digests.get("train")
+
+
 def _compare_metrics(
     comparison: Comparison, resumed: Record, limits: Limits | None, findings: Findings
 ) -> None:
-    """Compare with the metrics that the kept training has written, where it did."""
-    findings.skip("data", "samples", "the kept training left no record of its batches")
+    """Compare with the metrics written by the existing training, if any."""
     path = comparison.expected.metrics
     if path is None or not Path(path).is_file():
-        findings.skip("losses", "steps", "the kept training has no metrics.jsonl in log-dir")
+        findings.skip("losses", "steps", "the existing training has no metrics.jsonl in log-dir")
         return
     recorded = list(read_metrics(Path(path)))
     for metric, (name, limit) in _METRICS.items():

@@ -1,4 +1,4 @@
-"""Comparing what two trainings did in each iteration."""
+"""Compare the iterations of two trainings."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -28,15 +28,15 @@ _COUNTERS = ("engine.global_steps", "engine.global_samples")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Two records and how they are compared.
+    """Two records and the settings of their comparison.
 
     Args:
-        expected: of the uninterrupted training.
-        found: of the other one.
-        iterations: those that are compared.
-        samples: in an iteration.
-        limits: what counts as rounding; None demands equality to the last bit.
-        same_sizes: the parallel sizes are the same.
+        expected: record of the uninterrupted training.
+        found: record of the other training.
+        iterations: iterations to compare.
+        samples: number of samples per iteration.
+        limits: differences considered rounding; None requires equality to the last bit.
+        same_sizes: True if the parallel sizes are the same.
     """
 
     expected: Record
@@ -48,7 +48,7 @@ class Steps:
 
 
 def compare_repeated(steps: Steps, findings: Findings) -> None:
-    """Compare the iterations that two trainings did from the same start, before anything was resumed."""
+    """Compare the iterations of two trainings before the interruption."""
     findings.row(REPEATED, "steps")
     for iteration in steps.iterations:
         findings.count(REPEATED)
@@ -75,7 +75,7 @@ def compare_resumed(steps: Steps, findings: Findings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Of one kind in one iteration: number of things compared, what differs, and the largest difference."""
+    """Result for one row and iteration: number of compared items, differences, and the largest one."""
 
     count: int
     texts: list[str]
@@ -112,7 +112,7 @@ def _micro_batches(steps: Steps, iteration: int) -> list[str]:
 
 
 def _instead(steps: Steps, found: str, iteration: int) -> str:
-    """Say which sample was read in the place of another, where the uninterrupted training read it, too."""
+    """Describe which sample was read instead, if the uninterrupted training read it in another iteration."""
     others = sorted(steps.expected.steps, key=lambda other: abs(other - iteration))
     for other in others:
         samples, _ = steps.expected.samples(other)
@@ -123,7 +123,7 @@ def _instead(steps: Steps, found: str, iteration: int) -> str:
 
 
 def _first_sample(steps: Steps, iteration: int) -> int:
-    """The number, from 0, of the first sample of an iteration."""
+    """Return the index of the first sample of an iteration."""
     counters = _first(steps.expected, iteration)["counters"]
     return int(counters.get("training.samples", iteration * steps.samples)) - steps.samples
 
@@ -135,7 +135,7 @@ def _ordinal(place: int) -> str:
 
 
 def _settings(steps: Steps, iteration: int) -> _Result:
-    """Learning rate, weight decay, betas: what the optimizer was given."""
+    """Compare the settings of the optimizer: learning rate, weight decay, betas."""
     count, texts = 0, []
     limit = None if steps.limits is None else steps.limits.setting
     ranks = steps.found.steps[iteration].keys() & steps.expected.steps[iteration].keys()
@@ -149,7 +149,7 @@ def _settings(steps: Steps, iteration: int) -> _Result:
 def setting_differences(
     wanted: Mapping[str, Any], found: Mapping[str, Any], rank: int, when: str, limit: float | None
 ) -> list[str]:
-    """Name the settings of an optimizer's parameter groups that differ on a rank."""
+    """Describe the settings of an optimizer's parameter groups that differ on a rank."""
     return [
         f"optimizer setting {name} of parameter group {number} on rank {rank} {when}: "
         f"{_compared(there[name], here[name])}"
@@ -199,13 +199,13 @@ def _counters(steps: Steps, iteration: int, *, of_scale: bool) -> tuple[dict[str
 
 
 def common(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The entries that both have: an engine of another layout may have no loss scale, or one that stays 1."""
+    """Return the entries present in both: engines of other layouts may have no loss scale, or a fixed one."""
     both = wanted.keys() & found.keys()
     return {name: wanted[name] for name in both}, {name: found[name] for name in both}
 
 
 def is_of_scale(key: str) -> bool:
-    """Whether a counter belongs to the loss scale."""
+    """Return whether a counter belongs to the loss scale."""
     return key.startswith("engine.") and key not in _COUNTERS
 
 
@@ -222,7 +222,7 @@ def _random(key: str, when: str) -> Callable[[Steps, int], _Result]:
 
 
 def _updates(steps: Steps, iteration: int) -> _Result:
-    """The weights after an update, by the sums of their elements; other layouts sum in another order."""
+    """Compare the weights after an update by the sums of their elements."""
     if steps.limits is not None:
         return _Result(0, [])
     count, texts = 0, []
@@ -241,7 +241,7 @@ def _updates(steps: Steps, iteration: int) -> _Result:
 def random_differences(
     wanted: Mapping[str, str], found: Mapping[str, str], rank: int, when: str
 ) -> list[str]:
-    """Name the random streams of a rank whose states differ."""
+    """Describe the random streams of a rank that differ."""
     return [
         f"random stream {name} of rank {rank} {when} is in another state"
         for name in sorted(wanted.keys() | found.keys())
@@ -250,7 +250,7 @@ def random_differences(
 
 
 def named_differences(kind: str, wanted: Mapping[str, Any], found: Mapping[str, Any], when: str) -> list[str]:
-    """Name the numbers that differ, or that only one side has."""
+    """Describe the numbers that differ or are missing on one side."""
     return [
         f"{kind} {name} {when}: {_shown(found.get(name, 'missing'))} instead of "
         f"{_shown(wanted.get(name, 'none'))}"
@@ -266,10 +266,13 @@ def compare_numbers(
     limit: float | None,
     findings: Findings,
 ) -> None:
-    """Compare one number per iteration, of those iterations that both sides have."""
+    """Compare one number per iteration, for iterations recorded on both sides."""
     row = _PLURAL[name]
     findings.row(row, "steps")
-    for iteration in sorted(wanted.keys() & found.keys()):
+    both = sorted(wanted.keys() & found.keys())
+    if not both:
+        findings.skip(row, "steps", "none of these iterations is recorded in both trainings")
+    for iteration in both:
         findings.count(row)
         findings.measure(row, _relative(wanted[iteration], found[iteration]))
         if not is_close(wanted[iteration], found[iteration], limit):
@@ -278,7 +281,7 @@ def compare_numbers(
 
 
 def is_close(wanted: Any, found: Any, limit: float | None) -> bool:
-    """Whether two values are equal, or numbers within a relative limit."""
+    """Return whether two values are equal, or numbers within a relative limit."""
     if _same(wanted, found):
         return True
     return limit is not None and _relative(wanted, found) <= limit
@@ -292,7 +295,7 @@ def _same(wanted: Any, found: Any) -> bool:
 
 
 def _relative(wanted: Any, found: Any) -> float:
-    """Difference of two numbers relative to the larger; infinite where one is not a finite number."""
+    """Return the difference of two numbers relative to the larger; infinite if one is not finite."""
     if _same(wanted, found):
         return 0.0
     numbers = [value for value in (wanted, found) if isinstance(value, int | float)]
@@ -307,13 +310,13 @@ def _shown(value: Any) -> str:
 
 
 def _first(record: Record, iteration: int) -> Mapping[str, Any]:
-    """What the lowest rank recorded; losses, norms and counters are the same on all."""
+    """Return the record of the lowest rank; losses, norms and counters are the same on all."""
     lines = record.steps[iteration]
     return lines[min(lines)]
 
 
 def missing_steps(record: Record, iterations: Iterable[int]) -> list[int]:
-    """Iterations that a training did not record."""
+    """Return the iterations that a training did not record."""
     return [iteration for iteration in iterations if not record.steps.get(iteration)]
 
 
@@ -328,7 +331,7 @@ _UNITS = {
     "counters": "numbers",
     "optimizer settings": "groups",
 }
-# In the order in which they take effect within an iteration: the first that differs is the cause.
+# In the order in which they take effect within an iteration, so that the first difference is the cause.
 _KINDS: Mapping[str, Callable[[Steps, int], _Result]] = {
     DATA: _data,
     RANDOM_BEFORE: _random("random_before", "at the start of"),

@@ -1,4 +1,4 @@
-"""Comparing two checkpoints tensor by tensor, a piece at a time."""
+"""Compare two checkpoints tensor by tensor, in chunks."""
 
 import math
 import re
@@ -11,25 +11,26 @@ import torch
 from torch import Tensor
 
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.shards import DTYPES, ShardReader
+from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.shards import ShardReader
 from neox_model.verify.rounding import Limits
 
 __all__ = ["State", "TensorDifference", "differences", "differences_beyond_rounding", "in_model_order"]
 
-# Elements that are read at a time.
+# Number of elements per chunk.
 _CHUNK = 2**24
 _ROUNDINGS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _SECOND_MOMENT = "exp_avg_sq"
 
 
 class State:
-    """The tensors of one checkpoint.
+    """The tensors of a checkpoint.
 
     Args:
         folder: the checkpoint.
 
     Raises:
-        CheckpointError: it is damaged or cannot be read.
+        CheckpointError: the checkpoint is damaged or cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,12 +39,12 @@ class State:
         self._reader = ShardReader(folder, self.manifest.files)
 
     def names(self, *, of_weights: bool) -> list[str]:
-        """Names of the weights, or of the optimizer's states, in the order of the model."""
+        """Return the names of weights or of optimizer states, in the order of the model."""
         names = (name for name in self.manifest.tensors if not name.startswith("rng/"))
         return in_model_order(name for name in names if ("/" not in name) == of_weights)
 
     def chunks(self, name: str) -> Iterator[Tensor]:
-        """The tensor's values in row-major order, a piece at a time."""
+        """Yield the tensor's values in row-major order, in chunks."""
         record = self.manifest.tensors[name]
         numel, block = prod(record.shape), tuple((0, length) for length in record.shape)
         for start in range(0, numel, _CHUNK):
@@ -52,13 +53,13 @@ class State:
             yield values
 
     def numel(self, name: str) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return prod(self.manifest.tensors[name].shape)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorDifference:
-    """A tensor that is not as expected: its name, what differs, and by how much relative to its values."""
+    """A tensor that differs: its name, a description, and the relative difference."""
 
     name: str
     text: str
@@ -66,7 +67,7 @@ class TensorDifference:
 
 
 def in_model_order(names: Iterator[str]) -> list[str]:
-    """Sort names so that layer 10 comes after layer 9, and what follows the layers after them."""
+    """Return the names sorted: layer 10 comes after layer 9, and the final parts come after the layers."""
 
     def key(name: str) -> tuple[int, list[tuple[int, int | str]]]:
         parts = [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
@@ -77,7 +78,7 @@ def in_model_order(names: Iterator[str]) -> list[str]:
 
 
 def differences(expected: State, found: State, *, of_weights: bool) -> Iterator[TensorDifference]:
-    """Compare two checkpoints to the last bit; only what differs is given, in the order of the model."""
+    """Compare two checkpoints to the last bit; yield the differences in the order of the model."""
     wanted, there = expected.names(of_weights=of_weights), found.names(of_weights=of_weights)
     for name in in_model_order(iter({*wanted, *there})):
         reason = _unlike(expected, found, name)
@@ -94,7 +95,7 @@ def differences(expected: State, found: State, *, of_weights: bool) -> Iterator[
 
 
 def _unlike(expected: State, found: State, name: str) -> str:
-    """Why two tensors cannot be compared; empty where they can."""
+    """Return why two tensors cannot be compared; empty if they can."""
     one, other = expected.manifest.tensors.get(name), found.manifest.tensors.get(name)
     if one is None:
         return "is there, and not in the expected state"
@@ -106,7 +107,7 @@ def _unlike(expected: State, found: State, name: str) -> str:
 
 
 class _Difference:
-    """What is known so far of the difference between two tensors that are read in pieces."""
+    """Accumulated difference between two tensors that are read in chunks."""
 
     def __init__(self) -> None:
         self.count, self._numel, self._largest, self._scale = 0, 0, -1.0, 0.0
@@ -118,7 +119,7 @@ class _Difference:
         return self._largest / self._scale if self._scale else math.inf
 
     def add(self, expected: Tensor, found: Tensor) -> None:
-        """Compare the next piece."""
+        """Compare the next chunk."""
         differing = ~_is_same(expected, found)
         count = int(differing.sum())
         one, other = expected.double(), found.double()
@@ -136,7 +137,7 @@ class _Difference:
         self._numel += expected.numel()
 
     def describe(self, shape: tuple[int, ...]) -> str:
-        """How many elements differ, and the largest difference with its place."""
+        """Describe the number of differing elements, and the largest difference with its position."""
         wanted, found = self._values
         place = (
             [int(index) for index in torch.unravel_index(torch.tensor(self._place), shape)] if shape else []
@@ -148,7 +149,7 @@ class _Difference:
 
 
 def _is_same(expected: Tensor, found: Tensor) -> Tensor:
-    """Elementwise equality of all bits; of values where the types differ."""
+    """Compare elementwise: all bits if the dtypes are the same, else values."""
     if expected.dtype != found.dtype:
         return expected.double() == found.double()
     if not expected.is_floating_point():
@@ -158,7 +159,7 @@ def _is_same(expected: Tensor, found: Tensor) -> Tensor:
 
 
 def _explain(expected: State, found: State, name: str) -> str:
-    """What the values are instead, where that can be recognized."""
+    """Describe the values found, if they are recognized (zeros, another tensor, rounded)."""
     if _all(found, name, lambda values: values == 0):
         return "; all are zero"
     other = _same_values_elsewhere(expected, found, name)
@@ -175,7 +176,7 @@ def _all(state: State, name: str, holds: Callable[[Tensor], Tensor]) -> bool:
 
 
 def _same_values_elsewhere(expected: State, found: State, name: str) -> str | None:
-    """The expected tensor of the same shape that has the values found, if it is another one."""
+    """Return the name of another expected tensor of this shape with the values found, or None."""
     shape = expected.manifest.tensors[name].shape
     for other, record in expected.manifest.tensors.items():
         if other != name and record.shape == shape:
@@ -195,17 +196,18 @@ def differences_beyond_rounding(
 ) -> Iterator[TensorDifference]:
     """Compare two checkpoints of different layouts.
 
-    A weight is measured by what it changed by since the interruption, a state of the optimizer by itself.
+    Differences of weights are relative to their change since the interruption, those of optimizer states to
+    their values.
 
     Args:
         middle: the state at the interruption.
-        expected: the last state of the uninterrupted training.
-        found: that of the resumed one.
-        limits: what counts as rounding.
-        of_weights: compare weights, else states of the optimizer.
+        expected: the final state of the uninterrupted training.
+        found: the final state of the resumed training.
+        limits: differences considered rounding.
+        of_weights: compare weights; otherwise optimizer states.
 
     Returns:
-        Every tensor with its difference; within the limits the text is empty.
+        Every tensor with its difference; the text is empty if it is within the limits.
     """
     loudest = _loudest(expected)
     wanted, there = expected.names(of_weights=of_weights), found.names(of_weights=of_weights)
@@ -224,7 +226,7 @@ def differences_beyond_rounding(
 
 
 def _loudest(state: State) -> float:
-    """The largest root mean square of the gradients of any tensor, by their second moments; 0 without."""
+    """Return the largest root mean square gradient of any tensor, from second moments; 0 without them."""
     largest = 0.0
     for name in state.names(of_weights=False):
         if name.endswith(f"/{_SECOND_MOMENT}"):
@@ -236,7 +238,7 @@ def _loudest(state: State) -> float:
 def _relative_change(
     middle: State, expected: State, found: State, name: str, noise: float
 ) -> tuple[float, int]:
-    """The 2-norm of the difference relative to that of the change (weights) or the value (states)."""
+    """Return the 2-norm of the difference relative to that of the change (weights) or value (states)."""
     weight = name.partition("/")[0]
     moment = f"{weight}/{_SECOND_MOMENT}"
     masks = expected.chunks(moment) if moment in expected.manifest.tensors else None

@@ -1,6 +1,6 @@
-"""How tokens look at each other: what they may see, and how it is computed.
+"""Attention: patterns of visible keys, and implementations (cores).
 
-A core is `core(query_SBNK, key_TBNK, value_TBNK, documents_BS) -> context_SBNK`, causal, over the heads of
+A core is `core(query_SBNK, key_TBNK, value_TBNK, document_ids_BS) -> context_SBNK`, causal, over the heads of
 this rank.
 """
 

@@ -1,8 +1,8 @@
-"""Which blocks of keys each block of queries looks at, for the sparse attention types.
+"""Block layouts of the sparse attention types: the blocks of keys that each block of queries sees.
 
-A layout is a boolean tensor [layouts, C, C], C blocks of queries by C blocks of keys, one layout for each
-head or a single one for all. Attention is causal, so entries above the diagonal are False; within a block on
-the diagonal each token still sees only what is before it. Every block sees itself.
+A layout is a boolean tensor [layouts, C, C], C blocks of queries by C blocks of keys, with one layout per
+head or one for all heads. Attention is causal, so entries above the diagonal are False; within a block on the
+diagonal each token sees only earlier tokens and itself. Every block sees itself.
 
 Sources: arXiv:1904.10509 (fixed), arXiv:2004.05150 (bslongformer), arXiv:2007.14062 (bigbird); the patterns
 and their settings are those of DeepSpeed's sparse attention.
@@ -22,16 +22,16 @@ Draw = Callable[[int], Sequence[int]]
 
 
 def random_blocks(count: int, *, seed: int, layer: int, head: int) -> Draw:
-    """Draws `count` of the blocks that a block of queries may see (all of them where there are fewer).
+    """Return a function that draws `count` of the blocks visible to a block of queries (all if fewer).
 
-    The draw depends on the three numbers and the block alone, so that it is the same on every layout of ranks
-    and at every length.
+    The draw depends only on seed, layer, head and block, so that it is the same in every layout of ranks and
+    at every length.
 
     Args:
         count: blocks drawn for each block of queries.
-        seed: of the model.
-        layer: the layer's place, from 0.
-        head: the head's place among all heads, from 0.
+        seed: random seed of the model.
+        layer: index of the layer, from 0.
+        head: index of the head among all heads, from 0.
     """
 
     def draw(row: int) -> Sequence[int]:
@@ -43,13 +43,14 @@ def random_blocks(count: int, *, seed: int, layer: int, head: int) -> Draw:
 
 
 def fixed_layout(num_blocks: int, *, local_blocks: int, global_blocks: int, pattern: int = 0) -> Tensor:
-    """Windows of `local_blocks`, whose last blocks are seen by all that comes after.
+    """Return windows of `local_blocks`, some blocks of which are visible to all later blocks.
 
     Args:
         num_blocks: C.
         local_blocks: blocks of a window; the last window may be shorter.
-        global_blocks: blocks that stand for a window towards later ones.
-        pattern: which of a window's blocks: 0 its last `global_blocks`, 1 those before them, and so on.
+        global_blocks: blocks of a window that later windows see.
+        pattern: position of these blocks: 0 the last `global_blocks` of the window, 1 those before them, and
+            so on.
     """
     layout_CC = _windows(num_blocks, [local_blocks])
     first = local_blocks - (1 + pattern) * global_blocks
@@ -65,13 +66,13 @@ def fixed_layout(num_blocks: int, *, local_blocks: int, global_blocks: int, patt
 def variable_layout(
     num_blocks: int, *, windows: Sequence[int], global_ranges: Sequence[tuple[int, int]], draw: Draw
 ) -> Tensor:
-    """Windows of given sizes (the last repeats), blocks seen by all that comes after, and random blocks.
+    """Return windows of given sizes (the last repeats), global blocks, and random blocks.
 
     Args:
         num_blocks: C.
-        windows: blocks of the first window, the second and so on.
-        global_ranges: (start, stop) of the blocks that later ones see.
-        draw: random blocks of each block of queries.
+        windows: number of blocks of each window.
+        global_ranges: (start, stop) of the blocks that all later blocks see.
+        draw: draws the random blocks of each block of queries.
     """
     layout_CC = _windows(num_blocks, windows)
     for start, stop in global_ranges:
@@ -80,13 +81,13 @@ def variable_layout(
 
 
 def bigbird_layout(num_blocks: int, *, sliding_blocks: int, global_blocks: int, draw: Draw) -> Tensor:
-    """A sliding window, the first blocks for all, and random blocks.
+    """Return a sliding window, global blocks at the start, and random blocks.
 
     Args:
         num_blocks: C.
-        sliding_blocks: width of the window; half of it, rounded down, lies before a block.
-        global_blocks: blocks at the beginning that all see.
-        draw: random blocks of each block of queries.
+        sliding_blocks: width of the window; half of it, rounded down, precedes a block.
+        global_blocks: blocks at the start that all blocks see.
+        draw: draws the random blocks of each block of queries.
     """
     layout_CC = _sliding(num_blocks, sliding_blocks)
     layout_CC[:, :global_blocks] = True
@@ -96,12 +97,12 @@ def bigbird_layout(num_blocks: int, *, sliding_blocks: int, global_blocks: int, 
 def bslongformer_layout(
     num_blocks: int, *, sliding_blocks: int, global_ranges: Sequence[tuple[int, int]]
 ) -> Tensor:
-    """A sliding window, and blocks that see all before them and are seen by all after them.
+    """Return a sliding window, and global blocks that see all earlier blocks and are visible to all later.
 
     Args:
         num_blocks: C.
-        sliding_blocks: width of the window; half of it, rounded down, lies before a block.
-        global_ranges: (start, stop) of those blocks.
+        sliding_blocks: width of the window; half of it, rounded down, precedes a block.
+        global_ranges: (start, stop) of the global blocks.
     """
     layout_CC = _sliding(num_blocks, sliding_blocks)
     for start, stop in global_ranges:

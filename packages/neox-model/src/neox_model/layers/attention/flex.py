@@ -1,7 +1,8 @@
-"""Attention with patterns, documents and relative positions, and no tensor of queries by keys.
+"""Attention with patterns, documents and relative positions, without a tensor of queries by keys.
 
-FlexAttention compiles the functions of places into its kernel and skips blocks of keys that are wholly
-hidden. It has no dropout and, on a CPU, no backward pass; there `DenseCore` is used, the twin of this core.
+FlexAttention compiles the functions of positions into its kernel and skips blocks of keys that are entirely
+masked. It has no dropout and, on a CPU, no backward pass; `DenseCore`, the reference implementation, is used
+then.
 """
 
 from collections.abc import Callable
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from neox_model.layers.attention.dense import DenseCore
-from neox_model.parallel.uncompiled import Uncompiled
+from neox_model.parallel.compile_disabled import CompileDisabled
 
-__all__ = ["UNCOMPILED", "FlexCore"]
+__all__ = ["COMPILE_DISABLED", "FlexCore"]
 
 
 @cache
@@ -24,14 +25,13 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class FlexCore(DenseCore):
-    """The same function as DenseCore, of whole windows, for devices that FlexAttention has kernels for.
+    """Computes the same as DenseCore on whole windows, on devices supported by FlexAttention.
 
-    What it is no help for (queries that continue cached keys, and scores that need nothing but causality)
-    goes the way of DenseCore.
+    DenseCore is used for queries that continue cached keys, and for attention that is only causal.
 
     Args:
-        is_compiled: False runs FlexAttention's own reference, which makes all scores (for tests).
-        options: of a Core; dropout must be 0.
+        is_compiled: False: run FlexAttention's reference implementation, which stores all scores (for tests).
+        options: arguments of Core; dropout must be 0.
     """
 
     def __init__(self, *, is_compiled: bool = True, **options: Any) -> None:
@@ -41,19 +41,19 @@ class FlexCore(DenseCore):
         self._kept: tuple[tuple[int, torch.device], BlockMask] | None = None
 
     def forward(
-        self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, documents_BS: Tensor | None = None
+        self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, document_ids_BS: Tensor | None = None
     ) -> Tensor:
-        """context_SBNK; with T > S the queries are the last S tokens, and several may share a key's head."""
-        is_causal_alone = self.pattern is None and self.position is None and documents_BS is None
+        """Return context_SBNK; with T > S the queries are the last S tokens. Heads may share keys."""
+        is_causal_alone = self.pattern is None and self.position is None and document_ids_BS is None
         if is_causal_alone or len(query_SBNK) != len(key_TBNK):
-            return super().forward(query_SBNK, key_TBNK, value_TBNK, documents_BS)
-        context_SBNK: Tensor = _by_flex_attention(self, query_SBNK, key_TBNK, value_TBNK, documents_BS)
+            return super().forward(query_SBNK, key_TBNK, value_TBNK, document_ids_BS)
+        context_SBNK: Tensor = _by_flex_attention(self, query_SBNK, key_TBNK, value_TBNK, document_ids_BS)
         return context_SBNK
 
     def attend(
-        self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, documents_BS: Tensor | None
+        self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, document_ids_BS: Tensor | None
     ) -> Tensor:
-        """context_SBNK by FlexAttention, whatever is asked."""
+        """Return context_SBNK computed by FlexAttention."""
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query_SBNK, key_TBNK, value_TBNK))
         attend: Any = _compiled(flex_attention) if self.is_compiled else flex_attention
         context_BNSK = attend(
@@ -61,18 +61,18 @@ class FlexCore(DenseCore):
             key,
             value,
             score_mod=self._score_mod(len(query_SBNK), query.device),
-            block_mask=self._block_mask(len(query_SBNK), documents_BS, query.device),
+            block_mask=self._block_mask(len(query_SBNK), document_ids_BS, query.device),
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return context_BNSK.permute(2, 0, 1, 3)
 
-    def _block_mask(self, length: int, documents_BS: Tensor | None, device: torch.device) -> BlockMask:
-        """Which blocks are visible, wholly or in part; the same for every batch where it has no documents."""
+    def _block_mask(self, length: int, document_ids_BS: Tensor | None, device: torch.device) -> BlockMask:
+        """Return the block mask, cached if there are no document ids."""
         make = _compiled(create_block_mask) if self.is_compiled else create_block_mask
         heads = self.pattern.num_masks if self.pattern is not None and self.pattern.num_masks > 1 else None
-        if documents_BS is not None:
-            batch = documents_BS.shape[0]
-            return make(_mask_mod(self.pattern, documents_BS), batch, heads, length, length, device=device)
+        if document_ids_BS is not None:
+            batch = document_ids_BS.shape[0]
+            return make(_mask_mod(self.pattern, document_ids_BS), batch, heads, length, length, device=device)
         if self._kept is None or self._kept[0] != (length, device):
             mask = make(_mask_mod(self.pattern, None), None, heads, length, length, device=device)
             self._kept = ((length, device), mask)
@@ -89,20 +89,20 @@ class FlexCore(DenseCore):
         return add_bias
 
 
-def _mask_mod(pattern: nn.Module | None, documents_BS: Tensor | None) -> Callable[..., Tensor]:
-    """Whether a place is visible, for a sample, a head, a query and a key."""
+def _mask_mod(pattern: nn.Module | None, document_ids_BS: Tensor | None) -> Callable[..., Tensor]:
+    """Return a function of (sample, head, query, key) that is True if the query sees the key."""
 
     def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         visible = key <= query
         if pattern is not None:
             visible = visible & pattern(head, query, key)
-        if documents_BS is not None:
-            visible = visible & (documents_BS[batch, query] == documents_BS[batch, key])
+        if document_ids_BS is not None:
+            visible = visible & (document_ids_BS[batch, query] == document_ids_BS[batch, key])
         return visible
 
     return is_visible
 
 
-# It compiles by itself, and keeps what it has made.
-_by_flex_attention = Uncompiled(FlexCore.attend)
-UNCOMPILED = (_by_flex_attention,)
+# It compiles and caches its own graphs.
+_by_flex_attention = CompileDisabled(FlexCore.attend)
+COMPILE_DISABLED = (_by_flex_attention,)

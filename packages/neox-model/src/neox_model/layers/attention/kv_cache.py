@@ -1,10 +1,10 @@
-"""Keys and values kept while generating, so that each new token costs one token's work.
+"""Cache keys and values during generation, so that each new token costs the work of one token.
 
     with caching(model):
         logits = model(prompt_BS)            # fills the cache
         logits = model(next_token_B1)        # sees the prompt through it
 
-All rows of the batch have the same length. Outside the context the model is as before.
+All rows of the batch have the same length. The context manager restores the model at the end.
 """
 
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ _GROWTH = 128
 
 
 class KeyValueCache:
-    """Rows of one attention layer (its keys, its values), one per token, in memory that grows by steps."""
+    """Rows of one attention layer (keys and values), one per token, in memory that grows in steps."""
 
     def __init__(self) -> None:
         self.length = 0
         self._memory: tuple[Tensor, ...] = ()
 
     def extend(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """Append to each kind of row, and give all rows so far."""
+        """Append rows to each cached tensor, and return all rows."""
         start, self.length = self.length, self.length + len(rows[0])
         self._make_room(rows)
         for memory, new in zip(self._memory, rows, strict=True):
@@ -49,7 +49,7 @@ class KeyValueCache:
 
 @contextmanager
 def caching(model: nn.Module) -> Iterator[None]:
-    """Within, each call of the model continues the sequences of the calls before; gradients are off."""
+    """Within this context, each call continues the sequences of earlier calls; gradients are disabled."""
     keepers = [module for module in model.modules() if isinstance(module, ParallelAttention | SpatialGate)]
     embeddings = [module for module in model.modules() if isinstance(module, Embedding)]
     hooks = [embedding.register_forward_hook(_count_tokens) for embedding in embeddings]

@@ -1,9 +1,9 @@
-"""Multi-head attention, heads split over tensor-parallel ranks: project, position, core, project back.
+"""Multi-head attention with heads split over tensor-parallel ranks.
 
-One projection makes query, key and value, its outputs ordered head by head (head 0's query, key, value,
-then head 1's), so that a split by columns is a split by whole heads. This is the order of GPT-NeoX's
-weights. With fewer key-value heads than queries the order is group by group: the queries that share a key,
-then that key and its value.
+One projection computes query, key and value, with outputs ordered by head (query, key, value of head 0, then
+of head 1), so that a split by columns is a split by whole heads. This is the order of GPT-NeoX's weights.
+With fewer key-value heads than query heads the order is by group: the queries that share a key, then the key
+and its value.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from neox_model.errors import LayoutError
 from neox_model.layers.cache import Cache
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import InitMethod
 
@@ -20,22 +20,23 @@ __all__ = ["ParallelAttention"]
 
 
 class ParallelAttention(nn.Module):
-    """dense(core(query, key, value)).
+    """Computes dense(core(query, key, value)).
 
     Args:
         hidden_size: model width.
-        heads: number of heads in all.
-        core: makes the core (see DenseCore).
+        heads: number of heads of the whole layer.
+        core: factory of the core (see DenseCore).
         init: fills the query-key-value weight.
         output_init: fills the output weight.
-        key_value_heads: keys and values, each shared by heads / key_value_heads queries; None: one per head.
-        position: makes the query-key position (rotary); None for none.
-        bias: whether the projections have one.
-        skip_bias: give the output's back unadded.
-        group: the ranks the heads are split over.
+        key_value_heads: number of key-value heads, each shared by heads / key_value_heads queries; None: one
+            per head.
+        position: factory of the query-key position (rotary); None: no query-key position.
+        bias: use biases in the projections.
+        skip_bias: return the bias of the output instead of adding it.
+        group: the ranks over which the heads are split.
 
     Raises:
-        LayoutError: the heads do not divide the width, or the ranks the heads.
+        LayoutError: the heads do not divide the width, or the ranks do not divide the heads.
 
     Source: arXiv:2305.13245 (grouped queries).
     """
@@ -52,7 +53,7 @@ class ParallelAttention(nn.Module):
         position: Callable[[], nn.Module] | None = None,
         bias: bool = True,
         skip_bias: bool = False,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         sharing = heads if key_value_heads is None else key_value_heads
@@ -69,11 +70,11 @@ class ParallelAttention(nn.Module):
         self.cache: Cache | None = None
 
     def forward(
-        self, hidden_SBD: Tensor, documents_BS: Tensor | None = None, places_SB: Tensor | None = None
+        self, hidden_SBD: Tensor, document_ids_BS: Tensor | None = None, position_ids_SB: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The output, whole on every rank, and the bias still to be added, if any.
+        """Return the output, whole on every rank, and the bias if `skip_bias`, else None.
 
-        `places_SB` says where in the window the tokens are, if not one after another.
+        `position_ids_SB` gives the positions of tokens that are not consecutive.
         """
         projected, _ = self.qkv(hidden_SBD)
         length, batch = projected.shape[:2]
@@ -82,26 +83,26 @@ class ParallelAttention(nn.Module):
         key, value = groups[:, :, :, -2], groups[:, :, :, -1]
         if self.position is not None:
             start = 0 if self.cache is None else self.cache.length
-            query_SBNK, key = self.position(query_SBNK, key, start, places_SB)
+            query_SBNK, key = self.position(query_SBNK, key, start, position_ids_SB)
         if self.cache is not None:
             key, value = self.cache.extend(key, value)
-        context_SBNK = self.core(query_SBNK, key, value, documents_BS)
+        context_SBNK = self.core(query_SBNK, key, value, document_ids_BS)
         return self.dense(context_SBNK.reshape(length, batch, -1))
 
 
 def _check_heads(hidden_size: int, heads: int, key_value_heads: int, group: Group) -> None:
     if hidden_size % heads:
         raise LayoutError(
-            f"hidden-size {hidden_size:,} does not divide into {heads} heads; "
-            "choose num-attention-heads that divides it"
+            f"hidden-size {hidden_size:,} is not divisible by {heads} heads; "
+            "set num-attention-heads to a divisor of hidden-size"
         )
     if heads % key_value_heads:
         raise LayoutError(
-            f"{heads} attention heads cannot share {key_value_heads} key-value heads evenly; "
-            "choose num-kv-heads that divides num-attention-heads"
+            f"{heads} attention heads are not divisible by {key_value_heads} key-value heads; "
+            "set num-kv-heads to a divisor of num-attention-heads"
         )
     if key_value_heads % group.size:
         raise LayoutError(
-            f"{key_value_heads} attention heads cannot be shared out to {group.size} tensor-parallel ranks; "
-            "choose a model-parallel-size that divides num-attention-heads (and num-kv-heads)"
+            f"{key_value_heads} attention heads cannot be split over {group.size} tensor-parallel ranks; "
+            "set model-parallel-size to a divisor of num-attention-heads (and num-kv-heads)"
         )

@@ -1,8 +1,8 @@
-"""Which earlier tokens a token may look at, as functions of places.
+"""Attention patterns: the visible keys, as functions of positions.
 
-A pattern is `pattern(head, query, key) -> whether the query sees the key`, on integer tensors of any shapes
-that broadcast: over whole ranges it makes a dense mask, and FlexAttention calls it for single places.
-Causality is not its matter.
+A pattern is `pattern(head, query, key) -> True if the query sees the key`, on integer tensors of any shapes
+that broadcast: on whole ranges it computes a dense mask, and FlexAttention calls it for single positions.
+Patterns do not include causality.
 """
 
 from abc import ABC, abstractmethod
@@ -11,31 +11,31 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 
 __all__ = ["BlockPattern", "LocalPattern", "Pattern"]
 
 
 class Pattern(nn.Module, ABC):
-    """Base of the patterns.
+    """Base class of patterns.
 
     Attributes:
-        num_masks: 1 where all heads see alike, else the heads of this rank.
+        num_masks: 1 if all heads have the same pattern, else the number of heads of this rank.
     """
 
     num_masks = 1
 
     @abstractmethod
     def forward(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Whether head number `head` of this rank lets place `query` see place `key`."""
+        """Return True where position `query` sees position `key` in head `head` of this rank."""
 
 
 class LocalPattern(Pattern):
-    """A token sees its own block and the `blocks_before` blocks before it.
+    """A pattern in which a token sees its block and the `blocks_before` blocks before it.
 
     Args:
-        block: tokens of a block.
-        blocks_before: whole blocks before a token's own.
+        block: tokens per block.
+        blocks_before: number of visible blocks before a token's block.
     """
 
     def __init__(self, *, block: int, blocks_before: int) -> None:
@@ -44,21 +44,21 @@ class LocalPattern(Pattern):
         self.blocks_before = blocks_before
 
     def forward(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Whether the two places are in blocks that are near enough."""
+        """Return True where the key's block is close enough to the query's."""
         return query // self.block - key // self.block <= self.blocks_before
 
 
 class BlockPattern(Pattern):
-    """A token sees the blocks that a layout gives its own block; a shorter window is its first part.
+    """A pattern from a layout of blocks; shorter windows use its first part.
 
     Args:
         num_blocks: blocks of the longest window.
-        block: tokens of a block.
-        layout: function of (number of blocks, the head's place among all heads) that gives a layout
+        block: tokens per block.
+        layout: function of (number of blocks, index of the head among all heads) that returns a layout
             [blocks, blocks] (see block_layouts).
         heads: heads of the whole layer.
-        is_per_head: every head has a layout of its own; else all have the first head's.
-        group: the ranks the heads are split over.
+        is_per_head: use a separate layout for every head; otherwise all use the first head's.
+        group: the ranks over which the heads are split.
     """
 
     layout: Tensor
@@ -71,7 +71,7 @@ class BlockPattern(Pattern):
         layout: Callable[[int, int], Tensor],
         heads: int,
         is_per_head: bool = False,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.block = block
@@ -80,11 +80,11 @@ class BlockPattern(Pattern):
         numbers: Sequence[int] = range(first, first + local_heads) if is_per_head else (0,)
         self.num_masks = len(numbers)
         layouts = torch.stack([layout(num_blocks, head) for head in numbers])
-        # It follows from the configuration, so no checkpoint holds it.
+        # It follows from the configuration, so it is not saved in checkpoints.
         self.register_buffer("layout", layouts.to(torch.get_default_device()), persistent=False)
 
     def forward(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        """Whether the layout has the key's block in the row of the query's."""
+        """Return True where the layout includes the key's block in the row of the query's block."""
         row, column = query // self.block, key // self.block
         if self.num_masks == 1:
             return self.layout[0, row, column]

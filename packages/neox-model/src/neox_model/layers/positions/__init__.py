@@ -1,8 +1,8 @@
-"""How the model learns the order of tokens, by name.
+"""Position embeddings by name.
 
-Three contracts: an input position gives what is added to the embeddings, `position(positions_SB)`; a
-query-key position turns what attention compares, `position(query_SBNK, key_SBNK, start)`; a relative position
-gives what is added to scores by distance, `position(num_distances, device)`.
+There are three interfaces. An input position is added to the embeddings: `position(positions_SB)`. A
+query-key position rotates queries and keys: `position(query_SBNK, key_SBNK, start)`. A relative position is a
+bias of attention scores by distance: `position(num_distances, device)`.
 """
 
 from torch import nn

@@ -1,7 +1,7 @@
-"""What is added to attention scores for the distance between query and key.
+"""Relative positions: a bias of attention scores by the distance between query and key.
 
-A relative position is `position(num_distances, device) -> bias_NT`, float32: for each head of this rank, what
-a key 0, 1, 2, .. places before the query gets. Nothing of size sequence x sequence is needed to hold it.
+A relative position is `position(num_distances, device) -> bias_NT`, float32: for each head of this rank, the
+bias of keys 0, 1, 2, .. positions before the query. It requires no tensor of size sequence x sequence.
 """
 
 import math
@@ -10,20 +10,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from neox_model.parallel.groups import SINGLE, Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
 
 __all__ = ["AlibiPosition", "BucketPosition", "alibi_slopes", "distance_buckets"]
 
 
 def distance_buckets(num_distances: int, num_buckets: int, max_distance: int, device: torch.device) -> Tensor:
-    """The bucket of distances 0, 1, .. : each near one has its own, far ones share by their logarithm.
+    """Return the bucket of distances 0, 1, ..: one per near distance, logarithmic for far distances.
 
     Args:
-        num_distances: how many.
-        num_buckets: buckets in all; the first half is for single distances.
-        max_distance: from here on all are in the last bucket.
-        device: where the result is wanted.
+        num_distances: number of distances.
+        num_buckets: number of buckets; the first half is for single distances.
+        max_distance: distances from this one on are in the last bucket.
+        device: device of the result.
 
     Returns:
         int64 [num_distances].
@@ -39,15 +39,15 @@ def distance_buckets(num_distances: int, num_buckets: int, max_distance: int, de
 
 
 class BucketPosition(nn.Module):
-    """A learned bias per (bucket of distances, head), times the square root of the head's width.
+    """A learned bias per distance bucket and head, times the square root of the head width.
 
     Args:
-        num_buckets: rows of the table.
-        max_distance: distance from which all share the last bucket.
+        num_buckets: number of buckets.
+        max_distance: distances from this one on share the last bucket.
         heads: heads of the whole layer.
         head_width: channels of a head.
-        init: fills the whole table.
-        group: the ranks the heads are split over.
+        init: fills the whole weight.
+        group: the ranks over which the heads are split.
 
     Source: arXiv:1910.10683 (T5).
     """
@@ -60,7 +60,7 @@ class BucketPosition(nn.Module):
         heads: int,
         head_width: int,
         init: InitMethod,
-        group: Group = SINGLE,
+        group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.num_buckets = num_buckets
@@ -69,13 +69,13 @@ class BucketPosition(nn.Module):
         self.weight = logical_parameter((num_buckets, heads), init=init, group=group, split_dim=1)
 
     def forward(self, num_distances: int, device: torch.device) -> Tensor:
-        """bias_NT by distance."""
+        """Return bias_NT by distance."""
         buckets_T = distance_buckets(num_distances, self.num_buckets, self.max_distance, device)
         return self.weight.t().float()[:, buckets_T] * self.factor
 
 
 def alibi_slopes(heads: int) -> Sequence[float]:
-    """Slope of every head: a geometric series for a power of two, else filled up from the next one's.
+    """Return every head's slope: a geometric series, with more from that of the next power of two if needed.
 
     Source: arXiv:2108.12409, and the authors' code for other numbers of heads.
     """
@@ -86,22 +86,22 @@ def alibi_slopes(heads: int) -> Sequence[float]:
 
 
 class AlibiPosition(nn.Module):
-    """Minus a slope of the head's own times the distance; nothing is learned.
+    """A bias of minus the head's slope times the distance, without parameters.
 
     Args:
         heads: heads of the whole layer.
-        group: the ranks the heads are split over.
+        group: the ranks over which the heads are split.
 
     Source: arXiv:2108.12409.
     """
 
-    def __init__(self, *, heads: int, group: Group = SINGLE) -> None:
+    def __init__(self, *, heads: int, group: Group = SINGLE_RANK) -> None:
         super().__init__()
         local_heads = heads // group.size
         first = group.rank * local_heads
         self.slopes = tuple(alibi_slopes(heads)[first : first + local_heads])
 
     def forward(self, num_distances: int, device: torch.device) -> Tensor:
-        """bias_NT by distance."""
+        """Return bias_NT by distance."""
         slope_N1 = torch.tensor(self.slopes, dtype=torch.float32, device=device).unsqueeze(1)
         return -slope_N1 * torch.arange(num_distances, dtype=torch.float32, device=device)

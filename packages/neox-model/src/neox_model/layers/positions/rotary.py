@@ -1,7 +1,7 @@
-"""Rotary positions: query and key channels turned by an angle that grows with the place in the window.
+"""Rotary position embeddings: rotate query and key channels by an angle proportional to the position.
 
-In the "rotate half" form, channel i pairs with channel i + n/2 of the n rotated ones. Angles, sines and
-cosines are float32 and kept outside the module's state, so that a 16-bit model does not round them.
+This is the "rotate half" form: channel i pairs with channel i + n/2 of the n rotated ones. Angles, sines and
+cosines are float32 and not part of the module's state, so that a 16-bit model does not round them.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ class RotaryPosition(nn.Module):
 
     Args:
         head_width: channels of a head.
-        fraction: part of them that is rotated.
-        base: of the geometric progression of frequencies.
-        operator: fused function of (query_SBNK, key_SBNK, cos_SR, sin_SR), R pairs, the last two float32,
-            that rotates both; None rotates each with torch's own operators.
+        fraction: fraction of the channels that is rotated.
+        base: base of the geometric progression of frequencies.
+        operator: fused function of (query_SBNK, key_SBNK, cos_SR, sin_SR) that rotates both, with R pairs and
+            float32 tables; None: use torch's operators.
 
     Raises:
         LayoutError: an odd number of channels would be rotated.
@@ -48,18 +48,18 @@ class RotaryPosition(nn.Module):
         self._table: tuple[Tensor, Tensor] | None = None
         if self.width % 2:
             raise LayoutError(
-                f"rotary-pct {fraction:g} of a head of {head_width} channels is {self.width}, an odd number; "
-                "rotation works on pairs: choose a rotary-pct that gives an even one"
+                f"rotary-pct {fraction:g} of a head of {head_width} channels is {self.width}, an odd number, "
+                "but channels are rotated in pairs; set a rotary-pct that gives an even number"
             )
 
     def forward(
-        self, query_SBNK: Tensor, key_SBNK: Tensor, start: int = 0, places_SB: Tensor | None = None
+        self, query_SBNK: Tensor, key_SBNK: Tensor, start: int = 0, position_ids_SB: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Both, rotated by their place in the window: `places_SB`, or one after another from `start` on."""
+        """Apply rotary embeddings at `position_ids_SB`, or at consecutive positions from `start`."""
         if self.width == 0:
             return query_SBNK, key_SBNK
-        if places_SB is not None:
-            angle_SB1R = self._angle(places_SB.float()).unsqueeze(2)
+        if position_ids_SB is not None:
+            angle_SB1R = self._angle(position_ids_SB.float()).unsqueeze(2)
             cosine, sine = angle_SB1R.cos().to(query_SBNK.dtype), angle_SB1R.sin().to(query_SBNK.dtype)
             return self._rotate(query_SBNK, cosine, sine), self._rotate(key_SBNK, cosine, sine)
         stop = start + query_SBNK.shape[0]
@@ -72,7 +72,7 @@ class RotaryPosition(nn.Module):
         return self._rotate(query_SBNK, cosine, sine), self._rotate(key_SBNK, cosine, sine)
 
     def _up_to(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine tables of at least `length` places, [length, width / 2]."""
+        """Return cosine and sine tables of at least `length` positions, [length, width / 2]."""
         table = self._table
         if table is None or len(table[0]) < length or table[0].device != device or table[0].dtype != dtype:
             angle = self._angle(torch.arange(length, device=device, dtype=torch.float32))
@@ -80,7 +80,7 @@ class RotaryPosition(nn.Module):
         return table
 
     def _angle(self, places: Tensor) -> Tensor:
-        """The angles of each pair of channels at float32 places of any shape, with the pairs last."""
+        """Return the angles of each pair of channels at float32 positions of any shape, pairs last."""
         even = torch.arange(0, self.width, 2, device=places.device, dtype=torch.float32)
         return places.unsqueeze(-1) * self.base ** (-even / self.width)
 

@@ -1,4 +1,4 @@
-"""Sines and cosines of a token's place in the window, computed rather than learned."""
+"""Sinusoidal position embeddings."""
 
 import torch
 from torch import Tensor, nn
@@ -7,10 +7,10 @@ __all__ = ["SinusoidalPosition"]
 
 
 class SinusoidalPosition(nn.Module):
-    """angle(t, i) = t / 10000^(2i / width), laid out as all sines, then all cosines.
+    """Sines, then cosines, of angle(t, i) = t / 10000^(2i / width).
 
     Args:
-        hidden_size: width, even.
+        hidden_size: width; must be even.
 
     Source: arXiv:1706.03762, section 3.5, in the layout of Transformer-XL (arXiv:1901.02860).
     """
@@ -20,7 +20,7 @@ class SinusoidalPosition(nn.Module):
         self.hidden_size = hidden_size
 
     def forward(self, positions_SB: Tensor) -> Tensor:
-        """What is added to the embeddings, float32."""
+        """Return the vectors to add to the embeddings, float32."""
         even = torch.arange(0, self.hidden_size, 2, device=positions_SB.device, dtype=torch.float32)
         frequency = 10000.0 ** (-even / self.hidden_size)
         angle = positions_SB.unsqueeze(-1).float() * frequency

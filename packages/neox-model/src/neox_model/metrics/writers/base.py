@@ -1,4 +1,4 @@
-"""What a metric writer does."""
+"""The interface of metric writers."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -7,13 +7,13 @@ __all__ = ["MetricWriter"]
 
 
 class MetricWriter(Protocol):
-    """Takes numbers over time; names are `group/name`."""
+    """Writes metrics over time; names are `group/name`."""
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Record these numbers as those of an iteration; may buffer them."""
+        """Write the metrics of an iteration; may buffer them."""
 
     def flush(self) -> None:
-        """Make everything written so far visible to readers."""
+        """Make all written metrics visible to readers."""
 
     def close(self) -> None:
-        """Flush and let go of files and connections."""
+        """Flush, and close files and connections."""

@@ -1,4 +1,4 @@
-"""Metrics as lines for people: a live one on a terminal, log lines elsewhere."""
+"""Show metrics as a live line on a terminal, or as log lines."""
 
 import logging
 import sys
@@ -23,16 +23,16 @@ _FIELDS = {
     "throughput/tokens_per_second": "{:,.0f} tokens/s",
     "throughput/tflops_per_device": "{:.3g} TFLOP/s",
 }
-"""Metric -> how it reads in the line, in this order."""
+"""Metric -> its format in the line, in this order."""
 
 
 class ConsoleWriter:
-    """One line about training whenever a speed is written: the mean of the losses since the line before.
+    """Shows one line per interval, with the mean of the losses since the previous line.
 
     Args:
-        last_iteration: where the training ends.
-        live: keep one line at the bottom of the terminal up to date instead of logging; None: if stderr is
-            one.
+        last_iteration: last iteration of the training.
+        console: console to write to; on a terminal, one live line is updated instead of logging. None:
+            standard error.
     """
 
     def __init__(self, *, last_iteration: int, console: Console | None = None) -> None:
@@ -42,7 +42,7 @@ class ConsoleWriter:
         self._live = _start_live(console) if console.is_terminal else None
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Keep the loss, and show the line when its interval is over."""
+        """Store the loss, and show the line at the end of an interval."""
         if "loss/train" in metrics:
             self._losses.append(metrics["loss/train"])
         if "throughput/tokens_per_second" not in metrics:
@@ -56,7 +56,7 @@ class ConsoleWriter:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def flush(self) -> None:
-        """Nothing to do: lines are shown at once."""
+        """Do nothing; lines are shown immediately."""
 
     def close(self) -> None:
         """Leave the last line on the terminal."""
@@ -75,14 +75,14 @@ class ConsoleWriter:
 def _start_live(console: Console) -> Live:
     live = Live(console=console, auto_refresh=False)
     live.start()
-    # A training may be killed: it must not leave the terminal without a cursor.
+    # A killed training must not leave the terminal without a cursor.
     console.show_cursor(True)
     _point_logging_at_stderr()
     return live
 
 
 def _point_logging_at_stderr() -> None:
-    """Let log handlers write to what `sys.stderr` is now: rich replaces it to keep its line below them."""
+    """Point log handlers at the current `sys.stderr`, which rich replaces to keep its line at the bottom."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
             handler.setStream(sys.stderr)

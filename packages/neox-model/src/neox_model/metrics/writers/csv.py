@@ -1,10 +1,11 @@
-"""Metrics as CSV files, one per metric."""
+"""Write metrics to CSV files, one per metric."""
 
 import csv
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
+
+from neox_config.atomic import atomic_write
 
 __all__ = ["CsvWriter"]
 
@@ -13,9 +14,9 @@ class CsvWriter:
     """Appends to one file per metric: `a/b` is written to `a_b.csv` as `step,b`.
 
     Args:
-        folder: made when missing.
-        step: the training goes on after this one: rows behind it are dropped. From 0, an older file is kept
-            aside as `a_b.1.csv` (or the next free number).
+        folder: created if missing.
+        step: the training continues after this step: later rows are dropped, and rows that are there are
+            not written again. At 0, an existing file is renamed to `a_b.1.csv` (or the next free number).
     """
 
     def __init__(self, folder: Path, *, step: int) -> None:
@@ -23,14 +24,17 @@ class CsvWriter:
         self._folder = folder
         self._start = step
         self._files: dict[str, TextIO] = {}
+        self._last_kept: dict[str, int] = {}
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Append a row to the file of each metric."""
+        """Append a row to the file of each metric, unless an earlier process wrote that row."""
         for name, value in metrics.items():
-            csv.writer(self._file(name), lineterminator="\n").writerow((iteration, value))
+            file = self._file(name)
+            if iteration > self._last_kept[name]:
+                csv.writer(file, lineterminator="\n").writerow((iteration, value))
 
     def flush(self) -> None:
-        """Hand the rows to the operating system."""
+        """Flush the files."""
         for file in self._files.values():
             file.flush()
 
@@ -42,8 +46,11 @@ class CsvWriter:
     def _file(self, name: str) -> TextIO:
         if name not in self._files:
             path = self._folder / f"{name.replace('/', '_')}.csv"
-            if path.exists():
-                _keep_until(path, self._start) if self._start else _move_aside(path)
+            self._last_kept[name] = -1
+            if path.exists() and self._start:
+                self._last_kept[name] = _keep_until(path, self._start)
+            elif path.exists():
+                _move_aside(path)
             is_new = not path.exists()
             file = path.open("a", encoding="utf-8", newline="")
             if is_new:
@@ -52,22 +59,25 @@ class CsvWriter:
         return self._files[name]
 
 
-def _keep_until(path: Path, step: int) -> None:
-    """Drop rows behind a step, and what a kill cut short."""
+def _keep_until(path: Path, step: int) -> int:
+    """Drop rows after a step, and a truncated last row; return the last step that remains, -1 if none."""
     with path.open(encoding="utf-8", newline="") as file:
         whole = [line for line in file if line.endswith("\n")]
     if not whole:
         path.unlink()
-        return
+        return -1
     kept = [row for row in whole[1:] if _is_until(step, row)]
-    aside = path.with_suffix(".csv.tmp")
-    aside.write_text("".join([whole[0], *kept]), encoding="utf-8")
-    os.replace(aside, path)
+    with atomic_write(path) as file:
+        file.writelines([whole[0], *kept])
+    return max(map(_step_of, kept), default=-1)
 
 
 def _is_until(step: int, row: str) -> bool:
-    number = row.partition(",")[0]
-    return number.isdecimal() and int(number) <= step
+    return row.partition(",")[0].isdecimal() and _step_of(row) <= step
+
+
+def _step_of(row: str) -> int:
+    return int(row.partition(",")[0])
 
 
 def _move_aside(path: Path) -> None:

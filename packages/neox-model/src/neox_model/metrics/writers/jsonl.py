@@ -1,16 +1,18 @@
-"""Metrics as JSON lines: the machine-readable record of a run, read by `neox-report`.
+"""Write metrics as JSON lines, which `neox-report` reads.
 
-One line per `write`: `{"iteration": 100, "loss/train": 2.31, ...}`. A resumed training first drops the
-lines after its iteration and leaves out what is recorded of that iteration already, so that every iteration
-has one story.
+There is one line per `write`: `{"iteration": 100, "loss/train": 2.31, ...}`. A number that is not finite is
+null, and `"nonfinite": {"loss/train": "nan"}` names it. A resumed training first drops the lines after its
+iteration, and skips metrics already recorded for that iteration, so that every metric is
+recorded once per iteration.
 """
 
-import json
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from neox_config import finite_json
+from neox_config.atomic import atomic_write
 
 __all__ = ["JsonlWriter", "read_metrics"]
 
@@ -21,8 +23,8 @@ class JsonlWriter:
     """Appends to `metrics.jsonl`.
 
     Args:
-        folder: made when missing.
-        iteration: the training goes on after this one. From 0, an older record is kept aside as
+        folder: created if missing.
+        iteration: the training continues after this iteration. At 0, an existing file is renamed to
             `metrics.1.jsonl` (or the next free number).
     """
 
@@ -39,13 +41,13 @@ class JsonlWriter:
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Append one line, without what an earlier process recorded of this iteration."""
+        """Append one line, without metrics that an earlier process recorded for this iteration."""
         new = {name: value for name, value in metrics.items() if (iteration, name) not in self._recorded}
         if new:
-            self._file.write(json.dumps({"iteration": iteration, **new}) + "\n")
+            self._file.write(finite_json.dumps({"iteration": iteration, **new}) + "\n")
 
     def flush(self) -> None:
-        """Hand the lines to the operating system."""
+        """Flush the file."""
         self._file.flush()
 
     def close(self) -> None:
@@ -54,9 +56,9 @@ class JsonlWriter:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a `metrics.jsonl`; a last line that a kill cut short is left out.
+    """Yield the records of a `metrics.jsonl`, without a truncated last line.
 
-    A damaged line is left out too, with a warning: it must neither stop a training nor hide the others.
+    Damaged lines are skipped with a warning.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -64,30 +66,28 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             record = _parse(line)
             if record is None:
-                logger.warning("%s, line %d is damaged and left out", path, number)
+                logger.warning("%s, line %d is damaged and skipped", path, number)
             else:
                 yield record
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
+        record = finite_json.loads(line)
     except ValueError:
         return None
     return record if isinstance(record, dict) and isinstance(record.get("iteration"), int) else None
 
 
 def _keep_until(path: Path, iteration: int) -> set[tuple[int, str]]:
-    """Drop later records; gives the (iteration, metric) pairs recorded of the last iteration kept."""
-    aside = path.with_suffix(".jsonl.tmp")
+    """Drop later records; return the (iteration, metric) pairs recorded for the last iteration."""
     recorded = set()
-    with aside.open("w", encoding="utf-8") as file:
+    with atomic_write(path) as file:
         for record in read_metrics(path):
             if record["iteration"] <= iteration:
-                file.write(json.dumps(record) + "\n")
+                file.write(finite_json.dumps(record) + "\n")
             if record["iteration"] == iteration:
                 recorded |= {(iteration, name) for name in record}
-    os.replace(aside, path)
     return recorded
 
 

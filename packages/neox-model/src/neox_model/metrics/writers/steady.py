@@ -1,10 +1,11 @@
-"""Keeps a training alive when its metrics cannot be written."""
+"""Continue training if metrics cannot be written."""
 
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from neox_model.metrics.writers.base import MetricWriter
+from neox_model.metrics.writers.monitor import MonitorWriter
 
 __all__ = ["SteadyWriter"]
 
@@ -12,37 +13,46 @@ logger = logging.getLogger(__name__)
 
 
 class SteadyWriter:
-    """A writer whose failures are errors in the log: a full disk must not end a long training.
+    """A writer that logs failures instead of raising, because metrics must not end a long training.
 
-    The first failure is told, and those that follow a success; numbers may be missing from the record.
+    A full disk raises an OSError, a service or its package anything. The first failure after an interval
+    without one is logged; metrics may be missing.
 
     Args:
-        inner: does the writing; closed with this one.
+        inner: the writer; closed with this one.
     """
 
     def __init__(self, inner: MetricWriter) -> None:
         self._inner = inner
+        self._name = type(inner.inner if isinstance(inner, MonitorWriter) else inner).__name__
         self._has_failed = False
+        self._has_failed_since_flush = False
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Record these numbers, if that is possible."""
+        """Write metrics, if possible."""
         self._attempt(self._inner.write, metrics, iteration)
 
     def flush(self) -> None:
-        """Make what is written visible to readers, if that is possible."""
-        if self._attempt(self._inner.flush):
+        """Flush the writer, if possible."""
+        if self._attempt(self._inner.flush) and not self._has_failed_since_flush:
             self._has_failed = False
+        self._has_failed_since_flush = False
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close the writer."""
         self._attempt(self._inner.close)
 
     def _attempt(self, action: Callable[..., None], *arguments: Any) -> bool:
         try:
             action(*arguments)
-        except OSError as error:
+        except Exception as error:  # Logged; the packages of services raise errors of any class.
             if not self._has_failed:
-                logger.error("%s loses metrics, training goes on: %s", type(self._inner).__name__, error)
-            self._has_failed = True
+                logger.error(
+                    "%s cannot write metrics, training continues: %s: %s",
+                    self._name,
+                    type(error).__name__,
+                    error,
+                )
+            self._has_failed = self._has_failed_since_flush = True
             return False
         return True

@@ -1,4 +1,4 @@
-"""Metrics as TensorBoard events."""
+"""Write metrics as TensorBoard events."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +12,8 @@ class TensorBoardWriter:
     """Writes scalars; a resumed training hides the events after its iteration.
 
     Args:
-        folder: where the event files go.
-        iteration: the training goes on after this one.
+        folder: folder of the event files.
+        iteration: the training continues after this iteration.
 
     Raises:
         MissingPackageError: tensorboard is not installed.
@@ -26,7 +26,7 @@ class TensorBoardWriter:
         self._writer = SummaryWriter(str(folder), purge_step=iteration + 1 if iteration else None)
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """One scalar per metric."""
+        """Write one scalar per metric."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, iteration)
 

@@ -1,1 +1,1 @@
-"""What the loop does beside training, one hook per file."""
+"""Actions of the training loop besides training, one hook per file."""

@@ -1,4 +1,4 @@
-"""What a hook may do, and when."""
+"""The interface of training hooks."""
 
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
@@ -7,16 +7,16 @@ __all__ = ["Hook"]
 
 
 class Hook:
-    """A side effect of the training loop; every method does nothing until a subclass says otherwise.
+    """Base class of callbacks of the training loop; methods do nothing unless overridden.
 
     All ranks have the same hooks in the same order, so a hook may communicate.
     """
 
     def on_start(self, state: TrainState) -> None:
-        """Before the first iteration of this process."""
+        """Run before the first iteration of this process."""
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
-        """After every iteration, already counted in `state`."""
+        """Run after every iteration, which `state` already counts."""
 
     def on_end(self, state: TrainState) -> None:
-        """After the last iteration of this process; not called when an error ends it."""
+        """Run after the last iteration of this process; not called after an error."""

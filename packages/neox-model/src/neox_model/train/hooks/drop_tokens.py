@@ -1,10 +1,10 @@
-"""Tells the layers that drop tokens how many they keep in the next iteration."""
+"""Set how many tokens the token-dropping layers keep in the next iteration."""
 
 from collections.abc import Callable
 
 from torch import nn
 
-from neox_model.build.token_dropping import token_dropping_layers
+from neox_model.assembly.token_dropping import token_dropping_layers
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
@@ -15,11 +15,11 @@ __all__ = ["DropTokensHook"]
 class DropTokensHook(Hook):
     """Sets `kept_tokens` of this rank's layers before each iteration.
 
-    The number follows from the iteration alone, so that a resumed training goes on where it was.
+    The number depends on the iteration only, so that a resumed training continues where it was.
 
     Args:
-        model: whose layers that drop tokens are told.
-        kept: tokens kept in an iteration, counted from 0.
+        model: the model with the token-dropping layers.
+        kept: function of the iteration, counted from 0, that returns the number of tokens to keep.
     """
 
     def __init__(self, model: nn.Module, kept: Callable[[int], int]) -> None:
@@ -27,11 +27,11 @@ class DropTokensHook(Hook):
         self._kept = kept
 
     def on_start(self, state: TrainState) -> None:
-        """Before the first iteration of this process."""
+        """Set the number for the first iteration of this process."""
         self._set(state.iteration)
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
-        """For the iteration that comes."""
+        """Set the number for the next iteration."""
         self._set(state.iteration)
 
     def _set(self, iteration: int) -> None:

@@ -1,10 +1,10 @@
-"""Validates every `eval_interval` iterations, and validates and tests when the training is complete."""
+"""Validate every `eval_interval` iterations, and validate and test when the training is complete."""
 
 import logging
 from collections.abc import Callable, Sequence
 
 from neox_model.metrics.timers import Timers
-from neox_model.metrics.writers import MetricWriter
+from neox_model.metrics.writers.base import MetricWriter
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
@@ -19,10 +19,10 @@ class EvaluateHook(Hook):
     """Evaluates, writes the losses and logs them.
 
     Args:
-        evaluator: knows the data and the model.
-        interval: iterations between validations; None: only at the end.
-        writers: get the losses.
-        timers: evaluating is measured as the activity `evaluate`.
+        evaluator: runs the evaluations.
+        interval: iterations between validations; None: validate only at the end.
+        writers: receive the losses.
+        timers: measures evaluation as the activity `evaluate`.
         before_evaluation: called first, so that training metrics are written before the evaluation's.
     """
 
@@ -42,16 +42,16 @@ class EvaluateHook(Hook):
         self._before_evaluation = before_evaluation
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
-        """Validate when it is time and nobody waits; the last iteration is left to `on_end`."""
+        """Validate every `interval` iterations, unless shutdown is urgent or `on_end` follows."""
         is_left_out = state.iteration >= state.last_iteration or state.is_hurried
         if self._interval and state.iteration % self._interval == 0:
-            # An evaluation that is left out has its samples, too: the next one reads what it always reads.
+            # Reserve samples for a skipped evaluation too, so that the next one reads the same samples.
             first = state.take_validation_samples(self._evaluator.samples)
             if not is_left_out:
                 self._evaluate("valid", "validation", first, state)
 
     def on_end(self, state: TrainState) -> None:
-        """Test and validate, unless the training was stopped before its last iteration."""
+        """Test and validate unless the training was stopped before its last iteration."""
         if state.stop_reason is None:
             self._evaluate("test", "test", 0, state)
             self._evaluate("valid", "validation", state.validation_samples, state)

@@ -1,7 +1,7 @@
-"""Runs Python's garbage collector on all ranks in the same iteration.
+"""Run Python's garbage collector on all ranks in the same iteration.
 
-Left alone, it runs on each rank at another moment and all others wait for that rank: at a thousand ranks
-somebody is always collecting. What exists when the training starts is never looked at again.
+Automatic collection runs at a different time on each rank, and all other ranks wait for it. Objects that
+exist when the training starts are frozen and not examined again.
 """
 
 import gc
@@ -14,7 +14,7 @@ __all__ = ["GarbageCollectionHook"]
 
 
 class GarbageCollectionHook(Hook):
-    """Takes over from the automatic collector.
+    """Replaces automatic garbage collection.
 
     Args:
         interval: iterations between collections.
@@ -24,17 +24,17 @@ class GarbageCollectionHook(Hook):
         self._interval = interval
 
     def on_start(self, state: TrainState) -> None:
-        """Switch the automatic collector off."""
+        """Disable automatic collection."""
         gc.collect()
         gc.freeze()
         gc.disable()
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
-        """Collect when it is time."""
+        """Collect every `interval` iterations."""
         if state.iteration % self._interval == 0:
             gc.collect()
 
     def on_end(self, state: TrainState) -> None:
-        """Switch the automatic collector on again."""
+        """Enable automatic collection again."""
         gc.unfreeze()
         gc.enable()

@@ -1,8 +1,7 @@
-"""Watches that losses and gradient norms are finite, and ends a training that no longer updates its weights.
+"""Check that losses and gradient norms are finite, and end a training that no longer updates its weights.
 
-An update whose loss or gradients are not finite is not applied; that happens on the device, in the optimizer.
-In float16 it is normal while the loss scale can still fall. Elsewhere it is reported with the documents of
-its batch.
+The optimizer skips an update whose loss or gradients are not finite, on the device. In float16 this is normal
+while the loss scale can still decrease. Otherwise it is reported with the documents of the batch.
 """
 
 import logging
@@ -10,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from neox_launcher.errors import NeoXError
+from neox_config.errors import NeoXError
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.train.hooks.base import Hook
 from neox_model.train.read_back import read_back
@@ -24,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Iteration:
-    """What one iteration reported, read from the device."""
+    """The report of one iteration, read from the device."""
 
     number: int
     samples: range
@@ -44,19 +43,19 @@ class _Iteration:
 
 
 class NonfiniteGuard(Hook):
-    """Reports updates that were not applied, and ends the training after several in a row.
+    """Reports skipped updates, and ends the training after several in a row.
 
-    Reports lie on the device; those of an interval are read together, one iteration late. All ranks read the
-    same numbers, so all end at the same iteration.
+    The reports of an interval are read from the device together, one iteration late. All ranks read the same
+    numbers, so all end at the same iteration.
 
     Args:
-        patience: the training ends after so many such iterations in a row, not counting those in which the
-            loss scale can still fall.
+        patience: number of skipped updates in a row that ends the training, not counting those after which
+            the loss scale can still decrease.
         interval: iterations between two readings.
-        min_loss_scale: below which the loss scale cannot fall; None where the loss is not scaled.
-        documents: names the documents of a range of training samples.
-        reports: whether this rank writes to the log.
-        before_end: called before the training is ended, for what is not yet recorded.
+        min_loss_scale: lower bound of the loss scale; None if the loss is not scaled.
+        documents: function of a range of training samples that names their documents.
+        reports: True if this rank writes to the log.
+        before_end: called before the training is ended, to write pending logs.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class NonfiniteGuard(Hook):
         self._last: _Iteration | None = None
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
-        """Keep the report, and read those of an interval that is over.
+        """Store the report, and check those of a completed interval.
 
         Raises:
             NeoXError: the last `patience` iterations were not finite.
@@ -91,11 +90,11 @@ class NonfiniteGuard(Hook):
         self._pending.append((state.iteration, samples, report))
 
     def on_end(self, state: TrainState) -> None:
-        """Read what is left."""
+        """Check the remaining reports."""
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Judge all iterations so far; waits for the device.
+        """Check all iterations so far; waits for the device.
 
         Raises:
             NeoXError: the last `patience` iterations were not finite; on all ranks or on none.
@@ -105,15 +104,15 @@ class NonfiniteGuard(Hook):
         self._pending.clear()
 
     def refuse_to_save(self) -> None:
-        """Check the last iteration judged, before the state after it is saved.
+        """Refuse to save if the loss of the last iteration is not finite.
 
         Raises:
-            CheckpointError: its loss is not finite. Tensor-parallel ranks may have computed different ones.
+            CheckpointError: the loss is not finite. Tensor-parallel ranks may have different losses.
         """
         if self._last is not None and not math.isfinite(self._last.loss):
             raise CheckpointError(
-                f"the loss of iteration {self._last.number:,} is {self._last.loss:g}; the state after it is "
-                "not saved, and earlier checkpoints are kept"
+                f"the loss of iteration {self._last.number:,} is {self._last.loss:g}; the state after this "
+                "iteration is not saved, and earlier checkpoints are kept"
             )
 
     def _judge(self, iteration: _Iteration) -> None:
@@ -124,12 +123,12 @@ class NonfiniteGuard(Hook):
         if self._scale_can_fall(iteration):
             self._in_a_row.clear()
             if self._reports:
-                logger.info("%s: overflow in float16, the update is not applied", iteration)
+                logger.info("%s: float16 overflow, the update is skipped", iteration)
             return
         self._in_a_row.append(iteration)
         if self._reports:
             logger.error(
-                "%s: the update is not applied; its batch is samples %d to %d, of %s",
+                "%s: the update is skipped; its batch contains samples %d to %d, from %s",
                 iteration,
                 iteration.samples.start,
                 iteration.samples.stop - 1,
@@ -148,17 +147,17 @@ class NonfiniteGuard(Hook):
         listed = "; ".join(str(iteration) for iteration in self._in_a_row[-3:])
         at_minimum = ""
         if self._min_loss_scale is not None:
-            at_minimum = f" with the loss scale at its lowest value, {self._min_loss_scale:g}"
+            at_minimum = f" with the loss scale at its minimum, {self._min_loss_scale:g}"
         return (
-            f"the last {len(self._in_a_row)} updates in a row were not applied{at_minimum}, because a loss "
+            f"the last {len(self._in_a_row)} updates in a row were skipped{at_minimum}, because a loss "
             f"or a gradient was not finite ({listed}); resume from the last checkpoint with a smaller "
             f"learning rate, {'with bfloat16, ' if at_minimum else ''}with gradient-clipping, or without "
-            "these documents (nonfinite-patience says how many such updates in a row are allowed)"
+            "these documents (nonfinite-patience sets how many skipped updates in a row are allowed)"
         )
 
 
 def _read(pending: list[tuple[int, range, StepReport]]) -> list[_Iteration]:
-    """Read the reports' numbers together."""
+    """Read the reports' numbers from the device together."""
     numbers = iter(
         read_back(
             [

@@ -1,4 +1,4 @@
-"""Writes the loss, the learning rate, the gradient norm and the speed, every so many iterations."""
+"""Write the loss, learning rate, gradient norm and throughput at a fixed interval."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from torch import Tensor
 
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
-from neox_model.metrics.writers import MetricWriter
+from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.train.hooks.base import Hook
 from neox_model.train.read_back import read_back
@@ -15,23 +15,22 @@ from neox_model.train.step import StepReport
 
 __all__ = ["LogHook"]
 
-# Written only once an update has been skipped.
+# Written only after an update has been skipped.
 _SKIPPED = "optimizer/skipped_iterations"
 
 
 class LogHook(Hook):
-    """Keeps each iteration's report and writes them all, one line per iteration, once per interval.
+    """Collects the report of each iteration and writes them, one line per iteration, once per interval.
 
-    The reports' numbers lie on the device. They are read together and one iteration late, when the device
-    is already busy with the next one; `write_pending` reads at once, for whoever is about to wait for the
-    device anyway.
+    The reports' numbers are on the device. They are read together and one iteration late, while the device is
+    busy with the next iteration. `write_pending` reads immediately; call it before a synchronization.
 
     Args:
-        writers: where numbers go; none on all ranks but one.
-        schedule: asked for the learning rate that each update used.
-        throughput: makes rates of tokens and time.
-        timers: what is measured as an activity does not count as training time.
-        interval: iterations between two writings.
+        writers: receive the metrics; empty on all ranks except one.
+        schedule: provides the learning rate of each update.
+        throughput: computes rates from tokens and time.
+        timers: measured activities do not count as training time.
+        interval: iterations between two writes.
     """
 
     def __init__(
@@ -51,13 +50,13 @@ class LogHook(Hook):
         self._pending: list[tuple[int, dict[str, Tensor | float | None]]] = []
 
     def on_start(self, state: TrainState) -> None:
-        """Start the clock."""
+        """Start the timer."""
         self._timers.read()
         self._rate = self._schedule.current_rate
         self._written_tokens, self._written_iteration = state.tokens, state.iteration
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
-        """Write the reports of an interval that is over, and keep this one."""
+        """Write the reports of a completed interval, and store this one."""
         if not self._writers:
             return
         if (state.iteration - 1) % self._interval == 0:
@@ -74,11 +73,11 @@ class LogHook(Hook):
         self._rate = self._schedule.current_rate
 
     def on_end(self, state: TrainState) -> None:
-        """Write what is left."""
+        """Write the remaining reports."""
         self.write_pending()
 
     def write_pending(self) -> None:
-        """Write all reports kept so far; waits for the device."""
+        """Write all stored reports; waits for the device."""
         if not self._pending:
             return
         read = iter(read_back([value for _, metrics in self._pending for value in metrics.values()]))

@@ -1,15 +1,14 @@
-"""Writes the 2-norms of every parameter and of every optimizer state, once per interval."""
+"""Write the 2-norm of every parameter and every optimizer state once per interval."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 
-from neox_model.checkpoint.engines import adapter_of, inner_optimizer
 from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts
 from neox_model.checkpoint.outcome import gather
-from neox_model.metrics.writers import MetricWriter
+from neox_model.engine.contract import Engine
+from neox_model.metrics.writers.base import MetricWriter
 from neox_model.parallel.groups import Groups
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
@@ -22,10 +21,10 @@ class NormsHook(Hook):
     """Writes `param_norms/NAME` and `optimizer_state_norms/NAME/STATE` of whole tensors, by logical name.
 
     Args:
-        measure: makes the norms; collective over all ranks.
-        writers: where numbers go; none on all ranks but one.
-        interval: iterations between two writings.
-        before_writing: called first, so that the record stays in order.
+        measure: computes the norms; collective over all ranks.
+        writers: receive the norms; empty on all ranks except one.
+        interval: iterations between two writes.
+        before_writing: called first, so that metrics are written in order.
     """
 
     def __init__(
@@ -51,20 +50,17 @@ class NormsHook(Hook):
             writer.write(norms, state.iteration)
 
 
-def tensor_norms(
-    model: nn.Module, engine: Any, groups: Groups, *, parameters: bool, states: bool
-) -> dict[str, float]:
-    """2-norms of whole logical tensors, however they are split: the same on every rank. Collective.
+def tensor_norms(engine: Engine, groups: Groups, *, parameters: bool, states: bool) -> dict[str, float]:
+    """Return the 2-norms of whole logical tensors, the same on every rank and in every layout. Collective.
 
     Args:
-        model: the module inside the engine.
-        engine: DeepSpeed's, whose master weights count.
-        groups: this rank's.
-        parameters: of every weight, as `param_norms/NAME`.
-        states: of every optimizer state with a value per weight, as `optimizer_state_norms/NAME/STATE`.
+        engine: the engine; the norms are those of its master weights.
+        groups: this rank's process groups.
+        parameters: include every weight, as `param_norms/NAME`.
+        states: include every optimizer state with a value per weight, as `optimizer_state_norms/NAME/STATE`.
     """
     squares: dict[str, float] = {}
-    for name, values in _pieces(model, engine, groups, parameters=parameters, states=states):
+    for name, values in _pieces(engine, groups, parameters=parameters, states=states):
         square = torch.linalg.vector_norm(values, dtype=torch.float32).square().item()
         squares[name] = squares.get(name, 0.0) + square
     names = sorted({name for held in gather(groups.control, list(squares)) for name in held})
@@ -75,14 +71,13 @@ def tensor_norms(
 
 
 def _pieces(
-    model: nn.Module, engine: Any, groups: Groups, *, parameters: bool, states: bool
+    engine: Engine, groups: Groups, *, parameters: bool, states: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """What this rank adds: every element of the model is in one piece of one rank."""
-    optimizer, adapter = inner_optimizer(engine.optimizer), adapter_of(engine.optimizer)
-    for fragment in engine_fragments(model, engine):
-        if not is_written_here(fragment, groups, splits_over_data=adapter.splits_over_data):
+    """Yield this rank's pieces; every element of the model is in exactly one piece of one rank."""
+    for fragment in engine_fragments(engine):
+        if not is_written_here(fragment, groups, splits_over_data=engine.update.splits_over_data):
             continue
         if parameters:
             yield f"param_norms/{fragment.name}", fragment.weight
-        for part in optimizer_parts(fragment, optimizer)[0] if states else ():
+        for part in optimizer_parts(fragment, engine.update.optimizer)[0] if states else ():
             yield f"optimizer_state_norms/{part.name}", part.values

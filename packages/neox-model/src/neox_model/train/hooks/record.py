@@ -1,10 +1,9 @@
-"""Records what each step read, computed and left behind, for `neox-launch verify-resume`.
+"""Record the inputs, results and state of each step, for `neox-launch verify-resume`.
 
-Every rank writes one file of JSON lines: its place, then one line per step and one per recorded state.
-Tokens, random streams and tensors are recorded as digests, numbers exactly.
+Every rank writes one file of JSON lines: its place in the groups, then one line per step and one per recorded
+state. Tokens, random streams and tensors are recorded as digests, numbers exactly.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from math import prod
@@ -12,16 +11,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from neox_config import finite_json
 from neox_model.checkpoint import rng_state
-from neox_model.checkpoint.contents import block_numel
-from neox_model.checkpoint.engines import inner_optimizer, read_engine_state
-from neox_model.checkpoint.logical import Fragment, engine_fragments, model_fragments
-from neox_model.checkpoint.save import Restorable
-from neox_model.parallel.groups import Groups
-from neox_model.train.batch import Batch
-from neox_model.train.engine import Engine
+from neox_model.checkpoint.blocks import block_numel
+from neox_model.checkpoint.logical import Fragment, computing_fragments, engine_fragments
+from neox_model.checkpoint.parts import RunParts
+from neox_model.train.data.batch import Batch
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
@@ -32,51 +29,44 @@ _DIGEST_BYTES = 8
 
 
 class RecordHook(Hook):
-    """Writes the record of one rank. Must come after every hook that changes anything.
+    """Writes the record of one rank. Must follow every hook that changes the state.
 
     Args:
         folder: receives `rank-RANK.jsonl`.
-        iteration: where the state is recorded, before the first step or after one.
-        groups: this rank's process groups.
-        model: the module inside the engine.
-        engine: the engine.
-        schedule: the learning-rate schedule.
-        save: saves a checkpoint of the recorded state; None saves none. Collective.
+        iteration: iteration after which the state is recorded; it may be the one that the training starts at.
+        parts: the run.
+        save: saves a checkpoint of the recorded state, collective; None: no checkpoint.
     """
 
     def __init__(
         self,
         folder: Path,
+        parts: RunParts,
         *,
         iteration: int,
-        groups: Groups,
-        model: nn.Module,
-        engine: Engine,
-        schedule: Restorable,
         save: Callable[[], None] | None,
     ) -> None:
         self._iteration = iteration
-        self._groups = groups
-        self._model = model
-        self._engine = engine
-        self._schedule = schedule
+        self._parts = parts
+        self._engine = parts.engine
         self._save = save
         self._samples: list[list[str]] = []
         self._random: dict[str, str] = {}
         self._settings: list[dict[str, Any]] = []
         folder.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = (folder / f"rank-{groups.world.rank:05d}.jsonl").open("x", encoding="utf-8")
+        name = f"rank-{parts.groups.world.rank:05d}.jsonl"
+        self._file: TextIO = (folder / name).open("x", encoding="utf-8")
 
     def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Pass micro-batches on, and remember what the step has read, and its random streams before."""
+        """Yield the micro-batches, recording their digests and the random streams before the step."""
         for batch in batches:
             self._random = self._random or _random_digests()
             self._samples.append(sample_digests(batch))
             yield batch
 
     def on_start(self, state: TrainState) -> None:
-        """Record this rank's place, and the state where the training starts there."""
-        groups = self._groups
+        """Record this rank's place in the groups, and the state if the training starts at `iteration`."""
+        groups = self._parts.groups
         self._write(
             "place",
             rank=groups.world.rank,
@@ -89,7 +79,7 @@ class RecordHook(Hook):
         self._record_state(state)
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
-        """Record one step, and the state that the training is interrupted at."""
+        """Record one step, and the state after `iteration`."""
         self._write(
             "step",
             iteration=state.iteration,
@@ -107,7 +97,7 @@ class RecordHook(Hook):
         self._record_state(state)
 
     def on_end(self, state: TrainState) -> None:
-        """Record the last state and close the file."""
+        """Record the final state and close the file."""
         if state.iteration != self._iteration:
             self._write_state(state)
         self._file.close()
@@ -131,18 +121,18 @@ class RecordHook(Hook):
         )
 
     def _optimizer_settings(self) -> list[dict[str, Any]]:
-        """Learning rate, weight decay and so on, of each parameter group."""
-        groups = inner_optimizer(self._engine.inner.optimizer).param_groups
+        """Return the settings of each parameter group, such as learning rate and weight decay."""
+        groups = self._engine.update.optimizer.param_groups
         return [
             {name: _plain(value) for name, value in group.items() if _is_plain(value)} for group in groups
         ]
 
     def _counters(self, state: TrainState) -> dict[str, Any]:
-        """Everything that counts, and the loss scale."""
+        """Return all counters and the loss scale."""
         parts: Mapping[str, Mapping[str, Any]] = {
             "training": state.state_dict(),
-            "schedule": self._schedule.state_dict(),
-            "engine": read_engine_state(self._engine.inner),
+            "schedule": self._parts.schedule.state_dict(),
+            "engine": self._engine.state_dict(),
         }
         return {
             f"{part}.{name}": _plain(value)
@@ -152,17 +142,17 @@ class RecordHook(Hook):
         }
 
     def _sums_of_weights(self) -> dict[str, float]:
-        """Sum of the elements of each master weight on this rank."""
-        fragments = engine_fragments(self._model, self._engine.inner)
+        """Return the sum of the elements of each master weight on this rank."""
+        fragments = engine_fragments(self._engine)
         sums = [fragment.weight.sum(dtype=torch.float64) for fragment in fragments]
         names = (_place(fragment) for fragment in fragments)
         return dict(zip(names, torch.stack(sums).tolist() if sums else [], strict=True))
 
     def _kept_tensors(self) -> dict[str, str]:
-        """Digests of what the optimizer holds of each weight on this rank: master copy and states."""
-        optimizer = inner_optimizer(self._engine.inner.optimizer)
+        """Return digests of the master weights and optimizer states on this rank."""
+        optimizer = self._engine.update.optimizer
         found = {}
-        for fragment in engine_fragments(self._model, self._engine.inner):
+        for fragment in engine_fragments(self._engine):
             place = _place(fragment)
             found[place] = digest(fragment.weight)
             for key, value in optimizer.state.get(fragment.held.holder, {}).items():
@@ -174,20 +164,16 @@ class RecordHook(Hook):
         return found
 
     def _used_weights(self) -> dict[str, str]:
-        """Digests of the weights that this rank computes with; none of those that ZeRO 3 has taken apart."""
-        return {
-            _place(fragment): digest(fragment.weight)
-            for fragment in model_fragments(self._model)
-            if not hasattr(fragment.held.param, "ds_tensor")
-        }
+        """Return digests of this rank's model weights, except those partitioned by ZeRO 3."""
+        return {_place(fragment): digest(fragment.weight) for fragment in computing_fragments(self._engine)}
 
     def _write(self, kind: str, **content: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, **content}) + "\n")
+        self._file.write(finite_json.dumps({"kind": kind, **content}) + "\n")
         self._file.flush()
 
 
 def sample_digests(batch: Batch) -> list[str]:
-    """Digest each sample of a micro-batch: tokens, labels, mask, and documents and positions if any."""
+    """Digest each sample of a micro-batch: tokens, labels, mask, and document and position ids if any."""
     parts = [part for part in batch if part is not None]
     return [_joined(part[row] for part in parts) for row in range(batch.tokens_BS.shape[0])]
 
@@ -210,7 +196,7 @@ def _random_digests() -> dict[str, str]:
 
 
 def _place(fragment: Fragment) -> str:
-    """A weight's name, with the block and the range of it that are held, where that is not all of it."""
+    """Return a weight's name, with the held block and range unless the whole weight is held."""
     block, start, stop = fragment.range
     rows = ",".join(f"{low}:{high}" for low, high in block)
     is_whole_block = (start, stop) == (0, block_numel(block))
@@ -230,7 +216,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON returns it."""
+    """Return the value in the form in which JSON stores it."""
     if isinstance(value, Tensor):
         return value.item()
     return list(value) if isinstance(value, tuple | list) else value

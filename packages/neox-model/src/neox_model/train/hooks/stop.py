@@ -1,7 +1,7 @@
-"""Ends the training early, on a signal or every `exit_interval` iterations: on all ranks at the same one.
+"""End the training early, on a signal or at `exit_interval`, on all ranks at the same iteration.
 
-A signal reaches each process at its own moment, so every iteration the ranks agree on whether one has seen
-one. The answer of one iteration is read in the next: nobody waits for it, and all ranks read the same.
+A signal reaches each process at a different time, so all ranks exchange the received signals every iteration.
+The result is read in the next iteration, so that no rank waits for it.
 """
 
 import logging
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-from neox_launcher.stop_signals import WARNING_SIGNAL, name_of, unblock_warning
-from neox_launcher.worker import requested_signal
+from neox_launcher.protocol.stop_signals import WARNING_SIGNAL, name_of, unblock_warning
+from neox_launcher.worker.reporting import requested_signal
 from neox_model.parallel.groups import Group
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
@@ -26,22 +26,22 @@ __all__ = ["StopHook"]
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, WARNING_SIGNAL)
-# A scheduler that ends a job signals every process of it, and so does the launcher: one request, told twice.
+# A scheduler that ends a job signals every process, and so does the launcher: the same request twice.
 _SAME_REQUEST_SECONDS = 3.0
 
 
 class StopHook(Hook):
-    """Asks the state to stop.
+    """Requests a stop of the training.
 
-    The first SIGTERM, SIGINT or SIGUSR1 asks for a stop. A second SIGTERM or SIGINT meets the handling from
-    before and so ends the process at once; but a SIGTERM soon after the first is taken for the same request.
-    SIGUSR1, a scheduler's warning, never ends the process, however often it comes. One that was sent while
-    the training was loading is pending until `on_start`, and ends the training before its first iteration.
+    The first SIGTERM, SIGINT or SIGUSR1 requests a stop. A second SIGTERM or SIGINT is handled by the
+    previous handler, which ends the process; a SIGTERM soon after the first counts as the same request.
+    SIGUSR1, a scheduler's warning, never ends the process. A SIGUSR1 sent while the training loads is pending
+    until `on_start`, and ends the training before its first iteration.
 
     Args:
-        control: a group of all ranks that communicates from host memory.
+        control: CPU group of all ranks.
         exit_interval: stop when the iteration is a multiple of it; None: never.
-        save: the folder that checkpoints go to, for the log; None: there are none.
+        save: folder of the checkpoints, for the log; None: no checkpoints are saved.
     """
 
     def __init__(self, control: Group, *, exit_interval: int | None, save: str | None = None) -> None:
@@ -55,7 +55,7 @@ class StopHook(Hook):
         self._answer: Callable[[], int] | None = None
 
     def on_start(self, state: TrainState) -> None:
-        """Listen to signals; end the training at once where one has been waiting."""
+        """Install the signal handlers; end the training if a signal is pending."""
         self._previous = {number: signal.signal(number, self._receive) for number in _SIGNALS}
         self._mask = unblock_warning()
         if state.finished:
@@ -64,13 +64,13 @@ class StopHook(Hook):
         if number:
             state.request_stop(f"{name_of(number)} received", is_hurried=True)
             logger.info(
-                "stopping before iteration %d: %s; there is nothing new to save",
+                "stopping before iteration %d: %s; nothing new to save",
                 state.iteration + 1,
                 state.stop_reason,
             )
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
-        """Read the answer to the last iteration's question, and ask the next one."""
+        """Read the result of the last iteration's exchange, and start the next one."""
         number = 0 if self._answer is None else self._answer()
         if state.finished:
             self._answer = None
@@ -86,7 +86,7 @@ class StopHook(Hook):
         self._answer = None if state.finished else self._ask()
 
     def on_end(self, state: TrainState) -> None:
-        """Hand signals back."""
+        """Restore the previous signal handlers."""
         self._restore()
 
     @property
@@ -114,9 +114,9 @@ class StopHook(Hook):
         self._previous = {}
 
     def _ask(self) -> Callable[[], int]:
-        """Start asking all ranks for the signal that they have received; the result waits for the answer.
+        """Start exchanging received signals with all ranks; return a function that waits for the result.
 
-        Where ranks have received different ones, all read the one of the highest number; 0 is none.
+        The result is the highest signal number that any rank has received, 0 if none.
         """
         flag = torch.tensor([0 if self._received is None else int(requested_signal(self._received))])
         if self._control.size == 1:

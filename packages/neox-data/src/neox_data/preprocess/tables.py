@@ -1,0 +1,104 @@
+"""Read the rows of parquet files."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from neox_data.errors import CorpusError
+from neox_data.preprocess.unpack import DamageError
+
+__all__ = ["rows_of"]
+
+_ROWS_AT_ONCE = 1024
+_MARK = b"PAR1"
+_BUFFER_BYTES = 1 << 20
+
+
+def rows_of(path: Path, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of the columns `keys`, row by row; bytes that are not UTF-8 stay bytes.
+
+    Raises:
+        CorpusError: a column is missing.
+        DamageError: the file is damaged, incomplete, or has fewer rows than its footer counts.
+        OSError: the file cannot be read.
+    """
+    # Imported only when needed: it takes longer to import than everything else together.
+    from pyarrow import parquet  # type: ignore[import-untyped]
+
+    with _damage_in(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        _check_columns(path, file.schema_arrow.names, keys)
+        _refuse_joined(path, file.metadata)
+        number = 0
+        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(keys)):
+            columns = [_values(batch.column(key)) for key in keys]
+            number += len(batch)
+            yield from zip(*columns, strict=True)
+        if number != file.metadata.num_rows:
+            raise DamageError(
+                f"it has {number:,} of the {file.metadata.num_rows:,} rows that its footer counts"
+            )
+
+
+@contextmanager
+def _damage_in(path: Path) -> Iterator[None]:
+    """Turn pyarrow's errors into `DamageError`, and name the file in errors of the disk."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise DamageError(_first_line(error)) from error
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except (ArrowException, ValueError, KeyError, IndexError, OverflowError) as error:
+        raise DamageError(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _check_columns(path: Path, columns: Sequence[str], keys: Sequence[str]) -> None:
+    for key in keys:
+        if key not in columns:
+            found = ", ".join(map(repr, columns[:8]))
+            raise CorpusError(
+                f"{path} has no column {key!r}; its columns are {found}; pass one of them with --jsonl-keys"
+            )
+
+
+def _values(column: Any) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        return [_value(cell) for cell in column]
+    return values
+
+
+def _value(cell: Any) -> Any:
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError:
+        return cell.as_buffer().to_pybytes()
+
+
+def _refuse_joined(path: Path, metadata: Any) -> None:
+    """Raise `DamageError` if several files were joined; the offsets of the last footer are wrong then."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    stop = path.stat().st_size - metadata.serialized_size - 2 * len(_MARK)
+    end = max((_begin(chunk) + chunk.total_compressed_size for chunk in chunks), default=len(_MARK))
+    # Between the last column and the footer there may be indexes.
+    with path.open("rb") as file:
+        file.seek(end)
+        last = b""
+        while file.tell() < stop and (block := file.read(min(_BUFFER_BYTES, stop - file.tell()))):
+            if _MARK + _MARK in last + block:
+                raise DamageError("several parquet files are joined in it; pass them one by one")
+            last = block[-2 * len(_MARK) :]
+
+
+def _begin(chunk: Any) -> int:
+    dictionary = chunk.dictionary_page_offset
+    return int(chunk.data_page_offset if dictionary is None else min(dictionary, chunk.data_page_offset))

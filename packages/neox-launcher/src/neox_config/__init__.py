@@ -1,0 +1,47 @@
+"""Configuration: parameters, loading and checking of files, and derived values.
+
+Imports neither torch nor any other package of the project. Public names are loaded on first use, so that a
+process that needs only `neox_config.errors` does not spend a quarter of a second on loading the schema.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from neox_config.derive.engine_json import engine_json
+    from neox_config.derive.resolve import Derived, Resolved, decode_resolved, encode_resolved, resolve
+    from neox_config.errors import ConfigError, NeoXError
+    from neox_config.read.load import load_config
+    from neox_config.schema.config import NeoXConfig
+
+__all__ = [
+    "ConfigError",
+    "Derived",
+    "NeoXConfig",
+    "NeoXError",
+    "Resolved",
+    "decode_resolved",
+    "encode_resolved",
+    "engine_json",
+    "load_config",
+    "resolve",
+]
+
+_MODULES = {
+    "ConfigError": "neox_config.errors",
+    "Derived": "neox_config.derive.resolve",
+    "NeoXConfig": "neox_config.schema.config",
+    "NeoXError": "neox_config.errors",
+    "Resolved": "neox_config.derive.resolve",
+    "decode_resolved": "neox_config.derive.resolve",
+    "encode_resolved": "neox_config.derive.resolve",
+    "engine_json": "neox_config.derive.engine_json",
+    "load_config": "neox_config.read.load",
+    "resolve": "neox_config.derive.resolve",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

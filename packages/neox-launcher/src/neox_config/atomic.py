@@ -1,0 +1,52 @@
+"""Write files atomically: under a temporary name in the same folder, then renamed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TextIO
+
+__all__ = ["atomic_write", "flush_folder"]
+
+
+@contextmanager
+def atomic_write(path: Path, *, mode: int = 0o666, is_durable: bool = False) -> Iterator[TextIO]:
+    """Provide a text file that replaces `path` after the block.
+
+    If the block raises, the temporary file is removed and `path` is unchanged.
+
+    Args:
+        path: the file to write; its folder must exist.
+        mode: permissions, from which the umask is subtracted.
+        is_durable: wait until the file and its name are on disk, so that they survive a loss of power.
+
+    Raises:
+        OSError: the file cannot be written or renamed.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
+
+    def create(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, mode)
+
+    try:
+        with open(aside, "w", encoding="utf-8", newline="", opener=create) as file:
+            yield file
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        with suppress(OSError):  # The first error is the useful one.
+            aside.unlink(missing_ok=True)
+        raise
+    if is_durable:
+        flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,87 @@
+"""Expansion of `attention_config` to one attention type per layer."""
+
+from typing import Any
+
+from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.problems import did_you_mean
+from neox_config.schema.config import NeoXConfig
+
+__all__ = ["expand_attention", "sliding_window", "types_in"]
+
+# Types of successive layers, and how often they are repeated.
+_Run = tuple[tuple[str, ...], int]
+
+_PATTERN = 'write [[["global", "local"], 6]] for 12 layers, or list the type of every layer'
+
+
+def expand_attention(pattern: tuple[Any, ...] | None, num_layers: int) -> tuple[str, ...]:
+    """Return the attention type of each layer.
+
+    Args:
+        pattern: `((types, count), ...)`, where a count of "all" repeats the types up to the last layer; or
+            one type per layer. None means global attention in every layer.
+        num_layers: number of layers of the model.
+
+    Raises:
+        ValueError: The pattern is not valid for this number of layers; the message is followed by "; " and a
+            remedy.
+    """
+    if pattern is None:
+        return ("global",) * num_layers
+    if all(isinstance(item, str) for item in pattern):
+        runs: list[_Run] = [(pattern, 1)]
+    else:
+        runs = [_repeated(item, num_layers, is_alone=len(pattern) == 1) for item in pattern]
+    for name in (name for names, _ in runs for name in names):
+        if name not in ATTENTION_FACTS:
+            hint = did_you_mean(name, ATTENTION_FACTS) or f"use {', '.join(ATTENTION_FACTS)}"
+            raise ValueError(f"{name!r} is not an attention type; {hint}")
+    described = sum(len(names) * count for names, count in runs)
+    if described != num_layers:
+        raise ValueError(
+            f"describes {described:,} layers, but num-layers is {num_layers}; {_remedy(pattern)}"
+        )
+    return tuple(name for names, count in runs for name in names * count)
+
+
+def types_in(config: NeoXConfig) -> frozenset[str]:
+    """Return the attention types of the layers; empty if attention_config is invalid (see its rule)."""
+    try:
+        return frozenset(expand_attention(config.attention.attention_config, config.model.num_layers))
+    except ValueError:
+        return frozenset()
+
+
+def sliding_window(config: NeoXConfig) -> int | None:
+    """Return the number of earlier tokens that a token of a global layer sees; None if it sees all."""
+    width = config.attention.sliding_window_width
+    return None if width is None or width >= config.model.seq_length - 1 else width
+
+
+def _remedy(pattern: tuple[Any, ...]) -> str:
+    if not pattern:
+        return _PATTERN
+    if len(pattern) == 1 and isinstance(pattern[0], tuple):
+        return 'write "all" as the count to repeat the types up to the last layer'
+    return "change the counts: each is the number of times that its types are repeated"
+
+
+def _repeated(item: Any, num_layers: int, *, is_alone: bool) -> _Run:
+    if not isinstance(item, tuple) or len(item) != 2:
+        raise ValueError(f"is not a list of [[types], count]; {_PATTERN}")
+    names, count = item
+    names = (names,) if isinstance(names, str) else names
+    if not isinstance(names, tuple) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"is not a list of [[types], count]; {_PATTERN}")
+    if isinstance(count, str) and count.lower() == "all":
+        if not is_alone:
+            raise ValueError('has other entries next to a count of "all"; remove them, or give numbers')
+        if num_layers % len(names):
+            raise ValueError(
+                f"repeats {len(names)} types, which does not divide num-layers: {num_layers}; "
+                "use a number of types that does"
+            )
+        return names, num_layers // len(names)
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ValueError(f'has a count that is not a positive whole number or "all"; {_PATTERN}')
+    return names, count

@@ -1,0 +1,95 @@
+"""Configuration dict for `deepspeed.initialize`: every value, but only keys that DeepSpeed 0.19.8 supports.
+
+Some of DeepSpeed's defaults differ from the documented ones, so no value is left to them.
+
+Optimizer and learning rate schedule are passed to the engine as objects. With `zero_force_ds_cpu_optimizer`
+off and no optimizer in this dict, DeepSpeed never compiles an operator.
+"""
+
+from typing import Any
+
+from neox_config.derive.resolve import Resolved
+from neox_config.schema.sections.engine import Aio
+from neox_config.schema.sections.zero import ZeroOptimization
+
+__all__ = ["accumulation_dtype", "engine_json"]
+
+# Large enough to disable DeepSpeed's periodic report.
+_NEVER = 2**62
+
+# Keys that this version of DeepSpeed no longer supports.
+_UNKNOWN_ZERO_KEYS = {"grad_hooks", "elastic_checkpoint"}
+
+
+def engine_json(resolved: Resolved) -> dict[str, Any]:
+    """Return DeepSpeed's configuration for a training as plain JSON values."""
+    config, derived = resolved.config, resolved.derived
+    engine, is_sharded = config.engine, config.zero.zero_optimization.stage >= 1
+    settings: dict[str, Any] = {
+        "train_batch_size": derived.train_batch_size,
+        "train_micro_batch_size_per_gpu": derived.micro_batch_size,
+        "gradient_accumulation_steps": derived.accumulation,
+        # Always set, because DeepSpeed's default has changed before. At stage 0, neox-model clips.
+        "gradient_clipping": config.optimizer.gradient_clipping if is_sharded else 0.0,
+        "steps_per_print": engine.steps_per_print or _NEVER,
+        # The throughput timer synchronizes with the device in every forward pass; only the report shows it.
+        "timers": {"throughput": {"enabled": engine.steps_per_print is not None}},
+        "wall_clock_breakdown": engine.wall_clock_breakdown,
+        "dump_state": engine.dump_state,
+        "prescale_gradients": engine.prescale_gradients,
+        "gradient_predivide_factor": engine.gradient_predivide_factor,
+        "zero_optimization": _zero(config.zero.zero_optimization),
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "flops_profiler": engine.flops_profiler.model_dump(mode="json"),
+        "aio": _aio(engine.aio),
+    }
+    if config.parallelism.sequence_parallel:
+        # DeepSpeed would treat activations as copies of one tensor and send only a part of each rank's share.
+        settings["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
+    if is_sharded:
+        settings |= _precision(resolved)
+    return settings
+
+
+def _precision(resolved: Resolved) -> dict[str, Any]:
+    """Return the precision settings under ZeRO; at stage 0, neox-model computes every update."""
+    config, precision = resolved.config, resolved.derived.precision
+    settings: dict[str, Any] = {"data_types": {"grad_accum_dtype": accumulation_dtype(resolved)}}
+    if precision == "fp16":
+        settings["fp16"] = config.precision.fp16.model_dump(mode="json") | {"enabled": True}
+    if precision == "bf16":
+        # Without the immediate update, the output projection of a pipeline loses its gradient: DeepSpeed
+        # clears it when the backward pass reaches the hidden states, after the head.
+        settings["bf16"] = {"enabled": True, "immediate_grad_update": True, "check_grad_overflow": True}
+    if config.engine.communication_data_type is not None:
+        settings["communication_data_type"] = config.engine.communication_data_type
+    return settings
+
+
+def accumulation_dtype(resolved: Resolved) -> str:
+    """Return the data type in which gradients are accumulated over micro-batches.
+
+    Sums of many bf16 gradients lose small terms, so they are accumulated in fp32 unless configured otherwise.
+    """
+    given = resolved.config.engine.data_types.grad_accum_dtype
+    precision = resolved.derived.precision
+    return given or ("fp32" if precision == "bf16" else precision)
+
+
+def _aio(aio: Aio) -> dict[str, Any]:
+    """Return the aio block with DeepSpeed's name for thread_count; it ignores the documented name."""
+    found = aio.model_dump(mode="json")
+    return found | {"intra_op_parallelism": found.pop("thread_count")}
+
+
+def _zero(zero: ZeroOptimization) -> dict[str, Any]:
+    """Return every setting, so that a default of DeepSpeed never replaces the documented one."""
+    if zero.stage == 0:
+        return {"stage": 0}
+    found = zero.model_dump(mode="json", exclude=_UNKNOWN_ZERO_KEYS)
+    for name in ("offload_param", "offload_optimizer"):
+        if found[name]["device"] == "none":
+            del found[name]
+    # For DeepSpeed, too, null selects a value by the stage.
+    return {name: value for name, value in found.items() if value is not None}

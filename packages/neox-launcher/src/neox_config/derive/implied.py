@@ -1,0 +1,203 @@
+"""Values that follow from other values: filled in if not given, or implied by another setting."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from neox_config.derive.curricula import METRICS, enabled_sampling
+from neox_config.derive.resolve import MLP_SIZES, mlp_width
+from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.problems import Place, Problem, in_words, place_of
+from neox_config.schema.config import NeoXConfig, parameter_named
+from neox_config.schema.parameter import is_filled_in
+from neox_config.schema.sections.data_efficiency import TRUNCATES, Metric
+
+__all__ = ["NO_EFFECT", "default_in", "fill_in", "follows_from", "implied_settings"]
+
+_DEFAULT_WEIGHT_DECAY = 0.01
+
+
+# Parameters that are accepted and have no effect, and why.
+NO_EFFECT: Mapping[str, str] = {
+    "short_seq_prob": "it applies only to BERT samples",
+    "sparsity_config.mode": "attention-config sets the type of each layer",
+    "sparsity_config.attention": "attention is always causal",
+    "sparsity_config.horizontal_global_attention": "attention is always causal",
+    "optimizer.params.torch_adam": "Adam always uses the fused implementation of PyTorch",
+    "checkpoint.tag_validation": "checkpoints are named after the iteration, which is the same on all ranks",
+    "checkpoint.load_universal": "every checkpoint loads under every parallel layout",
+    "checkpoint.parallel_write.pipeline_stage": "all ranks always write their parts in parallel",
+    "data_efficiency.data_routing.random_ltd.model_mask_name": "layers take document ids instead of a mask",
+    "data_efficiency.data_routing.random_ltd.model_type": "attention is always causal",
+    "data_efficiency.data_routing.random_ltd.hidden_state_order": "the model always uses the same order",
+    "autotuning.arg_mappings": "trials receive their settings in a configuration file",
+    "elasticity.min_time": "a job shrinks whenever a host is lost",
+    "zero_optimization.allgather_partitions": "updated parameters are always collected with all-gather",
+    "zero_optimization.load_from_fp32_weights": "checkpoints contain the float32 weights if there are any",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": "checkpoints always contain whole weights",
+    "zero_optimization.elastic_checkpoint": "every checkpoint loads with any number of ranks",
+}
+
+# Parameters that are filled in if not given -> source of the value.
+_FILLED_FROM = {
+    "seq_length": "max_position_embeddings",
+    "optimizer.params.weight_decay": "weight_decay",
+}
+# Parameters that a switch sets to true, even if false is given.
+_IMPLIED_BY = {
+    "attention_softmax_in_fp32": "apply_query_key_layer_scaling",
+    "use_cpu_initialization": "lazy_mpu_init",
+    "no_load_optim": "finetune",
+    "no_load_rng": "finetune",
+}
+
+
+def follows_from(name: str, config: NeoXConfig) -> str | None:
+    """Return the parameter that determines this one's value, or None if it is given or the default."""
+    switch = _IMPLIED_BY.get(name)
+    if switch is not None and config.value_of(switch):
+        return switch
+    return None if name in config.sources else _FILLED_FROM.get(name)
+
+
+def default_in(config: NeoXConfig, name: str, declared: FieldInfo) -> Any:
+    """Return the default of a parameter; that of a FILLED_IN one is the value that it is filled in from."""
+    if is_filled_in(declared):
+        return config.value_of(_FILLED_FROM[name])
+    return declared.get_default(call_default_factory=True)
+
+
+def fill_in(values: dict[str, dict[str, Any]]) -> set[str]:
+    """Fill in the absent FILLED_IN fields before validation, and return their names."""
+    filled = set()
+    model = values["model"]
+    if "seq_length" not in model:
+        filled.add("seq_length")
+        if "max_position_embeddings" in model:
+            model["seq_length"] = model["max_position_embeddings"]
+    section = values["optimizer"]
+    params = section.setdefault("optimizer", {}).setdefault("params", {})
+    if "weight_decay" not in params:
+        params["weight_decay"] = section.get("weight_decay", _DEFAULT_WEIGHT_DECAY)
+        filled.add("optimizer.params.weight_decay")
+    return filled
+
+
+def implied_settings(config: NeoXConfig, places: Mapping[str, Place]) -> tuple[NeoXConfig, list[Problem]]:
+    """Return the configuration with its implied settings, and a notice for each overridden value."""
+    notices = [*_without_effect(config, places)]
+    if config.attention.apply_query_key_layer_scaling and not config.attention.attention_softmax_in_fp32:
+        notices += _overruled("attention_softmax_in_fp32", "apply-query-key-layer-scaling", places)
+        attention = config.attention.replaced(attention_softmax_in_fp32=True)
+        config = config.model_copy(update={"attention": attention})
+    if config.parallelism.lazy_mpu_init and not config.model.use_cpu_initialization:
+        notices += _overruled("use_cpu_initialization", "lazy-mpu-init", places)
+        model = config.model.replaced(use_cpu_initialization=True)
+        config = config.model_copy(update={"model": model})
+    if config.checkpoint.finetune:
+        checkpoint = config.checkpoint.replaced(no_load_optim=True, no_load_rng=True)
+        config = config.model_copy(update={"checkpoint": checkpoint})
+    weight_decay = config.optimizer.optimizer.params.weight_decay
+    if "weight_decay" in places and weight_decay != config.optimizer.weight_decay:
+        notices.append(
+            Problem(
+                "weight_decay",
+                f"is not used: optimizer.params.weight_decay is {weight_decay}",
+                value=str(config.optimizer.weight_decay),
+                place=places["weight_decay"],
+            )
+        )
+    return config, [*notices, *_advice(config, places)]
+
+
+def _without_effect(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
+    """Yield a notice for each parameter without effect that has a value other than its default."""
+    for name, why in NO_EFFECT.items():
+        value = config.value_of(name) if name in places else None
+        if value is not None and value != parameter_named(name).default:
+            yield Problem(name, f"has no effect: {why}", value=in_words(value), place=places[name])
+
+
+def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
+    """Yield notices about valid settings with unexpected results."""
+    kind, is_fp16 = config.optimizer.optimizer.kind, config.precision.is_fp16
+    if "attention_softmax_in_fp32" in places and not config.attention.attention_softmax_in_fp32:
+        what = "has no effect: the softmax of attention is always computed in float32"
+        yield _note("attention_softmax_in_fp32", what, "remove it", config, places)
+    positions, pos_emb = config.model.max_position_embeddings, config.attention.pos_emb
+    if positions != config.model.seq_length and pos_emb != "learned":
+        what = f"only limits seq-length, because pos-emb: {pos_emb} has no table of positions"
+        yield _note("max_position_embeddings", what, "", config, places)
+    if kind == "sm3" and is_fp16:
+        yield _note("optimizer.type", "does not work well with fp16", "use bf16", config, places)
+    if kind == "onebitadam" and "lr_decay_style" in places:
+        what = "has no effect: OneBitAdam uses DeepSpeed's WarmupDecayLR schedule"
+        yield _note("lr_decay_style", what, "", config, places)
+    curriculum = config.data_efficiency.curriculum_learning
+    step = curriculum.schedule_config.difficulty_step
+    if curriculum.enabled and curriculum.curriculum_type == "seqlen" and step and step % 8 and is_fp16:
+        name = "curriculum_learning.schedule_config.difficulty_step"
+        yield _note(
+            name,
+            "gives sequence lengths that are slow on tensor cores",
+            "use a multiple of 8",
+            config,
+            places,
+        )
+    yield from _curriculum_advice(config, places)
+    yield from _width_advice(config, places)
+
+
+def _width_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
+    """Yield a notice with the width that GPT-NeoX's sizes give with a gated activation."""
+    model = config.model
+    if not ACTIVATION_FACTS[model.activation].is_gated or model.mlp_width is not None:
+        return
+    for name in MLP_SIZES:
+        if config.value_of(name) is not None:
+            width = mlp_width(config)
+            what = (
+                f"gives an MLP width of {width:,}: with {model.activation}, two thirds of the size are the "
+                f"width of both input matrices together, {2 * width:,} after rounding"
+            )
+            remedy = f"write mlp-width: {width} instead, or another mlp-width if that is not the one you want"
+            yield _note(name, what, remedy, config, places)
+
+
+def _curriculum_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
+    """Yield notices about curricula that do not select samples."""
+    efficiency = config.data_efficiency.data_efficiency
+    if efficiency.enabled and not (efficiency.data_sampling.enabled or efficiency.data_routing.enabled):
+        name = "data_efficiency.enabled"
+        what = "has no effect: neither data_sampling nor data_routing is enabled"
+        yield _note(name, what, "enable one of them, or remove it", config, places)
+    if efficiency.data_routing.enabled and not efficiency.data_routing.random_ltd.enabled:
+        name = "data_efficiency.data_routing.enabled"
+        yield _note(name, "has no effect without random_ltd", "enable random_ltd as well", config, places)
+    sampling = config.data_efficiency.data_efficiency.data_sampling
+    if sampling.enabled and not sampling.curriculum_learning.enabled:
+        name = "data_efficiency.data_sampling.enabled"
+        what = "has no effect without curriculum_learning"
+        yield _note(name, what, "enable curriculum_learning as well", config, places)
+    for key, metric in _measures(config).items():
+        if metric.clustering_type == "single_cluster" and key != TRUNCATES:
+            name = f"{METRICS}.{key}"
+            what, remedy = "selects all samples", "use schedule_based, or remove the metric"
+            place = place_of(places, name)
+            yield Problem(f"{name}.clustering_type", what, remedy, value="single_cluster", place=place)
+
+
+def _measures(config: NeoXConfig) -> Mapping[str, Metric]:
+    sampling = enabled_sampling(config)
+    return {} if sampling is None else sampling.curriculum_learning.curriculum_metrics
+
+
+def _note(name: str, what: str, remedy: str, config: NeoXConfig, places: Mapping[str, Place]) -> Problem:
+    return Problem(name, what, remedy, value=in_words(config.value_of(name)), place=place_of(places, name))
+
+
+def _overruled(name: str, by: str, places: Mapping[str, Place]) -> list[Problem]:
+    if name not in places:
+        return []
+    return [Problem(name, f"is set to true because {by} is true", value="false", place=places[name])]

@@ -1,0 +1,30 @@
+"""Settings under which layers cannot be compiled with torch.compile on any device."""
+
+from neox_config.derive.curricula import curricula_of_lengths
+from neox_config.schema.config import NeoXConfig
+
+__all__ = ["why_layers_stay_uncompiled"]
+
+_SHARDED = 3
+
+
+def why_layers_stay_uncompiled(config: NeoXConfig) -> str | None:
+    """Return the setting that prevents compilation and the reason, or None if layers can be compiled."""
+    reasons = {
+        "ZeRO stage 3, whose layers gather and release their weights while they run": (
+            config.zero.zero_optimization.stage == _SHARDED
+        ),
+        "a curriculum of lengths, because layers would be recompiled for every length": bool(
+            curricula_of_lengths(config)
+        ),
+        "random_ltd, because layers would be recompiled for every number of kept tokens": (
+            _drops_tokens(config)
+        ),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), None)
+
+
+def _drops_tokens(config: NeoXConfig) -> bool:
+    efficiency = config.data_efficiency.data_efficiency
+    routing = efficiency.data_routing
+    return efficiency.enabled and routing.enabled and routing.random_ltd.enabled

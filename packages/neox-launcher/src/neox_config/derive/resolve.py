@@ -1,0 +1,359 @@
+"""Combine configuration and number of devices: batch sizes, precision, and attention types per layer."""
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import floor
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from neox_config.derive.attention_layers import expand_attention
+from neox_config.derive.curricula import curricula_of_lengths
+from neox_config.derive.elasticity import elastic_batch, elastic_devices
+from neox_config.derive.layer_sharing import weight_owners
+from neox_config.errors import ConfigError
+from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.problems import Place, Problem, config_error, in_words, place_of
+from neox_config.schema.config import NeoXConfig
+
+__all__ = [
+    "MLP_SIZES",
+    "Derived",
+    "Resolved",
+    "decay_iterations",
+    "decode_resolved",
+    "encode_resolved",
+    "mlp_width",
+    "resolve",
+]
+
+# Parameters of GPT-NeoX from which the width of the feed-forward block follows, instead of mlp_width.
+MLP_SIZES = ("intermediate_size", "expansion_factor")
+# Upper bound on the parallel sizes tried for the suggestion.
+_MOST_SUGGESTED = 1024
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+
+class Derived(BaseModel):
+    """Values that follow from the configuration and the devices; frozen.
+
+    Attributes:
+        world_size: number of devices (workers) of the whole job.
+        hosts: number of hosts.
+        data_parallel_size: data-parallel size, the number of copies of the model.
+        model_parallel_size: tensor-parallel size.
+        pipe_parallel_size: number of pipeline stages, at least 1.
+        uses_pipeline: True if the pipeline engine runs the model, even with a single stage.
+        train_batch_size: samples per update over all devices.
+        micro_batch_size: samples per device and forward pass.
+        accumulation: micro-batches per update.
+        precision: data type of weights and activations.
+        attention_types: attention type of each layer.
+        mlp_width: inner width of the feed-forward block.
+        lr_decay_iters: iterations over which the learning rate decays.
+        backend: backend of torch.distributed; None lets the worker choose (nccl with GPUs, else gloo).
+        weight_owners: first layer with the same weights, for each layer; None if no weights are shared.
+        elastic_devices: numbers of devices that this batch size works with; empty without elasticity.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
+
+    world_size: int
+    hosts: int
+    data_parallel_size: int
+    model_parallel_size: int
+    pipe_parallel_size: int
+    uses_pipeline: bool
+    train_batch_size: int
+    micro_batch_size: int
+    accumulation: int
+    precision: Precision
+    attention_types: tuple[str, ...]
+    mlp_width: int
+    lr_decay_iters: int
+    backend: str | None
+    weight_owners: tuple[int, ...] | None = None
+    elastic_devices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A configuration that is ready to run.
+
+    Args:
+        config: the configuration of the user.
+        derived: values that follow from it on these devices.
+    """
+
+    config: NeoXConfig
+    derived: Derived
+
+
+def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
+    """Resolve a configuration for a number of devices.
+
+    Args:
+        config: loaded configuration.
+        devices: number of workers of the whole job, one per device.
+        hosts: number of hosts, for messages.
+
+    Raises:
+        ConfigError: The configuration does not fit the devices; the message lists every problem.
+    """
+    problems: list[Problem] = []
+    split = _split_devices(config, devices, hosts, problems)
+    elastic = config.elasticity.elasticity.enabled
+    batch = (_elastic_sizes if elastic else _batch_sizes)(config, split, problems)
+    problems += _indivisible_widths(config, split.model)
+    problems += _unequal_neighbours(config, split)
+    problems += _unequal_shares_of_short_sequences(config, split)
+    if problems:
+        located = [_located(problem, config) for problem in problems]
+        raise config_error(located, config.files)
+    derived = Derived(
+        world_size=devices,
+        hosts=hosts,
+        data_parallel_size=split.data,
+        model_parallel_size=split.model,
+        pipe_parallel_size=split.pipe,
+        uses_pipeline=config.parallelism.pipe_parallel_size >= 1,
+        train_batch_size=batch.train,
+        micro_batch_size=batch.micro,
+        accumulation=batch.accumulation,
+        precision=_precision(config),
+        attention_types=expand_attention(config.attention.attention_config, config.model.num_layers),
+        mlp_width=mlp_width(config),
+        lr_decay_iters=decay_iterations(config),
+        backend=config.parallelism.distributed_backend,
+        weight_owners=weight_owners(
+            config.model.num_layers, config.model.num_unique_layers, config.model.param_sharing_style
+        ),
+        elastic_devices=batch.shared_by,
+    )
+    return Resolved(config=config, derived=derived)
+
+
+def encode_resolved(resolved: Resolved) -> str:
+    """Encode a resolved configuration as one command-line argument for `decode_resolved`."""
+    config = resolved.config
+    content = {
+        "config": config.given(),
+        "derived": resolved.derived.model_dump(mode="json"),
+        "sources": {name: (place.file, place.line, place.spelling) for name, place in config.sources.items()},
+        "files": config.files,
+    }
+    return base64.urlsafe_b64encode(zlib.compress(json.dumps(content, allow_nan=False).encode(), 9)).decode()
+
+
+def decode_resolved(text: str) -> Resolved:
+    """Decode a resolved configuration encoded by `encode_resolved`.
+
+    Raises:
+        ConfigError: The text is damaged or was written by another version.
+    """
+    try:
+        content: dict[str, Any] = json.loads(zlib.decompress(base64.urlsafe_b64decode(text)))
+        config = NeoXConfig.from_sections(content["config"])
+        derived = Derived.model_validate(content["derived"])
+        sources = {name: Place(*place) for name, place in content["sources"].items()}
+        files = tuple(content["files"])
+    except (binascii.Error, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"the resolved configuration on the command line cannot be read ({type(error).__name__}); "
+            "start workers with neox-launch of the same version"
+        ) from error
+    return Resolved(config=config.with_origin(sources=sources, notices=(), files=files), derived=derived)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Split:
+    data: int
+    model: int
+    pipe: int
+
+
+def _split_devices(config: NeoXConfig, devices: int, hosts: int, problems: list[Problem]) -> _Split:
+    model = max(1, config.parallelism.model_parallel_size)
+    pipe = max(1, config.parallelism.pipe_parallel_size)
+    job = f"the {devices:,} device{'s' if devices > 1 else ''} of this job"
+    if hosts > 1:
+        job += f" ({hosts} hosts)"
+    if devices % (model * pipe):
+        name = "model_parallel_size" if devices % model or model > 1 else "pipe_parallel_size"
+        other = model if name == "pipe_parallel_size" else pipe
+        sizes = range(1, min(devices, _MOST_SUGGESTED) + 1)
+        fitting = [str(size) for size in sizes if devices % (size * other) == 0]
+        what = (
+            f"does not divide {job}"
+            if other == 1
+            else f"times the other parallel size ({other}) does not divide {job}"
+        )
+        shown = ", ".join(fitting[:8])
+        problems.append(Problem(name, what, f"use {shown}" if fitting else "use more devices"))
+    return _Split(data=max(1, devices // (model * pipe)), model=model, pipe=pipe)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    train: int
+    micro: int
+    accumulation: int
+    shared_by: tuple[int, ...] = ()
+
+
+def _elastic_sizes(config: NeoXConfig, split: _Split, problems: list[Problem]) -> _Batch:
+    """Return the batch sizes that the elasticity block chooses for these devices."""
+    block = config.elasticity.elasticity
+    try:
+        counts = elastic_devices(block, devices_per_copy=split.model)
+        chosen = elastic_batch(block, devices=split.data * split.model, devices_per_copy=split.model)
+    except ValueError as error:
+        what, _, remedy = str(error).partition("; ")
+        problems.append(Problem("elasticity.enabled", what, remedy))
+        return _Batch(train=split.data, micro=1, accumulation=1)
+    return _Batch(train=chosen.train, micro=chosen.micro, accumulation=chosen.accumulation, shared_by=counts)
+
+
+def _batch_sizes(config: NeoXConfig, split: _Split, problems: list[Problem]) -> _Batch:
+    """Compute the batch sizes: two of the three give the third; one alone implies an accumulation of 1."""
+    training, copies = config.training, split.data
+    train, micro = training.train_batch_size, training.train_micro_batch_size_per_gpu
+    accumulation = training.gradient_accumulation_steps
+    if train is None:
+        micro, accumulation = micro or 1, accumulation or 1
+        return _Batch(train=micro * accumulation * copies, micro=micro, accumulation=accumulation)
+    if micro is not None and accumulation is not None:
+        if micro * accumulation * copies != train:
+            product = f"{micro} x {accumulation} x {copies}"
+            problems.append(
+                Problem(
+                    "train_batch_size",
+                    f"must equal micro-batch x accumulation x data-parallel size: {product} = "
+                    f"{micro * accumulation * copies:,}",
+                    "remove one of the three; it is then computed",
+                )
+            )
+        return _Batch(train=train, micro=micro, accumulation=accumulation)
+    known = micro or accumulation or 1
+    name = "micro-batch" if micro is not None else "accumulation"
+    if train % (known * copies):
+        product = (
+            f"{name} {known} x data-parallel size {copies}"
+            if known > 1
+            else f"the data-parallel size {copies}"
+        )
+        nearest = max(1, round(train / (known * copies))) * known * copies
+        problems.append(
+            Problem(
+                "train_batch_size", f"is not divisible by {product}", f"use {nearest:,}, or another {name}"
+            )
+        )
+    other = max(1, train // (known * copies))
+    if micro is not None:
+        return _Batch(train=train, micro=micro, accumulation=other)
+    return _Batch(train=train, micro=other, accumulation=known)
+
+
+def _indivisible_widths(config: NeoXConfig, model_parallel_size: int) -> Iterator[Problem]:
+    """Yield a problem for each size that the tensor-parallel ranks cannot divide evenly."""
+    if config.model.num_attention_heads % model_parallel_size:
+        yield Problem(
+            "num_attention_heads",
+            f"cannot be divided among {model_parallel_size} tensor-parallel devices",
+            "use a multiple of model-parallel-size",
+        )
+    elif config.model.num_kv_heads is not None and config.model.num_kv_heads % model_parallel_size:
+        yield Problem(
+            "num_kv_heads",
+            f"cannot be divided among {model_parallel_size} tensor-parallel devices",
+            "use a multiple of model-parallel-size",
+        )
+    if config.parallelism.sequence_parallel and config.model.seq_length % model_parallel_size:
+        multiple = config.model.seq_length // model_parallel_size * model_parallel_size
+        yield Problem(
+            "seq_length",
+            f"cannot be divided among {model_parallel_size} tensor-parallel devices (sequence-parallel)",
+            f"use {multiple or model_parallel_size}, or set sequence-parallel: false",
+        )
+    width = mlp_width(config)
+    if width % model_parallel_size:
+        multiple = -(-width // model_parallel_size) * model_parallel_size
+        given = next((name for name in MLP_SIZES if config.value_of(name) is not None), None)
+        gives = "" if given is None else f"gives an MLP width of {width:,}, which "
+        instead = "" if given is None else f" instead of {given.replace('_', '-')}"
+        yield Problem(
+            given or "mlp_width",
+            f"{gives}cannot be divided among {model_parallel_size} tensor-parallel devices",
+            f"set mlp-width: {multiple}{instead}, or use another model-parallel-size",
+            value=f"{width}" if given is None else None,
+        )
+
+
+def _unequal_shares_of_short_sequences(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
+    """Yield a problem for each length of a curriculum that sequence parallelism cannot divide evenly."""
+    for block in curricula_of_lengths(config) if config.parallelism.sequence_parallel else ():
+        curriculum = config.value_of(block)
+        settings = curriculum.schedule_config
+        lengths = {
+            "min_difficulty": (curriculum.min_difficulty,),
+            "max_difficulty": (curriculum.max_difficulty,),
+            "schedule_config.difficulty_step": (settings.difficulty_step,),
+            "schedule_config.difficulty": settings.difficulty or (),
+        }
+        for name, values in lengths.items():
+            if any(value is not None and value % split.model for value in values):
+                yield Problem(
+                    f"{block}.{name}",
+                    f"cannot be divided among {split.model} tensor-parallel devices (sequence-parallel)",
+                    f"use a multiple of {split.model}, or set sequence-parallel: false",
+                )
+
+
+def _unequal_neighbours(config: NeoXConfig, split: _Split) -> Iterator[Problem]:
+    """Check ZeRO's secondary partition: adjacent devices must hold the same part of the model."""
+    zero = config.zero.zero_optimization
+    size, name = zero.zero_hpz_partition_size, "zero_optimization.zero_hpz_partition_size"
+    if size == 1 or zero.stage != 3:
+        return
+    if split.model > 1:
+        yield Problem(name, "does not work with tensor parallelism", "set model-parallel-size: 1")
+    elif split.data % size:
+        what = f"does not divide the data-parallel size {split.data}"
+        yield Problem(name, what, f"use a divisor of {split.data}")
+
+
+def mlp_width(config: NeoXConfig) -> int:
+    """Return the inner width of the feed-forward block."""
+    model = config.model
+    if model.mlp_width is not None:
+        return model.mlp_width
+    size = model.intermediate_size
+    if model.expansion_factor is not None:
+        size = int(model.expansion_factor * model.hidden_size)
+    return ACTIVATION_FACTS[model.activation].mlp_width(model.hidden_size, size, model.mlp_multiple_of)
+
+
+def decay_iterations(config: NeoXConfig) -> int:
+    """Return the number of iterations, including warmup, over which the learning rate decays."""
+    schedule, iterations = config.lr_schedule, config.training.train_iters
+    if schedule.lr_decay_fraction is not None:
+        return max(1, floor(iterations * schedule.lr_decay_fraction))
+    return schedule.lr_decay_iters or iterations
+
+
+def _precision(config: NeoXConfig) -> Precision:
+    chosen = config.precision
+    if chosen.fp16.enabled or chosen.precision == "fp16":
+        return "fp16"
+    if chosen.bf16.enabled or chosen.precision == "bfloat16":
+        return "bf16"
+    return "fp32"
+
+
+def _located(problem: Problem, config: NeoXConfig) -> Problem:
+    return problem.located(place_of(config.sources, problem.name), in_words(config.value_of(problem.name)))

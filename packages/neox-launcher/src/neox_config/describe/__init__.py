@@ -1,0 +1,1 @@
+"""Output for readers: reference documentation, JSON schema, and tables."""

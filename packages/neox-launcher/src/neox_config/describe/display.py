@@ -1,0 +1,161 @@
+"""Display of configurations as YAML with the origin of every value, and of differences between them."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from neox_config.derive.implied import default_in, follows_from
+from neox_config.derive.resolve import Resolved
+from neox_config.problems import Place, in_words, place_of
+from neox_config.schema.config import NeoXConfig, sections
+from neox_config.schema.parameter import Section, entry_section, inner_section
+
+__all__ = ["show_config", "show_derived", "show_difference"]
+
+_WIDEST = 60
+
+# A line and the origin of its value; empty for the name of a block.
+_Row = tuple[str, str]
+
+# How each derived value is computed.
+_DERIVED_BY = {
+    "world_size": "devices of the job",
+    "hosts": "hosts of the job",
+    "data_parallel_size": "world_size / (model_parallel_size x pipe_parallel_size)",
+    "model_parallel_size": "model_parallel_size, at least 1",
+    "pipe_parallel_size": "pipe_parallel_size, at least 1",
+    "uses_pipeline": "pipe_parallel_size is at least 1",
+    "train_batch_size": "micro-batch x accumulation x data_parallel_size",
+    "micro_batch_size": "train_micro_batch_size_per_gpu, or batch / (accumulation x data_parallel_size)",
+    "accumulation": "gradient_accumulation_steps, or batch / (micro-batch x data_parallel_size), or 1",
+    "precision": "precision, or the enabled block (fp16, bf16)",
+    "attention_types": "attention_config, repeated over num_layers",
+    "weight_owners": "num_unique_layers and param_sharing_style; null: no weights are shared",
+    "mlp_width": "mlp_width, intermediate_size or expansion_factor, mlp_multiple_of, activation, hidden_size",
+    "lr_decay_iters": "lr_decay_iters, or lr_decay_fraction x train_iters, or train_iters",
+    "elastic_devices": "elasticity: numbers of devices that this train_batch_size works with",
+    "backend": "distributed_backend; null: nccl with GPUs, else gloo",
+}
+
+
+def show_config(config: NeoXConfig, *, changed: bool = False) -> str:
+    """Return every parameter, one per line, as `name: value  # origin`; the result can be loaded again.
+
+    Args:
+        config: the configuration.
+        changed: return only the parameters whose value differs from the default.
+    """
+    rows: list[_Row] = []
+    for name in sections():
+        rows += _rows(getattr(config, name), _Printed(config, changed=changed))
+    width = min(max(len(text) for text, _ in rows), _WIDEST)
+    return "\n".join(f"{text:<{width}}  # {origin}" if origin else text for text, origin in rows)
+
+
+def show_derived(resolved: Resolved) -> str:
+    """Return the derived values and how they are computed, as YAML comments."""
+    values = resolved.derived.model_dump(mode="json")
+    rows = [
+        (f"# {name}: {json.dumps(value, allow_nan=False)}", _DERIVED_BY[name])
+        for name, value in values.items()
+    ]
+    width = min(max(len(text) for text, _ in rows), _WIDEST)
+    return "\n".join(f"{text:<{width}}  # from {rule}" for text, rule in rows)
+
+
+def show_difference(one: Resolved, other: Resolved) -> str:
+    """Return the differences between two resolved configurations, with the origin of both values."""
+    ones, others = (_flat(resolved.config.model_dump(mode="json")) for resolved in (one, other))
+    lines: list[str] = []
+    for path in dict.fromkeys((*ones, *others)):
+        if ones.get(path) != others.get(path):
+            name = ".".join(path[1:])
+            sides = ((ones.get(path), one.config), (others.get(path), other.config))
+            lines += [name, *(f"  {in_words(value)}  # {_place(name, config)}" for value, config in sides)]
+    derived = [resolved.derived.model_dump(mode="json") for resolved in (one, other)]
+    for name, value in derived[0].items():
+        if value != derived[1][name]:
+            texts = (in_words(value), in_words(derived[1][name]))
+            lines += [f"{name} (derived)", *(f"  {text}  # from {_DERIVED_BY[name]}" for text in texts)]
+    return "\n".join(lines)
+
+
+def _flat(tree: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Return the values of nested dicts by path."""
+    found: dict[tuple[str, ...], Any] = {}
+    for name, value in tree.items():
+        is_block = isinstance(value, dict) and value
+        found |= _flat(value, (*path, name)) if is_block else {(*path, name): value}
+    return found
+
+
+def _place(name: str, config: NeoXConfig) -> str:
+    by = follows_from(name, config)
+    place = place_of(config.sources, name)
+    return f"follows from {by}" if by else str(place) if place else "default"
+
+
+@dataclass(frozen=True, slots=True)
+class _Printed:
+    """The block of a configuration that is printed: its names have a prefix, its lines an indentation."""
+
+    config: NeoXConfig
+    changed: bool
+    prefix: str = ""
+    indent: str = ""
+
+    def inside(self, name: str) -> "_Printed":
+        return replace(self, prefix=f"{self.prefix}{name}.", indent=f"{self.indent}  ")
+
+    def leaves_out(self, name: str, value: Any, declared: FieldInfo) -> bool:
+        return self.changed and value == default_in(self.config, f"{self.prefix}{name}", declared)
+
+
+def _rows(section: Section, at: _Printed) -> Iterator[_Row]:
+    for name, declared in type(section).model_fields.items():
+        value = getattr(section, name)
+        if inner_section(declared) is not None:
+            inside = list(_rows(value, at.inside(name)))
+            yield from [(f"{at.indent}{name}:", ""), *inside] if inside or not at.changed else []
+        elif entry_section(declared) is not None and value:
+            yield f"{at.indent}{name}:", ""
+            yield from _entry_rows(value, at.inside(name))
+        elif not at.leaves_out(name, value, declared):
+            yield _row(name, value, declared, at)
+    for name, value in (section.model_extra or {}).items():
+        yield f"{at.indent}{name}: {_as_yaml(value)}", _origin(f"{at.prefix}{name}", value, None, at.config)
+
+
+def _entry_rows(entries: Mapping[str, Section], at: _Printed) -> Iterator[_Row]:
+    for key, entry in entries.items():
+        inside = list(_rows(entry, at.inside(key)))
+        yield from [(f"{at.indent}{key}:", ""), *inside] if inside else [(f"{at.indent}{key}: {{}}", "")]
+
+
+def _row(name: str, value: Any, declared: FieldInfo, at: _Printed) -> _Row:
+    path = f"{at.prefix}{name}"
+    if isinstance(value, SecretStr):
+        return f"{at.indent}{name}: null", f"secret, not shown; {at.config.sources[path]}"
+    default = declared.get_default(call_default_factory=True)
+    return f"{at.indent}{name}: {_as_yaml(value)}", _origin(path, value, default, at.config)
+
+
+def _as_yaml(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def _origin(name: str, value: Any, default: Any, config: NeoXConfig) -> str:
+    by = follows_from(name, config)
+    if by is not None and value != default:
+        return f"follows from {by}: {in_words(config.value_of(by))}"
+    place: Place | None = config.sources.get(name)
+    if place is not None:
+        return str(place)
+    inside = [source for given, source in config.sources.items() if given.startswith(f"{name}.")]
+    if inside:
+        return str(inside[0])
+    return "default" if value == default else "follows from other values"

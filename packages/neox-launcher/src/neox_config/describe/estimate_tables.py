@@ -1,0 +1,192 @@
+"""Estimates and suggestions as tables for a terminal."""
+
+from collections.abc import Sequence
+
+from neox_config.estimate import Estimate
+from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, Suggestion
+
+__all__ = ["render_estimate", "render_suggestions", "render_training_time"]
+
+Row = tuple[str, str, str]
+
+
+def render_estimate(result: Estimate, *, device_memory: int | None, vocabulary_origin: str = "") -> str:
+    """Format an estimate as text.
+
+    Args:
+        result: the estimate.
+        device_memory: memory of a device in bytes, to check if the estimate fits; None skips the check.
+        vocabulary_origin: origin of the vocabulary size.
+    """
+    sections = [_layout_rows(result), _parameter_rows(result, vocabulary_origin), _memory_rows(result)]
+    sections += [_work_rows(result), _communication_rows(result)]
+    text = _table([row for section in sections for row in (*section, ("", "", ""))][:-1])
+    return text if device_memory is None else f"{text}\n\n{_verdict(result, device_memory)}"
+
+
+def render_training_time(result: Estimate, *, iterations: int, tflops: float) -> str:
+    """Format the time and device-hours of a whole training at a given speed as text."""
+    seconds = result.seconds_per_iteration(tflops)
+    hours = seconds * iterations / 3600
+    tokens = result.tokens_per_iteration
+    rows = [
+        ("", "", ""),
+        ("training", f"{iterations:,} iterations", f"{iterations * tokens / 1e9:,.1f} billion tokens"),
+        ("  speed per device", f"{tflops:,.1f} TFLOP/s", f"{tokens / seconds:,.0f} tokens/s on all devices"),
+        ("  per iteration", f"{seconds:,.2f} s", ""),
+        ("  in total", f"{hours / 24:,.1f} days" if hours >= 48 else f"{hours:,.1f} hours", ""),
+        ("  device-hours", f"{hours * result.layout.devices:,.0f}", ""),
+    ]
+    return _table(rows)
+
+
+def render_suggestions(
+    found: Sequence[Suggestion], *, cluster: Cluster, samples: int, seq_length: int
+) -> str:
+    """Format layouts as a table, fastest first, or return a message if there are none."""
+    job = f"{cluster.devices:,} devices of {_size(cluster.memory)}, {samples:,} samples per iteration"
+    if not found:
+        return (
+            f"nothing fits: {job}\n"
+            "use more devices, add zero_optimization.offload_optimizer, "
+            "or set --samples to a multiple of the number of devices"
+        )
+    names = ("model", "pipe", "data", "zero", "micro-batch", "accumulation", "recomputed", "memory", "time")
+    lines = [(*names, "tokens/s")] + [_suggestion_cells(one, samples * seq_length) for one in found]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    table = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+    best = found[0].layout
+    settings = [
+        f"pipe-parallel-size: {best.stages if best.stages > 1 else 0}",
+        f"model-parallel-size: {best.model_parallel}",
+        f"zero_optimization: {{stage: {best.zero_stage}}}",
+        f"train-micro-batch-size-per-gpu: {best.micro_batch}",
+        f"gradient-accumulation-steps: {best.accumulation}",
+        f"checkpoint-activations: {'true' if best.segment_layers is not None else 'false'}",
+    ]
+    first = "settings of the first layout:\n  " + "\n  ".join(settings)
+    return f"{job}; use the estimates to compare layouts\n\n" + "\n".join(table) + f"\n\n{first}"
+
+
+def _suggestion_cells(one: Suggestion, tokens: int) -> tuple[str, ...]:
+    layout = one.layout
+    return (
+        str(layout.model_parallel),
+        str(layout.stages if layout.stages > 1 else 0),
+        str(layout.data_parallel),
+        str(layout.zero_stage),
+        str(layout.micro_batch),
+        str(layout.accumulation),
+        "no" if layout.segment_layers is None else "yes",
+        _size(one.memory.total),
+        f"{one.seconds:.2f} s",
+        f"{tokens / one.seconds:,.0f}",
+    )
+
+
+def _layout_rows(result: Estimate) -> list[Row]:
+    layout = result.layout
+    split = f"model {layout.model_parallel} x pipe {layout.stages} x data {layout.data_parallel}"
+    return [
+        ("devices", f"{layout.devices:,}", f"{split}, ZeRO stage {layout.zero_stage}"),
+        (
+            "samples per iteration",
+            f"{layout.samples:,}",
+            f"micro-batch {layout.micro_batch} x accumulation {layout.accumulation} x data",
+        ),
+        ("tokens per iteration", f"{result.tokens_per_iteration:,}", ""),
+    ]
+
+
+def _parameter_rows(result: Estimate, vocabulary_origin: str) -> list[Row]:
+    total = result.total_parameters
+    rows: list[Row] = [("parameters", f"{total:,}", "")]
+    for part, count in result.parameters.items():
+        note = f"{100 * count / total:.1f} %"
+        if part == "embedding":
+            note += f", vocabulary {result.shape.vocab_size:,}"
+            note += f" ({vocabulary_origin})" if vocabulary_origin else ""
+        if part == "head" and result.shape.is_tied:
+            note = "tied to the embedding"
+        rows.append((f"  {part}", f"{count:,}", note))
+    return rows
+
+
+def _memory_rows(result: Estimate) -> list[Row]:
+    stage = result.fullest_stage
+    memory, layout = result.memory[stage], result.layout
+    where = f"stage {stage} of {layout.stages}, the fullest" if layout.stages > 1 else ""
+    recomputed = layout.segment_layers
+    kept = "all stored" if recomputed is None else f"recomputed in segments of {recomputed}"
+    rows = [
+        ("memory per device", _size(memory.total), where),
+        ("  weights", _size(memory.weights), ""),
+        ("  gradients", _size(memory.gradients), ""),
+        ("  optimizer states", _size(memory.optimizer), "including master weights"),
+        ("  activations", _size(memory.activations), kept),
+        ("  buffers", _size(memory.buffers), "gradient buckets, and 1 GiB for CUDA and NCCL"),
+    ]
+    if memory.host:
+        rows.append(("host memory per device", _size(memory.host), "offloaded"))
+    return rows
+
+
+def _work_rows(result: Estimate) -> list[Row]:
+    rows = [
+        ("operations per token", _flops(result.flops_per_token), "forward and backward"),
+        ("  per iteration", _flops(result.flops_per_iteration), "on all devices"),
+    ]
+    if result.computed_flops_per_token != result.flops_per_token:
+        rows += [
+            ("  per token, recomputed", _flops(result.computed_flops_per_token), ""),
+            ("  per iteration, recomputed", _flops(result.computed_flops_per_iteration), ""),
+        ]
+    return [*rows, ("pipeline bubble", f"{100 * result.bubble:.1f} %", "of the time")]
+
+
+def _communication_rows(result: Estimate) -> list[Row]:
+    sent = result.communication
+    return [
+        ("sent per device", "", "per iteration"),
+        ("  data parallel", _size(sent.data), ""),
+        ("  model parallel", _size(sent.model), ""),
+        ("  pipeline", _size(sent.pipe), ""),
+    ]
+
+
+def _verdict(result: Estimate, device_memory: int) -> str:
+    needed = result.memory[result.fullest_stage].total
+    usable = USABLE_MEMORY * device_memory
+    part = f"{_size(needed)} of {_size(device_memory)}"
+    if needed <= usable:
+        return f"fits: {part}"
+    short = f"{100 * (1 - USABLE_MEMORY):.0f} % is reserved for the allocator"
+    return (
+        f"DOES NOT FIT: {part} ({short}); `neox-config suggest --devices {result.layout.devices} "
+        f"--device-memory {_size(device_memory).replace(' ', '')}` lists layouts that fit"
+    )
+
+
+def _size(count: int) -> str:
+    """Format a number of bytes in the largest unit with a value of at least 1."""
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20)):
+        if count >= scale:
+            return f"{count / scale:,.2f} {unit}"
+    return f"{count / 2**10:,.2f} KiB" if count else "0"
+
+
+def _flops(count: int) -> str:
+    """Format a number of operations in the largest unit with a value of at least 1."""
+    for unit, scale in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9)):
+        if count >= scale:
+            return f"{count / scale:,.2f} {unit}"
+    return f"{count / 1e6:,.2f} MFLOP"
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Format rows as a table: names left-aligned, values right-aligned, then notes."""
+    names = max(len(name) for name, _, _ in rows)
+    values = max(len(value) for _, value, _ in rows)
+    return "\n".join(
+        f"{name.ljust(names)}  {value.rjust(values)}  {note}".rstrip() for name, value, note in rows
+    )

@@ -1,0 +1,42 @@
+"""Exceptions of the project, with the exit codes of commands that fail with them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["ConfigError", "HostfileError", "LaunchError", "NeoXError"]
+
+
+class NeoXError(Exception):
+    """Base class of errors that are shown to the user without a traceback.
+
+    `exit_code` is 1 if the command failed, and 2 if the request was invalid.
+    """
+
+    exit_code = 1
+
+
+class ConfigError(NeoXError):
+    """The configuration is invalid; the message lists every problem.
+
+    Args:
+        message: all problems as text, with file, line and remedy.
+        problems: the problems as `neox_config.problems.Problem` records.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, problems: Sequence[Any] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+
+class HostfileError(NeoXError):
+    """The hostfile cannot be read, or does not contain the requested hosts or devices."""
+
+    exit_code = 2
+
+
+class LaunchError(NeoXError):
+    """The workers cannot be started as requested."""
+
+    exit_code = 2

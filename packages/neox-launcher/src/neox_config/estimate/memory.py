@@ -1,0 +1,219 @@
+"""Memory estimate: tensors that are stored for the backward pass; allocator overhead is not included.
+
+Known limit: without the fused softmax kernels, the attention scores need slightly more memory.
+
+Sources: arXiv:2205.05198 (activations, for the operators in use), arXiv:1910.02054 (ZeRO).
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from neox_config.estimate.operations import keys_per_query
+from neox_config.estimate.parameters import local_parameters, stage_types
+from neox_config.estimate.shapes import Layout, Shape
+from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.facts.loss import BLOCK_NUMBERS, CHUNK_NUMBERS
+from neox_config.facts.norms import NORM_FACTS
+
+__all__ = [
+    "Memory",
+    "activation_bytes_per_layer",
+    "device_memory",
+    "flowing_bytes",
+    "hidden_bytes",
+]
+
+# Device memory of a process that is not used by tensors: CUDA context, workspaces of NCCL and cuBLAS.
+RUNTIME_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Memory of one device in bytes, and of host memory used for it."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+    host: int
+
+    @property
+    def total(self) -> int:
+        """Memory on the device."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+
+
+def device_memory(shape: Shape, layout: Layout, stage: int = 0) -> Memory:
+    """Return the peak memory of one device of a pipeline stage.
+
+    Source: arXiv:1910.02054, section 3 (16-bit weights and gradients, float32 master weights and moments) and
+    section 5 (partitioning of each stage of ZeRO).
+    """
+    local = local_parameters(shape, layout, stage)
+    shared = ceil(local / layout.data_parallel)
+    zero = layout.zero_stage
+    weights = layout.element_bytes * (shared if zero >= 3 else local)
+    gradients = layout.gradient_bytes * (shared if zero >= 2 else local)
+    master = 4 if layout.element_bytes < 4 else 0
+    optimizer = (master + 4 * layout.optimizer_states) * (shared if zero >= 1 else local)
+    host = 0
+    if layout.optimizer_on_host:
+        host, optimizer = optimizer, 0
+        if zero >= 2:
+            host, gradients = host + gradients, 0
+    if layout.parameters_on_host:
+        host, weights = host + weights, 0
+    return Memory(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=_stage_activations(shape, layout, stage),
+        buffers=_buffers(shape, layout, local, stage),
+        host=host + _inputs_on_host(shape, layout, stage),
+    )
+
+
+def activation_bytes_per_layer(shape: Shape, layout: Layout, kind: str = "global") -> int:
+    """Return the bytes that one layer stores per micro-batch for the backward pass, on one device.
+
+    For a standard transformer with dropout and materialized scores: s b h (10 + 24 / t + 5 a s / (h t)).
+
+    Source: arXiv:2205.05198, section 4; flash attention stores one float32 number per query and head instead
+    of scores.
+    """
+    size, width, ranks = layout.element_bytes, shape.hidden_size, layout.model_parallel
+    dropped = width if shape.hidden_dropout > 0 else 0
+    tokens = shape.seq_length * layout.micro_batch
+    sharers = ranks if layout.splits_sequence else 1
+    if ATTENTION_FACTS[kind].is_gmlp:
+        # The norm's input and dropout's mask; `up`'s input; 8h before and after the activation, and of 4h v's
+        # norm, mixed v, product.
+        between = _kept_by_norm(shape, size, width) + dropped
+        whole = size * width
+        split = (2 * 8 * size * width + 12 * size * width) + _kept_by_norm(shape, size, 4 * width)
+    else:
+        between = 2 * _kept_by_norm(shape, size, width) + 2 * dropped
+        whole = 2 * size * width
+        split = _kept_by_attention(shape, size, kind) + _kept_by_mlp(shape, size)
+    return tokens * (ceil(between / sharers) + whole + ceil(split / ranks))
+
+
+def _kept_by_norm(shape: Shape, size: int, width: int) -> int:
+    """Return the bytes per token of a norm: its input, or two float32 tensors if it is not fused."""
+    return NORM_FACTS[shape.norm].kept_bytes(width, size)
+
+
+def _kept_by_mlp(shape: Shape, size: int) -> int:
+    """Return the bytes per token of a feed-forward block: outputs of projections and activation."""
+    kept = ACTIVATION_FACTS[shape.activation].kept_tensors
+    tensors = kept + 3 if shape.is_gated else kept + 1
+    return tensors * size * shape.mlp_width
+
+
+def _kept_by_attention(shape: Shape, size: int, kind: str) -> int:
+    """Return the bytes per token of attention: query, key, value, context, and scores or their sums."""
+    width, key_width = shape.hidden_size, shape.key_width
+    kept = 2 * width + 2 * key_width
+    if shape.position == "rotary" and not shape.keeps_scores:
+        # Query and key are rotated into new tensors, while the value keeps the memory of all three alive.
+        kept += width + key_width
+    elif width // shape.heads < key_width < width:
+        # Queries that share a key are copied, because they are interleaved with the keys.
+        kept += width
+    if not shape.keeps_scores:
+        return kept * size + 4 * shape.heads
+    per_score = 2 * size + 1 if shape.attention_dropout > 0 else size
+    return kept * size + per_score * shape.heads * keys_per_query(shape, kind)
+
+
+def _stage_activations(shape: Shape, layout: Layout, stage: int) -> int:
+    """Return the activations of all micro-batches in flight, plus the peak of a single one."""
+    kinds = stage_types(shape, layout, stage)
+    per_layer = {kind: activation_bytes_per_layer(shape, layout, kind) for kind in set(kinds)}
+    working = 0
+    kept = sum(per_layer[kind] for kind in kinds)
+    if layout.segment_layers is not None:
+        working = max((per_layer[kind] for kind in kinds), default=0) * min(layout.segment_layers, len(kinds))
+        kept = 0 if layout.inputs_on_host else _segment_inputs(shape, layout, len(kinds))
+    if stage == 0 and shape.hidden_dropout > 0:
+        mask = shape.seq_length * layout.micro_batch * shape.hidden_size
+        kept += ceil(mask / layout.model_parallel) if layout.splits_sequence else mask
+    return kept * _in_flight(layout, stage) + max(working, _head_activations(shape, layout, stage))
+
+
+def _segment_inputs(shape: Shape, layout: Layout, layers: int) -> int:
+    assert layout.segment_layers is not None
+    segments = ceil(layers / layout.segment_layers)
+    if layout.splits_inputs:
+        return segments * ceil(hidden_bytes(shape, layout) / layout.model_parallel)
+    return segments * flowing_bytes(shape, layout)
+
+
+def _inputs_on_host(shape: Shape, layout: Layout, stage: int) -> int:
+    if layout.segment_layers is None or not layout.inputs_on_host:
+        return 0
+    layers = len(stage_types(shape, layout, stage))
+    return _segment_inputs(shape, layout, layers) * _in_flight(layout, stage)
+
+
+def _head_activations(shape: Shape, layout: Layout, stage: int) -> int:
+    """Return the activations of the head on the last stage: inputs of norm and projection, and the loss."""
+    if stage != layout.stages - 1:
+        return 0
+    size, width = layout.element_bytes, shape.hidden_size
+    tokens = shape.seq_length * layout.micro_batch
+    kept_by_norm = tokens * _kept_by_norm(shape, size, width)
+    if layout.splits_sequence:
+        kept_by_norm = ceil(kept_by_norm / layout.model_parallel)
+    loss = _loss_in_chunks if layout.has_loss_in_chunks else _loss_of_all_logits
+    return kept_by_norm + size * tokens * width + loss(shape, layout, tokens)
+
+
+def _loss_of_all_logits(shape: Shape, layout: Layout, tokens: int) -> int:
+    """Return the bytes of the logits and their gradient."""
+    return 2 * layout.element_bytes * tokens * ceil(shape.vocab_size / layout.model_parallel)
+
+
+def _loss_in_chunks(shape: Shape, layout: Layout, tokens: int) -> int:
+    """Return the bytes of the logits of a chunk, partly in float32, and of the gradients of both factors.
+
+    The gradient of the output matrix is accumulated in float32; with a smaller data type, the product of a
+    chunk is stored as well.
+    """
+    size, entries = layout.element_bytes, ceil(shape.vocab_size / layout.model_parallel)
+    logits = min(tokens, max(1, CHUNK_NUMBERS["cuda"] // entries)) * entries
+    matrix = (4 if size == 4 else 4 + size) * entries * shape.hidden_size
+    return size * logits + 4 * min(logits, BLOCK_NUMBERS["cuda"]) + matrix + size * tokens * shape.hidden_size
+
+
+def _in_flight(layout: Layout, stage: int) -> int:
+    """Return the number of micro-batches of a stage between their forward and backward pass."""
+    return min(layout.stages - stage, layout.accumulation)
+
+
+def hidden_bytes(shape: Shape, layout: Layout) -> int:
+    """Return the bytes of the hidden states of one micro-batch."""
+    return layout.element_bytes * shape.seq_length * layout.micro_batch * shape.hidden_size
+
+
+def flowing_bytes(shape: Shape, layout: Layout) -> int:
+    """Return the bytes of the hidden states that one rank holds between two layers."""
+    whole = hidden_bytes(shape, layout)
+    return ceil(whole / layout.model_parallel) if layout.splits_sequence else whole
+
+
+def _buffers(shape: Shape, layout: Layout, local: int, stage: int) -> int:
+    """Return the bytes of gradient buckets, of parameters gathered by ZeRO 3, and of pipeline buffers."""
+    total = RUNTIME_BYTES
+    if layout.zero_stage == 0 and layout.data_parallel > 1:
+        total += layout.reduced_bytes * min(local, layout.bucket)
+    if layout.zero_stage >= 1:
+        total += layout.element_bytes * layout.bucket * (2 if layout.has_second_bucket else 1)
+    if layout.zero_stage == 3:
+        total += layout.element_bytes * min(local, layout.live_parameters)
+    if layout.stages > 1:
+        # The output of the stage per micro-batch in flight, plus a gradient in the backward pass.
+        total += flowing_bytes(shape, layout) * (_in_flight(layout, stage) + 1)
+    return total

@@ -1,0 +1,135 @@
+"""Number of parameters of the whole model by part, and of one device.
+
+Each tensor of the model is one entry, from which counts and operations are computed exactly.
+
+Known limit: stages hold equal numbers of layers, regardless of `pipe-partition-method`.
+
+Sources: arXiv:1909.08053 (tensor parallelism), arXiv:2105.08050 (gMLP).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from math import ceil
+from typing import NamedTuple
+
+from neox_config.estimate.shapes import Layout, Shape
+from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.facts.norms import NORM_FACTS
+
+__all__ = ["Weights", "count_parameters", "layer_weights", "local_parameters", "stage_types"]
+
+
+class Weights(NamedTuple):
+    """One tensor of parameters.
+
+    Attributes:
+        part: part of the model that it belongs to.
+        numbers: number of elements.
+        is_split: True if it is split across tensor-parallel ranks, in rows of `row` elements.
+        multiplies: True if every token is multiplied by it.
+        row: number of elements per row.
+    """
+
+    part: str
+    numbers: int
+    is_split: bool = False
+    multiplies: bool = False
+    row: int = 1
+
+
+def count_parameters(shape: Shape) -> dict[str, int]:
+    """Return the number of parameters of the whole model by part; a tied head has none."""
+    counts = Counter(dict.fromkeys(("embedding", "positions", "attention", "mlp", "norms", "head"), 0))
+    tensors = [*_embedding(shape), *_head(shape)]
+    for kind in shape.owned_types:
+        tensors += layer_weights(shape, kind)
+    for tensor in tensors:
+        counts[tensor.part] += tensor.numbers
+    return dict(counts)
+
+
+def local_parameters(shape: Shape, layout: Layout, stage: int) -> int:
+    """Return the number of parameters of one device of a stage, before partitioning by ZeRO."""
+    kinds = Counter(shape.owned_within(_stage_layers(shape, layout, stage)))
+    ranks = layout.model_parallel
+    total = sum(number * _local_count(layer_weights(shape, kind), ranks) for kind, number in kinds.items())
+    if stage == 0:
+        total += _local_count(_embedding(shape), ranks)
+    if stage == layout.stages - 1:
+        total += _local_count(_head(shape), ranks)
+        if shape.is_tied and layout.stages > 1:
+            total += ceil(shape.vocab_size / ranks) * shape.hidden_size
+    return total
+
+
+def stage_types(shape: Shape, layout: Layout, stage: int) -> tuple[str, ...]:
+    """Return the attention types of the layers of a stage."""
+    return tuple(shape.attention_types[layer] for layer in _stage_layers(shape, layout, stage))
+
+
+def _stage_layers(shape: Shape, layout: Layout, stage: int) -> range:
+    """Return the layers of a stage; the first stages have one more if the layers do not divide evenly."""
+    each, rest = divmod(shape.num_layers, layout.stages)
+    start = stage * each + min(stage, rest)
+    return range(start, start + each + (stage < rest))
+
+
+def _local_count(tensors: Iterator[Weights], ranks: int) -> int:
+    return sum(
+        ceil(tensor.numbers // tensor.row / ranks) * tensor.row if tensor.is_split else tensor.numbers
+        for tensor in tensors
+    )
+
+
+def _embedding(shape: Shape) -> Iterator[Weights]:
+    yield Weights("embedding", shape.vocab_size * shape.hidden_size, is_split=True, row=shape.hidden_size)
+    if shape.position == "learned":
+        yield Weights("positions", shape.max_positions * shape.hidden_size)
+
+
+def _head(shape: Shape) -> Iterator[Weights]:
+    yield _norm(shape, shape.hidden_size)
+    if not shape.is_tied:
+        numbers = shape.vocab_size * shape.hidden_size
+        yield Weights("head", numbers, is_split=True, multiplies=True, row=shape.hidden_size)
+
+
+def layer_weights(shape: Shape, kind: str) -> Iterator[Weights]:
+    """Yield the tensors of one layer with an attention type."""
+    if ATTENTION_FACTS[kind].is_gmlp:
+        yield from _gmlp_layer(shape, kind)
+        return
+    width = shape.hidden_size
+    yield _norm(shape, width)
+    yield from _linear(shape, "attention", width, width + 2 * shape.key_width, is_column=True)
+    yield from _linear(shape, "attention", width, width, is_column=False)
+    if shape.position == "rpe":
+        yield Weights("positions", shape.rpe_buckets * shape.heads, is_split=True)
+    yield _norm(shape, width)
+    for _ in range(2 if shape.is_gated else 1):
+        yield from _linear(shape, "mlp", width, shape.mlp_width, is_column=True)
+    yield from _linear(shape, "mlp", shape.mlp_width, width, is_column=False)
+
+
+def _gmlp_layer(shape: Shape, kind: str) -> Iterator[Weights]:
+    """Yield the tensors of a gMLP layer: norm, h to 8h, spatial gate, 4h to h; amlp adds attention."""
+    width = shape.hidden_size
+    yield _norm(shape, width)
+    yield from _linear(shape, "mlp", width, 8 * width, is_column=True)
+    yield _norm(shape, 4 * width)
+    yield Weights("mlp", shape.seq_length**2 + shape.seq_length)
+    yield from _linear(shape, "mlp", 4 * width, width, is_column=False)
+    if ATTENTION_FACTS[kind].has_inner_attention and shape.gmlp_attention_width is not None:
+        yield from _linear(shape, "attention", 8 * width, 3 * shape.gmlp_attention_width, is_column=False)
+        yield from _linear(shape, "attention", shape.gmlp_attention_width, 4 * width, is_column=True)
+
+
+def _norm(shape: Shape, width: int) -> Weights:
+    return Weights("norms", NORM_FACTS[shape.norm].num_weights(width, with_bias=shape.has_norm_bias))
+
+
+def _linear(shape: Shape, part: str, inputs: int, outputs: int, *, is_column: bool) -> Iterator[Weights]:
+    """Yield the tensors of a column-parallel (bias split) or row-parallel (bias replicated) projection."""
+    yield Weights(part, inputs * outputs, is_split=True, multiplies=True)
+    if shape.has_attention_bias if part == "attention" else shape.has_bias:
+        yield Weights(part, outputs, is_split=is_column)

@@ -1,0 +1,273 @@
+"""Inputs of the estimates: the model and how it is run, as plain numbers, and both from a configuration.
+
+They are cheap to create, so that `suggest.py` can try thousands of layouts.
+"""
+
+from dataclasses import dataclass, field
+
+from neox_config.derive.attention_layers import sliding_window
+from neox_config.derive.elasticity import elastic_devices
+from neox_config.derive.engine_json import accumulation_dtype
+from neox_config.derive.resolve import Resolved
+from neox_config.errors import ConfigError
+from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.facts.attention import Sparsity
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.facts.tokenizers import TOKENIZER_FACTS
+from neox_config.facts.vocabulary import pad_vocabulary
+from neox_config.schema.config import NeoXConfig
+from neox_config.schema.sections.attention import SparsityConfig
+from neox_config.schema.sections.elasticity import Elasticity
+from neox_config.schema.sections.tokenizer import TokenizerSection
+
+__all__ = [
+    "Layout",
+    "Shape",
+    "fewest_devices",
+    "layout_of",
+    "read_vocabulary_size",
+    "shape_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The model.
+
+    Args:
+        attention_types: attention type of each layer, as in `attention_config`.
+        vocab_size: size of the vocabulary, including padding.
+        keeps_scores: True if attention scores are materialized (softmax kernel, layer scaling or relative
+            positions) instead of computed by flash attention.
+        kv_heads: number of key and value heads; None means the number of query heads.
+        has_bias: True if feed-forward projections have a bias.
+        has_norm_bias: True if norms have their bias.
+        weight_owners: first layer with the same weights, for each layer; None if no weights are shared.
+        gmlp_attention_width: size of the attention head of an amlp layer; None for no attention.
+    """
+
+    num_layers: int
+    hidden_size: int
+    heads: int
+    seq_length: int
+    vocab_size: int
+    mlp_width: int
+    attention_types: tuple[str, ...]
+    activation: str = "gelu"
+    norm: str = "layernorm"
+    position: str = "learned"
+    max_positions: int = 0
+    rpe_buckets: int = 32
+    kv_heads: int | None = None
+    has_bias: bool = True
+    has_attention_bias: bool = True
+    has_norm_bias: bool = True
+    is_tied: bool = True
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    keeps_scores: bool = False
+    weight_owners: tuple[int, ...] | None = None
+    gmlp_attention_width: int | None = None
+    sparsity: Sparsity = field(default_factory=Sparsity)
+
+    @property
+    def key_width(self) -> int:
+        """Total size of all key heads, which is also that of all value heads."""
+        return self.hidden_size // self.heads * (self.kv_heads or self.heads)
+
+    @property
+    def is_gated(self) -> bool:
+        """True if the feed-forward block has two input matrices."""
+        return ACTIVATION_FACTS[self.activation].is_gated
+
+    @property
+    def owned_types(self) -> tuple[str, ...]:
+        """Attention types of the layers that have their own weights."""
+        return self.owned_within(range(self.num_layers))
+
+    def owned_within(self, layers: range) -> tuple[str, ...]:
+        """Return the attention types of the sets of weights that the given layers use."""
+        owners = layers if self.weight_owners is None else sorted({self.weight_owners[i] for i in layers})
+        return tuple(self.attention_types[owner] for owner in owners)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the model is run.
+
+    Args:
+        model_parallel: tensor-parallel size.
+        stages: number of pipeline stages; 1 without a pipeline.
+        micro_batch: samples per device and forward pass.
+        accumulation: micro-batches per update.
+        segment_layers: layers per recomputed segment; None stores all activations.
+        splits_inputs: True if inputs of recomputed segments are partitioned across tensor-parallel ranks.
+        inputs_on_host: True if inputs of recomputed segments are stored in host memory.
+        splits_sequence: True for sequence parallelism of norms and dropout.
+        has_loss_in_chunks: True if the loss is computed in chunks, without all logits at once.
+        element_bytes: bytes per element of weights and activations.
+        gradient_bytes: bytes per element of accumulated gradients.
+        reduced_bytes: bytes per element of communicated gradients.
+        optimizer_states: float32 numbers per parameter stored by the optimizer.
+        bucket: number of gradient elements per reduction.
+        live_parameters: maximum number of parameters that ZeRO 3 keeps gathered.
+    """
+
+    model_parallel: int = 1
+    stages: int = 1
+    data_parallel: int = 1
+    zero_stage: int = 0
+    micro_batch: int = 1
+    accumulation: int = 1
+    segment_layers: int | None = None
+    splits_inputs: bool = False
+    inputs_on_host: bool = False
+    splits_sequence: bool = False
+    has_loss_in_chunks: bool = True
+    element_bytes: int = 2
+    gradient_bytes: int = 2
+    reduced_bytes: int = 2
+    optimizer_states: int = 2
+    optimizer_on_host: bool = False
+    parameters_on_host: bool = False
+    bucket: int = 500_000_000
+    has_second_bucket: bool = False
+    live_parameters: int = 1_000_000_000
+
+    @property
+    def devices(self) -> int:
+        """Number of all devices."""
+        return self.model_parallel * self.stages * self.data_parallel
+
+    @property
+    def samples(self) -> int:
+        """Samples per update."""
+        return self.micro_batch * self.accumulation * self.data_parallel
+
+
+def fewest_devices(config: NeoXConfig) -> int:
+    """Return the devices of one copy, or of the copies implied if all three batch sizes are given."""
+    parallel, training = config.parallelism, config.training
+    copy = max(1, parallel.model_parallel_size) * max(1, parallel.pipe_parallel_size)
+    if config.elasticity.elasticity.enabled:
+        return _fewest_elastic(config.elasticity.elasticity, copy)
+    per_copy = (training.train_micro_batch_size_per_gpu or 0) * (training.gradient_accumulation_steps or 0)
+    if training.train_batch_size and per_copy and training.train_batch_size % per_copy == 0:
+        return copy * (training.train_batch_size // per_copy)
+    return copy
+
+
+def _fewest_elastic(block: Elasticity, copy: int) -> int:
+    try:
+        return min(elastic_devices(block, devices_per_copy=copy))
+    except ValueError:
+        # `resolve` reports the error.
+        return copy
+
+
+def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
+    """Return the model of a configuration.
+
+    Args:
+        resolved: the configuration.
+        vocab_size: number of entries of the tokenizer, without padding.
+    """
+    model, attention = resolved.config.model, resolved.config.attention
+    return Shape(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        heads=model.num_attention_heads,
+        seq_length=model.seq_length,
+        vocab_size=pad_vocabulary(vocab_size, model.make_vocab_size_divisible_by),
+        mlp_width=resolved.derived.mlp_width,
+        attention_types=resolved.derived.attention_types,
+        kv_heads=model.num_kv_heads,
+        has_bias=model.use_bias_in_mlp,
+        has_attention_bias=model.use_bias_in_attn_linear,
+        has_norm_bias=model.use_bias_in_norms,
+        activation=model.activation,
+        norm=model.norm,
+        position=attention.pos_emb,
+        max_positions=model.max_position_embeddings,
+        rpe_buckets=attention.rpe_num_buckets,
+        is_tied=not model.no_weight_tying,
+        hidden_dropout=model.hidden_dropout,
+        attention_dropout=model.attention_dropout,
+        keeps_scores=attention.scaled_upper_triang_masked_softmax_fusion is True
+        or attention.scaled_masked_softmax_fusion is True
+        or attention.apply_query_key_layer_scaling
+        or model.onnx_safe
+        or attention.pos_emb == "rpe",
+        weight_owners=resolved.derived.weight_owners,
+        gmlp_attention_width=model.gmlp_attn_dim,
+        sparsity=_sparsity_of(attention.sparsity_config, sliding_window(resolved.config)),
+    )
+
+
+def _sparsity_of(given: SparsityConfig, window: int | None) -> Sparsity:
+    return Sparsity(
+        window=window,
+        block=given.block,
+        local_blocks=given.num_local_blocks,
+        local_attention_blocks=given.local_attention_blocks,
+        global_blocks=given.num_global_blocks,
+        random_blocks=given.num_random_blocks,
+        sliding_blocks=given.num_sliding_window_blocks,
+        variable_window=sum(given.local_window_blocks) / len(given.local_window_blocks),
+        listed_global_blocks=sum(stop - start for start, stop in given.global_ranges),
+    )
+
+
+def layout_of(resolved: Resolved) -> Layout:
+    """Return how a configuration runs its model."""
+    config, derived = resolved.config, resolved.derived
+    zero, recompute = config.zero.zero_optimization, config.activation_checkpointing
+    kind, given = config.optimizer.optimizer.kind, config.optimizer.optimizer.params.given()
+    size = 4 if derived.precision == "fp32" else 2
+    return Layout(
+        model_parallel=derived.model_parallel_size,
+        stages=derived.pipe_parallel_size,
+        data_parallel=derived.data_parallel_size,
+        zero_stage=zero.stage,
+        micro_batch=derived.micro_batch_size,
+        accumulation=derived.accumulation,
+        segment_layers=recompute.checkpoint_num_layers if recompute.checkpoint_activations else None,
+        splits_inputs=recompute.partition_activations,
+        inputs_on_host=recompute.checkpoint_in_cpu,
+        splits_sequence=config.parallelism.sequence_parallel,
+        # The chunked loss computes gradients before loss scaling, so small ones would underflow in float16.
+        has_loss_in_chunks=derived.precision != "fp16",
+        element_bytes=size,
+        gradient_bytes=_bytes_of(accumulation_dtype(resolved), size),
+        reduced_bytes=_bytes_of(config.engine.communication_data_type or _summed_in(resolved), size),
+        optimizer_states=OPTIMIZER_FACTS[kind].values_per_element(given),
+        optimizer_on_host=zero.offload_optimizer.device != "none" or kind.startswith("cpu_"),
+        parameters_on_host=zero.offload_param.device != "none",
+        bucket=zero.reduce_bucket_size,
+        has_second_bucket=zero.stage == 3 if zero.overlap_comm is None else zero.overlap_comm,
+        live_parameters=zero.stage3_max_live_parameters,
+    )
+
+
+def _summed_in(resolved: Resolved) -> str | None:
+    """Return the data type in which stage 0 reduces gradients by default: that of accumulation."""
+    return accumulation_dtype(resolved) if resolved.config.zero.zero_optimization.stage == 0 else None
+
+
+def _bytes_of(dtype: str | None, otherwise: int) -> int:
+    return {None: otherwise, "fp32": 4}.get(dtype, 2)
+
+
+def read_vocabulary_size(tokenizer: TokenizerSection) -> int | None:
+    """Return the number of entries of the configured tokenizer, or None if it is not known.
+
+    Raises:
+        ConfigError: The file exists, but is not a valid vocabulary.
+    """
+    try:
+        return TOKENIZER_FACTS[tokenizer.tokenizer_type].read_entries(tokenizer.vocab_file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"vocab-file: {tokenizer.vocab_file!r} is not the vocabulary of a {tokenizer.tokenizer_type} "
+            f"({error}); set the right file, or give --vocab-size"
+        ) from error

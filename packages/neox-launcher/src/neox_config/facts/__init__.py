@@ -1,0 +1,1 @@
+"""Facts shared by the configuration and the implementations."""

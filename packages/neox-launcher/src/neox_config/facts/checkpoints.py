@@ -1,0 +1,55 @@
+"""Names in a folder of checkpoints: neox-model writes them, the launcher and neox-model read them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = [
+    "LATEST",
+    "MANIFEST",
+    "TOKEN_EMBEDDING",
+    "checkpoint_name",
+    "complete_checkpoints",
+    "iteration_of",
+]
+
+LATEST = "latest"
+"""File with the name of the checkpoint that a training resumes from."""
+
+MANIFEST = "manifest.json"
+"""File in the folder of a checkpoint; a folder without it is not a complete checkpoint."""
+
+TOKEN_EMBEDDING = "embedding.word_embeddings.weight"
+"""Logical tensor with one row per entry of the vocabulary."""
+
+_PREFIX = "global_step"
+_NAME = re.compile(_PREFIX + r"(\d+)")
+
+
+def checkpoint_name(iteration: int) -> str:
+    """Return the folder name of the checkpoint after `iteration` updates."""
+    return f"{_PREFIX}{iteration}"
+
+
+def iteration_of(name: str) -> int | None:
+    """Return the iteration of the checkpoint with a folder name; None if it is not such a name."""
+    found = _NAME.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def complete_checkpoints(directory: Path) -> list[Path]:
+    """Return the folders of the complete checkpoints in a folder, lowest iteration first.
+
+    Raises:
+        OSError: the folder exists, but it or a checkpoint in it cannot be read.
+    """
+    return [path for _, path in sorted(_complete(directory), key=lambda found: found[0])]
+
+
+def _complete(directory: Path) -> Iterator[tuple[int, Path]]:
+    if not directory.is_dir():
+        return
+    for path in directory.iterdir():
+        iteration = iteration_of(path.name)
+        if iteration is not None and (path / MANIFEST).is_file():
+            yield iteration, path

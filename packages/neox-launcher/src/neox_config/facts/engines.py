@@ -1,0 +1,51 @@
+"""What each engine offers, by ZeRO stage, with and without pipeline stages.
+
+Rules ask it through `neox_config.derive.engine`, so that a second engine only adds a row. The engines
+themselves are in `neox_model.engine`, whose tests compare them with this table.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["ENGINES", "Capability", "Offer", "offer_of"]
+
+# training: it trains.
+# before_update: gradients, averaged over data-parallel ranks, can be read before they are clipped and applied
+#     (`Update.before` in `neox_model.engine.contract`).
+# whole_weights: the optimizer updates the whole tensor that a rank holds, not a flat part of it.
+Capability = Literal["training", "before_update", "whole_weights"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """The ZeRO stages with which an engine offers something.
+
+    Args:
+        plain: without pipeline stages.
+        pipeline: with pipeline stages.
+    """
+
+    plain: frozenset[int]
+    pipeline: frozenset[int]
+
+    def includes(self, stage: int, *, uses_pipeline: bool) -> bool:
+        """Return True if it is offered with this ZeRO stage."""
+        return stage in (self.pipeline if uses_pipeline else self.plain)
+
+
+_STAGE_0 = Offer(plain=frozenset({0}), pipeline=frozenset({0}))
+
+ENGINES: Mapping[str, Mapping[Capability, Offer]] = {
+    "deepspeed": {
+        "training": Offer(plain=frozenset({0, 1, 2, 3}), pipeline=frozenset({0, 1})),
+        "before_update": _STAGE_0,
+        "whole_weights": _STAGE_0,
+    },
+}
+"""Name -> capability -> where it is offered."""
+
+
+def offer_of(capability: Capability) -> Offer:
+    """Return where the engine offers a capability; DeepSpeed is the only engine."""
+    return ENGINES["deepspeed"][capability]

@@ -1,0 +1,61 @@
+"""Norms by name; neox_model/layers/norms.py implements them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from neox_config.facts.conditions import one_of
+
+__all__ = ["NORM_FACTS", "NormFacts", "NormName", "with_bias", "with_epsilon"]
+
+NormName = Literal["layernorm", "rmsnorm", "scalenorm", "apexlayernorm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormFacts:
+    """One norm.
+
+    Args:
+        epsilon: parameter of the section `model` that the layer gets as `epsilon`.
+        vectors: weights with one number per channel.
+        has_bias: True if one of them is a bias, which `use_bias_in_norms: false` leaves out.
+        scalars: single numbers among the weights.
+        is_one_operator: True if autograd stores only the input, as for one operator of PyTorch; False for a
+            formula of several operators, which stores two float32 tensors. PyTorch's RMS norm is one operator
+            on a GPU only.
+    """
+
+    epsilon: str
+    vectors: int = 0
+    scalars: int = 0
+    has_bias: bool = False
+    is_one_operator: bool = False
+
+    def num_weights(self, width: int, *, with_bias: bool = True) -> int:
+        """Return the number of weights of a norm over `width` channels."""
+        vectors = self.vectors - (self.has_bias and not with_bias)
+        return vectors * width + self.scalars
+
+    def kept_bytes(self, width: int, element_bytes: int) -> int:
+        """Return the bytes per token that autograd stores."""
+        return (element_bytes if self.is_one_operator else 8) * width
+
+
+_LAYER_NORM = NormFacts(epsilon="layernorm_epsilon", vectors=2, has_bias=True, is_one_operator=True)
+
+NORM_FACTS: Mapping[str, NormFacts] = {
+    "layernorm": _LAYER_NORM,
+    "rmsnorm": NormFacts(epsilon="rms_norm_epsilon", vectors=1),
+    "scalenorm": NormFacts(epsilon="scalenorm_epsilon", scalars=1),
+    "apexlayernorm": _LAYER_NORM,
+}
+
+
+def with_bias() -> str:
+    """Return the condition under which norms have a bias that can be left out, for the reference."""
+    return f"norm is {one_of(name for name, facts in NORM_FACTS.items() if facts.has_bias)}"
+
+
+def with_epsilon(parameter: str) -> str:
+    """Return the condition under which an epsilon has an effect, for the reference."""
+    return f"norm is {one_of(name for name, facts in NORM_FACTS.items() if facts.epsilon == parameter)}"

@@ -1,0 +1,206 @@
+"""Properties of each optimizer, used by the rules, the reference documentation and the tests.
+
+An optimizer is element-wise if the update of an element depends only on the gradients of that element. Only
+such optimizers give the same update for any part of a weight, as ZeRO and tensor parallelism require.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["OPTIMIZER_FACTS", "OptimizerFacts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerFacts:
+    """One optimizer.
+
+    Args:
+        name: name as documented; compared in lower case.
+        states: tensors that it may store for each weight, with the shape of the weight.
+        numbers: single numbers that it stores for each weight.
+        other_shapes: smaller tensors of other shapes that it stores for each weight.
+        optional: state -> argument without which the state is not stored.
+        declared: declared parameters of `optimizer.params` that it takes; the others have no effect. Not used
+            for torch.optim, whose classes refuse arguments that they do not take.
+        arguments: additional arguments and their defaults, besides `lr` and `weight_decay` and, if it is not
+            from torch.optim, the declared parameters of `optimizer.params`.
+        refused: arguments of the class that cannot be given here -> reason.
+        is_of_torch: True for a class of torch.optim with its own name.
+        is_elementwise: True if the update of an element depends only on the gradients of that element.
+        is_tried_with_zero: True if DeepSpeed has tested it with ZeRO; others require
+            zero_allow_untested_optimizer.
+        skips_on_device: True if non-finite updates are skipped without the host; otherwise the host reads one
+            number per update.
+        decays_weights: True if it applies weight decay.
+        remark: additional information for users, as a sentence.
+    """
+
+    name: str
+    states: tuple[str, ...] = ()
+    numbers: tuple[str, ...] = ("step",)
+    other_shapes: tuple[str, ...] = ()
+    optional: Mapping[str, str] = field(default_factory=dict)
+    declared: tuple[str, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    is_of_torch: bool = False
+    is_elementwise: bool = True
+    is_tried_with_zero: bool = False
+    skips_on_device: bool = False
+    decays_weights: bool = True
+    remark: str = ""
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """All states that a checkpoint may contain for each weight."""
+        return (*self.numbers, *self.states, *self.other_shapes)
+
+    def arguments_in_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of `arguments`: as given, or the default.
+
+        Args:
+            given: arguments set in the configuration.
+        """
+        return {name: given.get(name, default) for name, default in self.arguments.items()}
+
+    def values_per_element(self, given: Mapping[str, Any]) -> int:
+        """Return the number of values stored for each element of a weight.
+
+        Args:
+            given: arguments set in the configuration.
+        """
+        values = self.arguments_in_effect(given)
+        return sum(name not in self.optional or bool(values[self.optional[name]]) for name in self.states)
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_ADAM = ("lr", "betas", "eps", "bias_correction")
+_ADAM_ARGUMENTS: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
+
+_NEVER_USED = {
+    "capturable": "is for CUDA graphs, which are not used",
+    "differentiable": "is for differentiating through the update, which is not supported",
+    "maximize": "would maximize the loss",
+}
+
+
+def _of_torch(
+    name: str,
+    states: tuple[str, ...],
+    arguments: Mapping[str, Any],
+    *,
+    refused: Mapping[str, str] | None = None,
+    **facts: object,
+) -> OptimizerFacts:
+    """Describe a class of torch.optim; most of them take the arguments in `_NEVER_USED`."""
+    return OptimizerFacts(
+        name=name,
+        states=states,
+        arguments={**arguments, "foreach": None},
+        refused=_NEVER_USED if refused is None else refused,
+        is_of_torch=True,
+        **facts,  # type: ignore[arg-type]
+    )
+
+
+_NOT_CAPTURABLE = {name: why for name, why in _NEVER_USED.items() if name != "capturable"}
+_ADAFACTOR = {
+    "maximize": _NEVER_USED["maximize"],
+    "eps": "is a pair of numbers in Adafactor, which always uses its default",
+}
+
+OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
+    facts.name.lower(): facts
+    for facts in (
+        OptimizerFacts(
+            name="Adam",
+            states=_MOMENTS,
+            declared=(*_ADAM, "adam_w_mode"),
+            is_tried_with_zero=True,
+            skips_on_device=True,
+        ),
+        OptimizerFacts(
+            name="AdamW", states=_MOMENTS, declared=_ADAM, is_tried_with_zero=True, skips_on_device=True
+        ),
+        OptimizerFacts(
+            name="CPU_Adam",
+            states=_MOMENTS,
+            declared=(*_ADAM, "adam_w_mode"),
+            is_tried_with_zero=True,
+            skips_on_device=True,
+        ),
+        OptimizerFacts(
+            name="CPU_torch_adam", states=_MOMENTS, declared=("lr", "betas", "eps"), is_tried_with_zero=True
+        ),
+        OptimizerFacts(name="Lamb", states=_MOMENTS, declared=_ADAM, is_elementwise=False),
+        OptimizerFacts(name="OneBitAdam", states=_MOMENTS, declared=_ADAM, is_tried_with_zero=True),
+        OptimizerFacts(name="OneBitLamb", states=_MOMENTS, declared=_ADAM, is_elementwise=False),
+        OptimizerFacts(name="ZeroOneAdam", states=_MOMENTS, declared=_ADAM, is_tried_with_zero=True),
+        OptimizerFacts(
+            name="SM3",
+            states=("momentum_buffer",),
+            declared=("lr", "eps"),
+            arguments={"momentum": 0.0, "beta": 0.0},
+            is_elementwise=False,
+        ),
+        OptimizerFacts(
+            name="madgrad_wd",
+            states=("start", "grad_sum", "grad_sum_sq"),
+            declared=("lr", "eps"),
+            arguments={"momentum": 0.9},
+        ),
+        _of_torch("Adadelta", ("square_avg", "acc_delta"), {"rho": 0.9, "eps": 1e-6}),
+        _of_torch(
+            "Adafactor",
+            (),
+            {"beta2_decay": -0.8, "d": 1.0},
+            refused=_ADAFACTOR,
+            other_shapes=("row_var", "col_var", "variance"),
+            is_elementwise=False,
+        ),
+        _of_torch(
+            "Adagrad",
+            ("sum",),
+            {"lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10, "fused": None},
+            refused=_NOT_CAPTURABLE,
+        ),
+        _of_torch("Adamax", ("exp_avg", "exp_inf"), _ADAM_ARGUMENTS),
+        _of_torch(
+            "ASGD",
+            ("ax",),
+            {"lambd": 1e-4, "alpha": 0.75, "t0": 1e6},
+            numbers=("step", "eta", "mu"),
+            remark="The averages `ax` are stored, but the model uses the latest weights, not their average.",
+        ),
+        _of_torch(
+            "NAdam",
+            _MOMENTS,
+            {**_ADAM_ARGUMENTS, "momentum_decay": 4e-3, "decoupled_weight_decay": False},
+            numbers=("step", "mu_product"),
+        ),
+        _of_torch("RAdam", _MOMENTS, {**_ADAM_ARGUMENTS, "decoupled_weight_decay": False}),
+        _of_torch(
+            "RMSprop",
+            ("square_avg", "momentum_buffer", "grad_avg"),
+            {"alpha": 0.99, "eps": 1e-8, "momentum": 0.0, "centered": False},
+            optional={"momentum_buffer": "momentum", "grad_avg": "centered"},
+        ),
+        _of_torch(
+            "Rprop",
+            ("prev", "step_size"),
+            {"etas": (0.5, 1.2), "step_sizes": (1e-6, 50.0)},
+            decays_weights=False,
+            remark="The learning rate of the first update is the first step size; later ones have no effect.",
+        ),
+        _of_torch(
+            "SGD",
+            ("momentum_buffer",),
+            {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "fused": None},
+            refused=_NOT_CAPTURABLE,
+            numbers=(),
+            optional={"momentum_buffer": "momentum"},
+        ),
+    )
+}
+"""Lower-case name -> properties."""

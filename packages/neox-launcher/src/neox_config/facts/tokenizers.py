@@ -1,0 +1,88 @@
+"""Tokenizers by name: their files and vocabulary sizes. neox_data.tokenizers implements them."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from neox_config.files import why_not_readable
+
+__all__ = ["TOKENIZER_FACTS", "TokenizerFacts", "TokenizerName"]
+
+TokenizerName = Literal[
+    "GPT2BPETokenizer",
+    "HFTokenizer",
+    "HFGPT2Tokenizer",
+    "CharLevelTokenizer",
+    "SentencePieceTokenizer",
+    "TiktokenTokenizer",
+]
+
+
+def _entries_of_tokenizer_json(content: Any) -> int:
+    """Return the number of entries, including added tokens."""
+    added = {entry["content"] for entry in content.get("added_tokens", [])}
+    entries = content["model"]["vocab"]
+    return len(added | {entry if isinstance(entry, str) else entry[0] for entry in entries})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFacts:
+    """One tokenizer.
+
+    Args:
+        usual_entries: entries of the most common vocabulary.
+        files: parameter -> example of the file that it must name.
+        doc: what its files are, for the reference.
+        is_fixed: True if it always has this many entries.
+        entries_of: number of entries by the content of `vocab_file`, which is JSON; None if it cannot be read
+            without the tokenizer.
+    """
+
+    usual_entries: int
+    doc: str
+    is_fixed: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+    entries_of: Callable[[Any], int] | None = None
+
+    def read_entries(self, vocab_file: str | None) -> int | None:
+        """Return the number of entries; None if it is not known, or the file does not exist.
+
+        Raises:
+            ValueError: the file exists, but is not a valid vocabulary.
+        """
+        if self.is_fixed:
+            return self.usual_entries
+        if self.entries_of is None or vocab_file is None or why_not_readable(vocab_file) is not None:
+            return None
+        try:
+            return self.entries_of(json.loads(Path(vocab_file).read_bytes()))
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {
+    "GPT2BPETokenizer": TokenizerFacts(
+        usual_entries=50_257,
+        doc="vocab.json and merges.txt",
+        files={"vocab_file": "vocab.json", "merge_file": "merges.txt"},
+        entries_of=len,
+    ),
+    "HFTokenizer": TokenizerFacts(
+        usual_entries=50_277,
+        doc="tokenizer.json",
+        files={"vocab_file": "tokenizer.json"},
+        entries_of=_entries_of_tokenizer_json,
+    ),
+    "HFGPT2Tokenizer": TokenizerFacts(usual_entries=50_258, doc="a Hugging Face tokenizer"),
+    "CharLevelTokenizer": TokenizerFacts(
+        usual_entries=512, doc="no file, each byte is a token", is_fixed=True
+    ),
+    "SentencePieceTokenizer": TokenizerFacts(
+        usual_entries=32_000, doc="a .model file", files={"vocab_file": "tokenizer.model"}
+    ),
+    "TiktokenTokenizer": TokenizerFacts(
+        usual_entries=100_277, doc="a .tiktoken file", files={"vocab_file": "cl100k_base.tiktoken"}
+    ),
+}

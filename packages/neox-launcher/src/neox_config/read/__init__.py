@@ -1,0 +1,1 @@
+"""Load a checked configuration from YAML files and command-line options."""

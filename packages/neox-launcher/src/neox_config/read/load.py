@@ -1,0 +1,435 @@
+"""Load a checked configuration from files and the command line, or report everything that is wrong."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from neox_config.derive.implied import fill_in, implied_settings
+from neox_config.derive.unused import unused_values
+from neox_config.problems import (
+    Place,
+    Problem,
+    config_error,
+    did_you_mean,
+    in_words,
+    place_of,
+)
+from neox_config.read.aliases import (
+    COMPUTED,
+    EXTRA_BLOCK,
+    OLDER_SPELLINGS,
+    RETIRED,
+    SHORTHANDS,
+    fold_aliases,
+)
+from neox_config.read.features import missing_features, names_of_features
+from neox_config.read.reading import Leaf, read_files, read_override
+from neox_config.read.wording import homes_of, sentence_about, written_elsewhere
+from neox_config.rules import broken_rules
+from neox_config.schema.config import (
+    NeoXConfig,
+    all_parameters,
+    build_section,
+    section_of,
+    sections,
+)
+from neox_config.schema.parameter import Section, entry_section, inner_section
+
+__all__ = ["Draft", "draft_config", "load_config"]
+
+# Number of unknown names for which a similar name is searched.
+_MOST_SUGGESTIONS = 100
+# Names that users may choose for groups and metrics. Dots are excluded because they separate nested names.
+_CHOSEN_NAME = re.compile(r"\w{1,100}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What could be read of a configuration.
+
+    Args:
+        config: if there are problems, reading a value that one of them names raises InvalidValue.
+        problems: everything that is wrong.
+        is_complete: whether all files could be read.
+    """
+
+    config: NeoXConfig
+    problems: tuple[Problem, ...]
+    is_complete: bool
+
+
+def load_config(
+    paths: Sequence[str | Path],
+    *,
+    overrides: Iterable[str] = (),
+    resume_overrides: Iterable[str] = (),
+    directory: str | Path | None = None,
+) -> NeoXConfig:
+    """Load the configuration given by files and overrides.
+
+    Args:
+        paths: YAML files, as for `draft_config`.
+        overrides: `name=value` settings, as there.
+        resume_overrides: settings of `--resume-set`, as there.
+        directory: directory that the paths are relative to.
+
+    Raises:
+        ConfigError: The configuration is invalid; the message lists every problem.
+    """
+    draft = draft_config(paths, overrides=overrides, resume_overrides=resume_overrides, directory=directory)
+    if draft.problems:
+        raise config_error(draft.problems, draft.config.files)
+    return draft.config
+
+
+def draft_config(
+    paths: Sequence[str | Path],
+    *,
+    overrides: Iterable[str] = (),
+    resume_overrides: Iterable[str] = (),
+    directory: str | Path | None = None,
+) -> Draft:
+    """Read the configuration given by files and overrides as far as possible.
+
+    Args:
+        paths: YAML files, with or without `.yml`; their values are merged.
+        overrides: `name=value` settings that override the files; nested names are dotted.
+        resume_overrides: settings of `--resume-set`, which also override `overrides`.
+        directory: directory that the paths are relative to.
+    """
+    reading = read_files(paths, directory)
+    for text in overrides:
+        read_override(text, reading)
+    for text in resume_overrides:
+        read_override(text, reading, option="--resume-set", precedence=2)
+    leaves, missing = missing_features(_not_overridden(reading.leaves))
+    unfolded = fold_aliases(leaves)
+    problems = reading.problems + missing + unfolded.problems
+    # Rules would report what is wrong with a model that this project does not build.
+    assembly = _Assembly(problems, is_complete=reading.is_complete and not missing)
+    for leaf in _merge(unfolded.leaves, problems):
+        assembly.put(leaf)
+    config, notices = assembly.build(), tuple(unfolded.notices)
+    if problems:
+        config = _without_refused(config, problems)
+    else:
+        config, implied = implied_settings(config, assembly.places)
+        notices = (*notices, *implied, *unused_values(config, assembly.places))
+    config = config.with_origin(sources=assembly.places, notices=notices, files=tuple(reading.files))
+    return Draft(config=config, problems=tuple(problems), is_complete=assembly.is_complete)
+
+
+def _without_refused(config: NeoXConfig, problems: Iterable[Problem]) -> NeoXConfig:
+    """Return the configuration without the values that problems name."""
+    built = {name: getattr(config, name) for name in sections()}
+    for problem in problems:
+        path = problem.name.split(".")
+        with suppress(KeyError):  # Not a parameter.
+            section = section_of(path[0])
+            built[section] = _without_value(built[section], path)
+    return NeoXConfig.model_construct(**built)
+
+
+def _without_value(section: Section, path: Sequence[str]) -> Section:
+    first, *rest = path
+    copy = section.model_copy()
+    inner = copy.__dict__.get(first)
+    if rest and isinstance(inner, Section):
+        copy.__dict__[first] = _without_value(inner, rest)
+    elif not rest:
+        copy.__dict__.pop(first, None)
+    return copy
+
+
+def _not_overridden(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """Return the leaves without those that have the same name as one of higher precedence."""
+    strongest: dict[str, int] = {}
+    for leaf in leaves:
+        strongest[leaf.name] = max(leaf.place.precedence, strongest.get(leaf.name, 0))
+    return [leaf for leaf in leaves if leaf.place.precedence == strongest[leaf.name]]
+
+
+def _merge(leaves: Sequence[Leaf], problems: list[Problem]) -> list[Leaf]:
+    """Return one leaf per name, with the highest precedence; conflicting values are reported as problems."""
+    by_name: dict[str, list[Leaf]] = {}
+    for leaf in leaves:
+        by_name.setdefault(leaf.name, []).append(leaf)
+    merged = []
+    for name, found in by_name.items():
+        strongest = max(leaf.place.precedence for leaf in found)
+        candidates = [leaf for leaf in found if leaf.place.precedence == strongest]
+        first = candidates[0]
+        merged.append(first)
+        problems += [
+            _disagreement(name, first, other)
+            for other in candidates[1:]
+            if not _equal(other.value, first.value)
+        ]
+    return merged
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def _disagreement(name: str, first: Leaf, other: Leaf) -> Problem:
+    where = f"{first.place}, as {first.place.spelling}: {in_words(first.value)}"
+    return Problem(
+        name,
+        f"has a different value in {where}",
+        "keep only one of them",
+        value=in_words(other.value),
+        place=other.place,
+    )
+
+
+@dataclass
+class _Assembly:
+    """Values that are being sorted into sections.
+
+    Args:
+        problems: list that receives the errors.
+        is_complete: True if all files could be read; otherwise missing parameters and rules are not checked.
+        values: given values by section.
+        places: location of each value.
+        misplaced: parameters written outside their blocks, which are not reported as missing.
+        unknown: number of unknown names.
+    """
+
+    problems: list[Problem]
+    is_complete: bool
+    values: dict[str, dict[str, Any]] = field(default_factory=lambda: {name: {} for name in sections()})
+    places: dict[str, Place] = field(default_factory=dict)
+    misplaced: set[str] = field(default_factory=set)
+    unknown: int = 0
+
+    def put(self, leaf: Leaf) -> None:
+        """Put a leaf into its section, or report that its name is unknown."""
+        try:
+            section = section_of(leaf.path[0])
+        except KeyError:
+            self._unknown(leaf, _all_names(), dashes=True)
+            return
+        self._put(leaf, leaf.path, self.values[section], sections()[section])
+
+    def _put(self, leaf: Leaf, path: tuple[str, ...], at: dict[str, Any], kind: type[Section]) -> None:
+        """Set the value at the rest of the leaf's path, below a block of parameters."""
+        part, *rest = path
+        declared = kind.model_fields.get(part)
+        if declared is None and kind.model_config.get("extra") != "allow":
+            self._unknown(leaf, list(kind.model_fields), dashes=False)
+            return
+        inner = None if declared is None else inner_section(declared)
+        entry = None if declared is None else entry_section(declared)
+        if declared is None or _takes_any_name(declared.annotation):
+            _put_below(at, path, leaf.value)
+            self.places[leaf.name] = leaf.place
+        elif rest and inner is not None:
+            self._put(leaf, tuple(rest), at.setdefault(part, {}), inner)
+        elif rest and entry is not None:
+            self._put_entry(leaf, tuple(rest), at.setdefault(part, {}), entry)
+        elif rest:
+            outer = ".".join(leaf.path[: len(leaf.path) - len(rest)])
+            self._complain(
+                leaf, f"is not a parameter: {outer} is not a block", f"give {outer} a single value"
+            )
+        elif inner is not None:
+            self._whole_block(leaf, inner)
+        elif entry is not None:
+            self._no_entry(leaf, entry)
+        else:
+            if leaf.value is not None or _takes_none(declared.annotation):
+                at[part] = leaf.value
+            self.places[leaf.name] = leaf.place
+
+    def _put_entry(self, leaf: Leaf, path: tuple[str, ...], at: dict[str, Any], kind: type[Section]) -> None:
+        """Set a value below a name chosen by the user."""
+        name, *rest = path
+        if not _CHOSEN_NAME.fullmatch(name):
+            self._complain(
+                leaf, f"contains the invalid name {name!r}", "use up to 100 letters, digits and underscores"
+            )
+        elif rest:
+            self._put(leaf, tuple(rest), at.setdefault(name, {}), kind)
+        elif leaf.value is None or leaf.value == {}:
+            at.setdefault(name, {})
+        else:
+            self._whole_block(leaf, kind)
+
+    def _no_entry(self, leaf: Leaf, kind: type[Section]) -> None:
+        if leaf.value is None or leaf.value == {}:
+            return
+        some = next(iter(kind.model_fields))
+        self._complain(
+            leaf, "must be a mapping of named blocks", f"write {leaf.path[-1]}: {{NAME: {{{some}: ...}}}}"
+        )
+
+    def build(self) -> NeoXConfig:
+        """Return the configuration, without the values that are invalid; `problems` receives the errors."""
+        filled = fill_in(self.values)
+        built: dict[str, Section] = {}
+        for name, kind in sections().items():
+            _open_required_blocks(kind, self.values[name])
+            built[name] = self._validate(kind, self.values[name], filled)
+        config = NeoXConfig.model_construct(**built)  # type: ignore[arg-type]
+        if self.is_complete:
+            self.problems += broken_rules(config, self.places)
+        return config
+
+    def _validate(self, kind: type[Section], values: dict[str, Any], filled: set[str]) -> Section:
+        try:
+            return build_section(kind, values)
+        except ValidationError as error:
+            details = error.errors(include_url=False, include_context=True)
+        wrong: dict[tuple[str, ...], ErrorDetails] = {}
+        for detail in details:
+            wrong.setdefault(_field_path(kind, detail["loc"]), detail)
+        for path, detail in wrong.items():
+            name = ".".join(path)
+            is_told = detail["type"] == "missing" and (name in self.misplaced or not self.is_complete)
+            if name not in filled and not is_told:
+                self.problems.append(self._finding(name, detail))
+        return _without(kind, values, sorted({_removable(kind, path) for path in wrong}))
+
+    def _finding(self, name: str, detail: ErrorDetails) -> Problem:
+        what, remedy = sentence_about(name, detail)
+        # The names in a mapping have places of their own; the first one stands for the mapping.
+        entries = (place for given, place in self.places.items() if given.startswith(f"{name}."))
+        place = place_of(self.places, name) or next(entries, None)
+        value = None if detail["type"] == "missing" else in_words(_given(self.values, name))
+        return Problem(name, what, remedy, value=value, place=place)
+
+    def _whole_block(self, leaf: Leaf, kind: type[Section]) -> None:
+        if leaf.value is None or leaf.value == {}:
+            return
+        some = ", ".join(f"{name}: ..." for name in list(kind.model_fields)[:2])
+        if isinstance(leaf.value, bool) and "enabled" in kind.model_fields:
+            some = f"enabled: {in_words(leaf.value)}"
+        elif isinstance(leaf.value, str) and "type" in kind.model_fields:
+            some = f"type: {in_words(leaf.value)}, params: ..."
+        self._complain(leaf, "must be a block of parameters", f"write {leaf.path[-1]}: {{{some}}}")
+
+    def _unknown(self, leaf: Leaf, names: Sequence[str], *, dashes: bool) -> None:
+        """Report an unknown name; `dashes` is True for names outside all blocks."""
+        name = leaf.path[0] if dashes else leaf.path[-1]
+        inside = [] if name in names else homes_of(leaf.path, is_outside=dashes)
+        self.misplaced.update(inside)
+        remedy = written_elsewhere(leaf.path, inside, is_outside=dashes)
+        self.unknown += 1
+        # In a file of another kind, every name is unknown, and similar names mean nothing.
+        if self.unknown <= _MOST_SUGGESTIONS:
+            remedy = remedy or did_you_mean(name, names, dashes=dashes)
+        if not remedy and not dashes:
+            remedy = f"use one of: {', '.join(names)}"
+        self._complain(leaf, "is not a parameter", remedy or "run neox-config docs for a list of parameters")
+
+    def _complain(self, leaf: Leaf, what: str, remedy: str = "") -> None:
+        self.problems.append(Problem(leaf.name, what, remedy, value=in_words(leaf.value), place=leaf.place))
+
+
+@cache
+def _all_names() -> list[str]:
+    names = [parameter.name for parameter in all_parameters()]
+    names += [*SHORTHANDS, *OLDER_SPELLINGS, *COMPUTED, *RETIRED, *names_of_features(), EXTRA_BLOCK]
+    return [name for name in names if "." not in name]
+
+
+def _takes_none(annotation: Any) -> bool:
+    return type(None) in getattr(annotation, "__args__", ())
+
+
+def _takes_any_name(annotation: Any) -> bool:
+    """Return True if the user chooses the names below the parameter, each with a plain value."""
+    kinds = (annotation, *getattr(annotation, "__args__", ()))
+    return any(get_origin(kind) is dict and get_args(kind)[1] in (Any, str) for kind in kinds)
+
+
+def _put_below(at: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    """Set a value in nested dicts; values that are not dicts are replaced."""
+    for part in path[:-1]:
+        inner = at.get(part)
+        at[part] = inner if isinstance(inner, dict) else {}
+        at = at[part]
+    at[path[-1]] = value
+
+
+def _open_required_blocks(kind: type[Section], values: dict[str, Any]) -> None:
+    """Add empty dicts for blocks without a default, so that the parameter inside is reported as missing."""
+    for name, declared in kind.model_fields.items():
+        inner, entry = inner_section(declared), entry_section(declared)
+        if inner is not None and (declared.is_required() or name in values):
+            _open_required_blocks(inner, values.setdefault(name, {}))
+        if entry is not None:
+            for each in values.get(name, {}).values():
+                _open_required_blocks(entry, each)
+
+
+def _field_path(kind: type[Section], location: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Return the part of a pydantic location that names a parameter, without list indices and union tags."""
+    path: list[str] = []
+    inner: type[Section] | None = kind
+    parts = iter(location)
+    for part in parts:
+        if inner is None or not isinstance(part, str) or part not in inner.model_fields:
+            break
+        path.append(part)
+        declared = inner.model_fields[part]
+        inner = inner_section(declared) or entry_section(declared)
+        if entry_section(declared) is not None:
+            path += [str(name) for name in [next(parts, None)] if name is not None]
+    return tuple(path)
+
+
+def _removable(kind: type[Section], path: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the path of the field to remove for an invalid value; named blocks are removed together."""
+    inner: type[Section] | None = kind
+    for depth, part in enumerate(path):
+        declared = inner.model_fields[part] if inner is not None else None
+        if declared is None or entry_section(declared) is not None:
+            return path[: depth + 1]
+        inner = inner_section(declared)
+    return path
+
+
+def _without(kind: type[Section], values: Mapping[str, Any], wrong: Sequence[tuple[str, ...]]) -> Section:
+    """Return the section without its invalid fields; reading one of them raises InvalidValue."""
+    good = _pruned(kind, values, wrong)
+    section = kind.model_validate(good)
+    for path in wrong:
+        holder: Any = section
+        for part in path[:-1]:
+            holder = getattr(holder, part)
+        holder.__dict__.pop(path[-1], None)
+    return section
+
+
+def _pruned(
+    kind: type[Section], values: Mapping[str, Any], wrong: Sequence[tuple[str, ...]]
+) -> dict[str, Any]:
+    """Return the values without invalid ones; required fields, which are all numbers, are set to 1."""
+    good = dict(values)
+    for name in {path[0] for path in wrong}:
+        declared = kind.model_fields[name]
+        inner = inner_section(declared)
+        deeper = [path[1:] for path in wrong if path[0] == name and len(path) > 1]
+        if inner is not None and deeper:
+            good[name] = _pruned(inner, values.get(name, {}), deeper)
+        elif declared.is_required():
+            good[name] = 1
+        else:
+            good.pop(name, None)
+    return good
+
+
+def _given(values: Mapping[str, Mapping[str, Any]], name: str) -> Any:
+    found: Any = values[section_of(name.partition(".")[0])]
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found

@@ -1,0 +1,120 @@
+"""Error messages about single values and names: what is wrong, and what to write instead."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from neox_config.problems import as_block, did_you_mean, in_words
+from neox_config.read.aliases import FOREIGN_NAMES, FOREIGN_REMEDIES
+from neox_config.schema.config import all_parameters, parameter_named
+from neox_config.schema.parameter import Parameter
+
+__all__ = ["homes_of", "sentence_about", "written_elsewhere"]
+
+# Error type of pydantic -> expected value.
+_KINDS = {
+    "string_type": "text",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "dict_type": "a block of parameters",
+}
+# Parameters that take a list, and how to write a single value for all.
+_AS_LIST = {"attention_config": 'write [[["{}"], "all"]]'}
+# Parameters that take a single value, and the parameters that take several.
+_FOR_LISTS = {"data_path": "list several datasets in train-data-paths, valid-data-paths and test-data-paths"}
+
+_LIMITS = {
+    "greater_than": ("greater than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def homes_of(path: Sequence[str], *, is_outside: bool) -> list[str]:
+    """Return the parameters with the name of a path that belong in blocks below its position."""
+    if is_outside and len(path) == 1 and "." in path[0]:
+        return [parameter.name for parameter in all_parameters() if parameter.name == path[0]]
+    outer = () if is_outside else path[:-1]
+    prefix = "".join(f"{part}." for part in outer)
+    name = path[len(outer)]
+    return [
+        parameter.name
+        for parameter in all_parameters()
+        if parameter.name.startswith(prefix) and parameter.name.endswith(f".{name}")
+    ]
+
+
+def written_elsewhere(path: Sequence[str], homes: Sequence[str], *, is_outside: bool) -> str:
+    """Return the remedy for a name that belongs in a block, or that other programs use."""
+    if homes == [path[0]]:
+        return f"write it as a block: {as_block(homes[0])}"
+    if homes and not is_outside:
+        return f"move it into {homes[0].rpartition('.')[0]}"
+    if homes:
+        return f"move it into its block: {' or '.join(homes)}"
+    ours = FOREIGN_NAMES.get(path[0]) if is_outside else None
+    if ours is None:
+        return FOREIGN_REMEDIES.get(path[0], "") if is_outside else ""
+    meaning = _lower(parameter_named(ours).doc).rstrip(".")
+    return f"use {ours if '.' in ours else ours.replace('_', '-')} ({meaning})"
+
+
+def sentence_about(name: str, detail: ErrorDetails) -> tuple[str, str]:
+    """Return what is wrong with a value, and the remedy."""
+    kind, context = detail["type"], detail.get("ctx", {})
+    parameter = parameter_named(name)
+    element = next((part + 1 for part in detail["loc"] if isinstance(part, int)), None)
+    where = "" if element is None else f" in element {element}"
+    if kind == "too_short" or (kind == "missing" and parameter.type.startswith("list")):
+        return "has too few elements", _as_default(parameter) or "list at least one"
+    if kind == "missing":
+        return f"is missing: {_lower(parameter.doc)}", f"add {as_block(name)}"
+    if kind in _LIMITS:
+        words, key = _LIMITS[kind]
+        # A value above a limit usually has the wrong unit: percent or iterations instead of a fraction.
+        remedy = parameter.doc if key in ("le", "lt") else ""
+        return f"must be {words} {_limit(context[key])}{where}", remedy
+    if kind == "literal_error":
+        near = did_you_mean(str(detail["input"]), parameter.choices)
+        return "is not one of the choices", near or f"use {', '.join(parameter.choices)}"
+    if kind in ("tuple_type", "list_type"):
+        written = _AS_LIST.get(name, "write [{}]").format(in_words(detail["input"]))
+        return "must be a list", _as_default(parameter) or written
+    if kind == "string_too_short":
+        return "must not be empty", parameter.doc
+    if kind == "string_pattern_mismatch":
+        return "has an invalid format", f"write {parameter.choices[0]}"
+    if kind == "too_long":
+        return "has too many elements", _as_default(parameter)
+    if kind in _KINDS:
+        return f"must be {_KINDS[kind]}{where}", _instead_of_list(parameter, detail["input"])
+    what, _, remedy = str(detail["msg"]).partition("; ")
+    return f"{_lower(what)}{where}", remedy
+
+
+def _limit(value: float) -> str:
+    return f"{int(value):,}" if float(value).is_integer() else f"{value:g}"
+
+
+def _as_default(parameter: Parameter) -> str:
+    """Return an example for a list of fixed length."""
+    return f"write it like {in_words(parameter.default)}" if parameter.default else ""
+
+
+def _instead_of_list(parameter: Parameter, value: Any) -> str:
+    if not isinstance(value, list | tuple):
+        return ""
+    if parameter.name in _FOR_LISTS:
+        return _FOR_LISTS[parameter.name]
+    return f"write {parameter.choices[0]}" if parameter.choices else "write a single value, without brackets"
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:]

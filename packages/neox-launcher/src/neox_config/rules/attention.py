@@ -1,0 +1,151 @@
+"""Rules about attention: types, heads, sparse blocks, position embeddings, softmax."""
+
+from collections.abc import Iterator
+
+from neox_config.derive.attention_layers import expand_attention, types_in
+from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.problems import Problem
+from neox_config.schema.config import NeoXConfig
+
+
+def attention_config_fits_the_layers(c: NeoXConfig) -> Iterator[Problem]:
+    """Require attention_config to give every layer one known type."""
+    try:
+        expand_attention(c.attention.attention_config, c.model.num_layers)
+    except ValueError as error:
+        what, _, remedy = str(error).partition("; ")
+        yield Problem("attention_config", what, remedy)
+
+
+def keys_are_shared_evenly(c: NeoXConfig) -> Iterator[Problem]:
+    """Require every key-value head to be shared by the same number of query heads."""
+    shared, heads = c.model.num_kv_heads, c.model.num_attention_heads
+    if shared is not None and heads % shared:
+        fitting = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        yield Problem(
+            "num_kv_heads", f"does not divide num-attention-heads: {heads}", f"use one of {fitting}"
+        )
+
+
+def rotary_turns_pairs_of_channels(c: NeoXConfig) -> Iterator[Problem]:
+    """Require rotary embeddings to rotate an even number of each head's dimensions."""
+    if c.attention.pos_emb != "rotary" or c.model.hidden_size % c.model.num_attention_heads:
+        return
+    width = c.model.hidden_size // c.model.num_attention_heads
+    rotated = int(width * c.attention.rotary_pct)
+    if rotated % 2 or rotated == 0:
+        yield Problem(
+            "rotary_pct",
+            f"rotates {rotated} of the {width} dimensions of each head; must be an even number, at least 2",
+            "use 1, 0.5 or 0.25, or another head size"
+            if width % 2 == 0
+            else "change hidden-size or num-attention-heads",
+        )
+
+
+def rope_fusion_needs_rotary_positions(c: NeoXConfig) -> Iterator[Problem]:
+    """Require rotary embeddings for the fused rotary kernel."""
+    if c.attention.rope_fusion is True and c.attention.pos_emb != "rotary":
+        yield Problem(
+            "rope_fusion",
+            f"requires pos-emb: rotary, not {c.attention.pos_emb}",
+            "set rope-fusion: false, or pos-emb: rotary",
+        )
+
+
+def far_distances_share_buckets(c: NeoXConfig) -> Iterator[Problem]:
+    """Require the last bucket to start beyond the half of the buckets that hold a single distance each."""
+    attention = c.attention
+    exact = attention.rpe_num_buckets // 2
+    if attention.pos_emb == "rpe" and attention.rpe_max_distance <= exact:
+        yield Problem(
+            "rpe_max_distance",
+            f"must be greater than {exact}, half of rpe-num-buckets: shorter distances have a bucket each",
+            f"use more than {exact}",
+        )
+
+
+def one_softmax_fusion(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse both fused softmax kernels at the same time."""
+    attention = c.attention
+    if (
+        attention.scaled_upper_triang_masked_softmax_fusion is True
+        and attention.scaled_masked_softmax_fusion is True
+    ):
+        yield Problem(
+            "scaled_masked_softmax_fusion",
+            "and scaled-upper-triang-masked-softmax-fusion cannot both be true",
+            "keep only scaled-upper-triang-masked-softmax-fusion, the causal one",
+        )
+
+
+def blocks_divide_the_samples(c: NeoXConfig) -> Iterator[Problem]:
+    """Require the sequence length to be a multiple of the block size."""
+    block, length = c.attention.sparsity_config.block, c.model.seq_length
+    is_in_blocks = any(ATTENTION_FACTS[kind].is_in_blocks for kind in types_in(c))
+    if is_in_blocks and length % block:
+        near = [n for n in range(1, min(length, 1024) + 1) if length % n == 0]
+        near = sorted(sorted(near, key=lambda n: abs(n - block))[:3])
+        yield Problem(
+            "sparsity_config.block",
+            f"does not divide seq-length: {length}",
+            f"use {', '.join(map(str, near))}",
+        )
+
+
+def global_blocks_divide_the_window(c: NeoXConfig) -> Iterator[Problem]:
+    """Require num_global_blocks to divide a fixed window, and the patterns of the heads to fit into it."""
+    sparsity = c.attention.sparsity_config
+    window, seen, patterns = (
+        sparsity.num_local_blocks,
+        sparsity.num_global_blocks,
+        sparsity.num_different_global_patterns,
+    )
+    if not any("num_different_global_patterns" in ATTENTION_FACTS[kind].settings for kind in types_in(c)):
+        return
+    if window % seen:
+        yield Problem(
+            "sparsity_config.num_global_blocks",
+            f"does not divide num_local_blocks: {window}",
+            f"use a divisor of {window}",
+        )
+    name = "sparsity_config.num_different_global_patterns"
+    if patterns * seen > window:
+        yield Problem(
+            name,
+            f"times num_global_blocks is more than num_local_blocks: {window}",
+            f"use at most {max(1, window // seen)}",
+        )
+    if patterns > 1 and not sparsity.different_layout_per_head:
+        yield Problem(
+            name,
+            "requires different_layout_per_head: true if greater than 1",
+            "set different_layout_per_head: true, or use 1",
+        )
+
+
+def listed_blocks_are_ranges(c: NeoXConfig) -> Iterator[Problem]:
+    """Require valid sizes and indices of listed blocks, and ranges that end after they start."""
+    sparsity = c.attention.sparsity_config
+    starts, ends = sparsity.global_block_indices, sparsity.global_block_end_indices
+    if not any("global_block_indices" in ATTENTION_FACTS[kind].settings for kind in types_in(c)):
+        return
+    if not sparsity.local_window_blocks or min(sparsity.local_window_blocks) < 1:
+        yield Problem("sparsity_config.local_window_blocks", "must be a list of numbers >= 1", "use [4]")
+    if any(start < 0 for start in starts):
+        yield Problem("sparsity_config.global_block_indices", "must be a list of numbers >= 0", "use [0]")
+    if ends is None:
+        return
+    name = "sparsity_config.global_block_end_indices"
+    if len(ends) != len(starts):
+        yield Problem(
+            name,
+            f"has {len(ends)} entries, but global_block_indices has {len(starts)}",
+            "give one end per start",
+        )
+    elif any(end <= start for start, end in zip(starts, ends, strict=True)):
+        yield Problem(
+            name,
+            "has an end that is not after its start",
+            "use larger ends; they are exclusive: start 0 with end 1 is one block",
+        )

@@ -1,0 +1,59 @@
+"""Rules about DeepSpeed's blocks: required parameters, and conflicts with other settings."""
+
+from collections.abc import Iterator
+
+from neox_config.problems import Problem
+from neox_config.schema.config import NeoXConfig, sections
+from neox_config.schema.not_yet import REFUSED
+from neox_config.schema.parameter import Section, is_needed
+
+
+def enabled_blocks_have_what_they_need(c: NeoXConfig) -> Iterator[Problem]:
+    """Require the parameters declared as `needed` in every block with `enabled: true`."""
+    for section in sections():
+        yield from _missing(getattr(c, section), "", is_enabled=False)
+
+
+def _missing(section: Section, prefix: str, *, is_enabled: bool) -> Iterator[Problem]:
+    if not section.model_fields_set:
+        return
+    is_enabled = getattr(section, "enabled", is_enabled)
+    for name, declared in type(section).model_fields.items():
+        value = getattr(section, name)
+        if is_enabled and is_needed(declared) and (value is None or value == {}):
+            what = f"is required because its block is enabled: {declared.description}"
+            yield Problem(f"{prefix}{name}", what, f"add {name}: ...", value="")
+        if isinstance(value, Section):
+            yield from _missing(value, f"{prefix}{name}.", is_enabled=is_enabled)
+
+
+def what_nothing_carries_out_is_refused(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse documented settings that are not supported."""
+    for name, why in REFUSED.items():
+        if c.value_of(name):
+            yield Problem(name, why, "remove it")
+
+
+def autotuning_times_at_least_one_iteration(c: NeoXConfig) -> Iterator[Problem]:
+    """Require at least one timed iteration per trial."""
+    tuning = c.autotuning.autotuning
+    if tuning.end_profile_step < tuning.start_profile_step:
+        yield Problem(
+            "autotuning.end_profile_step",
+            f"is before start_profile_step: {tuning.start_profile_step}",
+            f"use at least {tuning.start_profile_step}",
+        )
+
+
+def one_run_of_wandb(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse two Weights & Biases runs in one process."""
+    if c.monitors.wandb.enabled and c.logging.use_wandb:
+        yield Problem("wandb.enabled", "cannot be combined with use-wandb: true", "disable one of the two")
+
+
+def profiling_needs_the_plain_model(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse the FLOPs profiler with the pipeline engine, which starts the profile but never ends it."""
+    if c.engine.flops_profiler.enabled and c.parallelism.pipe_parallel_size >= 1:
+        yield Problem(
+            "flops_profiler.enabled", "does not work with pipeline parallelism", "set pipe-parallel-size: 0"
+        )

@@ -1,0 +1,61 @@
+"""Rules about datasets and their weights."""
+
+from collections.abc import Iterator
+from math import isfinite
+
+from neox_config.problems import Problem
+from neox_config.schema.config import NeoXConfig
+
+
+def data_comes_one_way(c: NeoXConfig) -> Iterator[Problem]:
+    """Require either data-path or all three lists of paths."""
+    data = c.data
+    lists = {
+        name: getattr(data, name) for name in ("train_data_paths", "valid_data_paths", "test_data_paths")
+    }
+    given = [name for name, paths in lists.items() if paths is not None]
+    if given and data.data_path is not None:
+        yield Problem(given[0], "cannot be combined with data-path", "remove one of them")
+    if given and len(given) < len(lists):
+        missing = ", ".join(name.replace("_", "-") for name in lists if name not in given)
+        yield Problem(given[0], f"is given without {missing}", "give all three lists")
+    for name, paths in lists.items():
+        if paths is not None and not paths:
+            yield Problem(name, "is empty", "name at least one dataset")
+
+
+def weights_match_the_paths(c: NeoXConfig) -> Iterator[Problem]:
+    """Require one weight per dataset, none of them negative and not all zero."""
+    for part in ("train", "valid", "test"):
+        weights = getattr(c.data, f"{part}_data_weights")
+        paths = getattr(c.data, f"{part}_data_paths")
+        name = f"{part}_data_weights"
+        if weights is None:
+            continue
+        if paths is None:
+            yield Problem(name, f"is given without {part}-data-paths", f"add {part}-data-paths, or remove it")
+        elif len(weights) != len(paths):
+            yield Problem(
+                name,
+                f"has {_count(len(weights), 'weight')} for {_count(len(paths), 'dataset')}",
+                "give one weight per dataset",
+            )
+        if any(weight < 0 for weight in weights) or not any(weights):
+            yield Problem(
+                name,
+                "must not contain a negative weight, or only zeros",
+                "give each dataset a weight of at least 0, and one a positive weight",
+            )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def split_keeps_something(c: NeoXConfig) -> Iterator[Problem]:
+    """Require a positive proportion in `split`."""
+    shares = [float(part) for part in c.data.split.replace("/", ",").split(",") if part.strip()]
+    if not any(shares):
+        yield Problem("split", "must contain a number greater than 0", "use 969,30,1")
+    if not isfinite(sum(shares)):
+        yield Problem("split", "contains a number that is too large", "use 969,30,1")

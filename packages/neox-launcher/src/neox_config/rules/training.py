@@ -1,0 +1,41 @@
+"""Rules about batch sizes, checkpoints and the engine."""
+
+from collections.abc import Iterator
+
+from neox_config.problems import Problem
+from neox_config.schema.config import NeoXConfig
+
+
+def micro_batch_or_batch_is_given(c: NeoXConfig) -> Iterator[Problem]:
+    """Require a global batch size or a micro-batch size."""
+    training = c.training
+    sizes = (training.train_batch_size, training.train_micro_batch_size_per_gpu)
+    if sizes == (None, None) and not c.elasticity.elasticity.enabled:
+        yield Problem(
+            "train_micro_batch_size_per_gpu",
+            "is missing, and so is train-batch-size",
+            "add train-micro-batch-size-per-gpu: 4 (samples per device and forward pass)",
+            value="",
+        )
+
+
+def saving_needs_an_interval(c: NeoXConfig) -> Iterator[Problem]:
+    """Require save_interval, save_growth or extra_save_iters with `save`."""
+    section = c.checkpoint
+    when = (section.save_interval, section.save_growth, section.extra_save_iters)
+    if section.save is not None and not any(when):
+        yield Problem(
+            "save", "requires save-interval", "add save-interval: 1000 (iterations between checkpoints)"
+        )
+
+
+def one_spacing_of_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse save_growth together with save_interval."""
+    if c.checkpoint.save_growth is not None and c.checkpoint.save_interval is not None:
+        yield Problem("save_growth", "and save-interval cannot both be set", "remove one of them")
+
+
+def deepspeed_is_the_engine(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse deepspeed: false."""
+    if not c.engine.deepspeed:
+        yield Problem("deepspeed", "must be true: there is no other engine", "remove it")

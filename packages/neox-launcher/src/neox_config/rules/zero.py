@@ -1,0 +1,105 @@
+"""Rules about ZeRO: offloading and gradient reduction."""
+
+from collections.abc import Iterator
+
+from neox_config.problems import Problem
+from neox_config.schema.config import NeoXConfig
+
+_ADAM_STATES = 4
+
+
+def offload_param_needs_stage_3(c: NeoXConfig) -> Iterator[Problem]:
+    """Require stage 3 for offloading parameters."""
+    zero = c.zero.zero_optimization
+    if zero.offload_param.device != "none" and zero.stage != 3:
+        yield Problem(
+            "zero_optimization.offload_param.device", f"requires stage 3, not {zero.stage}", "set stage: 3"
+        )
+
+
+def offload_optimizer_needs_zero(c: NeoXConfig) -> Iterator[Problem]:
+    """Require stage 1, 2 or 3 for offloading optimizer states, and stage 3 for offloading them to NVMe."""
+    zero = c.zero.zero_optimization
+    name = "zero_optimization.offload_optimizer.device"
+    if zero.offload_optimizer.device != "none" and zero.stage == 0:
+        yield Problem(name, "requires ZeRO", "set stage: 1, 2 or 3")
+    elif zero.offload_optimizer.device == "nvme" and zero.stage != 3:
+        yield Problem(name, f"requires stage 3, not {zero.stage}", "set stage: 3, or device: cpu")
+
+
+def offloading_says_where(c: NeoXConfig) -> Iterator[Problem]:
+    """Require `device` in every offload block, which has no effect without it."""
+    zero = c.zero.zero_optimization
+    for name, given in (("offload_param", zero.offload_param), ("offload_optimizer", zero.offload_optimizer)):
+        if given.device == "none" and given.model_fields_set and "device" not in given.model_fields_set:
+            yield Problem(
+                f"zero_optimization.{name}.device", "is missing", "add device: cpu, nvme or none", value=""
+            )
+
+
+def nvme_has_a_buffer_per_state(c: NeoXConfig) -> Iterator[Problem]:
+    """Require a buffer for each tensor that Adam keeps: parameter, gradient and two running averages."""
+    offload = c.zero.zero_optimization.offload_optimizer
+    if offload.device == "nvme" and offload.buffer_count < _ADAM_STATES:
+        yield Problem(
+            "zero_optimization.offload_optimizer.buffer_count",
+            f"is less than the {_ADAM_STATES} tensors that Adam keeps per parameter",
+            f"use at least {_ADAM_STATES}",
+        )
+
+
+def nvme_needs_a_path(c: NeoXConfig) -> Iterator[Problem]:
+    """Require nvme_path for offloading to NVMe."""
+    zero = c.zero.zero_optimization
+    for name, device, path in (
+        ("offload_param", zero.offload_param.device, zero.offload_param.nvme_path),
+        ("offload_optimizer", zero.offload_optimizer.device, zero.offload_optimizer.nvme_path),
+    ):
+        if device == "nvme" and path is None:
+            yield Problem(
+                f"zero_optimization.{name}.device", "requires nvme_path", "add nvme_path: /path/to/directory"
+            )
+
+
+def twin_flow_needs_stage_3(c: NeoXConfig) -> Iterator[Problem]:
+    """Require stage 3 for offloading only a fraction of the optimizer states."""
+    zero = c.zero.zero_optimization
+    if zero.offload_optimizer.ratio < 1 and zero.stage != 3:
+        yield Problem(
+            "zero_optimization.offload_optimizer.ratio",
+            "below 1 requires stage 3",
+            "set ratio: 1, or stage: 3",
+        )
+
+
+def predivide_or_prescale(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse gradient_predivide_factor with prescale_gradients, which overrides it."""
+    if c.engine.prescale_gradients and c.engine.gradient_predivide_factor != 1.0:
+        yield Problem(
+            "gradient_predivide_factor",
+            "has no effect with prescale_gradients: true",
+            "remove one of them",
+        )
+
+
+def reduced_shares_are_divided_once(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse pre-division settings that ZeRO's reduce-scatter does not support."""
+    zero = c.zero.zero_optimization
+    if zero.stage == 0 or not zero.reduce_scatter:
+        return
+    remedy = "remove it, or set zero_optimization.reduce_scatter: false"
+    if c.engine.gradient_predivide_factor != 1.0:
+        yield Problem("gradient_predivide_factor", "does not work with ZeRO and reduce_scatter", remedy)
+    if c.engine.prescale_gradients and zero.stage >= 2:
+        what = "does not work with ZeRO stage 2 and above and reduce_scatter"
+        yield Problem("prescale_gradients", what, remedy)
+
+
+def gathered_buckets_are_even(c: NeoXConfig) -> Iterator[Problem]:
+    """Require an even bucket size, because stages 1 and 2 align messages to four bytes."""
+    zero = c.zero.zero_optimization
+    if zero.stage in (1, 2) and zero.allgather_bucket_size % 2:
+        what = "must be an even number"
+        yield Problem(
+            "zero_optimization.allgather_bucket_size", what, f"use {zero.allgather_bucket_size + 1}"
+        )

@@ -1,0 +1,101 @@
+"""Documented values that are not implemented yet, or never will be; both tables may only shrink.
+
+`neox-config check` prints a note for values that are not implemented yet; `neox-launch` refuses them before a
+worker starts, so that no setting is silently ignored.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neox_config.problems import Problem, in_words, place_of
+from neox_config.schema.config import NeoXConfig
+
+__all__ = ["NOT_YET", "REFUSED", "NotYet", "not_built_yet"]
+
+_WAIT = "is not implemented yet"
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """Values of one parameter that are not implemented yet.
+
+    Args:
+        is_asked_for: function that returns True for such a value.
+        instead: what to do instead.
+    """
+
+    is_asked_for: Callable[[Any], bool]
+    instead: str
+
+
+def _on(instead: str = "remove it") -> NotYet:
+    """Describe a switch that must be off, or a setting that must be empty."""
+    return NotYet(lambda value: value not in (None, False, "none", ()), instead)
+
+
+def _choices(*names: str, instead: str) -> NotYet:
+    return NotYet(lambda value: isinstance(value, str) and value.lower() in names, instead)
+
+
+def _other_than(value: Any, instead: str) -> NotYet:
+    return NotYet(lambda given: given != value, instead)
+
+
+NOT_YET: Mapping[str, NotYet] = {
+    "amp.enabled": _on("use fp16 or bf16"),
+    "optimizer.type": _choices(
+        "lamb",
+        "onebitadam",
+        "onebitlamb",
+        "zerooneadam",
+        "sm3",
+        instead="use Adam, or a class of torch.optim",
+    ),
+    "scheduler.type": _on("use lr-decay-style"),
+    "zero_optimization.grad_hooks": _other_than(True, "remove it"),
+    "zero_optimization.offload_optimizer.ratio": _other_than(1.0, "remove it; all states are offloaded"),
+    "zero_optimization.zero_quantized_weights": _on("remove it; DeepSpeed's quantizer requires CUDA"),
+    "zero_optimization.zero_quantized_gradients": _on("remove it; DeepSpeed's quantizer requires CUDA"),
+    "adlr_autoresume": _on(),
+    "checkpoint_validation_with_forward_pass": _on(),
+    "log_grad_norm": _on(),
+    "log_gradient_noise_scale": _on(),
+    "extra_save_iters": _on("remove it; save-growth saves at 1, 2, 4, 8, ..."),
+    "profile": _on(),
+    "memory_profiling": _on(),
+    "train_label_data_paths": _on(),
+    "valid_label_data_paths": _on(),
+    "test_label_data_paths": _on(),
+    "eval_tasks": _on(),
+    "char_level_ppl": _on(),
+    "comms_logger.enabled": _on(),
+    "eigenvalue.enabled": _on(),
+    "checkpoint.use_node_local_storage": _on("save to a directory that all hosts share"),
+    "compression_training.layer_reduction.enabled": _on(),
+    "compression_training.weight_quantization.shared_parameters.enabled": _on(),
+    "compression_training.activation_quantization.shared_parameters.enabled": _on(),
+    "compression_training.sparse_pruning.shared_parameters.enabled": _on(),
+    "compression_training.row_pruning.shared_parameters.enabled": _on(),
+    "compression_training.head_pruning.shared_parameters.enabled": _on(),
+}
+
+
+# Switches that will not be implemented, and why; refused whenever a configuration is loaded.
+REFUSED: Mapping[str, str] = {
+    "sparse_gradients": "is no longer supported by DeepSpeed; embedding gradients are dense",
+    "compression_training.channel_pruning.shared_parameters.enabled": (
+        "prunes convolutions, and the model has none"
+    ),
+}
+
+
+def not_built_yet(config: NeoXConfig) -> list[Problem]:
+    """Return a problem for each setting of the configuration that is not implemented yet."""
+    found = []
+    for name, row in NOT_YET.items():
+        value = config.value_of(name)
+        if row.is_asked_for(value):
+            place = place_of(config.sources, name)
+            found.append(Problem(name, _WAIT, row.instead, value=in_words(value), place=place))
+    return found

@@ -1,0 +1,54 @@
+"""Activation checkpointing: recompute activations in the backward pass instead of storing them."""
+
+from neox_config.schema.parameter import Section, param
+
+__all__ = ["ActivationCheckpointingSection"]
+
+_WHEN_ON = "checkpoint_activations is true"
+
+
+class ActivationCheckpointingSection(Section, resume="free"):
+    """Activation checkpointing: which layers are recomputed, and where their inputs are stored."""
+
+    checkpoint_activations: bool = param(
+        False,
+        origin="Meg",
+        doc="Store only the input of each group of layers and recompute the other activations in the "
+        "backward pass.",
+    )
+    checkpoint_num_layers: int = param(
+        1, origin="Meg", gt=0, used_when=_WHEN_ON, doc="Layers per group; only the group's input is stored."
+    )
+    partition_activations: bool = param(
+        False,
+        origin="Meg",
+        used_when=_WHEN_ON,
+        doc="Partition the stored inputs across the tensor-parallel ranks.",
+    )
+    contiguous_checkpointing: bool = param(
+        False,
+        origin="Meg",
+        used_when="partition_activations is true",
+        doc="Store the inputs in one contiguous buffer that is allocated once.",
+    )
+    checkpoint_in_cpu: bool = param(
+        False, origin="Meg", used_when=_WHEN_ON, doc="Store the inputs in host memory."
+    )
+    synchronize_each_layer: bool = param(
+        False, origin="Meg", used_when=_WHEN_ON, doc="Synchronize the device before and after each group."
+    )
+    profile_backward: bool = param(
+        False,
+        origin="Meg",
+        used_when=_WHEN_ON,
+        doc="Log the times of the forward and the backward pass of each group.",
+    )
+    number_checkpoints: int | None = param(
+        None,
+        origin="DSC",
+        gt=0,
+        none_means="groups per pipeline stage * micro-batches in flight",
+        used_when="contiguous_checkpointing is true",
+        doc="Number of groups that the buffer can hold. May also be set in an activation_checkpointing "
+        "block.",
+    )

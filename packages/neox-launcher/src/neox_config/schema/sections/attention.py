@@ -1,0 +1,220 @@
+"""Attention types and position embeddings."""
+
+from typing import Any, Literal
+
+from pydantic import field_validator
+
+from neox_config.facts.attention import ATTENTION_FACTS, has_layers, layers_using
+from neox_config.schema.parameter import Section, block, param
+from neox_config.schema.sections.model import Fusion
+
+__all__ = ["AttentionSection", "SparsityConfig"]
+
+
+class SparsityConfig(Section):
+    """Block layouts of sparse attention layers; attention is always causal."""
+
+    mode: Literal["dense", "fixed", "bigbird", "bslongformer", "variable"] = param(
+        "fixed", origin="DSC", resume="free", doc="Not used: attention-config sets the type of each layer."
+    )
+    block: int = param(
+        16, origin="DSC", gt=0, le=1_000_000, doc="Block size in tokens; must divide seq-length."
+    )
+    different_layout_per_head: bool = param(
+        False,
+        origin="DSC",
+        used_when=layers_using("different_layout_per_head"),
+        doc="Use a different layout for each head. Requires several global patterns or random blocks.",
+    )
+    num_local_blocks: int = param(
+        4, origin="DSC", gt=0, used_when=layers_using("num_local_blocks"), doc="Blocks per local window."
+    )
+    num_global_blocks: int = param(
+        1,
+        origin="DSC",
+        gt=0,
+        used_when=layers_using("num_global_blocks"),
+        doc="Global blocks per window, which all later blocks attend to.",
+    )
+    attention: Literal["unidirectional", "bidirectional"] = param(
+        "bidirectional", origin="DSC", resume="free", doc="Not used: attention is causal."
+    )
+    horizontal_global_attention: bool = param(
+        False, origin="DSC", resume="free", doc="Not used: attention is causal."
+    )
+    num_different_global_patterns: int = param(
+        1,
+        origin="DSC",
+        gt=0,
+        used_when=layers_using("num_different_global_patterns"),
+        doc="Number of different choices of global blocks; heads alternate between them.",
+    )
+    num_random_blocks: int = param(
+        0,
+        origin="DSC",
+        ge=0,
+        used_when=layers_using("num_random_blocks"),
+        doc="Random blocks per row of blocks.",
+    )
+    local_window_blocks: tuple[int, ...] = param(
+        (4,),
+        origin="DSC",
+        used_when=layers_using("local_window_blocks"),
+        doc="Sizes of successive local windows, in blocks; the last size repeats.",
+    )
+    global_block_indices: tuple[int, ...] = param(
+        (0,),
+        origin="DSC",
+        used_when=layers_using("global_block_indices"),
+        doc="Indices of the global blocks, or of the starts of ranges of global blocks.",
+    )
+    global_block_end_indices: tuple[int, ...] | None = param(
+        None,
+        origin="DSC",
+        none_means="each index is one block",
+        used_when=layers_using("global_block_end_indices"),
+        doc="Ends (exclusive) of the ranges of global blocks.",
+    )
+    num_sliding_window_blocks: int = param(
+        3,
+        origin="DSC",
+        gt=0,
+        used_when=layers_using("num_sliding_window_blocks"),
+        doc="Width of the sliding window in blocks, half of it before the current block. Local layers use it "
+        "if num_local_blocks is not given.",
+    )
+
+    def can_differ_per_head(self, kind: str) -> bool:
+        """Return True if different_layout_per_head gives heads different layouts.
+
+        Args:
+            kind: attention type of a layer.
+        """
+        uses = {
+            "num_different_global_patterns": self.num_different_global_patterns > 1,
+            "num_random_blocks": self.num_random_blocks > 0,
+        }
+        settings = ATTENTION_FACTS[kind].settings
+        return "different_layout_per_head" in settings and any(uses.get(name, False) for name in settings)
+
+    @property
+    def local_attention_blocks(self) -> int:
+        """Window of `local` attention in blocks: num_local_blocks, else num_sliding_window_blocks, else 4."""
+        for name in ("num_local_blocks", "num_sliding_window_blocks"):
+            if name in self.model_fields_set:
+                return int(getattr(self, name))
+        return 4
+
+    @property
+    def global_ranges(self) -> tuple[tuple[int, int], ...]:
+        """(start, stop) pairs of the listed global blocks."""
+        starts, stops = self.global_block_indices, self.global_block_end_indices
+        if stops is None:
+            return tuple((start, start + 1) for start in starts)
+        return tuple(zip(starts, stops, strict=False))
+
+
+class AttentionSection(Section, resume="model"):
+    """Attention types and position embeddings."""
+
+    attention_config: tuple[Any, ...] | None = param(
+        None,
+        origin="NeoX",
+        none_means="global attention in every layer",
+        free_choice=", ".join(ATTENTION_FACTS),
+        doc='Attention type of each layer. [[["global", "local"], 6]] repeats both types six times; with '
+        '"all" '
+        "instead of a count, the types repeat up to the last layer; a flat list has one entry per layer.",
+    )
+    sliding_window_width: int | None = param(
+        None,
+        origin="NeoX",
+        gt=0,
+        le=1_000_000_000,
+        none_means="every earlier token",
+        used_when=has_layers(("global",)),
+        doc="Number of earlier tokens that a token of a global layer sees, in addition to itself.",
+    )
+    sparsity_config: SparsityConfig = block(
+        SparsityConfig, origin="NeoX", doc="Block layouts of sparse attention layers."
+    )
+    pos_emb: Literal["learned", "rotary", "sinusoidal", "rpe", "alibi", "none"] = param(
+        "learned",
+        origin="NeoX",
+        source="arXiv:2104.09864 (rotary), arXiv:1910.10683 (rpe), arXiv:2108.12409 (alibi)",
+        doc="Position embedding.",
+    )
+    rpe_num_buckets: int = param(
+        32,
+        origin="NeoX",
+        gt=1,
+        le=1_000_000,
+        used_when="pos_emb is rpe",
+        doc="Number of distance buckets, each with a learned bias per head.",
+    )
+    rpe_max_distance: int = param(
+        128,
+        origin="NeoX",
+        gt=1,
+        used_when="pos_emb is rpe",
+        doc="Distances of this many tokens or more share the last bucket.",
+    )
+    rotary_pct: float = param(
+        1.0,
+        origin="NeoX",
+        ge=0,
+        le=1,
+        used_when="pos_emb is rotary",
+        source="arXiv:2104.09864",
+        doc="Fraction of each head's dimensions that is rotated; the rest is unchanged.",
+    )
+    rotary_emb_base: int = param(
+        10000,
+        origin="NeoX",
+        gt=0,
+        used_when="pos_emb is rotary",
+        source="arXiv:2104.09864",
+        doc="Base of the geometric series of the rotation frequencies.",
+    )
+    rope_fusion: Fusion = param(
+        False,
+        origin="NeoX",
+        resume="free",
+        used_when="pos_emb is rotary",
+        doc="Apply rotary embeddings to queries and keys in one fused kernel; auto: where that is faster.",
+    )
+    scaled_upper_triang_masked_softmax_fusion: Fusion = param(
+        False,
+        origin="Meg",
+        resume="free",
+        doc="Use one fused kernel for scaling, causal mask and softmax instead of PyTorch's attention. auto: "
+        "only where attention scores are materialized anyway (layer scaling) and the kernel is faster.",
+    )
+    scaled_masked_softmax_fusion: Fusion = param(
+        False,
+        origin="Meg",
+        resume="free",
+        doc="Use one fused kernel for scaling, any mask and softmax instead of PyTorch's attention. auto: "
+        "only where attention scores are materialized anyway (layer scaling) and the kernel is faster.",
+    )
+    apply_query_key_layer_scaling: bool = param(
+        False,
+        origin="Meg",
+        doc="Divide attention scores by the layer number, and multiply by it again in the softmax, to avoid "
+        "overflow in fp16. Implies attention-softmax-in-fp32.",
+    )
+    attention_softmax_in_fp32: bool = param(
+        False,
+        origin="Meg",
+        resume="free",
+        doc="Compute the attention softmax in float32. It always is, in every precision.",
+    )
+
+    @field_validator("attention_config", mode="after")
+    @classmethod
+    def _make_immutable(cls, value: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
+        return None if value is None else _as_tuples(value)
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(_as_tuples(item) for item in value) if isinstance(value, list | tuple) else value

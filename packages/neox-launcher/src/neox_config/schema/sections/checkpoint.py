@@ -1,0 +1,90 @@
+"""Saving and loading of checkpoints."""
+
+from typing import Literal
+
+from neox_config.schema.parameter import Section, block, param
+
+__all__ = ["CheckpointOptions", "CheckpointSection", "ParallelWrite"]
+
+
+class ParallelWrite(Section):
+    """Parallel writing of checkpoints."""
+
+    pipeline_stage: bool = param(
+        False, origin="DSC", doc="Not used: pipeline stages always write their layers in parallel."
+    )
+
+
+class CheckpointOptions(Section):
+    """Options of DeepSpeed's own checkpoint format, which this project does not write."""
+
+    tag_validation: Literal["Ignore", "Warn", "Fail"] = param(
+        "Warn",
+        origin="DSC",
+        doc="Not used: checkpoints are named after the iteration, which is the same on all ranks.",
+    )
+    use_node_local_storage: bool = param(
+        False, origin="DSC", doc="Write to a local directory on each host instead of a shared one."
+    )
+    load_universal: bool = param(
+        False, origin="DSC", doc="Not used: every checkpoint loads under every parallel layout."
+    )
+    parallel_write: ParallelWrite = block(ParallelWrite, origin="DSC", doc="Parallel writing of checkpoints.")
+
+
+class CheckpointSection(Section, resume="free"):
+    """Where checkpoints are saved and loaded, how often, and what they contain."""
+
+    save: str | None = param(
+        None, origin="Meg", none_means="nothing is saved", doc="Directory to save checkpoints in."
+    )
+    load: str | None = param(
+        None,
+        origin="Meg",
+        none_means="start from new weights",
+        doc="Directory to load checkpoints from. Training resumes from the latest complete checkpoint, or "
+        "starts from new weights if there is none.",
+    )
+    save_interval: int | None = param(
+        None,
+        origin="Meg",
+        gt=0,
+        none_means="not set; required with `save`, unless save_growth is set",
+        doc="Iterations between checkpoints.",
+    )
+    save_growth: float | None = param(
+        None,
+        origin="ours",
+        ge=1.01,
+        le=1_000_000_000,
+        none_means="not set",
+        doc="Save at iterations 1, g, g^2, g^3, ... rounded down, instead of every save-interval iterations; "
+        "2 saves at 1, 2, 4, 8. Called checkpoint_factor with checkpoint_scale: log in GPT-NeoX.",
+    )
+    extra_save_iters: tuple[int, ...] | None = param(
+        None, origin="NeoX", none_means="none", doc="Iterations at which to save in addition."
+    )
+    keep_last_n_checkpoints: int | None = param(
+        None,
+        origin="NeoX",
+        gt=0,
+        none_means="keep all",
+        doc="Number of latest checkpoints to keep; older ones are deleted.",
+    )
+    no_save_optim: bool = param(False, origin="Meg", doc="Do not save optimizer states.")
+    no_save_rng: bool = param(False, origin="Meg", doc="Do not save random number generator states.")
+    no_load_optim: bool = param(False, origin="Meg", doc="Do not load optimizer states.")
+    no_load_rng: bool = param(False, origin="Meg", doc="Do not load random number generator states.")
+    finetune: bool = param(
+        False,
+        origin="Meg",
+        doc="Load only the weights, without optimizer and random number generator states, and start at "
+        "iteration 0. The model may differ from that of the checkpoint as long as its weights have the same "
+        "names and shapes.",
+    )
+    checkpoint_validation_with_forward_pass: bool = param(
+        False, origin="NeoX", doc="Save one input and its output, and compare the output after loading."
+    )
+    checkpoint: CheckpointOptions = block(
+        CheckpointOptions, origin="DSC", doc="Options of DeepSpeed's own checkpoint format."
+    )

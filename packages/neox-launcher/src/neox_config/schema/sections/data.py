@@ -1,0 +1,124 @@
+"""Datasets, their mixture, and how samples are built from documents."""
+
+from typing import Literal
+
+from neox_config.schema.parameter import Section, param
+
+__all__ = ["DataSection"]
+
+_PREFIXES = "Prefixes (without .bin and .idx) of the {} datasets; give all three lists, and no data-path."
+_LABELS = "Prefixes of the labels of the {} datasets, not shifted: one label per token."
+_GIVEN = "weight_by_num_documents is false"
+_WEIGHTS = "Weights of the {} datasets; they need not sum to 1."
+
+
+class DataSection(Section, resume="training"):
+    """Indexed datasets, given by prefix: PREFIX.bin and PREFIX.idx."""
+
+    data_path: str | None = param(
+        None,
+        origin="Meg",
+        none_means="the three lists of paths are used",
+        doc="Prefix (without .bin and .idx) of one dataset, which is divided by `split`.",
+    )
+    train_data_paths: tuple[str, ...] | None = param(
+        None, origin="NeoX", none_means="data_path is used", doc=_PREFIXES.format("training")
+    )
+    valid_data_paths: tuple[str, ...] | None = param(
+        None, origin="NeoX", none_means="data_path is used", doc=_PREFIXES.format("validation")
+    )
+    test_data_paths: tuple[str, ...] | None = param(
+        None, origin="NeoX", none_means="data_path is used", doc=_PREFIXES.format("test")
+    )
+    train_label_data_paths: tuple[str, ...] | None = param(
+        None, origin="NeoX", none_means="labels are the next tokens", doc=_LABELS.format("training")
+    )
+    valid_label_data_paths: tuple[str, ...] | None = param(
+        None, origin="NeoX", none_means="labels are the next tokens", doc=_LABELS.format("validation")
+    )
+    test_label_data_paths: tuple[str, ...] | None = param(
+        None, origin="NeoX", none_means="labels are the next tokens", doc=_LABELS.format("test")
+    )
+    train_data_weights: tuple[float, ...] | None = param(
+        None, origin="NeoX", none_means="equal weights", used_when=_GIVEN, doc=_WEIGHTS.format("training")
+    )
+    valid_data_weights: tuple[float, ...] | None = param(
+        None, origin="NeoX", none_means="equal weights", used_when=_GIVEN, doc=_WEIGHTS.format("validation")
+    )
+    test_data_weights: tuple[float, ...] | None = param(
+        None, origin="NeoX", none_means="equal weights", used_when=_GIVEN, doc=_WEIGHTS.format("test")
+    )
+    weight_by_num_documents: bool = param(
+        False,
+        origin="NeoX",
+        doc="Weight datasets by their number of documents; the weight lists are not used then.",
+    )
+    weighted_sampler_alpha: float = param(
+        0.3,
+        origin="NeoX",
+        ge=0,
+        used_when="weight_by_num_documents is true",
+        source="arXiv:1911.02116",
+        doc="Exponent of the number of documents: 1 gives weights proportional to it, 0 equal weights.",
+    )
+    data_impl: Literal["infer", "mmap", "cached", "lazy"] = param(
+        "infer",
+        origin="Meg",
+        resume="free",
+        doc="Dataset implementation; infer detects it from the index file.",
+    )
+    mmap_warmup: bool = param(
+        False,
+        origin="Meg",
+        resume="free",
+        used_when="data_impl is mmap or infer",
+        doc="Read the files once before training, to fill the page cache.",
+    )
+    split: str = param(
+        "969, 30, 1",
+        origin="Meg",
+        used_when="data_path is set",
+        free_choice="up to three numbers, as in 969,30,1",
+        pattern=r"^\s*\d+\.?\d*\s*([,/]\s*\d+\.?\d*\s*){0,2}$",
+        doc="Proportions of training, validation and test documents. They need not sum to 1; a missing one "
+        "is 0.",
+    )
+    sample_order: Literal["gpt_neox", "lazy"] = param(
+        "gpt_neox",
+        origin="ours",
+        doc="How samples are shuffled. gpt_neox: in the same order as GPT-NeoX, stored in index files. lazy: "
+        "the position of each sample is computed on demand, without index files or start-up time, for any "
+        "number of samples.",
+    )
+    data_cache_dir: str | None = param(
+        None,
+        origin="ours",
+        resume="free",
+        none_means="neox-data in $XDG_CACHE_HOME or ~/.cache",
+        used_when="sample_order is gpt_neox",
+        doc="Directory for index files if the directory of the data is not writable. Only you may have "
+        "access to it (chmod 700).",
+    )
+    num_workers: int = param(
+        2,
+        origin="Meg",
+        resume="free",
+        ge=0,
+        le=1_024,
+        doc="Threads that prefetch samples; 0 loads each batch when it is needed.",
+    )
+    short_seq_prob: float = param(
+        0.1, origin="Meg", resume="free", ge=0, le=1, doc="Not used: applies only to BERT samples."
+    )
+    reset_position_ids: bool = param(
+        False,
+        origin="Meg",
+        used_when="pos_emb is learned",
+        doc="Restart position ids after each end-of-document token.",
+    )
+    reset_attention_mask: bool = param(
+        False, origin="Meg", doc="Mask attention to tokens of earlier documents."
+    )
+    eod_mask_loss: bool = param(
+        False, origin="Meg", doc="Mask the loss where the input is an end-of-document token."
+    )

@@ -1,0 +1,124 @@
+"""Settings of DeepSpeed's engine."""
+
+from typing import Literal
+
+from neox_config.schema.parameter import Section, block, param
+
+__all__ = ["Aio", "CommsLogger", "DataTypes", "Eigenvalue", "EngineSection", "FlopsProfiler"]
+
+
+class FlopsProfiler(Section):
+    """Floating-point operations (FLOPs) profiler."""
+
+    enabled: bool = param(False, origin="DSC", doc="Profile one iteration.")
+    profile_step: int = param(1, origin="DSC", gt=0, doc="Iteration to profile.")
+    module_depth: int = param(-1, origin="DSC", ge=-1, doc="Maximum module depth to report; -1 reports all.")
+    top_modules: int = param(1, origin="DSC", gt=0, doc="Number of top modules to report at each depth.")
+    detailed: bool = param(True, origin="DSC", doc="Report every module.")
+    output_file: str | None = param(None, origin="DSC", none_means="stdout", doc="File for the report.")
+
+
+class DataTypes(Section):
+    """Data types used by the engine."""
+
+    grad_accum_dtype: Literal["fp32", "fp16", "bf16"] | None = param(
+        None,
+        origin="DSC",
+        resume="training",
+        none_means="fp32 when training is in bf16, else the model's data type",
+        doc="Data type in which gradients are accumulated.",
+    )
+
+
+class CommsLogger(Section):
+    """Communication logger: times collective operations. It makes them synchronous, which slows training."""
+
+    enabled: bool = param(False, origin="DSC", doc="Time collective operations.")
+    verbose: bool = param(False, origin="DSC", doc="Log each operation when it finishes.")
+    prof_all: bool = param(True, origin="DSC", doc="Time all operations, not only those in prof_ops.")
+    debug: bool = param(False, origin="DSC", doc="Log the calling function of each operation.")
+    prof_ops: tuple[str, ...] = param(
+        (), origin="DSC", used_when="prof_all is false", doc="Names of the operations to time."
+    )
+
+
+class Aio(Section):
+    """Asynchronous I/O (libaio) for offloading to NVMe."""
+
+    block_size: int = param(1048576, origin="DSC", gt=0, doc="Size of one I/O request in bytes.")
+    queue_depth: int = param(8, origin="DSC", gt=0, doc="Maximum number of outstanding requests.")
+    thread_count: int = param(1, origin="DSC", gt=0, doc="Threads that submit the requests of one tensor.")
+    single_submit: bool = param(
+        False, origin="DSC", doc="Submit requests one at a time instead of in a batch."
+    )
+    overlap_events: bool = param(
+        True, origin="DSC", doc="Submit requests without waiting for earlier ones to finish."
+    )
+
+
+class Eigenvalue(Section):
+    """Largest Hessian eigenvalue of each layer, by power iteration."""
+
+    enabled: bool = param(
+        False, origin="DSC", doc="Compute eigenvalues and report them as Train/Eigenvalues/ModelBlockParam_N."
+    )
+    verbose: bool = param(False, origin="DSC", doc="Log each power iteration.")
+    max_iter: int = param(100, origin="DSC", gt=0, doc="Maximum number of power iterations.")
+    tol: float = param(0.01, origin="DSC", gt=0, doc="Relative change at which the power iteration stops.")
+    stability: float = param(1e-6, origin="DSC", ge=0, doc="Constant added to norms before dividing by them.")
+    gas_boundary_resolution: int = param(1, origin="DSC", gt=0, doc="Iterations between computations.")
+    layer_name: str = param(
+        "bert.encoder.layer", origin="DSC", min_length=1, doc="Name of the module that holds the layers."
+    )
+    layer_num: int = param(0, origin="DSC", ge=0, doc="Number of layers in that module.")
+
+
+class EngineSection(Section, resume="free"):
+    """Settings that are passed to DeepSpeed unchanged."""
+
+    deepspeed: bool = param(True, origin="DSC", doc="Train with DeepSpeed, the only engine.")
+    prescale_gradients: bool = param(
+        False,
+        origin="DSC",
+        resume="training",
+        doc="Divide gradients by the data-parallel size before the all-reduce instead of after it.",
+    )
+    gradient_predivide_factor: float = param(
+        1.0,
+        origin="DSC",
+        resume="training",
+        gt=0,
+        used_when="prescale_gradients is false",
+        doc="Divide gradients by this factor before the all-reduce, and by data-parallel size / factor after "
+        "it.",
+    )
+    sparse_gradients: bool = param(
+        False, origin="DSC", doc="Communicate embedding gradients as sparse tensors."
+    )
+    communication_data_type: Literal["fp16", "bf16", "fp32"] | None = param(
+        None,
+        origin="DSC",
+        resume="training",
+        none_means="the data type of training",
+        doc="Data type in which gradients are communicated.",
+    )
+    steps_per_print: int | None = param(
+        None,
+        origin="DSC",
+        gt=0,
+        none_means="no reports",
+        doc="Iterations between DeepSpeed's own reports.",
+    )
+    wall_clock_breakdown: bool = param(
+        False,
+        origin="DSC",
+        doc="Include the times of forward pass, backward pass and step in DeepSpeed's reports.",
+    )
+    dump_state: bool = param(False, origin="DSC", doc="Print DeepSpeed's state at start-up.")
+    flops_profiler: FlopsProfiler = block(
+        FlopsProfiler, origin="DSC", doc="Floating-point operations (FLOPs) profiler."
+    )
+    data_types: DataTypes = block(DataTypes, origin="DSC", doc="Data types used by the engine.")
+    comms_logger: CommsLogger = block(CommsLogger, origin="DSC", doc="Times collective operations.")
+    aio: Aio = block(Aio, origin="DSC", doc="Asynchronous I/O for offloading to NVMe.")
+    eigenvalue: Eigenvalue = block(Eigenvalue, origin="DSC", doc="Largest Hessian eigenvalue of each layer.")

@@ -1,0 +1,58 @@
+"""Text generation and evaluation on tasks."""
+
+from typing import Literal
+
+from neox_config.schema.parameter import Section, param
+
+__all__ = ["GenerationSection"]
+
+
+class GenerationSection(Section, resume="free"):
+    """Text generation: prompts, sampling and output."""
+
+    text_gen_type: Literal["unconditional", "input-file", "interactive"] | None = param(
+        None,
+        origin="NeoX",
+        none_means="input-file if sample_input_file is set, else unconditional if num_samples > 0, else "
+        "interactive",
+        doc="Source of the prompts.",
+    )
+    temperature: float = param(
+        0.0, origin="NeoX", ge=0, doc="Sampling temperature; 0 selects the most likely token."
+    )
+    top_p: float = param(
+        0.0,
+        origin="NeoX",
+        ge=0,
+        le=1,
+        doc="Sample from the most likely tokens whose probabilities add up to this (nucleus sampling); 0 "
+        "disables it.",
+    )
+    top_k: int = param(
+        0, origin="NeoX", ge=0, doc="Sample from this many of the most likely tokens; 0 disables it."
+    )
+    maximum_tokens: int = param(
+        64, origin="NeoX", gt=0, doc="Maximum number of tokens to generate per prompt."
+    )
+    sample_input_file: str | None = param(
+        None, origin="NeoX", none_means="no file", doc="Text file with one prompt per line."
+    )
+    sample_output_file: str | None = param(
+        None,
+        origin="NeoX",
+        none_means="the name of the input file with .output.jsonl, or stdout without an input file",
+        doc="Output file for the results.",
+    )
+    num_samples: int = param(0, origin="NeoX", ge=0, doc="Number of texts to generate without a prompt.")
+    recompute: bool = param(
+        False,
+        origin="NeoX",
+        doc="Recompute the whole sequence for each token instead of caching keys and values.",
+    )
+    eval_results_prefix: str = param(
+        "", origin="NeoX", used_when="eval_tasks is set", doc="Prefix of the name of the results file."
+    )
+    eval_tasks: tuple[str, ...] | None = param(
+        None, origin="NeoX", none_means="no tasks", doc="Tasks of lm-evaluation-harness to evaluate."
+    )
+    char_level_ppl: bool = param(False, origin="NeoX", doc="Also report the perplexity per character.")

@@ -1,0 +1,255 @@
+"""The optimizer, weight decay and gradient clipping."""
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+
+from neox_config.facts.conditions import one_of
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.schema.parameter import FILLED_IN, Section, block, param
+
+__all__ = [
+    "KNOWN_OPTIMIZERS",
+    "TORCH_OPTIMIZERS",
+    "Optimizer",
+    "OptimizerParams",
+    "OptimizerSection",
+    "Scheduler",
+    "SchedulerParams",
+]
+
+# Any other name is looked up in torch.optim. Three of its classes cannot train these models: LBFGS calls the
+# loss itself, SparseAdam requires sparse gradients, and Muon takes only matrices.
+KNOWN_OPTIMIZERS = tuple(facts.name for facts in OPTIMIZER_FACTS.values() if not facts.is_of_torch)
+TORCH_OPTIMIZERS = tuple(facts.name for facts in OPTIMIZER_FACTS.values() if facts.is_of_torch)
+
+_ONE_BIT = "type is OneBitAdam, OneBitLamb or ZeroOneAdam"
+
+
+def _if_taken(argument: str) -> str | None:
+    """Return the condition that the optimizer takes a declared parameter; None if every one does."""
+    ours = [facts for facts in OPTIMIZER_FACTS.values() if not facts.is_of_torch]
+    names = [facts.name for facts in ours if argument not in facts.declared]
+    return f"type is not {one_of(names)}" if names else None
+
+
+class OptimizerParams(Section):
+    """Arguments of the optimizer; optimizers of torch.optim accept additional ones."""
+
+    model_config = ConfigDict(extra="allow")
+
+    lr: float = param(origin="DSC", ge=0, doc="Learning rate after warmup.")
+    betas: tuple[float, float] = param(
+        (0.9, 0.999),
+        origin="DSC",
+        used_when=_if_taken("betas"),
+        doc="Decay rates of the running averages of gradients and squared gradients.",
+    )
+    eps: float = param(
+        1e-8,
+        origin="DSC",
+        ge=0,
+        used_when=_if_taken("eps"),
+        doc="Constant added to the denominator of the update. Optimizers of torch.optim have their own "
+        "default.",
+    )
+    weight_decay: float = param(
+        FILLED_IN,
+        none_means="weight-decay outside the optimizer block",
+        origin="DSC",
+        ge=0,
+        used_when="the optimizer decays weights",
+        doc="Weight decay coefficient.",
+    )
+    torch_adam: bool = param(
+        False,
+        origin="DSC",
+        resume="free",
+        used_when="type is Adam",
+        doc="Not used: Adam always uses the fused implementation of PyTorch.",
+    )
+    adam_w_mode: bool = param(
+        True,
+        origin="DSC",
+        used_when="type is Adam or CPU_Adam",
+        doc="Use decoupled weight decay, as in AdamW.",
+    )
+    bias_correction: bool = param(
+        True,
+        origin="DSC",
+        used_when=_if_taken("bias_correction"),
+        doc="Apply bias correction to the running averages of Adam.",
+    )
+    freeze_step: int = param(
+        100000,
+        origin="DSC",
+        gt=0,
+        used_when=_ONE_BIT,
+        doc="Number of updates before communication is compressed.",
+    )
+    cuda_aware: bool = param(
+        False,
+        origin="DSC",
+        resume="free",
+        used_when="comm_backend_name is mpi",
+        doc="The MPI library is CUDA-aware: it can send device memory.",
+    )
+    comm_backend_name: Literal["nccl", "mpi", "hccl", "compressed", "gloo"] = param(
+        "nccl",
+        origin="DSC",
+        resume="free",
+        used_when=_ONE_BIT,
+        doc="Communication backend for the compressed gradients.",
+    )
+    var_freeze_step: int = param(
+        100000,
+        origin="DSC",
+        gt=0,
+        used_when="type is ZeroOneAdam",
+        doc="Update after which the variance is frozen.",
+    )
+    var_update_scaler: int = param(
+        16,
+        origin="DSC",
+        gt=0,
+        used_when="type is ZeroOneAdam",
+        doc="Controls how fast the interval between variance updates grows.",
+    )
+    local_step_scaler: int = param(
+        32678,
+        origin="DSC",
+        gt=0,
+        used_when="type is ZeroOneAdam",
+        doc="Number of updates after which the number of local steps grows.",
+    )
+    local_step_clipper: int = param(
+        16,
+        origin="DSC",
+        gt=0,
+        used_when="type is ZeroOneAdam",
+        doc="Maximum number of updates between synchronizations.",
+    )
+    max_coeff: float = param(
+        10.0, origin="DSC", gt=0, used_when="type is Lamb or OneBitLamb", doc="Maximum trust ratio."
+    )
+    min_coeff: float = param(
+        0.01, origin="DSC", ge=0, used_when="type is Lamb or OneBitLamb", doc="Minimum trust ratio."
+    )
+    coeff_beta: float = param(
+        0.9,
+        origin="DSC",
+        ge=0,
+        lt=1,
+        used_when="type is OneBitLamb",
+        doc="Decay rate of the running average of the trust ratio.",
+    )
+    factor_max: float = param(
+        4.0,
+        origin="DSC",
+        gt=0,
+        used_when="type is OneBitLamb",
+        doc="Maximum scaling factor of the frozen trust ratio.",
+    )
+    factor_min: float = param(
+        0.5,
+        origin="DSC",
+        gt=0,
+        used_when="type is OneBitLamb",
+        doc="Minimum scaling factor of the frozen trust ratio.",
+    )
+    factor_threshold: float = param(
+        0.1,
+        origin="DSC",
+        gt=0,
+        used_when="type is OneBitLamb",
+        doc="Maximum change of that factor per update.",
+    )
+
+    def given(self) -> dict[str, Any]:
+        """Return the arguments set in the configuration, including those that are not declared here."""
+        values = {
+            name: getattr(self, name) for name in self.model_fields_set if name in type(self).model_fields
+        }
+        return values | dict(self.model_extra or {})
+
+
+class Optimizer(Section):
+    """The optimizer and its arguments."""
+
+    type: str = param(
+        "Adam",
+        origin="DSC",
+        min_length=1,
+        free_choice=", ".join(KNOWN_OPTIMIZERS) + ", or a class of torch.optim",
+        doc="Name of the optimizer, case-insensitive. Adam uses decoupled weight decay, as AdamW does.",
+    )
+    params: OptimizerParams = block(origin="DSC", doc="Arguments of the optimizer.")
+
+    @property
+    def kind(self) -> str:
+        """Lower-case type, for comparisons."""
+        return self.type.lower()
+
+
+_WARMUP = "type is WarmupLR or WarmupDecayLR"
+
+
+class SchedulerParams(Section):
+    """Arguments of the schedule; those of LRRangeTest, OneCycle and WarmupCosineLR are also accepted."""
+
+    model_config = ConfigDict(extra="allow")
+
+    warmup_min_lr: float = param(
+        0.0, origin="DSC", ge=0, used_when=_WARMUP, doc="Learning rate of the first iteration."
+    )
+    warmup_max_lr: float | None = param(
+        None,
+        origin="DSC",
+        ge=0,
+        none_means="optimizer.params.lr",
+        used_when=_WARMUP,
+        doc="Learning rate after warmup.",
+    )
+    warmup_num_steps: int = param(
+        1000, origin="DSC", gt=0, used_when=_WARMUP, doc="Number of warmup iterations."
+    )
+    total_num_steps: int | None = param(
+        None,
+        origin="DSC",
+        gt=0,
+        none_means="lr-decay-iters",
+        used_when="type is WarmupDecayLR",
+        doc="Iteration at which the learning rate reaches 0.",
+    )
+    warmup_type: Literal["log", "linear"] = param(
+        "log", origin="DSC", used_when=_WARMUP, doc="Shape of the warmup."
+    )
+
+
+class Scheduler(Section):
+    """Learning rate schedule of DeepSpeed, instead of lr-decay-style."""
+
+    type: Literal["LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"] | None = param(
+        None, origin="DSC", none_means="the schedule of lr-decay-style", doc="Name of the schedule."
+    )
+    params: SchedulerParams = block(SchedulerParams, origin="DSC", doc="Arguments of the schedule.")
+
+
+class OptimizerSection(Section, resume="training"):
+    """The optimizer, weight decay and gradient clipping."""
+
+    optimizer: Optimizer = block(origin="DSC", doc="The optimizer and its arguments.")
+    scheduler: Scheduler = block(Scheduler, origin="DSC", doc="Learning rate schedule of DeepSpeed.")
+    weight_decay: float = param(
+        0.01,
+        origin="Meg",
+        ge=0,
+        used_when="the optimizer decays weights",
+        doc="Weight decay of matrices, unless optimizer.params.weight_decay is set.",
+    )
+    gradient_clipping: float = param(
+        0.0, origin="DSC", ge=0, doc="Maximum L2 norm of the global gradient; 0 disables clipping."
+    )
+    zero_allow_untested_optimizer: bool = param(
+        False, origin="DSC", resume="free", doc="Allow ZeRO with element-wise optimizers other than Adam."
+    )

@@ -1,0 +1,30 @@
+"""The tokenizer."""
+
+from neox_config.facts.tokenizers import TOKENIZER_FACTS, TokenizerName
+from neox_config.schema.parameter import Section, param
+
+__all__ = ["TokenizerSection"]
+
+_FILES = "; ".join(f"{name}: {facts.doc}" for name, facts in TOKENIZER_FACTS.items())
+_WITH_MERGES = " or ".join(name for name, facts in TOKENIZER_FACTS.items() if "merge_file" in facts.files)
+
+
+class TokenizerSection(Section, resume="model"):
+    """The tokenizer and its files."""
+
+    tokenizer_type: TokenizerName = param(
+        "GPT2BPETokenizer", origin="Meg", doc=f"Tokenizer and the files it reads. {_FILES}."
+    )
+    vocab_file: str | None = param(
+        None,
+        origin="Meg",
+        none_means="none; most tokenizers require one",
+        doc="Vocabulary or tokenizer file.",
+    )
+    merge_file: str | None = param(
+        None,
+        origin="Meg",
+        none_means="none",
+        used_when=f"tokenizer_type is {_WITH_MERGES}",
+        doc="BPE merges file.",
+    )

@@ -1,0 +1,94 @@
+"""Training iterations, batch sizes, random seed and evaluation."""
+
+from typing import Literal
+
+from neox_config.schema.parameter import Section, param
+
+__all__ = ["TrainingSection"]
+
+
+class TrainingSection(Section, resume="training"):
+    """Training iterations, batch sizes, random seed and evaluation."""
+
+    train_iters: int = param(
+        origin="Meg",
+        gt=0,
+        le=1_000_000_000,
+        doc="Total number of training iterations (weight updates), including those before a restart.",
+    )
+    train_batch_size: int | None = param(
+        None,
+        origin="DSC",
+        gt=0,
+        le=1_000_000_000,
+        none_means="micro-batch * accumulation * data-parallel size",
+        doc="Global batch size, in samples per update over all devices.",
+    )
+    train_micro_batch_size_per_gpu: int | None = param(
+        None,
+        origin="DSC",
+        gt=0,
+        le=1_000_000,
+        none_means="train_batch_size / (accumulation * data-parallel size)",
+        doc="Micro-batch size, in samples per device and forward pass.",
+    )
+    gradient_accumulation_steps: int | None = param(
+        None,
+        origin="DSC",
+        gt=0,
+        le=1_000_000,
+        none_means="train_batch_size / (micro-batch * data-parallel size), or 1",
+        doc="Number of micro-batches whose gradients are accumulated for one update.",
+    )
+    loss_normalization: Literal["micro_batch", "global"] = param(
+        "micro_batch",
+        origin="ours",
+        doc="How the loss is averaged. micro_batch: mean over the unmasked tokens of each micro-batch, then "
+        "mean over micro-batches; global: mean over all unmasked tokens of the global batch.",
+    )
+    seed: int = param(
+        1234,
+        origin="Meg",
+        ge=0,
+        lt=2**32,
+        doc="Random seed for weight initialization, dropout and data order.",
+    )
+    nonfinite_patience: int = param(
+        3,
+        origin="ours",
+        resume="free",
+        gt=0,
+        doc="Stop with an error after this many consecutive updates that were skipped because a loss or a "
+        "gradient was not finite. In float16, they count only while the loss scale cannot be lowered.",
+    )
+    eval_iters: int = param(
+        100,
+        origin="Meg",
+        resume="free",
+        ge=0,
+        le=1_000_000_000,
+        doc="Number of batches per evaluation; 0 disables evaluation.",
+    )
+    eval_interval: int = param(1000, origin="Meg", resume="free", gt=0, doc="Iterations between evaluations.")
+    exit_interval: int | None = param(
+        None,
+        origin="Meg",
+        resume="free",
+        gt=0,
+        none_means="train to the end",
+        doc="Save and exit at the first iteration divisible by this, after an evaluation that is due at it.",
+    )
+    adlr_autoresume: bool = param(
+        False,
+        origin="Meg",
+        resume="free",
+        doc="Use the ADLR autoresume service of NVIDIA to decide when to stop.",
+    )
+    adlr_autoresume_interval: int = param(
+        1000,
+        origin="Meg",
+        resume="free",
+        gt=0,
+        used_when="adlr_autoresume is true",
+        doc="Iterations between queries to the autoresume service.",
+    )

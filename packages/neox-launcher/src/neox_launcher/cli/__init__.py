@@ -1,0 +1,1 @@
+"""The commands `neox-launch` and `neox-config`."""

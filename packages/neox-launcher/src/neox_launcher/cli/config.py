@@ -1,0 +1,273 @@
+"""The command `neox-config`: checks, shows and explains configurations, and writes their reference."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import click
+
+from neox_config import NeoXConfig, Resolved, engine_json, load_config
+from neox_config.derive.learning_rate import learning_rate, learning_rates
+from neox_config.describe import explain as explanations
+from neox_config.describe.display import show_config, show_derived, show_difference
+from neox_config.describe.json_schema import json_schema_text
+from neox_config.describe.reference import reference
+from neox_config.errors import ConfigError, HostfileError, NeoXError
+from neox_config.problems import Problem, config_error, list_problems
+from neox_config.read.load import draft_config
+from neox_config.read.migrate import migrate_file, replace_file
+from neox_config.schema.not_yet import not_built_yet
+from neox_config.schema.parameter import InvalidValue
+from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for
+from neox_launcher.cli.commands import Commands
+from neox_launcher.cli.estimate import register
+from neox_launcher.plan.planning import refuse_hosts
+from neox_launcher.plan.preflight import check_files, notes_on_data
+from neox_launcher.resources.hosts import missing_hostfile
+
+__all__ = ["main"]
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="neox-launcher")
+def main() -> None:
+    """Check, show and explain configurations, and estimate memory and time."""
+
+
+register(main)
+
+
+def _file_options(command: Callable[..., None]) -> Callable[..., None]:
+    options = (
+        click.argument("files", nargs=-1, required=True),
+        click.option("-d", "--directory", metavar="DIR", help="Directory of the configuration files."),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Override a parameter of the configuration. May be repeated.",
+        ),
+        cluster_options,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@main.command()
+@_file_options
+@click.option(
+    "--files",
+    "with_files",
+    is_flag=True,
+    help="Check everything that neox-launch would refuse: also the files that the configuration names "
+    "(datasets, tokenizer, checkpoint, hostfile, prompts) and settings that are not implemented yet.",
+)
+def check(
+    files: tuple[str, ...],
+    directory: str | None,
+    overrides: tuple[str, ...],
+    devices: int | None,
+    hostfile: str | None,
+    with_files: bool,
+) -> None:
+    """Report all problems of the merged files. Exits with 2 if there are any."""
+    try:
+        draft = draft_config(files, overrides=overrides, directory=directory)
+    except NeoXError as error:
+        _fail(error)
+    config = draft.config
+    if draft.problems:
+        found = _files_given(config) if with_files and draft.is_complete else []
+        _fail(config_error(_without_repetitions([*draft.problems, *found]), config.files))
+    problems = _problems_on_devices(config, devices, hostfile)
+    unbuilt = not_built_yet(config)
+    notes = [*config.notices, *notes_on_data(config)]
+    if with_files:
+        problems += [*unbuilt, *check_files(config, program="train"), *_other_files(config)]
+    else:
+        notes += [*unbuilt, *_note_on_hostfile(config)]
+    if notes:
+        click.echo(list_problems(notes, config.files, called="note") + "\n", err=True)
+    if problems:
+        _fail(config_error(_without_repetitions(problems), config.files))
+    refused = f"; neox-launch refuses {len(unbuilt)} of them, see the notes" if unbuilt else ""
+    click.echo(f"{' + '.join(config.files)}: valid, {len(config.sources)} parameters given{refused}")
+
+
+def _problems_on_devices(config: NeoXConfig, devices: int | None, hostfile: str | None) -> list[Problem]:
+    """Return the problems of the configuration on its devices and hosts."""
+    problems: list[Problem] = []
+    checks = (
+        lambda: _refuse_hosts(config, devices, hostfile),
+        lambda: resolve_for(config, devices=devices, hostfile=hostfile),
+    )
+    for run in checks:
+        try:
+            run()
+        except ConfigError as error:
+            problems += error.problems
+        except NeoXError as error:
+            name = "hostfile" if isinstance(error, HostfileError) else ""
+            return [*problems, Problem(name, str(error), place=config.sources.get(name))]
+    return problems
+
+
+def _refuse_hosts(config: NeoXConfig, devices: int | None, hostfile: str | None) -> None:
+    hosts = hosts_for(config, devices=devices, hostfile=hostfile)
+    if hosts is not None:
+        refuse_hosts(config, hosts)
+
+
+def _files_given(config: NeoXConfig) -> list[Problem]:
+    """Return the problems of the files that a refused configuration names in values that are valid."""
+    problems = check_files(config, program="train")
+    with suppress(InvalidValue):
+        problems += _other_files(config)
+    return [problem for problem in problems if problem.place is not None]
+
+
+def _note_on_hostfile(config: NeoXConfig) -> list[Problem]:
+    missing = missing_hostfile(config)
+    if missing is None:
+        return []
+    return [replace(missing, what=f"{missing.what} on this machine; neox-launch refuses that")]
+
+
+def _other_files(config: NeoXConfig) -> list[Problem]:
+    """Return the problems of the hostfile and, if given, of the prompts, which a training does not read."""
+    missing = missing_hostfile(config)
+    problems = [] if missing is None else [missing]
+    if not {"text_gen_type", "sample_input_file"}.isdisjoint(config.sources):
+        problems += check_files(config, program="prompts")
+    return problems
+
+
+def _without_repetitions(problems: Sequence[Problem]) -> list[Problem]:
+    return list(dict.fromkeys(problems))
+
+
+@main.command()
+@_file_options
+@click.option("--engine", is_flag=True, help="Print the configuration that is passed to DeepSpeed, as JSON.")
+@click.option(
+    "--changed", is_flag=True, help="Print only the parameters whose value differs from the default."
+)
+def show(engine: bool, changed: bool, **options: Any) -> None:
+    """Print every value with its origin, and the derived values."""
+    if engine and changed:
+        raise click.UsageError("--engine and --changed exclude each other; give one of them.")
+    resolved = _resolved(**options)
+    if changed:
+        click.echo(show_config(resolved.config, changed=True))
+        return
+    if engine:
+        click.echo(json.dumps(engine_json(resolved), indent=2, allow_nan=False))
+        return
+    click.echo(show_config(resolved.config))
+    click.echo(f"\n# On {resolved.derived.world_size} devices:\n{show_derived(resolved)}")
+
+
+@main.command()
+@click.argument("one")
+@click.argument("other")
+@click.option("-d", "--directory", metavar="DIR", help="Directory of the configuration files.")
+@cluster_options
+def diff(one: str, other: str, directory: str | None, devices: int | None, hostfile: str | None) -> None:
+    """Print the differences between two resolved configurations. Exits with 1 if there are any."""
+    sides = [_resolved((path,), directory, (), devices, hostfile) for path in (one, other)]
+    text = show_difference(*sides)
+    if text:
+        click.echo(f"--- {one}\n+++ {other}\n{text}")
+        sys.exit(1)
+
+
+@main.command()
+@_file_options
+@click.option(
+    "--points",
+    type=click.IntRange(2, 10_000),
+    default=11,
+    show_default=True,
+    help="Number of iterations to print.",
+)
+@click.option(
+    "--at",
+    type=click.IntRange(0, 10**9),
+    multiple=True,
+    help="Print only this iteration, counted from 0. May be given several times.",
+)
+def schedule(points: int, at: tuple[int, ...], **options: Any) -> None:
+    """Print the learning rate schedule."""
+    resolved = _resolved(**options)
+    rows = [(each, learning_rate(resolved, each)) for each in at] or [*learning_rates(resolved, points)]
+    width = max(len("iteration"), *(len(f"{update:,}") for update, _ in rows))
+    click.echo(f"{'iteration':>{width}}  learning rate")
+    for update, rate in rows:
+        click.echo(f"{update:>{width},}  {rate:.6g}")
+
+
+@main.command()
+@click.argument("file")
+@click.option("--in-place", is_flag=True, help="Replace the file. Default: print the new text.")
+def migrate(file: str, in_place: bool) -> None:
+    """Rewrite shorthands and older spellings in a file, keeping comments, order and formatting."""
+    try:
+        migrated = migrate_file(file)
+        if in_place and migrated.changes:
+            replace_file(migrated)
+    except NeoXError as error:
+        _fail(error)
+    if not in_place:
+        click.echo(migrated.text, nl=False)
+    for change in migrated.changes or (f"{file}: nothing to do",):
+        click.echo(change, err=True)
+
+
+@main.command()
+@click.argument("words", nargs=-1, required=True, metavar="WORD...")
+def explain(words: tuple[str, ...]) -> None:
+    """Print the documentation of one parameter, or find parameters.
+
+    WORD is a name of a parameter here or in other programs (num-layers, n_layer), or any words: rope, batch
+    size, checkpointing. Exits with 2 if nothing is found.
+    """
+    try:
+        click.echo(explanations.explain(" ".join(words)))
+    except ConfigError as error:
+        _fail(error)
+
+
+@main.command()
+def docs() -> None:
+    """Print the reference of all parameters (docs/configuration.md)."""
+    click.echo(reference(), nl=False)
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON schema of configuration files, for editors."""
+    click.echo(json_schema_text())
+
+
+def _resolved(
+    files: tuple[str, ...],
+    directory: str | None,
+    overrides: tuple[str, ...],
+    devices: int | None,
+    hostfile: str | None,
+) -> Resolved:
+    try:
+        config = load_config(files, overrides=overrides, directory=directory)
+        return resolve_for(config, devices=devices, hostfile=hostfile)
+    except NeoXError as error:
+        _fail(error)
+
+
+def _fail(error: NeoXError) -> NoReturn:
+    click.echo(str(error), err=True)
+    sys.exit(error.exit_code)

@@ -1,0 +1,255 @@
+"""The commands `neox-config estimate` (memory and time of a training) and `suggest` (faster layouts)."""
+
+import math
+import re
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from neox_config import NeoXConfig, load_config, resolve
+from neox_config.derive.elasticity import without_elasticity
+from neox_config.describe.estimate_tables import render_estimate, render_suggestions, render_training_time
+from neox_config.errors import NeoXError
+from neox_config.estimate.resolved import estimate_resolved, vocabulary_of
+from neox_config.estimate.shapes import (
+    fewest_devices,
+    layout_of,
+    shape_of,
+)
+from neox_config.estimate.suggest import ATTAINED_TFLOPS, Cluster, suggest
+from neox_launcher.cli.cluster import MOST_DEVICES, cluster_options, resolve_for
+
+__all__ = ["parse_bytes", "register"]
+
+_UNITS = {
+    "": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+# Upper limits of options, far beyond any computer.
+_MOST_BYTES = 2**60
+_LONGEST_SIZE = 40
+_MOST_TOKENS = 10**9
+
+
+class _Number(click.FloatRange):
+    """A number that is neither infinite nor NaN, which click compares with no limit."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or report why it is not one."""
+        number = super().convert(value, param, ctx)
+        return number if math.isfinite(number) else self.fail(f"{value} is not a number", param, ctx)
+
+
+_TFLOPS = _Number(1e-6, 1e9)
+
+
+def _read_bytes(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_bytes(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, option) from error
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes of a size such as `80GiB`, `80 GB` or `512MiB`.
+
+    Raises:
+        ValueError: the text is not a size.
+    """
+    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([a-zA-Z]*)\s*", text)
+    if found is None or found[2].upper() not in _UNITS:
+        raise ValueError(f"{text!r} is not a memory size; write it as 80GiB, 40GB or 512MiB")
+    size = float(found[1]) * _UNITS[found[2].upper()]
+    if size > _MOST_BYTES:
+        raise ValueError(f"{text[:_LONGEST_SIZE]} is more than {_MOST_BYTES // _UNITS['TIB']:,} TiB")
+    return round(size)
+
+
+def register(group: click.Group) -> None:
+    """Add both commands to `neox-config`."""
+    group.add_command(_estimate_command)
+    group.add_command(_suggest_command)
+
+
+def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a command so that a NeoXError ends it with its message and exit code."""
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except NeoXError as error:
+            click.echo(str(error), err=True)
+            sys.exit(error.exit_code)
+
+    return run
+
+
+def _common_options(command: Callable[..., None]) -> Callable[..., None]:
+    options = [
+        click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path)),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Override a parameter of the configuration. May be repeated.",
+        ),
+        click.option(
+            "-d",
+            "--directory",
+            type=click.Path(path_type=Path),
+            help="Directory of the configuration files.",
+        ),
+        click.option(
+            "--vocab-size",
+            type=click.IntRange(1, _MOST_TOKENS),
+            help="Vocabulary size of the tokenizer. Default: read from its file, else the usual size of its "
+            "type.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command("estimate")
+@_common_options
+@cluster_options
+@click.option(
+    "--device-memory", callback=_read_bytes, help="Memory of one device, such as 80GiB, to compare with."
+)
+@click.option(
+    "--tflops",
+    type=_TFLOPS,
+    help="TFLOP/s per device as logged by training; used to estimate the time for train-iters.",
+)
+@click.option(
+    "--mfu",
+    type=_Number(1e-6, 1),
+    help="Attained fraction of --peak-tflops, as an alternative to --tflops.",
+)
+@click.option(
+    "--peak-tflops",
+    type=_TFLOPS,
+    default=312.0,
+    show_default=True,
+    help="Peak TFLOP/s of a device according to its data sheet (312 for an A100).",
+)
+@_reporting_errors
+def _estimate_command(
+    files: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    directory: Path | None,
+    vocab_size: int | None,
+    devices: int | None,
+    hostfile: str | None,
+    device_memory: int | None,
+    tflops: float | None,
+    mfu: float | None,
+    peak_tflops: float,
+) -> None:
+    """Estimate parameters, memory, operations, communication and time of a training without starting it."""
+    config = load_config(files, overrides=overrides, directory=directory)
+    resolved = resolve_for(config, devices=devices, hostfile=hostfile)
+    result, origin = estimate_resolved(resolved, vocab_size=vocab_size)
+    click.echo(render_estimate(result, device_memory=device_memory, vocabulary_origin=origin))
+    speed = tflops or (mfu * peak_tflops if mfu else None)
+    if speed is not None:
+        click.echo(render_training_time(result, iterations=config.training.train_iters, tflops=speed))
+
+
+@click.command("suggest")
+@_common_options
+@click.option(
+    "--devices",
+    type=click.IntRange(1, MOST_DEVICES),
+    required=True,
+    help="Number of devices of the whole job.",
+)
+@click.option(
+    "--device-memory", callback=_read_bytes, required=True, help="Memory of one device, such as 80GiB."
+)
+@click.option(
+    "--devices-per-host",
+    type=click.IntRange(1, 1024),
+    default=8,
+    show_default=True,
+    help="Number of devices per host.",
+)
+@click.option(
+    "--tflops",
+    type=_TFLOPS,
+    default=ATTAINED_TFLOPS,
+    show_default=True,
+    help="Attained TFLOP/s per device in large matrix products.",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(1, _MOST_TOKENS),
+    help="Train batch size in samples per update. Default: from the configuration.",
+)
+@click.option(
+    "--top", type=click.IntRange(min=1), default=10, show_default=True, help="Number of layouts to print."
+)
+@_reporting_errors
+def _suggest_command(
+    files: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    directory: Path | None,
+    vocab_size: int | None,
+    devices: int,
+    device_memory: int,
+    devices_per_host: int,
+    tflops: float,
+    samples: int | None,
+    top: int,
+) -> None:
+    """Print the fastest parallel layouts that fit into the memory of the devices."""
+    config = load_config(files, overrides=overrides, directory=directory)
+    entries, _ = vocabulary_of(config, vocab_size)
+    resolved = resolve(_on_one_device(config), devices=1)
+    shape, like = shape_of(resolved, vocab_size=entries), layout_of(resolved)
+    cluster = Cluster(
+        devices=devices, memory=device_memory, devices_per_host=min(devices_per_host, devices), tflops=tflops
+    )
+    wanted = samples or _samples(config, devices)
+    found = suggest(shape, cluster, samples=wanted, like=like)
+    click.echo(render_suggestions(found[:top], cluster=cluster, samples=wanted, seq_length=shape.seq_length))
+    if not found:
+        raise click.exceptions.Exit(1)
+
+
+def _on_one_device(config: NeoXConfig) -> NeoXConfig:
+    """Return the same configuration with the smallest layout, so that the given one cannot be refused."""
+    parallelism = config.parallelism.replaced(pipe_parallel_size=0, model_parallel_size=1)
+    training = config.training.replaced(train_batch_size=None)
+    config = without_elasticity(config)
+    return config.model_copy(update={"parallelism": parallelism, "training": training})
+
+
+def _samples(config: NeoXConfig, devices: int) -> int:
+    """Return the samples of one update on this number of devices."""
+    training, elastic = config.training, config.elasticity.elasticity
+    if elastic.enabled:
+        return resolve(config, devices=devices).derived.train_batch_size
+    if training.train_batch_size is not None:
+        return training.train_batch_size
+    # Without a given batch size, the fewest devices are those of one copy of the model.
+    copies = max(1, devices // fewest_devices(config))
+    return (
+        (training.train_micro_batch_size_per_gpu or 1) * (training.gradient_accumulation_steps or 1) * copies
+    )

@@ -1,0 +1,202 @@
+"""What users of other launchers type: configuration files without `--config`, options with other names."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+
+from neox_config.problems import did_you_mean
+from neox_config.schema.config import parameter_named
+from neox_launcher.cli.commands import Commands
+
+__all__ = ["DRY_RUN", "LaunchCommand", "LaunchGroup", "parameter_options", "take_overrides"]
+
+_CONFIG, _DIRECTORY = "--config", ("-d", "--directory")
+DRY_RUN = "--dry-run"
+"""Option whose value is optional."""
+_ENDINGS = (".yml", ".yaml", ".json")
+
+# Parameters that are also options, as for the launcher of DeepSpeed; name -> placeholder of the value.
+_PARAMETERS = {
+    "hostfile": "FILE",
+    "include": "HOSTS",
+    "exclude": "HOSTS",
+    "num_nodes": "N",
+    "num_gpus": "N",
+    "master_addr": "ADDRESS",
+    "master_port": "PORT",
+    "launcher": "NAME",
+}
+
+_NUMBERS = ("N", "PORT")
+
+_TRAINS = "neox-launch trains without a command: neox-launch --config FILE"
+# Words that users of GPT-NeoX and other programs write where a command stands.
+_ADVICE_ON_WORDS: Mapping[str, str] = {
+    **dict.fromkeys(("train", "train.py", "deepy.py", "pretrain", "run", "launch"), _TRAINS),
+    **dict.fromkeys(
+        ("eval", "eval.py", "evaluate.py"), "use the command evaluate: neox-launch evaluate --config FILE"
+    ),
+    **dict.fromkeys(
+        ("generate.py", "inference", "sample"),
+        "use the command generate: neox-launch generate --config FILE",
+    ),
+    **dict.fromkeys(("text", "json"), "the form of a plan follows an equals sign: --dry-run=json"),
+    **{
+        word: f"{word} is a command of neox-config: neox-config {word} FILE"
+        for word in ("check", "show", "estimate", "suggest", "migrate", "schedule")
+    },
+    "diff": "diff is a command of neox-config: neox-config diff FILE FILE",
+    "explain": "explain is a command of neox-config: neox-config explain WORD",
+}
+_ADVICE_ON_OPTIONS: Mapping[str, str] = {
+    "eval_tasks": "tasks of the evaluation harness are not implemented yet; neox-launch evaluate prints the "
+    "validation and test loss",
+    "conf_dir": "use -d DIR",
+    "conf_file": "use --config FILE",
+    "deepspeed": "it is always used as configured; leave it out",
+    "deepspeed_config": "the settings of DeepSpeed are parameters of the configuration file; see neox-config "
+    "explain",
+}
+
+
+class _AdvisingParser(click.Command):
+    """Answers unknown options with the option or parameter to use instead."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words, and add advice to the error about an unknown option."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            advice = _advice_on_option(error.option_name)
+            if advice is None:
+                raise
+            raise click.UsageError(f"No such option: {error.option_name}; {advice}.", ctx=ctx) from error
+
+
+class LaunchCommand(_AdvisingParser):
+    """A command of `neox-launch`."""
+
+
+class LaunchGroup(_AdvisingParser, Commands):
+    """`neox-launch` itself, in which configuration files may be given without `--config`.
+
+    Its option `--dry-run` may be given without a value, also before a command.
+    """
+
+    command_class = LaunchCommand
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Replace `--dry-run` by `--dry-run=text`, and `FILE` by `--config FILE`."""
+        # click would take the word after --dry-run as its value.
+        args = [f"{DRY_RUN}=text" if word == DRY_RUN else word for word in args]
+        return super().parse_args(ctx, _with_named_files(args, self))
+
+
+def parameter_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the parameters that are also options."""
+    for name, metavar in reversed(_PARAMETERS.items()):
+        dashed = f"--{name.replace('_', '-')}"
+        spellings = dict.fromkeys((dashed, f"--{name}"))
+        help_text = f"Same as --set {dashed[2:]}={metavar}."
+        command = click.option(*spellings, name, metavar=metavar, help=help_text)(command)
+    return command
+
+
+def take_overrides(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a command with the parameters among them as settings, after those of `--set`."""
+    others = {name: value for name, value in options.items() if name not in _PARAMETERS}
+    given = [(name, options[name]) for name in _PARAMETERS if options[name] is not None]
+    settings = tuple(f"{name}={_as_yaml(name, value)}" for name, value in given)
+    return others | {"overrides": (*options["overrides"], *settings)}
+
+
+def _as_yaml(name: str, value: str) -> str:
+    """Return an option's value as YAML: text is quoted, so that it is taken literally."""
+    return value if _PARAMETERS[name] in _NUMBERS else "'" + value.replace("'", "''") + "'"
+
+
+def _with_named_files(words: Sequence[str], group: click.Group) -> list[str]:
+    """Return the words with `--config` before each configuration file that is given without it.
+
+    Raises:
+        UsageError: a word is neither a command nor a configuration file.
+    """
+    takes_value = _options([group, *group.commands.values()])
+    directory = _value_of(words, _DIRECTORY)
+    named: list[str] = []
+    command, is_value = None, False
+    for number, word in enumerate(words):
+        if is_value:
+            is_value = False
+            named.append(word)
+        elif word.startswith("-"):
+            if word.partition("=")[0] not in takes_value and word[:2] not in _DIRECTORY:
+                return [*named, *words[number:]]  # click reports the unknown option.
+            is_value = takes_value.get(word, False)
+            named.append(word)
+        elif command is None and word in group.commands:
+            command = word
+            named.append(word)
+        elif _is_configuration(word, directory):
+            named += [_CONFIG, word]
+        else:
+            raise click.UsageError(_advice_on_word(word, group.commands))
+    return named
+
+
+def _options(commands: Iterable[click.Command]) -> dict[str, bool]:
+    """Return for each option whether the next word is its value."""
+    options = [param for command in commands for param in command.params if isinstance(param, click.Option)]
+    known = {name: not option.is_flag for option in options for name in option.opts}
+    return known | dict.fromkeys((DRY_RUN, "-h", "--help"), False)
+
+
+def _value_of(words: Sequence[str], options: Sequence[str]) -> Path:
+    """Return the directory of the configuration files."""
+    short, long = options
+    for word, following in pairwise([*words, ""]):
+        if word in options:
+            return Path(following)
+        if word.startswith(f"{long}="):
+            return Path(word.removeprefix(f"{long}="))
+        if word.startswith(short) and not word.startswith("--"):
+            return Path(word.removeprefix(short))
+    return Path()
+
+
+def _is_configuration(word: str, directory: Path) -> bool:
+    """Return whether a word is a configuration file: by its ending, or because it exists without it."""
+    if word.endswith(_ENDINGS):
+        return True
+    return word not in _ADVICE_ON_WORDS and any(
+        os.path.isfile(directory / f"{word}{ending}") for ending in _ENDINGS[:2]
+    )
+
+
+def _advice_on_word(word: str, commands: Iterable[str]) -> str:
+    if word in _ADVICE_ON_WORDS:
+        return f"{word} is not a command of neox-launch; {_ADVICE_ON_WORDS[word]}."
+    if os.path.isdir(word):
+        return f"{word} is a directory; give the configuration files in it: neox-launch -d {word} FILE ..."
+    if os.path.isfile(word):
+        return (
+            f"{word} is a file, but not a configuration file (.yml); to use it as one, give --config {word}."
+        )
+    near = did_you_mean(word, commands)
+    listed = ", ".join(sorted(commands))
+    return f"No such command or file: {word}; {near or f'the commands are {listed}.'}"
+
+
+def _advice_on_option(option: str) -> str | None:
+    name = option.lstrip("-").replace("-", "_")
+    if name in _ADVICE_ON_OPTIONS:
+        return _ADVICE_ON_OPTIONS[name]
+    try:
+        parameter_named(name)
+    except KeyError:
+        return None
+    return f"parameters are set with --set: --set {name.replace('_', '-')}=VALUE"

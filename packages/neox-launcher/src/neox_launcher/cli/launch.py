@@ -1,0 +1,312 @@
+"""The command `neox-launch`: builds a plan from the options, checks it, and runs or prints it."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import click
+
+from neox_config.errors import LaunchError, NeoXError
+from neox_config.problems import list_problems
+from neox_launcher.agent.join import join_launch
+from neox_launcher.autotuning import is_tuned, tune
+from neox_launcher.cli.habits import DRY_RUN, LaunchGroup, parameter_options, take_overrides
+from neox_launcher.controller.doctor import examine_hosts
+from neox_launcher.controller.dry_run import Form, show_plan
+from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
+from neox_launcher.controller.supervision import Outcome
+from neox_launcher.controller.terminal import print_message
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.plan.planning import Request, plan_launch
+from neox_launcher.plan.preflight import notes_on_data
+from neox_launcher.plan.scheduler import Member
+from neox_launcher.protocol.stop_signals import ignore_warning, warning_blocked
+from neox_launcher.resources.world import slow_without_gpus
+from neox_launcher.verify_resume.verify import VerifyRequest, verify_resume
+
+__all__ = ["main"]
+
+DryRun = Form | None
+
+
+def request_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that all commands of `neox-launch` have."""
+    options = (
+        click.option(
+            "--config",
+            "paths",
+            multiple=True,
+            metavar="FILE",
+            help="YAML configuration file. May be given several times; the files are merged. The name alone "
+            "is enough: neox-launch x.yml.",
+        ),
+        click.option("-d", "--directory", metavar="DIR", help="Directory of the configuration files."),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Override a parameter of the configuration. May be repeated.",
+        ),
+        click.option(
+            DRY_RUN,
+            type=click.Choice(["text", "json"]),
+            help="Print the plan and the commands without starting anything or contacting a host. The value "
+            "is optional and defaults to text. Exits with 2 if the launch would be refused.",
+        ),
+        click.option(
+            "--bind-cores", is_flag=True, help="Bind each worker to its share of the host's CPU cores."
+        ),
+        click.option(
+            "--max-restarts",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Maximum restarts after a failure; each resumes from the latest checkpoint.",
+        ),
+        click.option(
+            "--output",
+            type=click.Choice(["rank0", "all"]),
+            default="rank0",
+            show_default=True,
+            help="Ranks whose output is printed to the terminal.",
+        ),
+        parameter_options,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(
+    cls=LaunchGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(package_name="neox-launcher")
+@request_options
+@click.pass_context
+def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
+    """Train a model: neox-launch --config FILE [--config FILE ...].
+
+    On Ctrl-C, SIGTERM or SIGUSR1 (Slurm's --signal) the workers finish the current iteration, save a
+    checkpoint and exit. A second Ctrl-C or SIGTERM kills them immediately; SIGUSR1 may be repeated.
+
+    Exit codes: 0 success; 1 failure; 2 invalid request, nothing was started; 130, 143, 129 or 138 stopped by
+    Ctrl-C, SIGTERM, SIGHUP (lost connection) or SIGUSR1; otherwise the exit code of the first worker that
+    failed.
+    """
+    request = Request(program="train", **take_overrides(options))
+    context.obj = (request, dry_run)
+    if context.invoked_subcommand is None:
+        _launch(request, dry_run)
+
+
+@main.command()
+@request_options
+@click.pass_obj
+def generate(common: tuple[Request, DryRun], /, **options: Any) -> None:
+    """Generate text with the latest checkpoint in `load`.
+
+    In an interactive session, Ctrl-C during a reply ends the reply. Ctrl-C at the prompt, or a second one
+    during the same reply, ends the session; sample-output-file, with .partial appended, keeps the replies.
+    """
+    _launch(*_merged(common, "generate", **options))
+
+
+@main.command()
+@request_options
+@click.pass_obj
+def evaluate(common: tuple[Request, DryRun], /, **options: Any) -> None:
+    """Print the validation and test loss of the latest checkpoint in `load`."""
+    _launch(*_merged(common, "evaluate", **options))
+
+
+@main.command()
+@request_options
+@click.pass_obj
+def doctor(common: tuple[Request, DryRun], /, **options: Any) -> None:
+    """Check the hosts of a job and the network between them before training.
+
+    Exit codes: 0 the hosts can run the job; 1 problems were found.
+    """
+    _launch(*_merged(common, "doctor", **options))
+
+
+@main.command("verify-resume")
+@request_options
+@click.option(
+    "--steps", type=click.IntRange(min=1), help="Number of iterations before and after the interruption."
+)
+@click.option(
+    "--resume-set",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set one parameter of the resumed training only, for example a parallel size. --set applies to all "
+    "trainings. May be given several times.",
+)
+@click.option(
+    "--from",
+    "source",
+    metavar="CHECKPOINT",
+    help="Resume from this existing checkpoint, given as a folder, name or iteration.",
+)
+@click.option(
+    "--to",
+    "target",
+    metavar="CHECKPOINT",
+    help="Compare the result with this later checkpoint of the same training.",
+)
+@click.option(
+    "--work-dir",
+    metavar="DIR",
+    help="Directory for temporary files, shared by all hosts. Default: save, or its nearest existing parent; "
+    "without save the system's temporary directory.",
+)
+@click.option("--keep", is_flag=True, help="Keep the temporary checkpoints and records.")
+@click.option("--evaluate", is_flag=True, help="Evaluate as configured. Default: no evaluation.")
+@click.pass_obj
+def verify(
+    common: tuple[Request, DryRun],
+    /,
+    steps: int | None,
+    resume_set: tuple[str, ...],
+    source: str | None,
+    target: str | None,
+    work_dir: str | None,
+    keep: bool,
+    evaluate: bool,
+    **options: Any,
+) -> None:
+    """Verify that a resumed training equals an uninterrupted one.
+
+    Trains 2 N iterations without interruption; then trains N, saves, and trains the other N in new processes.
+    Compares data, losses, weights, optimizer states, counters, learning rate, loss scale and random states.
+    Starts from the latest checkpoint in `load` if there is one. With --from and --to, resumes from one
+    existing checkpoint and compares with a later one. Writes to a temporary directory only.
+
+    Exit codes: 0 everything agrees; 1 something differs or a training failed; 2 invalid request.
+    """
+    request, dry_run = _merged(common, "train", **options)
+    wanted = VerifyRequest(
+        steps=steps,
+        resume_set=resume_set,
+        source=source,
+        target=target,
+        work_dir=work_dir,
+        keep=keep,
+        evaluate=evaluate,
+    )
+    _launch(request, dry_run, wanted)
+
+
+def _merged(
+    common: tuple[Request, DryRun], program: str, *, dry_run: DryRun, **options: Any
+) -> tuple[Request, DryRun]:
+    """Merge the options given before the subcommand with those given after it."""
+    before, dry = common
+    after = Request(program=program, **take_overrides(options))
+    merged = replace(
+        after,
+        paths=before.paths + after.paths,
+        overrides=before.overrides + after.overrides,
+        directory=after.directory or before.directory,
+        bind_cores=after.bind_cores or before.bind_cores,
+        max_restarts=after.max_restarts or before.max_restarts,
+        output=before.output if after.output == "rank0" else after.output,
+    )
+    return merged, dry_run or dry
+
+
+def _launch(request: Request, dry_run: DryRun, wanted: VerifyRequest | None = None) -> None:
+    if not request.paths:
+        raise click.UsageError("no configuration file given; give at least one --config FILE")
+    # SIGUSR1 stays pending until a handler is installed: see `stop_signals`.
+    with warning_blocked():
+        try:
+            _run(request, dry_run, wanted)
+        finally:
+            ignore_warning()
+
+
+def _run(request: Request, dry_run: DryRun, wanted: VerifyRequest | None) -> NoReturn:
+    try:
+        plan = plan_launch(request)
+        if plan.member is not None:
+            _take_part(plan, plan.member, dry_run, several=wanted is not None)
+        _print_notes(plan)
+        if wanted is None:
+            outcome = _carry_out(request, plan, dry_run)
+        else:
+            outcome = verify_resume(request, plan, wanted, dry_run=dry_run)
+    except NeoXError as error:
+        print_message(f"{error}\n")
+        sys.exit(error.exit_code)
+    _print_first_failure(outcome)
+    sys.exit(outcome.exit_code)
+
+
+def _take_part(plan: LaunchPlan, member: Member, dry_run: DryRun, *, several: bool) -> None:
+    """Join the launch of process 0 and exit, if a scheduler has started this program once per host.
+
+    Returns on process 0, which launches.
+
+    Raises:
+        LaunchError: the request starts workers several times, but the other processes join once.
+    """
+    if several or is_tuned(plan) or plan.max_restarts:
+        what = "verify-resume" if several else "--max-restarts" if plan.max_restarts else "autotuning"
+        raise LaunchError(
+            f"{what} starts the workers several times, but {member.origin} has started this program on every "
+            "host for a single start; leave it out and let the scheduler restart the job (restartPolicy in "
+            "Kubernetes, scontrol requeue in Slurm), or start neox-launch once"
+        )
+    if member.launches:
+        if dry_run is None:
+            click.echo(f"process 0 of {len(member.names):,}, started by {member.origin}: launching", err=True)
+        return
+    if dry_run is not None:
+        sys.exit(0)
+    if plan.this_host is None:
+        click.echo(f"{member.name} is not among the hosts of this job (num-nodes, exclude)", err=True)
+        sys.exit(0)
+    refuse_what_cannot_run(plan)
+    within = plan.resolved.config.launch.start_timeout
+    sys.exit(
+        join_launch(member.address, member.port, member.token, host_number=plan.this_host, within=within)
+    )
+
+
+def _carry_out(request: Request, plan: LaunchPlan, dry_run: DryRun) -> Outcome:
+    if is_tuned(plan):
+        sys.exit(tune(request, plan, dry_run=dry_run))
+    if dry_run is not None:
+        sys.exit(show_plan(plan, dry_run))
+    refuse_what_cannot_run(plan)
+    if plan.program == "doctor":
+        _show_diagnosis(plan)
+    return run_plan(plan)
+
+
+def _print_notes(plan: LaunchPlan) -> None:
+    config = plan.resolved.config
+    notices = [*config.notices, *slow_without_gpus(config, plan.world)]
+    if plan.program == "train":
+        notices += notes_on_data(config)
+    if notices:
+        click.echo(list_problems(notices, config.files, called="note") + "\n", err=True)
+
+
+def _show_diagnosis(plan: LaunchPlan) -> NoReturn:
+    diagnosis = examine_hosts(plan)
+    click.echo(str(diagnosis))
+    sys.exit(0 if diagnosis.is_good else 1)
+
+
+def _print_first_failure(outcome: Outcome) -> None:
+    """Print the first failure in full and last, so that it stays visible at the bottom of the terminal."""
+    if outcome.first_failure is None:
+        return
+    others = outcome.num_failures - 1
+    if others:
+        print_message(f"\n{others} more worker{'s' if others > 1 else ''} failed after the first\n")
+    print_message(f"\n{outcome.first_failure}\n")

@@ -1,1 +1,0 @@
-"""The parameters by theme; each file is named for what reads it."""

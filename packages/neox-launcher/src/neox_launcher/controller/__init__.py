@@ -1,0 +1,1 @@
+"""The launch host: starts agents, supervises them, restarts them."""

@@ -1,0 +1,232 @@
+"""`neox-launch doctor`: checks the hosts of a job before training.
+
+Agents are started by the same tools and with the same addresses as for a training, and their workers run
+`neox_model.doctor`; this module compares their results. The first finding is whether they could be started
+and joined.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from neox_launcher.controller.launch import supervise_plan
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.protocol.messages import own_version
+from neox_launcher.protocol.outcome import Outcome
+from neox_launcher.resources.host import name_some, some_lines
+
+__all__ = ["Diagnosis", "Finding", "diagnose", "examine_hosts"]
+
+# With a larger difference, log and file times of the hosts cannot be compared.
+_MOST_SKEW_SECONDS = 1.0
+_START_SECONDS = 20.0
+_SOFTWARE = ("python", "torch", "deepspeed", "neox-model", "numpy")
+
+Facts = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Result of one check.
+
+    Args:
+        name: what was checked.
+        is_good: whether a job can run with it.
+        found: description of the result.
+        remedy: what to do if it is not good.
+    """
+
+    name: str
+    is_good: bool
+    found: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """All findings.
+
+    Args:
+        findings: in the order of the checks.
+    """
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all findings are good."""
+        return all(finding.is_good for finding in self.findings)
+
+    def __str__(self) -> str:
+        width = max(len(finding.name) for finding in self.findings)
+        lines = []
+        for finding in self.findings:
+            first, *more = finding.found.splitlines()
+            lines.append(f"{finding.name:<{width}}  {'ok ' if finding.is_good else 'BAD'}  {first}")
+            lines += [f"{'':<{width}}       {line}" for line in more]
+        bad = [finding for finding in self.findings if not finding.is_good]
+        if not bad:
+            return "\n".join([*lines, "", "verdict: these hosts can run the job"])
+        lines += ["", f"verdict: {len(bad)} problem{'s' if len(bad) > 1 else ''} to fix first"]
+        return "\n".join([*lines, *(f"  {finding.name}: {finding.remedy}" for finding in bad)])
+
+
+def examine_hosts(plan: LaunchPlan) -> Diagnosis:
+    """Start the workers of the plan with the doctor program, and compare their results.
+
+    Raises:
+        LaunchError: the cluster's tools cannot be started.
+    """
+    orders = replace(plan.orders(), hang_timeout=None, log_dir=None)
+    within = min(_START_SECONDS, plan.resolved.config.launch.start_timeout)
+    outcome = supervise_plan(plan, orders, start_timeout=within)
+    return diagnose(outcome, hosts=len(plan.world.hosts))
+
+
+def diagnose(outcome: Outcome, *, hosts: int) -> Diagnosis:
+    """Compare the results of the workers.
+
+    Args:
+        outcome: outcome of a launch of the doctor program.
+        hosts: number of hosts in the plan.
+    """
+    findings = [_started(outcome, hosts)]
+    if outcome.facts or outcome.other_versions:
+        findings.append(_launcher_versions(outcome))
+    if outcome.facts:
+        findings += _checks(outcome.facts)
+    return Diagnosis(findings=tuple(findings))
+
+
+def _started(outcome: Outcome, hosts: int) -> Finding:
+    name = "reach and join"
+    if outcome.first_failure is None:
+        many = "1 host" if hosts == 1 else f"{hosts:,} hosts"
+        return Finding(
+            name=name, is_good=True, found=f"{many} started, {len(outcome.facts):,} workers joined"
+        )
+    remedy = "see the error above; docs/launching.md has a section on each launcher"
+    if outcome.facts:
+        remedy = (
+            "the hosts reach the launcher but not each other; check firewalls and the address and port of "
+            "rank 0"
+        )
+    return Finding(name=name, is_good=False, found=str(outcome.first_failure), remedy=remedy)
+
+
+def _launcher_versions(outcome: Outcome) -> Finding:
+    """Compare the versions with which the agents introduced themselves; others are not let in."""
+    here = own_version()
+    hosts: dict[str, list[str]] = defaultdict(list)
+    for host, theirs in outcome.other_versions.items():
+        hosts[theirs].append(host)
+    others = [f"{theirs} on {name_some(sorted(names))}" for theirs, names in hosts.items()]
+    return Finding(
+        name="neox-launcher",
+        is_good=not others,
+        found="\n".join([f"{here} on this machine", *others]) if others else here,
+        remedy="install the same version of neox-launcher on all hosts",
+    )
+
+
+def _clocks(facts: Mapping[int, Facts]) -> Finding:
+    skews = {fact["host"]: float(fact["clock"]) for fact in facts.values()}
+    apart = max(skews.values()) - min(skews.values())
+    latest, earliest = max(skews, key=skews.__getitem__), min(skews, key=skews.__getitem__)
+    found = f"at most {apart:.1f} s apart"
+    if apart > _MOST_SKEW_SECONDS:
+        found += f": {latest} is ahead of {earliest}"
+    return Finding(
+        name="clocks",
+        is_good=apart <= _MOST_SKEW_SECONDS,
+        found=found,
+        remedy="synchronize the clocks with NTP (check chronyc tracking, timedatectl)",
+    )
+
+
+def _software(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+    for name in (*_SOFTWARE, "driver"):
+        is_good, found = _same(facts, lambda fact, name=name: str(fact[name]))  # type: ignore[misc]
+        yield Finding(
+            name=name,
+            is_good=is_good,
+            found=found,
+            remedy=f"install the same version of {name} on all hosts",
+        )
+
+
+def _gpus(facts: Mapping[int, Facts]) -> Finding:
+    is_good, found = _same(facts, lambda fact: _counted(fact["gpus"]) or "none")
+    wrong = [
+        f"the GPU of rank {rank} on {fact['host']}: {fact['gpu_error']}"
+        for rank, fact in facts.items()
+        if fact["gpu_error"]
+    ]
+    return Finding(
+        name="GPUs",
+        is_good=is_good and not wrong,
+        found="\n".join([found, *some_lines(wrong)]),
+        remedy="exclude the host or the slot (exclude), and check nvidia-smi there",
+    )
+
+
+def _files(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+    for path in sorted({path for fact in facts.values() for path in fact["files"]}):
+        is_good, found = _same(facts, lambda fact, path=path: str(fact["files"].get(path)))  # type: ignore[misc]
+        is_there = all("bytes of" in str(fact["files"].get(path)) for fact in facts.values())
+        yield Finding(
+            name=path,
+            is_good=is_good and is_there,
+            found=found,
+            remedy="put the file on a file system that all hosts share, or the same file on each host",
+        )
+
+
+def _folders(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+    checked = [fact for fact in facts.values() if "folders" in fact]
+    for name in sorted({name for fact in checked for name in fact["folders"]}):
+        wrong = {fact["host"]: fact["folders"][name] for fact in checked if fact["folders"][name]}
+        yield Finding(
+            name=name,
+            is_good=not wrong,
+            found="\n".join(some_lines([f"on {host}, {what}" for host, what in wrong.items()]))
+            or "writable, and the same on all hosts",
+            remedy="choose a folder on a file system that all hosts share and can write to",
+        )
+
+
+def _all_reduce(facts: Mapping[int, Facts]) -> Iterator[Finding]:
+    measured = {rank: fact["all_reduce"] for rank, fact in facts.items() if "all_reduce" in fact}
+    if measured:
+        slowest = min(measured.values(), key=lambda one: one["bytes_per_second"])
+        found = (
+            f"{slowest['bytes'] / 2**20:.0f} MiB in {slowest['seconds'] * 1e3:.1f} ms, "
+            f"{slowest['bytes_per_second'] / 1e9:.2f} GB/s per link (bus bandwidth)"
+        )
+        yield Finding(name="all-reduce", is_good=True, found=found)
+
+
+def _checks(facts: Mapping[int, Facts]) -> Iterable[Finding]:
+    yield _clocks(facts)
+    yield from _software(facts)
+    yield _gpus(facts)
+    yield from _files(facts)
+    yield from _folders(facts)
+    yield from _all_reduce(facts)
+
+
+def _same(facts: Mapping[int, Facts], value: Callable[[Facts], str]) -> tuple[bool, str]:
+    """Return whether a value is the same on all hosts, and the value or the values by host."""
+    hosts: dict[str, dict[str, None]] = defaultdict(dict)
+    for fact in facts.values():
+        hosts[value(fact)][fact["host"]] = None
+    if len(hosts) == 1:
+        return True, next(iter(hosts))
+    return False, "\n".join(
+        some_lines([f"{what} on {name_some(list(names))}" for what, names in hosts.items()])
+    )
+
+
+def _counted(names: list[str]) -> str:
+    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))

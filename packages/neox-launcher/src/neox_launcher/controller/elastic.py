@@ -1,0 +1,112 @@
+"""Elastic training: builds the plan for the remaining hosts when others are lost.
+
+The train batch size and the samples of every iteration stay the same; only the number of workers that share
+them changes. A smaller job therefore resumes from a checkpoint with the next samples in order.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from neox_config import Derived, resolve
+from neox_config.errors import ConfigError, LaunchError
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.resources.host import Host, name_some
+from neox_launcher.resources.hosts import first_workers
+from neox_launcher.resources.world import World
+
+__all__ = ["can_shrink", "describe_change", "without_hosts"]
+
+_MOST_LISTED = 8
+
+
+def can_shrink(plan: LaunchPlan) -> bool:
+    """Return whether the configuration allows this job to continue with fewer workers."""
+    return plan.program == "train" and plan.resolved.config.elasticity.elasticity.enabled
+
+
+def without_hosts(plan: LaunchPlan, lost: Collection[str]) -> LaunchPlan:
+    """Return the plan of the same training on the remaining hosts, with as many workers as its batch allows.
+
+    Args:
+        plan: plan of a job that can shrink.
+        lost: names of the lost hosts.
+
+    Raises:
+        LaunchError: the batch cannot be shared by any number of workers up to the remaining slots.
+    """
+    left, derived, refusals = _left(plan, lost), plan.resolved.derived, []
+    counts = [count for count in _sharing(derived) if count <= _slots(left)]
+    for count in sorted(counts, reverse=True):
+        hosts = first_workers(left, count)
+        try:
+            resolved = resolve(plan.resolved.config, devices=count, hosts=len(hosts))
+        except ConfigError as error:
+            refusals.append(f"{count:,} workers: {error}")
+            continue
+        # A configured address is that of the first host.
+        address = plan.master_addr if hosts[0].name == plan.world.hosts[0].name else None
+        world = World(hosts=hosts, gpus=plan.world.gpus)
+        return replace(plan, world=world, resolved=resolved, master_addr=address)
+    sentence = (
+        f"lost: {_names(plan, lost)}; the job cannot continue with {_counted(_slots(left))}, because its "
+        f"batch of {derived.train_batch_size:,} samples requires {_listed(derived)} workers (elasticity); "
+        "repair or replace hosts and start again; with `load`, it resumes from the latest checkpoint there"
+    )
+    raise LaunchError("\n".join([sentence, *refusals]))
+
+
+def describe_change(whole: LaunchPlan, before: LaunchPlan, after: LaunchPlan, lost: Collection[str]) -> str:
+    """Describe the changes of a smaller plan.
+
+    Args:
+        whole: plan with all hosts.
+        before: plan of the last attempt.
+        after: result of `without_hosts(whole, lost)`.
+        lost: names of all lost hosts, including those lost before the last attempt.
+    """
+    derived, slots = after.resolved.derived, _slots(_left(whole, lost))
+    hosts = name_some([host.name for host in after.world.hosts])
+    lines = [
+        f"lost: {_names(before, lost)}; continuing with {derived.world_size:,} workers (before: "
+        f"{before.world.size:,}) on {hosts}",
+        f"train batch {derived.train_batch_size:,} as before: micro-batch {derived.micro_batch_size}, "
+        f"gradient accumulation steps {derived.accumulation}, "
+        f"data-parallel size {derived.data_parallel_size}",
+    ]
+    if slots > derived.world_size:
+        lines.append(
+            f"{slots - derived.world_size:,} of the remaining {_counted(slots)} not used: the batch requires "
+            f"{_listed(whole.resolved.derived)} workers (elasticity)"
+        )
+    return "\n".join(lines)
+
+
+def _left(plan: LaunchPlan, lost: Collection[str]) -> list[Host]:
+    return [host for host in plan.world.hosts if host.name not in lost]
+
+
+def _names(plan: LaunchPlan, lost: Collection[str]) -> str:
+    return name_some([host.name for host in plan.world.hosts if host.name in lost])
+
+
+def _slots(hosts: Collection[Host]) -> int:
+    return sum(len(host.slots) for host in hosts)
+
+
+def _sharing(derived: Derived) -> tuple[int, ...]:
+    """Return the numbers of workers with this batch size.
+
+    Version 0.2 gives some numbers of hosts a batch size that no other number has.
+    """
+    shared = derived.elastic_devices
+    return shared if derived.world_size in shared else (derived.world_size,)
+
+
+def _listed(derived: Derived) -> str:
+    """Return the largest of these numbers, up to the number of workers in the plan, as text."""
+    counts = [count for count in _sharing(derived) if count <= derived.world_size]
+    return ", ".join(f"{count:,}" for count in counts[-_MOST_LISTED:])
+
+
+def _counted(slots: int) -> str:
+    return f"{slots:,} slot{'' if slots == 1 else 's'}"

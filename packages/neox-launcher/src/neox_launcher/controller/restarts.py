@@ -1,0 +1,184 @@
+"""Restarts a launch after a failure, from the latest checkpoint that it has saved.
+
+Each restart without a new checkpoint waits twice as long as the one before. An error that repeats in the same
+iteration is not retried: it would repeat forever.
+"""
+
+import re
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from neox_config import Resolved
+from neox_config.errors import LaunchError
+from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints
+from neox_launcher.controller.elastic import can_shrink, describe_change, without_hosts
+from neox_launcher.controller.terminal import print_message
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.protocol.outcome import Failure, Outcome, judge
+from neox_launcher.protocol.stop_signals import STOP_SIGNALS, name_of
+from neox_launcher.worker.reporting import RESTART_VARIABLE
+
+__all__ = ["run_with_restarts"]
+
+_WRONG_REQUEST = 2
+_FIRST_WAIT_SECONDS = 2.0
+_LONGEST_WAIT_SECONDS = 300.0
+# Before the first iteration, the cause may be a file server or a network that recovers while restarts wait.
+_ATTEMPTS_IN_ONE_ITERATION = 2
+_ATTEMPTS_AT_THE_START = 3
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+
+def run_with_restarts(plan: LaunchPlan, attempt: Callable[[LaunchPlan], Outcome]) -> Outcome:
+    """Run a plan, and restart it after a failure, at most `plan.max_restarts` times.
+
+    Invalid requests and requests to stop are not restarted. An elastic job is restarted without the hosts
+    that it has lost, any other on the same hosts.
+
+    Args:
+        plan: plan of the first attempt; later ones resume from the checkpoints saved meanwhile.
+        attempt: runs one plan.
+    """
+    found_before, whole = _checkpoints(plan), plan
+    found, lost, failed = found_before, set[str](), _Failures()
+    for number in range(1, plan.max_restarts + 1):
+        outcome = attempt(plan)
+        if outcome.first_failure is None or outcome.was_stopped or outcome.exit_code == _WRONG_REQUEST:
+            return outcome
+        change, before = "", plan
+        try:
+            found, found_earlier = _checkpoints(plan), found
+            if _loses_hosts(plan, outcome, number):
+                lost.update(outcome.lost_hosts)
+                plan = without_hosts(whole, lost)
+                change = describe_change(whole, before, plan, lost) + "\n"
+        except LaunchError as error:
+            return _ended_by(outcome, str(error))
+        failed.add(outcome, has_saved=bool(found - found_earlier))
+        if failed.is_permanent:
+            return _ended_by(outcome, failed.describe())
+        if found - found_before:
+            plan = _resuming(plan)
+        _report_restart(plan, outcome, number, failed.wait_seconds, change)
+        received = _wait(failed.wait_seconds)
+        if received is not None:
+            print_message(f"\n{name_of(received)} received before the restart: ending\n")
+            return judge([], [received])
+        plan = replace(plan, environment={**plan.environment, RESTART_VARIABLE: str(number)})
+    return attempt(plan)
+
+
+class _Failures:
+    """The failures of successive attempts: how long to wait, and whether to try again."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int | None, str] | None = None
+        self._equal = self._without_checkpoint = 0
+
+    def add(self, outcome: Outcome, *, has_saved: bool) -> None:
+        """Add the failure of an attempt.
+
+        Args:
+            outcome: outcome of the attempt.
+            has_saved: the attempt saved a checkpoint.
+        """
+        failure = outcome.first_failure
+        assert failure is not None, "only failures are added"
+        self._without_checkpoint = 0 if has_saved else self._without_checkpoint + 1
+        # A kill, a lost host or a hang is seldom caused by the program.
+        is_error = failure.rank is not None and not failure.unreported
+        this = (outcome.iteration, _VARYING.sub("#", failure.message)) if is_error else None
+        self._equal = self._equal + 1 if this is not None and this == self._last else 1
+        self._last = this
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds until the next attempt; doubled for each attempt without a new checkpoint."""
+        exponent = min(max(0, self._without_checkpoint - 1), 30)
+        return float(min(_FIRST_WAIT_SECONDS * 2**exponent, _LONGEST_WAIT_SECONDS))
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether the same error has occurred in the same iteration too often."""
+        if self._last is None:
+            return False
+        return self._equal >= (
+            _ATTEMPTS_AT_THE_START if self._last[0] is None else _ATTEMPTS_IN_ONE_ITERATION
+        )
+
+    def describe(self) -> str:
+        """Return why there is no further restart."""
+        assert self._last is not None, "a permanent failure has been added"
+        iteration = self._last[0]
+        place = "before the first iteration" if iteration is None else f"after iteration {iteration:,}"
+        return (
+            f"not restarted: the same error has occurred {self._equal} times in succession {place}; remove "
+            "its cause, then start the job again"
+        )
+
+
+def _wait(seconds: float) -> int | None:
+    """Wait, and return the stop signal that ended the wait; None if none arrived."""
+    # An ignored SIGHUP, as under nohup, is no request to stop.
+    numbers = {number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        received = signal.sigtimedwait(numbers, seconds)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return None if received is None else received.si_signo
+
+
+def _loses_hosts(plan: LaunchPlan, outcome: Outcome, number: int) -> bool:
+    """Return whether to continue without lost hosts; one that fails at the first start is tried once more."""
+    return can_shrink(plan) and bool(outcome.lost_hosts) and (outcome.has_started or number > 1)
+
+
+def _ended_by(outcome: Outcome, reason: str) -> Outcome:
+    """Return the outcome with the reason for not restarting appended to its first failure."""
+    first = outcome.first_failure
+    assert first is not None, "only failures are restarted"
+    whole = Failure(
+        rank=None, host="", time=first.time, message=f"{first}\n\n{reason}", exit_code=first.exit_code
+    )
+    return replace(outcome, first_failure=whole)
+
+
+def _resuming(plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan resuming from the latest checkpoint in `save`, with all its states."""
+    config = plan.resolved.config
+    checkpoint = config.checkpoint.replaced(
+        load=config.checkpoint.save, finetune=False, no_load_optim=False, no_load_rng=False
+    )
+    config = config.model_copy(update={"checkpoint": checkpoint})
+    return replace(plan, resolved=Resolved(config=config, derived=plan.resolved.derived))
+
+
+def _checkpoints(plan: LaunchPlan) -> set[tuple[str, float]]:
+    """Return the name and time of every complete checkpoint in `save`."""
+    save = plan.resolved.config.checkpoint.save
+    if save is None or plan.program != "train":
+        return set()
+    found = set()
+    try:
+        folders = complete_checkpoints(Path(plan.working_directory, save))
+    except OSError as error:
+        raise LaunchError(
+            f"save: {error.filename} cannot be read: {error.strerror}; make it readable"
+        ) from error
+    for folder in folders:
+        with suppress(FileNotFoundError):  # Old checkpoints are deleted.
+            found.add((folder.name, (folder / MANIFEST).stat().st_mtime))
+    return found
+
+
+def _report_restart(
+    plan: LaunchPlan, outcome: Outcome, number: int, wait_seconds: float, change: str
+) -> None:
+    load = plan.resolved.config.checkpoint.load
+    source = f"the latest checkpoint in {load}" if load and plan.program == "train" else "the beginning"
+    restart = f"restart {number} of at most {plan.max_restarts} in {wait_seconds:g} s, from {source}"
+    print_message(f"\n{outcome.first_failure}\n\n{restart}\n{change}")

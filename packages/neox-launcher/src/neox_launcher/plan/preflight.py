@@ -1,0 +1,429 @@
+"""Preflight checks: find what would make the workers of a plan fail, before any of them is started."""
+
+import codecs
+import importlib.util
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from neox_config import NeoXConfig
+from neox_config.derive.generation import generation_mode
+from neox_config.facts.checkpoints import (
+    LATEST,
+    MANIFEST,
+    TOKEN_EMBEDDING,
+    complete_checkpoints,
+    iteration_of,
+)
+from neox_config.facts.splits import EVALUATED, empty_parts, parts_with_documents
+from neox_config.facts.tokenizers import TOKENIZER_FACTS
+from neox_config.files import why_not_readable
+from neox_config.problems import Place, Problem, config_error, in_words, place_of
+from neox_config.schema.not_yet import not_built_yet
+from neox_config.schema.parameter import InvalidValue
+from neox_launcher.plan.dataset_files import check_indexed_files, count_documents, manifest_path
+from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.resources.host import Host
+from neox_launcher.resources.local_gpus import count_gpus
+from neox_launcher.resources.world import World, missing_devices
+
+__all__ = ["check_files", "notes_on_data", "preflight", "refuse_worker_by_hand", "unused_by_hand"]
+
+Check = Callable[[NeoXConfig], Iterator[Problem]]
+
+_NO_CHECKPOINT = "contains no checkpoint"
+
+
+def preflight(plan: LaunchPlan) -> list[Problem]:
+    """Return what would stop a plan: unsupported settings, missing devices, missing or invalid files."""
+    return _preflight(plan.resolved.config, program=plan.program, world=plan.world)
+
+
+def refuse_worker_by_hand(config: NeoXConfig, *, program: str) -> None:
+    """Run the preflight checks of a launch in a worker that was started without the launcher.
+
+    Args:
+        config: configuration that the worker read.
+        program: train, generate or evaluate.
+
+    Raises:
+        ConfigError: a preflight check fails.
+    """
+    # A worker uses one device, whichever of the host's it is.
+    world = World(hosts=(Host("localhost", (0,)),), gpus=count_gpus())
+    problems = [*_preflight(config, program=program, world=world), *_tuned_by_the_launcher(config)]
+    if problems:
+        raise config_error(problems, config.files)
+
+
+def unused_by_hand(config: NeoXConfig) -> list[Problem]:
+    """Return notes about given hosts and devices, which a worker without the launcher does not use."""
+    found = []
+    for name in ("hostfile", "include", "exclude", "num_nodes", "num_gpus"):
+        value, place = config.value_of(name), config.sources.get(name)
+        if place is not None and value not in (None, -1, 1):
+            what = "has no effect: this is one worker, started without neox-launch"
+            found.append(Problem(name, what, "use neox-launch", value=in_words(value), place=place))
+    return found
+
+
+def _tuned_by_the_launcher(config: NeoXConfig) -> list[Problem]:
+    name = "autotuning.enabled"
+    if not config.value_of(name):
+        return []
+    problem = Problem(
+        name, "needs neox-launch, which starts the trials", "use neox-launch, or set it to false"
+    )
+    return [problem.located(place_of(config.sources, name), "true")]
+
+
+def _preflight(config: NeoXConfig, *, program: str, world: World) -> list[Problem]:
+    devices = missing_devices(config, world)
+    return not_built_yet(config) + devices + check_files(config, program=program)
+
+
+def notes_on_data(config: NeoXConfig) -> list[Problem]:
+    """Return notes about evaluations that are skipped because the split leaves no document for them."""
+    count, empty = _empty_parts(config)
+    words = {"valid": "validation", "test": "the test"}
+    return [
+        Problem(
+            "split",
+            f"leaves no document for {words[part]}, which is therefore skipped: {config.data.data_path} has "
+            f"{count:,}",
+            "give it a larger share, or set eval-iters: 0",
+            value=in_words(config.data.split),
+            place=place_of(config.sources, "split") or _beside(config, "data_path"),
+        )
+        for part in empty
+        if part in words and config.training.eval_iters
+    ]
+
+
+def _beside(config: NeoXConfig, name: str) -> Place | None:
+    """Return the location of a parameter, for a problem of another one that was not given."""
+    place = place_of(config.sources, name)
+    return None if place is None else replace(place, spelling="")
+
+
+def _empty_parts(config: NeoXConfig) -> tuple[int, list[str]]:
+    """Return the number of documents of data_path, and the parts of the split that are left without one."""
+    data = config.data
+    count = None if data.data_path is None else count_documents(data.data_path)
+    return (0, []) if count is None else (count, empty_parts(data.split, count))
+
+
+def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
+    """Return the problems of the files that a program would use.
+
+    Args:
+        config: configuration that names the files. Checks that read a value that was invalid are ended.
+        program: train, generate, evaluate or doctor; prompts for the prompts of generate alone.
+    """
+    checks: dict[str, tuple[Check, ...]] = {
+        "train": (
+            _datasets,
+            _curricula,
+            _tokenizer,
+            _folders_to_write,
+            _checkpoint_to_resume_from,
+            _vocabulary,
+            _packages,
+        ),
+        "evaluate": (_datasets, _evaluations, _tokenizer, _checkpoint, _vocabulary),
+        "generate": (_tokenizer, _prompts, _generated_file, _checkpoint, _vocabulary),
+        "prompts": (_prompts, _generated_file),
+        # The doctor checks the files itself, on every host.
+        "doctor": (),
+    }
+    problems: list[Problem] = []
+    for check in checks[program]:
+        # In a configuration that was refused, a value may be invalid, which has been reported.
+        with suppress(InvalidValue):
+            problems.extend(check(config))
+    return [
+        problem.located(place_of(config.sources, problem.name), in_words(config.value_of(problem.name)))
+        for problem in problems
+    ]
+
+
+def _datasets(config: NeoXConfig) -> Iterator[Problem]:
+    data = config.data
+    named = {"data_path": (data.data_path,) if data.data_path is not None else None}
+    named |= {
+        name: getattr(data, name) for name in ("train_data_paths", "valid_data_paths", "test_data_paths")
+    }
+    if not any(named.values()):
+        yield Problem(
+            "data_path",
+            "is missing, and train-data-paths as well",
+            "add data-path: PREFIX, where PREFIX.bin and PREFIX.idx are the files written by preprocess_data",
+            value="",
+        )
+    for name, prefixes in named.items():
+        for prefix in dict.fromkeys(prefixes or ()):
+            found = check_indexed_files(prefix)
+            if found is not None:
+                yield Problem(name, found, _dataset_remedy(prefix, found), value=prefix)
+            else:
+                yield from _made_with_another_tokenizer(config, name, prefix)
+    count, empty = _empty_parts(config)
+    if "train" in empty:
+        what = f"leaves no document for training: {data.data_path} has {count:,}"
+        yield Problem("split", what, "give training a larger share")
+
+
+def _evaluations(config: NeoXConfig) -> Iterator[Problem]:
+    """Check that there is something to evaluate on; `notes_on_data` notes an evaluation that is skipped."""
+    data = config.data
+    if not config.training.eval_iters:
+        yield Problem("eval_iters", "is 0, so nothing would be evaluated", "set eval-iters: 10")
+    count = None if data.data_path is None else count_documents(data.data_path)
+    if count is not None and not set(EVALUATED) & set(parts_with_documents(data.split, count)):
+        what = f"leaves no document for validation and the test: {data.data_path} has {count:,}"
+        problem = Problem("split", what, "give one of them a larger share", value=in_words(data.split))
+        yield problem.located(place_of(config.sources, "split") or _beside(config, "data_path"), None)
+
+
+def _made_with_another_tokenizer(config: NeoXConfig, name: str, prefix: str) -> Iterator[Problem]:
+    """Compare the vocabulary size in the manifest of a dataset with that of the configured tokenizer."""
+    made, entries = _entries_of_maker(manifest_path(prefix)), _entries_of_tokenizer(config)
+    if made is not None and entries is not None and made != entries:
+        yield Problem(
+            name,
+            f"was tokenized with a vocabulary of {made:,} entries; the configured tokenizer has {entries:,}",
+            "configure the tokenizer that was used for the dataset, or preprocess it again with this one",
+            value=prefix,
+        )
+
+
+def _entries_of_maker(manifest: Path) -> int | None:
+    try:
+        entries = json.loads(manifest.read_text(encoding="utf-8"))["tokenizer"]["vocab_size"]
+    except (OSError, ValueError, LookupError, TypeError):
+        # Many datasets have no manifest. A damaged one is reported by the package that reads it.
+        return None
+    return entries if isinstance(entries, int) else None
+
+
+def _curricula(config: NeoXConfig) -> Iterator[Problem]:
+    """Check the analysis files by which a curriculum chooses samples."""
+    efficiency = config.data_efficiency.data_efficiency
+    sampling = efficiency.data_sampling
+    if not (efficiency.enabled and sampling.enabled and sampling.curriculum_learning.enabled):
+        return
+    for key, metric in sampling.curriculum_learning.curriculum_metrics.items():
+        name = f"data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.{key}"
+        if metric.schedule_type == "custom":
+            what, remedy = (
+                "is a Python function, which a configuration file cannot contain",
+                "use fixed_linear, fixed_root or fixed_discrete",
+            )
+            yield Problem(f"{name}.schedule_type", what, remedy)
+        for path in ("index_to_sample_path", "index_to_metric_path"):
+            found = check_indexed_files(getattr(metric, path))
+            if found is not None and metric.clustering_type == "schedule_based":
+                yield Problem(f"{name}.{path}", found, "create the files with neox-data analyze")
+
+
+def _dataset_remedy(prefix: str, found: str) -> str:
+    if "cannot be read (" in found:
+        return "check the path and the permissions of its folders"
+    if not found.endswith("does not exist"):
+        return "create the two files again with preprocess_data"
+    if prefix.endswith((".bin", ".idx")):
+        return f"write the prefix only: {prefix[:-4]}"
+    near = sorted(Path(prefix).parent.glob("*.idx"))[:3] if os.path.isdir(Path(prefix).parent) else []
+    if near:
+        return "did you mean " + ", ".join(str(path.with_suffix("")) for path in near) + "?"
+    return "check the path (relative to the working directory), or create the dataset with preprocess_data"
+
+
+def _tokenizer(config: NeoXConfig) -> Iterator[Problem]:
+    section = config.tokenizer
+    for name, example in TOKENIZER_FACTS[section.tokenizer_type].files.items():
+        path = getattr(section, name)
+        if path is None:
+            dashed = name.replace("_", "-")
+            yield Problem(
+                name,
+                f"is missing; {section.tokenizer_type} requires it",
+                f"add {dashed}: path/to/{example}",
+                value="",
+            )
+        elif (reason := why_not_readable(path)) is not None:
+            yield Problem(name, reason, "check the path")
+
+
+def _folders_to_write(config: NeoXConfig) -> Iterator[Problem]:
+    logging, monitors = config.logging, config.monitors
+    for name, path in (
+        ("save", config.checkpoint.save),
+        ("tensorboard_dir", logging.tensorboard_dir),
+        ("log_dir", logging.log_dir),
+        (
+            "tensorboard.output_path",
+            monitors.tensorboard.output_path if monitors.tensorboard.enabled else None,
+        ),
+        (
+            "csv_monitor.output_path",
+            monitors.csv_monitor.output_path if monitors.csv_monitor.enabled else None,
+        ),
+    ):
+        reason = None if path is None else _why_not_writable(Path(path))
+        if reason is not None:
+            yield Problem(
+                name, f"cannot be written to: {reason}", "choose another folder, or change its permissions"
+            )
+
+
+def _packages(config: NeoXConfig) -> Iterator[Problem]:
+    """Check that the packages of the enabled monitors are installed, if neox-model is installed here."""
+    if importlib.util.find_spec("neox_model") is None:
+        return
+    logging, monitors = config.logging, config.monitors
+    for name, is_on, package in (
+        ("tensorboard_dir", logging.tensorboard_dir is not None, "tensorboard"),
+        ("tensorboard.enabled", monitors.tensorboard.enabled, "tensorboard"),
+        ("use_wandb", logging.use_wandb, "wandb"),
+        ("wandb.enabled", monitors.wandb.enabled, "wandb"),
+        ("comet.enabled", monitors.comet.enabled, "comet_ml"),
+    ):
+        if is_on and importlib.util.find_spec(package) is None:
+            yield Problem(
+                name, f"needs the package {package}, which is not installed here", f"pip install {package}"
+            )
+
+
+def _why_not_writable(path: Path) -> str | None:
+    """Return why files cannot be created in a folder, which may not exist yet, or None if they can."""
+    existing = path
+    try:
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
+        if not existing.is_dir():
+            return f"{existing} is a file"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"no write permission for {existing}"
+    return None
+
+
+def _checkpoint(config: NeoXConfig) -> Iterator[Problem]:
+    load = config.checkpoint.load
+    if load is None:
+        yield Problem(
+            "load",
+            "is missing",
+            "add load: FOLDER, the folder in which the training saved checkpoints",
+            value="",
+        )
+    elif (reason := _why_no_checkpoint(load)) is not None:
+        yield Problem("load", reason, _load_remedy(load, reason))
+
+
+def _checkpoint_to_resume_from(config: NeoXConfig) -> Iterator[Problem]:
+    """Require a checkpoint in `load`, unless `load` is `save`: then the first launch finds none yet."""
+    section = config.checkpoint
+    if section.finetune:
+        yield from _checkpoint(config)
+        return
+    reason = None if section.load is None else _why_no_checkpoint(section.load)
+    if section.load is None or reason is None:
+        return
+    if reason != _NO_CHECKPOINT:
+        yield Problem("load", reason, _load_remedy(section.load, reason))
+    elif section.save is None or Path(section.load).absolute() != Path(section.save).absolute():
+        remedy = "to start from new weights, leave load out or set it to the same folder as save"
+        yield Problem("load", reason, f"{_load_remedy(section.load, reason)}; {remedy}")
+
+
+def _why_no_checkpoint(folder: str) -> str | None:
+    """Return why no checkpoint can be loaded from a folder, or None if it contains a complete one."""
+    try:
+        return None if complete_checkpoints(Path(folder)) else _NO_CHECKPOINT
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _load_remedy(load: str, reason: str) -> str:
+    if reason != _NO_CHECKPOINT:
+        return "check the path and the permissions of its folders"
+    parent = Path(load).parent
+    if _why_no_checkpoint(str(parent)) is None:
+        return f"write load: {parent}, the folder of all checkpoints"
+    return "set it to the folder in which a training saved checkpoints"
+
+
+def _generated_file(config: NeoXConfig) -> Iterator[Problem]:
+    """Refuse to write the generated texts over a file that the generation reads."""
+    output = config.generation.sample_output_file
+    for name in ("sample_input_file", "vocab_file", "merge_file"):
+        path = config.value_of(name)
+        if output is not None and path is not None and os.path.realpath(path) == os.path.realpath(output):
+            what = f"is also the {name.replace('_', '-')}, which would be overwritten"
+            yield Problem("sample_output_file", what, "choose another file")
+
+
+def _prompts(config: NeoXConfig) -> Iterator[Problem]:
+    section = config.generation
+    path = section.sample_input_file
+    reason = None if path is None else why_not_readable(path)
+    if reason is not None:
+        yield Problem("sample_input_file", reason, "check the path")
+    elif path is not None and not _has_text(Path(path)):
+        yield Problem("sample_input_file", "contains no prompts", "write one prompt per line")
+    if generation_mode(config) == "unconditional" and section.num_samples == 0:
+        yield Problem("num_samples", "is 0, so no text would be generated", "add num-samples: 10")
+    if section.text_gen_type == "input-file" and section.sample_input_file is None:
+        yield Problem("text_gen_type", "requires sample-input-file", "add sample-input-file: prompts.txt")
+
+
+def _has_text(path: Path) -> bool:
+    """Return False if a file contains only spaces; True if it cannot be read, which the workers report."""
+    try:
+        return bool(path.read_bytes().removeprefix(codecs.BOM_UTF8).strip())
+    except OSError:
+        return True
+
+
+def _vocabulary(config: NeoXConfig) -> Iterator[Problem]:
+    """Check that the tokenizer has at most as many entries as the token embedding of the checkpoint."""
+    rows, entries = _rows_of_checkpoint(config), _entries_of_tokenizer(config)
+    if rows is not None and entries is not None and entries > rows:
+        name = "vocab_file" if config.tokenizer.vocab_file is not None else "tokenizer_type"
+        yield Problem(
+            name,
+            f"has {entries:,} entries, but the model in {config.checkpoint.load} has {rows:,} tokens",
+            "use the tokenizer that this model was trained with, or load from another folder",
+        )
+
+
+def _rows_of_checkpoint(config: NeoXConfig) -> int | None:
+    """Return the rows of the token embedding in the latest checkpoint, or None if it cannot be read."""
+    if config.checkpoint.load is None:
+        return None
+    folder = Path(config.checkpoint.load)
+    try:
+        newest = (folder / LATEST).read_text(encoding="utf-8").strip()
+        if iteration_of(newest) is None:
+            return None
+        manifest = json.loads((folder / newest / MANIFEST).read_text(encoding="utf-8"))
+        return int(manifest["contents"]["tensors"][TOKEN_EMBEDDING]["shape"][0])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        # The workers report a damaged checkpoint: they can name an older one to use instead.
+        return None
+
+
+def _entries_of_tokenizer(config: NeoXConfig) -> int | None:
+    """Return the vocabulary size of the tokenizer, or None if it cannot be read from its files."""
+    section = config.tokenizer
+    try:
+        return TOKENIZER_FACTS[section.tokenizer_type].read_entries(section.vocab_file)
+    except (OSError, ValueError):
+        # The package that reads the file reports what is wrong with it.
+        return None

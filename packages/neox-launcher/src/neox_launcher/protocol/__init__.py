@@ -1,0 +1,1 @@
+"""Shared by the launcher and the agents: the connection, its messages, run folders and signals."""

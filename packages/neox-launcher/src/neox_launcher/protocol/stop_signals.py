@@ -1,0 +1,63 @@
+"""Signals that request a stop, and the blocking of an early warning.
+
+Schedulers send SIGUSR1 some time before they end a job (Slurm: `--signal=USR1@300`). Its default action ends
+the process, so every process of a launch blocks it until it has installed a handler: the kernel keeps a
+blocked signal pending, and child processes inherit the mask. Processes that a worker starts while it loads or
+compiles are therefore not ended by it either.
+"""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = [
+    "STOP_SIGNALS",
+    "WARNING_SIGNAL",
+    "block_warning",
+    "ignore_warning",
+    "name_of",
+    "unblock_warning",
+    "warning_blocked",
+]
+
+WARNING_SIGNAL = signal.SIGUSR1
+"""Requests a checkpoint and a stop; schedulers repeat it, so repetitions do not kill a process."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, WARNING_SIGNAL)
+
+
+def block_warning() -> set[signal.Signals | int]:
+    """Block `WARNING_SIGNAL` in this thread and in the threads and processes that it starts.
+
+    Returns:
+        The previous signal mask, for `signal.pthread_sigmask(signal.SIG_SETMASK, ...)`.
+    """
+    return set(signal.pthread_sigmask(signal.SIG_BLOCK, {WARNING_SIGNAL}))
+
+
+def unblock_warning() -> set[signal.Signals | int]:
+    """Unblock `WARNING_SIGNAL`, which delivers a pending one immediately.
+
+    Returns:
+        The previous signal mask.
+    """
+    return set(signal.pthread_sigmask(signal.SIG_UNBLOCK, {WARNING_SIGNAL}))
+
+
+def ignore_warning() -> None:
+    """Ignore `WARNING_SIGNAL`, including a pending one, in a process whose exit code is already decided."""
+    signal.signal(WARNING_SIGNAL, signal.SIG_IGN)
+
+
+@contextmanager
+def warning_blocked() -> Iterator[None]:
+    """Block `WARNING_SIGNAL` within the context."""
+    before = block_warning()
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def name_of(number: int) -> str:
+    """Return the name of a signal for messages: `Ctrl-C`, `SIGTERM`, ..."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name

@@ -1,0 +1,316 @@
+"""Reports of a worker to its agent: start, progress, failure and regular end.
+
+The agent passes the path of a private folder in NEOX_RUN_DIR. A worker writes `rank-R.pid` there when it
+starts, `rank-R.error.json` when it fails and `rank-R.end` when its interpreter exits normally; all are
+written atomically, and the last two into space reserved at the start, so that they arrive when the disk is
+full. A process that ends without the last was killed or crashed. On SIGUSR2 a worker writes its
+Python stacks to `rank-R.stacks`, even while it is blocked. Without the variable (a worker started by hand)
+nothing is written, and errors go to stderr only.
+"""
+
+import atexit
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from neox_config.atomic import atomic_write
+from neox_config.errors import NeoXError
+
+__all__ = [
+    "AGENT_FILE",
+    "ALL_DONE",
+    "RESTART_VARIABLE",
+    "RUN_DIR_VARIABLE",
+    "STOP_FILE",
+    "Progress",
+    "answer_questions",
+    "die_with_parent",
+    "interruptible",
+    "is_restart",
+    "register_worker",
+    "report_facts",
+    "report_failure",
+    "requested_signal",
+    "worker_file",
+    "write_aside",
+]
+
+RUN_DIR_VARIABLE = "NEOX_RUN_DIR"
+RESTART_VARIABLE = "NEOX_RESTART"
+"""Set to the number of restarts for the workers of a restarted launch."""
+AGENT_FILE = "agent.pid"
+STOP_FILE = "stop-signal"
+"""File with the number of the signal that requested the stop, which may be forwarded as another one."""
+ALL_DONE = -1
+"""Reported instead of an iteration when no iterations follow, and what follows may take long."""
+_BEAT_SECONDS = 1.0
+_PROGRESS_BYTES = 20
+_RESERVED_BYTES = 128 * 1024
+# JSON takes up to six bytes for each.
+_RESERVED_CHARACTERS = 8 * 1024
+_PR_SET_PDEATHSIG = 1
+
+_logger = logging.getLogger(__name__)
+
+
+def worker_file(folder: Path, rank: int, name: str) -> Path:
+    """Return the path of a file shared by a worker and its agent: pid, end, error.json, stacks, ..."""
+    return folder / f"rank-{rank}.{name}"
+
+
+def is_restart() -> bool:
+    """Return whether this worker belongs to a restarted launch."""
+    return RESTART_VARIABLE in os.environ
+
+
+def register_worker(rank: int) -> None:
+    """Register this process with its agent, and ask the kernel to kill it when its parent dies.
+
+    Raises:
+        NeoXError: the folder for temporary files is full.
+    """
+    folder = _run_dir()
+    die_with_parent(None if folder is None else _agent_of(folder))
+    if folder is None:
+        return
+    announced = worker_file(folder, rank, "pid")
+    if announced.exists() and announced.read_text() == str(os.getpid()):
+        return
+    # The handler keeps the file open and writes to it without the interpreter.
+    stacks = worker_file(folder, rank, "stacks").open("ab", buffering=0)
+    faulthandler.register(signal.SIGUSR2, file=stacks, all_threads=True)
+    with _room_required():
+        _reserve(worker_file(folder, rank, "reserved"), _RESERVED_BYTES)
+        write_aside(announced, str(os.getpid()))
+    atexit.register(_report_end, announced, worker_file(folder, rank, "end"), os.getpid())
+
+
+class Progress:
+    """Reports the progress of this worker to its agent, with one system call per report.
+
+    Args:
+        rank: rank of this worker.
+
+    Raises:
+        NeoXError: the folder for temporary files is full.
+    """
+
+    def __init__(self, rank: int) -> None:
+        folder = _run_dir()
+        self._file: BinaryIO | None = None
+        if folder is not None:
+            path = worker_file(folder, rank, "progress")
+            with _room_required():
+                _reserve(path, _PROGRESS_BYTES)
+                self._file = path.open("r+b", buffering=0)
+
+    def report(self, iteration: int) -> None:
+        """Report an iteration as completed; `ALL_DONE` means that no iterations follow."""
+        if self._file is not None:
+            descriptor = self._file.fileno()
+            try:
+                os.pwrite(descriptor, b"%*d" % (_PROGRESS_BYTES, iteration), 0)
+            except OSError:
+                # Some file systems require space to overwrite; the time alone is a sign of life.
+                os.utime(descriptor)
+
+    @contextmanager
+    def repeated(self, iteration: int) -> Iterator[None]:
+        """Report progress every second within the context, for operations that may take long.
+
+        Args:
+            iteration: last completed iteration.
+        """
+        has_ended = threading.Event()
+
+        def beat() -> None:
+            while not has_ended.wait(_BEAT_SECONDS):
+                self.report(iteration)
+
+        heart = threading.Thread(target=beat, daemon=True)
+        heart.start()
+        try:
+            yield
+        finally:
+            has_ended.set()
+            heart.join()
+            self.report(iteration)
+
+
+def answer_questions(rank: int, describe: Callable[[], str]) -> None:
+    """Start a thread that answers the agent's questions about what this worker is waiting for.
+
+    Args:
+        rank: rank of this worker.
+        describe: returns the answer; called in the thread, while other threads may be blocked.
+    """
+    folder = _run_dir()
+    if folder is None:
+        return
+    question = worker_file(folder, rank, "question")
+    os.mkfifo(question, mode=0o600)
+    answer = worker_file(folder, rank, "answer")
+    threading.Thread(target=_answer, args=(question, answer, describe), daemon=True).start()
+
+
+def report_failure(rank: int, error: BaseException) -> int:
+    """Report to the launcher why this worker fails; to be called where the error is caught.
+
+    A `NeoXError` is reported by its message, any other exception with its traceback.
+
+    Returns:
+        The exit code of the process: 2 for an invalid request, else 1.
+    """
+    if isinstance(error, NeoXError):
+        exit_code, trace, message = error.exit_code, None, str(error)
+    else:
+        exit_code, trace = 1, "".join(traceback.format_exception(error))
+        message = f"{type(error).__name__}: {error}"
+    folder = _run_dir()
+    if folder is None:
+        sys.stderr.write((trace or f"error: {message}").rstrip() + "\n")
+        return exit_code
+    report = {
+        "time": time.time(),
+        "host": socket.gethostname(),
+        "rank": rank,
+        "message": message,
+        "traceback": trace,
+        "exit_code": exit_code,
+    }
+    try:
+        write_aside(worker_file(folder, rank, "error.json"), json.dumps(report, allow_nan=False))
+    except OSError:
+        _report_in_reserved(folder, rank, report)
+    return exit_code
+
+
+def report_facts(rank: int, facts: Mapping[str, Any]) -> None:
+    """Report results to the launcher; a later report of the same rank replaces an earlier one.
+
+    Args:
+        rank: rank of this worker.
+        facts: JSON-serializable values.
+    """
+    folder = _run_dir()
+    if folder is not None:
+        write_aside(worker_file(folder, rank, "facts"), json.dumps(facts, allow_nan=False))
+
+
+@contextmanager
+def interruptible(rank: int, number: int) -> Iterator[None]:
+    """Let the first Ctrl-C within the context reach this worker as SIGINT, instead of stopping the job.
+
+    Args:
+        rank: rank of this worker.
+        number: number of the operation in the context, different for each.
+    """
+    folder = _run_dir()
+    if folder is None:
+        yield
+        return
+    announced = worker_file(folder, rank, "interruptible")
+    with suppress(OSError):  # On a full disk, Ctrl-C stops the job.
+        write_aside(announced, str(number))
+    try:
+        yield
+    finally:
+        announced.unlink(missing_ok=True)
+
+
+def requested_signal(received: int) -> signal.Signals:
+    """Return the signal that requested the stop: the one recorded by the agent, else the one received."""
+    folder = _run_dir()
+    path = None if folder is None else folder / STOP_FILE
+    return signal.Signals(int(path.read_text()) if path is not None and path.exists() else received)
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel to kill this process when its parent dies; kill it now if the parent is already gone.
+
+    Linux only; on other systems a worker continues if the launcher is killed with SIGKILL.
+
+    Args:
+        parent: process id of the expected parent; None for the current parent.
+    """
+    if sys.platform != "linux":
+        return
+    parent = os.getppid() if parent is None else parent
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        _logger.warning("cannot tie this process to its parent: %s", os.strerror(ctypes.get_errno()))
+    if os.getppid() != parent:
+        # The parent died before the call to prctl.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write_aside(path: Path, text: str) -> None:
+    """Write a file atomically, readable only by the user."""
+    with atomic_write(path, mode=0o600) as file:
+        file.write(text)
+
+
+def _report_in_reserved(folder: Path, rank: int, report: dict[str, Any]) -> None:
+    """Report a failure on a full disk, in the space that was reserved at the start."""
+    reserved, name = worker_file(folder, rank, "reserved"), worker_file(folder, rank, "error.json")
+    for field in ("message", "traceback"):
+        report[field] = report[field] and report[field][-_RESERVED_CHARACTERS:]
+    try:
+        with reserved.open("r+b", buffering=0) as file:
+            file.truncate(file.write(json.dumps(report, allow_nan=False).encode()))
+        reserved.rename(name)
+    except OSError:
+        sys.stderr.write(f"{report['traceback'] or report['message']}\n")
+
+
+def _reserve(path: Path, size: int) -> None:
+    with path.open("wb", buffering=0) as file:
+        os.pwrite(file.fileno(), b" " * size, 0)
+
+
+@contextmanager
+def _room_required() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise NeoXError(
+            f"{error.filename or 'the folder for temporary files'} cannot be written: {error.strerror}; free "
+            "disk space, or set TMPDIR to another folder"
+        ) from error
+
+
+def _run_dir() -> Path | None:
+    folder = os.environ.get(RUN_DIR_VARIABLE)
+    return Path(folder) if folder else None
+
+
+def _agent_of(folder: Path) -> int | None:
+    """Return the process id of the agent, or None if no agent started this process."""
+    path = folder / AGENT_FILE
+    return int(path.read_text()) if path.exists() else None
+
+
+def _answer(question: Path, answer: Path, describe: Callable[[], str]) -> None:
+    # Also open for writing, so that the pipe does not end after the first question.
+    descriptor = os.open(question, os.O_RDWR)
+    while os.read(descriptor, 1):
+        write_aside(answer, describe())
+
+
+def _report_end(announced: Path, end: Path, pid: int) -> None:
+    # Processes forked from the worker also run this. The folder is gone if the launcher has ended.
+    if os.getpid() == pid and end.parent.is_dir():
+        # Requires no disk space.
+        announced.rename(end)

@@ -1,0 +1,266 @@
+"""The commands `neox-config check`, `show`, `explain`, `docs` and `schema`."""
+
+import json
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from neox_config import load_config
+from neox_config.describe.reference import reference
+from neox_launcher.cli.config import main
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def test_a_valid_file_is_reported_as_valid(minimal):
+    result = run("check", minimal)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout == f"{minimal}: valid, 9 parameters given\n"
+
+
+def test_notes_are_printed_and_do_not_fail(minimal):
+    result = run("check", minimal, "--set", "rank=3", "--set", "char-level-ppl=true")
+    assert result.exit_code == 0
+    assert "command line: 2 notes" in result.stderr
+    assert "--set char-level-ppl: true\n    is not implemented yet" in result.stderr
+
+
+def test_settings_that_are_not_implemented_are_counted_and_refused_with_files(minimal):
+    result = run("check", minimal, "--set", "char-level-ppl=true")
+    assert result.stdout.endswith("neox-launch refuses 1 of them, see the notes\n")
+    result = run("check", minimal, "--set", "char-level-ppl=true", "--files")
+    assert result.exit_code == 2
+    assert "--set char-level-ppl: true\n    is not implemented yet\n    remove it" in result.stderr
+
+
+def test_everything_that_a_launch_would_refuse_is_reported_in_one_round(minimal, tmp_path):
+    (tmp_path / "hosts").write_text("one slots=2\ntwo slots=2\n")
+    more = tmp_path / "more.yml"
+    more.write_text(
+        f"hostfile: {tmp_path}/hosts\nlauncher: local\nmodel-parallel-size: 3\nlog-grad-norm: true\n"
+        "data-path: gone\nload: gone\nsample-input-file: gone.txt\n"
+    )
+    result = run("check", minimal, more, "--files")
+    assert result.exit_code == 2
+    for line, sentence in {
+        2: "launcher: local\n          starts workers on this machine only, but the job has another",
+        3: "model-parallel-size: 3\n          does not divide the 4 devices of this job (2 hosts)",
+        4: "log-grad-norm: true\n          is not implemented yet",
+        5: "data-path: gone\n          gone.idx does not exist",
+        6: "load: gone\n          contains no checkpoint",
+        7: "sample-input-file: gone.txt\n          does not exist",
+    }.items():
+        assert f"  line {line}  {sentence}" in result.stderr
+
+
+def test_paths_that_the_system_refuses_are_reported(minimal, tmp_path):
+    """A name that is too long stands for folders that this user cannot enter: root could enter them."""
+    long = "n" * 300
+    more = tmp_path / "more.yml"
+    more.write_text(
+        f"data-path: {long}\nvocab-file: {long}\nhostfile: {long}\nload: {long}\nsample-input-file: {long}\n"
+    )
+    for command in ("check", "show", "estimate"):
+        assert run(command, minimal, more).exit_code == 0
+    result = run("check", minimal, more, "--files")
+    assert result.exit_code == 2
+    for line in range(1, 6):
+        assert re.search(
+            rf"line {line}  .*n[.]*\n.*cannot be read \(File name too long\)\n", result.stderr
+        ), line
+    assert run("check", tmp_path / long).stderr == (
+        f"{tmp_path / long}: 1 problem\n\n  cannot be read (File name too long)\n"
+        "    give a YAML file that you can read\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "hostfile: {}\n    does not exist\n    correct the path, or leave hostfile out"),
+        ("one slots=x", "line 1  one slots=x"),
+    ],
+)
+def test_the_hostfile_is_checked_with_the_files(minimal, tmp_path, content, sentence):
+    path = tmp_path / "hosts"
+    if content is not None:
+        path.write_text(content)
+    result = run("check", minimal, "--set", f"hostfile={path}", "--files")
+    assert result.exit_code == 2
+    assert sentence.format(path) in result.stderr
+    assert "data-path: PREFIX" in result.stderr
+
+
+def test_files_of_a_refused_configuration_are_checked_in_the_same_round(minimal, tmp_path):
+    more = tmp_path / "more.yml"
+    more.write_text(
+        "seed: x\ndata-path: gone\nsplit: 0,0,0\nload: [1]\nvocab-file: gone.json\nhostfile: gone\n"
+        "sample-input-file: gone.txt\n"
+    )
+    result = run("check", minimal, more, "--files")
+    assert result.exit_code == 2
+    found = [line.split()[1:3] for line in result.stderr.splitlines() if line.startswith("  line")]
+    names = ["seed", "data-path", "split", "load", "vocab-file", "hostfile", "sample-input-file"]
+    assert found == [[str(number), f"{name}:"] for number, name in enumerate(names, 1)]
+    assert "data-path: gone\n          gone.idx does not exist" in result.stderr
+    assert "merge" not in result.stderr
+    assert "data-path" not in run("check", minimal, more).stderr
+
+
+def test_a_hostfile_that_is_not_on_this_machine_is_noted(minimal):
+    """As those of GPT-NeoX's configurations, which name /mock_path."""
+    result = run("check", minimal, "--set", "hostfile=/mock_path")
+    assert result.exit_code == 0
+    assert (
+        "hostfile: /mock_path\n    does not exist on this machine; neox-launch refuses that" in result.stderr
+    )
+
+
+def test_an_evaluation_without_a_document_is_noted(minimal, folder):
+    result = run("check", minimal, "--set", "data-path=data")
+    assert result.exit_code == 0
+    assert (
+        "  split: 969, 30, 1\n    leaves no document for validation, which is therefore skipped: data has 1"
+        in result.stderr
+    )
+    assert run("check", minimal, "--set", "data-path=data", "--set", "split=1,0,0").stderr == ""
+    assert (
+        "data has 1" not in run("check", minimal, "--set", "data-path=data", "--set", "eval-iters=0").stderr
+    )
+    result = run("check", minimal, "--set", "data-path=data", "--set", "split=1,9,0", "--files")
+    assert "leaves no document for training: data has 1" in result.stderr
+
+
+def test_an_invalid_file_fails_with_2(minimal):
+    result = run("check", minimal, "--set", "seed=x")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "must be a whole number" in result.stderr
+
+
+def test_a_file_is_checked_for_its_cluster(minimal):
+    assert run("check", minimal, "--set", "model-parallel-size=4", "--devices", 8).exit_code == 0
+    result = run("check", minimal, "--set", "model-parallel-size=4", "--devices", 6)
+    assert "does not divide the 6 devices" in result.stderr
+
+
+def test_all_three_batch_sizes_imply_the_devices(minimal):
+    result = run("show", minimal, "--set", "train-batch-size=12", "--set", "gas=2")
+    assert "# data_parallel_size: 3" in result.stdout
+
+
+def test_the_output_of_show_can_be_loaded(minimal, tmp_path):
+    overrides = [
+        "zero_optimization={stage: 1}",
+        "attention-config=[[[global], 4]]",
+        "scheduler.params={a: 1}",
+    ]
+    result = run("show", minimal, *[option for text in overrides for option in ("--set", text)])
+    shown = tmp_path / "shown.yml"
+    shown.write_text(result.stdout)
+    assert load_config([shown]) == load_config([minimal], overrides=overrides)
+    rows = {line.partition(":")[0].strip(): line for line in result.stdout.splitlines()}
+    assert rows["hidden_size"].endswith(f"# {minimal} line 2")
+    assert rows["stage"].endswith("# command line")
+    assert rows["norm"].endswith("# default")
+
+
+def test_the_engine_configuration_is_json(minimal):
+    result = run("show", minimal, "--engine", "--devices", 4)
+    assert json.loads(result.stdout)["train_batch_size"] == 8
+
+
+def test_only_changed_values_are_shown(minimal):
+    result = run("show", minimal, "--changed", "--set", "seed=7", "--set", "norm=layernorm")
+    rows = {line.partition("  #")[0].rstrip(): line.partition("# ")[2] for line in result.stdout.splitlines()}
+    assert rows == {
+        "num_layers: 4": f"{minimal} line 1",
+        "hidden_size: 64": f"{minimal} line 2",
+        "num_attention_heads: 4": f"{minimal} line 3",
+        "max_position_embeddings: 32": f"{minimal} line 5",
+        "train_iters: 10": f"{minimal} line 6",
+        "train_micro_batch_size_per_gpu: 2": f"{minimal} line 7",
+        "optimizer:": "",
+        "  params:": "",
+        "    lr: 0.001": f"{minimal} line 8",
+        "seed: 7": "command line",
+    }
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["seq-length=16", "finetune=true", "weight-decay=0.1", "comet.others={a: b}"],
+        ["optimizer.params.weight_decay=0.2", "scheduler.params={a: 1}", "precision=bf16"],
+        [
+            "compression_training.sparse_pruning.different_groups="
+            "{one: {modules: [a], params: {dense_ratio: 0.5}}}",
+            "attention-config=[[[global], 4]]",
+        ],
+    ],
+)
+def test_the_changed_values_make_the_same_configuration(minimal, tmp_path, overrides):
+    if "seq-length=16" in overrides:
+        minimal.write_text(minimal.read_text().replace("seq-length: 32\n", ""))
+    shown = tmp_path / "shown.yml"
+    options = [option for text in overrides for option in ("--set", text)]
+    shown.write_text(run("show", minimal, "--changed", *options).stdout)
+    assert load_config([shown]) == load_config([minimal], overrides=overrides)
+    assert len(shown.read_text().splitlines()) < 25
+
+
+def test_what_follows_from_a_changed_value_is_not_repeated(minimal):
+    shown = run("show", minimal, "--changed", "--set", "weight-decay=0.1", "--set", "finetune=true").stdout
+    assert shown.count("weight_decay") == 1
+    assert re.search(r"no_load_optim: true +# follows from finetune: true", shown)
+
+
+def test_changed_and_engine_exclude_each_other(minimal):
+    result = run("show", minimal, "--changed", "--engine")
+    assert result.exit_code == 2
+    assert "--engine and --changed exclude each other" in result.stderr
+
+
+def test_empty_groups_are_shown_as_defaults(minimal):
+    assert re.search(r"curriculum_metrics: \{\} +# default", run("show", minimal).stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("rotary-pct", "used when    pos_emb is rotary"),
+        ("rotary-pct", "read by      neox_model.assembly.attention"),
+        ("gas", "gas stands for gradient_accumulation_steps"),
+        ("geglu", "geglu is an older spelling"),
+        ("zero_optimization", "Partitioning of model states across data-parallel ranks"),
+        ("stage", "zero_optimization.stage"),
+        ("world-size", "world_size is computed: the number of devices of the job"),
+        ("mask_prob", "mask_prob has no effect"),
+        ("checkpoint-factor", "checkpoint_factor is an older spelling: save_interval"),
+        ("n-layer", "n_layer is called num_layers here"),
+    ],
+)
+def test_a_name_is_explained(name, sentence):
+    result = run("explain", name)
+    assert result.exit_code == 0
+    assert sentence in result.stdout
+
+
+def test_an_unknown_name_gets_a_suggestion():
+    result = run("explain", "rotary-pc")
+    assert result.exit_code == 2
+    assert result.stderr == "rotary_pc is not a parameter; did you mean rotary_pct?\n"
+
+
+def test_several_words_are_one_question():
+    result = run("explain", "gradient", "accumulation")
+    assert result.exit_code == 0
+    assert "\n  gradient_accumulation_steps " in result.stdout
+    assert run("explain").exit_code == 2
+
+
+def test_the_reference_and_the_schema_are_printed():
+    assert run("docs").stdout == reference()
+    assert json.loads(run("schema").stdout)["title"] == "NeoX configuration"

@@ -1,0 +1,76 @@
+"""The commands `neox-config diff`, `schedule` and `check --files`, and the origins of implied values."""
+
+import pytest
+from click.testing import CliRunner
+
+from neox_launcher.cli.config import main
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def changed(minimal, **values):
+    path = minimal.with_name("changed.yml")
+    rest = "".join(f"{name.replace('_', '-')}: {value}\n" for name, value in values.items())
+    path.write_text(minimal.read_text() + rest)
+    return path
+
+
+def test_two_equal_configurations_do_not_differ(minimal):
+    result = run("diff", minimal, changed(minimal))
+    assert (result.exit_code, result.stdout) == (0, "")
+
+
+def test_differences_are_printed_with_their_origin(minimal):
+    other = changed(minimal, gradient_accumulation_steps=4)
+    result = run("diff", minimal, other)
+    assert result.exit_code == 1
+    rule = "# from gradient_accumulation_steps, or batch / (micro-batch x data_parallel_size), or 1"
+    assert result.stdout == (
+        f"--- {minimal}\n+++ {other}\n"
+        f"gradient_accumulation_steps\n  null  # default\n  4  # {other} line 9\n"
+        "train_batch_size (derived)\n"
+        "  2  # from micro-batch x accumulation x data_parallel_size\n"
+        "  8  # from micro-batch x accumulation x data_parallel_size\n"
+        f"accumulation (derived)\n  1  {rule}\n  4  {rule}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "shown", "origin"),
+    [
+        ("finetune=true", "no_load_optim: true", "follows from finetune: true"),
+        ("lazy-mpu-init=true", "use_cpu_initialization: true", "follows from lazy_mpu_init: true"),
+    ],
+)
+def test_the_origin_of_an_implied_value_is_shown(minimal, override, shown, origin):
+    rows = run("show", minimal, "--set", override).stdout.splitlines()
+    found = [row for row in rows if row.strip().startswith(shown)]
+    assert found
+    assert all(row.endswith(f"# {origin}") for row in found)
+
+
+def test_a_derived_value_names_its_rule(minimal):
+    shown = run("show", minimal, "--devices", 4).stdout
+    assert "# from world_size / (model_parallel_size x pipe_parallel_size)" in shown
+
+
+def test_the_schedule_is_printed(minimal):
+    shown = run("schedule", minimal, "--set", "warmup=0.2", "--points", 3).stdout
+    assert shown == "iteration  learning rate\n" + "".join(
+        f"{update:>9}  {rate}\n"
+        for update, rate in ((0, "0.0005"), (2, "0.001"), (4, "0.00075"), (9, "0.000125"))
+    )
+
+
+def test_one_iteration_of_the_schedule(minimal):
+    shown = run("schedule", minimal, "--set", "warmup=0", "--at", 5).stdout
+    assert shown == "iteration  learning rate\n        5  0.0005\n"
+
+
+def test_files_are_checked_on_request(minimal):
+    assert run("check", minimal, "--set", "data-path=nowhere").exit_code == 0
+    result = run("check", minimal, "--set", "data-path=nowhere", "--files")
+    assert result.exit_code == 2
+    assert "nowhere.idx does not exist" in result.stderr

@@ -1,0 +1,218 @@
+"""The commands `neox-config estimate` and `suggest`."""
+
+import json
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from neox_config import load_config, resolve
+from neox_config.errors import ConfigError
+from neox_config.estimate.shapes import layout_of, read_vocabulary_size, shape_of
+from neox_launcher.cli.config import main
+from neox_launcher.cli.estimate import parse_bytes, register
+from neox_launcher.cli.launch import main as neox_launch
+from neox_launcher.plan import planning
+
+GPT2 = {
+    "num_layers": 12,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 1024,
+    "make_vocab_size_divisible_by": 1,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 8,
+    "train_iters": 1000,
+    "lr": 0.0006,
+    "precision": "fp16",
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_config(**settings):
+        path = tmp_path / "config.yml"
+        path.write_text(json.dumps(GPT2 | settings))
+        return str(path)
+
+    return write_config
+
+
+def run(*arguments):
+    group = click.Group()
+    register(group)
+    return CliRunner().invoke(group, arguments, catch_exceptions=False)
+
+
+def value_of(output, name):
+    """Return the second column of the row with this name."""
+    rows = [line for line in output.splitlines() if line.strip().startswith(name + "  ")]
+    return rows[0].strip().removeprefix(name).split("  ")
+
+
+def cells(output, name):
+    return [cell.strip() for cell in value_of(output, name) if cell.strip()]
+
+
+def test_estimate_shows_parameters_tokens_and_memory(write):
+    result = run("estimate", write(), "--devices", "8", "--device-memory", "40GiB")
+    assert result.exit_code == 0
+    assert cells(result.output, "parameters") == ["124,439,808"]
+    assert cells(result.output, "head") == ["0", "tied to the embedding"]
+    assert cells(result.output, "tokens per iteration") == [f"{4 * 8 * 8 * 1024:,}"]
+    assert cells(result.output, "optimizer states")[0] == "1.39 GiB"  # 12 bytes of each parameter
+    assert "\nfits: " in result.output
+
+
+def test_estimate_reports_insufficient_memory_with_a_remedy(write):
+    result = run("estimate", write(), "--device-memory", "2GiB")
+    assert "DOES NOT FIT" in result.output
+    assert "neox-config suggest --devices 1 --device-memory 2.00GiB" in result.output
+
+
+def test_time_at_a_speed(write):
+    result = run("estimate", write(), "--devices", "8", "--tflops", "50")
+    # 6 x 123,532,032 multiplied + 12 x 12 x 768 x 1024 per token: 854.4 MFLOP; 262,144 tokens; 8 x 50 TFLOP/s
+    assert cells(result.output, "operations per token")[0] == "854.44 MFLOP"
+    assert cells(result.output, "per iteration")[0] == "223.99 TFLOP"
+    assert cells(result.output, "in total") == ["0.2 hours"]
+    assert cells(result.output, "device-hours") == ["1"]
+    by_mfu = run("estimate", write(), "--devices", "8", "--mfu", "0.5", "--peak-tflops", "100")
+    assert by_mfu.output == result.output
+
+
+def test_the_vocabulary_is_the_tokenizers_or_the_given_one_or_the_usual_one(write, tmp_path):
+    assert "50,257 (usual for GPT2BPETokenizer; file not found" in run("estimate", write()).output
+    assert "vocabulary 1,000 (given)" in run("estimate", write(), "--vocab-size", "1000").output
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "b": 1, "c": 2}))
+    path = write(vocab_file=str(tmp_path / "vocab.json"))
+    assert "vocabulary 3 (the tokenizer's)" in run("estimate", path).output
+
+
+def tokenizer(write, path, kind="HFTokenizer"):
+    return load_config([write(tokenizer_type=kind, vocab_file=str(path))]).tokenizer
+
+
+def test_added_tokens_of_a_tokenizer_file_count_once(write, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    content = {"model": {"vocab": {"a": 0, "b": 1, "<end>": 2}}, "added_tokens": [{"content": "<end>"}]}
+    content["added_tokens"].append({"content": "<pad>"})
+    path.write_text(json.dumps(content))
+    assert read_vocabulary_size(tokenizer(write, path)) == 4
+    path.write_text(json.dumps({"model": {"vocab": [["a", -1.0], ["b", -2.0]]}}))
+    assert read_vocabulary_size(tokenizer(write, path)) == 2
+    assert read_vocabulary_size(tokenizer(write, tmp_path / "absent.json")) is None
+    assert read_vocabulary_size(tokenizer(write, "unused", kind="CharLevelTokenizer")) == 512
+
+
+@pytest.mark.parametrize("content", ["not json", "[]", '{"model": {}}', '{"model": {"vocab": [1]}}'])
+def test_a_malformed_tokenizer_file_is_refused(write, tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="is not the vocabulary of a HFTokenizer"):
+        read_vocabulary_size(tokenizer(write, path))
+
+
+def test_a_configuration_is_converted_to_a_shape_and_a_layout(write):
+    settings = {
+        "model_parallel_size": 2,
+        "pipe_parallel_size": 2,
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": 1000, "overlap_comm": True},
+        "checkpoint_activations": True,
+        "checkpoint_num_layers": 3,
+        "activation": "geglu",
+        "norm": "rmsnorm",
+        "pos_emb": "rotary",
+        "no_weight_tying": True,
+        "fp32_allreduce": True,
+        "scaled_upper_triang_masked_softmax_fusion": True,
+    }
+    resolved = resolve(load_config([write(**settings)]), devices=8)
+    layout, shape = layout_of(resolved), shape_of(resolved, vocab_size=50_257)
+    assert (layout.model_parallel, layout.stages, layout.data_parallel) == (2, 2, 2)
+    assert (layout.zero_stage, layout.micro_batch, layout.accumulation) == (1, 4, 8)
+    assert (layout.segment_layers, layout.bucket, layout.has_second_bucket) == (3, 1000, True)
+    assert (layout.element_bytes, layout.reduced_bytes) == (2, 4)
+    assert (shape.norm, shape.position, shape.is_tied, shape.keeps_scores) == (
+        "rmsnorm",
+        "rotary",
+        False,
+        True,
+    )
+    assert shape.mlp_width == 8 * 768 // 3
+    assert shape.vocab_size == 50_257
+
+
+def test_suggest_lists_layouts_and_the_settings_of_the_first(write):
+    # The file's own layout would not divide these devices.
+    path = write(model_parallel_size=4)
+    result = run("suggest", path, "--devices", "6", "--device-memory", "40 GB", "--samples", "48")
+    assert result.exit_code == 0
+    assert "model-parallel-size: 1\n" in result.output
+    assert "48 samples per iteration" in result.output
+
+
+def test_suggest_keeps_the_samples_of_the_file(write):
+    result = run("suggest", write(), "--devices", "8", "--device-memory", "40GiB")
+    assert "256 samples per iteration" in result.output
+    result = run("suggest", write(train_batch_size=512), "--devices", "16", "--device-memory", "40GiB")
+    assert "512 samples per iteration" in result.output
+
+
+def test_suggest_fails_if_nothing_fits(write):
+    result = run("suggest", write(), "--devices", "1", "--device-memory", "1GiB")
+    assert result.exit_code == 1
+    assert "nothing fits" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("80GiB", 80 * 2**30), ("40 gb", 40 * 10**9), ("1.5MiB", 3 * 2**19), ("1TiB", 2**40), ("7", 7)],
+)
+def test_memory_sizes_are_parsed(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "80 apples"])
+def test_malformed_sizes_are_refused(text):
+    with pytest.raises(ValueError, match="is not a memory size"):
+        parse_bytes(text)
+
+
+def test_a_malformed_size_is_a_usage_error(write):
+    result = run("estimate", write(), "--device-memory", "many")
+    assert result.exit_code == 2
+    assert "write it as 80GiB" in result.output
+
+
+@pytest.mark.parametrize(
+    "command", [("estimate",), ("suggest", "--devices", "8", "--device-memory", "40GiB")]
+)
+def test_a_wrong_configuration_ends_with_its_problems(write, command):
+    name, *options = command
+    result = run(name, write(warmpup=0.1), *options)
+    assert result.exit_code == 2
+    assert "did you mean warmup?" in result.stderr
+    assert result.stdout == ""
+
+
+def test_all_three_batch_sizes_determine_the_devices(write):
+    result = run("estimate", write(train_batch_size=128))
+    assert cells(result.output, "devices")[0] == "4"
+    assert (
+        "128 samples"
+        in run("suggest", write(train_batch_size=128), "--devices", "8", "--device-memory", "9GiB").output
+    )
+
+
+def test_neox_config_has_both_commands():
+    assert {"estimate", "suggest"} <= set(main.commands)
+
+
+def test_a_dry_run_shows_the_same_estimate(write, monkeypatch):
+    monkeypatch.setattr(planning, "count_gpus", lambda *_: 0)
+    path = write(num_gpus=2)
+    dry = CliRunner().invoke(neox_launch, ["--config", path, "--dry-run"], catch_exceptions=False)
+    estimate = run("estimate", path, "--devices", "2").stdout
+    assert value_of(estimate, "samples per iteration")[-2].strip() == "64"
+    assert estimate in dry.stdout

@@ -1,0 +1,128 @@
+"""What users of DeepSpeed and GPT-NeoX type works, or is answered with the command to type instead."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from neox_launcher.cli import launch as cli
+from neox_launcher.cli.config import main as neox_config
+from neox_launcher.cli.habits import _ADVICE_ON_WORDS
+from neox_launcher.cli.launch import main
+from neox_launcher.plan.planning import Request, plan_launch
+
+
+@pytest.fixture
+def requests(monkeypatch, tmp_path):
+    """Record the requests instead of launching them, in a folder with configuration files."""
+    found = []
+    monkeypatch.setattr(
+        cli, "_launch", lambda request, dry_run, wanted=None: found.append((request, dry_run))
+    )
+    monkeypatch.chdir(tmp_path)
+    for name in ("small.yml", "a.yml", "configs/big.yml", "script.sh", "train.yml"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    return found
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "paths", "directory"),
+    [
+        ("a.yml b.yml", ("a.yml", "b.yml"), None),
+        ("--config a.yml b.yaml c.json", ("a.yml", "b.yaml", "c.json"), None),
+        ("small a", ("small", "a"), None),
+        ("-d configs big", ("big",), "configs"),
+        ("big -d configs", ("big",), "configs"),
+        ("-dconfigs big", ("big",), "configs"),
+        ("--directory=configs big other.yml", ("big", "other.yml"), "configs"),
+        ("train.yml", ("train.yml",), None),
+        ("a.yml --set x=y b.yml --output all c.yml", ("a.yml", "b.yml", "c.yml"), None),
+    ],
+)
+@pytest.mark.parametrize("command", ["", "generate", "doctor"])
+def test_files_are_configuration_files(requests, words, paths, directory, command):
+    expected = (command or "train", paths, directory)
+    for line in (f"{command} {words}", f"{words} {command}"):
+        result = run(*line.split())
+        assert result.exit_code == 0, result.output
+        request, _ = requests.pop()
+        assert (request.program, request.paths, request.directory) == expected
+
+
+def test_a_dry_run_before_a_file_keeps_the_file(requests):
+    assert run("--dry-run", "a.yml").exit_code == 0
+    (request, dry_run) = requests.pop()
+    assert (request.paths, dry_run) == (("a.yml",), "text")
+
+
+@pytest.mark.parametrize("spelling", ["{0}_{1}", "{0}-{1}"])
+def test_parameters_of_the_launcher_are_options(requests, spelling):
+    words = []
+    for name, value in (("num nodes", "2"), ("num gpus", "4"), ("master addr", "::1"), ("master port", "5")):
+        words += [f"--{spelling.format(*name.split())}", value]
+    words += ["--hostfile", "my 'hosts'", "--include", "[fd00::7]:0,1", "--exclude=n1", "--launcher", "ssh"]
+    assert run("--set", "seed=1", "doctor", "a.yml", *words).exit_code == 0
+    (request, _) = requests.pop()
+    assert request.overrides == (
+        *("seed=1", "hostfile='my ''hosts'''", "include='[fd00::7]:0,1'", "exclude='n1'"),
+        *("num_nodes=2", "num_gpus=4", "master_addr='::1'", "master_port=5", "launcher='ssh'"),
+    )
+
+
+def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
+    hosts = tmp_path / "it's hosts"
+    hosts.write_text("n1 slots=4\nfd00::7 slots=4\n")
+    options = {"hostfile": str(hosts), "include": "[fd00::7]:0,1", "launcher": "ssh", "master_port": "7000"}
+    given = dict.fromkeys(("exclude", "num_nodes", "num_gpus", "master_addr")) | options
+    settings = cli.take_overrides({"overrides": ("include=n1",), **given})["overrides"]
+    request = Request(program="train", paths=(str(minimal),), overrides=settings[1:])
+    planned = plan_launch(request, gpus=0, environment={})
+    assert [(host.name, host.slots) for host in planned.world.hosts] == [("fd00::7", (0, 1))]
+    assert (planned.launcher, planned.master_port) == ("ssh", 7000)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("train --config a.yml", "neox-launch trains without a command"),
+        ("deepy.py train.py -d configs big", "neox-launch trains without a command"),
+        ("train.py -d configs big", "neox-launch trains without a command"),
+        ("eval.py a.yml", "use the command evaluate"),
+        ("generate.py a.yml", "use the command generate"),
+        ("check a.yml", "check is a command of neox-config"),
+        ("explain rope", "explain is a command of neox-config: neox-config explain WORD"),
+        ("a.yml --dry-run json", "--dry-run=json"),
+        ("script.sh", "script.sh is a file, but not a configuration file"),
+        ("configs", "configs is a directory; give the configuration files in it: neox-launch -d configs"),
+        ("genrate a.yml", "did you mean generate?"),
+        ("lambada", "the commands are doctor, evaluate, generate, verify-resume"),
+        ("a.yml --eval_tasks lambada", "tasks of the evaluation harness are not implemented yet"),
+        ("evaluate a.yml --eval_tasks lambada", "tasks of the evaluation harness are not implemented yet"),
+        ("--conf_dir configs big", "use -d DIR"),
+        ("--train_iters 5 a.yml", "parameters are set with --set: --set train-iters=VALUE"),
+        ("generate --num-samples=3 a.yml", "parameters are set with --set: --set num-samples=VALUE"),
+        ("--hostfil hosts a.yml", "Did you mean '--hostfile'?"),
+    ],
+)
+def test_other_words_are_answered_with_what_to_type(requests, words, answer):
+    result = run(*words.split())
+    assert result.exit_code == 2
+    assert answer in " ".join(result.stderr.split())
+    assert requests == []
+
+
+def test_the_commands_of_neox_config_that_are_named_exist():
+    named = {word for word, advice in _ADVICE_ON_WORDS.items() if "neox-config" in advice}
+    assert named <= set(neox_config.commands)
+
+
+def test_the_plan_of_a_file_is_that_of_config(minimal):
+    one = run(str(minimal), "--dry-run=json")
+    other = run("--config", str(minimal), "--dry-run=json")
+    assert json.loads(one.stdout) == json.loads(other.stdout)

@@ -1,0 +1,144 @@
+"""Values without effect under the other settings get a note; other values do not."""
+
+import pytest
+
+from neox_config.derive.unused import is_understood
+from neox_config.schema.config import all_parameters
+
+# text -> parameters with a note
+CASES = [
+    ("rotary-pct: 0.5", ["rotary_pct"]),
+    ("rotary-pct: 0.5\npos-emb: rotary", []),
+    ("rotary-pct: 1.0", []),
+    ("zero_optimization: {stage: 1, round_robin_gradients: true}", []),
+    (
+        "zero_optimization: {stage: 3, round_robin_gradients: true}",
+        ["zero_optimization.round_robin_gradients"],
+    ),
+    ("zero_optimization: {stage: 2, sub_group_size: 5}", ["zero_optimization.sub_group_size"]),
+    (
+        "zero_optimization: {stage: 3, offload_param: {device: cpu, buffer_size: 7}}",
+        ["zero_optimization.offload_param.buffer_size"],
+    ),
+    ("optimizer: {params: {var_freeze_step: 7}}", ["optimizer.params.var_freeze_step"]),
+    ("optimizer: {params: {momentum: 0.9}}\n--set optimizer.type=SGD", []),
+    ("pipe-partition-method: uniform", ["pipe_partition_method"]),
+    ("pipe-partition-method: uniform\npipe-parallel-size: 1", []),
+    ("split: 1,1,1", ["split"]),
+    ("split: 1,1,1\ndata-path: x", []),
+    ("norm: rmsnorm\nlayernorm-epsilon: 1e-6", ["layernorm_epsilon"]),
+    ("norm: apexlayernorm\nlayernorm-epsilon: 1e-6", []),
+    ("elasticity: {enabled: false, num_gpus_per_node: 5, version: 0.1}", []),
+    ("comms_logger: {enabled: true, prof_all: true, prof_ops: [all_reduce]}", ["comms_logger.prof_ops"]),
+    ("fp16_lm_cross_entropy: true\nfp16: {enabled: true}", []),
+    ("fp16: {enabled: true, loss_scale: 128, hysteresis: 4}", ["fp16.hysteresis"]),
+    ("fp16: {enabled: true, hysteresis: 4}", []),
+    # `precision` enables the block, too.
+    ("precision: fp16\nfp16: {loss_scale: 128, hysteresis: 4}", ["fp16.hysteresis"]),
+    ("precision: fp16\nfp16: {hysteresis: 4}", []),
+    ("fp16: {hysteresis: 4, loss_scale_window: 5}", ["fp16.hysteresis"]),
+    ("fp16: {enabled: false, hysteresis: 4}", []),
+    ("flops_profiler: {profile_step: 7}", ["flops_profiler.profile_step"]),
+    ("tensorboard: {output_path: '', job_name: DeepSpeedJobName}", []),
+    ("data_efficiency: {enabled: true}", ["data_efficiency.enabled"]),
+    (
+        "data_efficiency: {data_routing: {enabled: true}}",
+        ["data_efficiency.data_routing.enabled", "data_efficiency.data_routing.enabled"],
+    ),
+    ("attention-softmax-in-fp32: true", []),
+    ("attention-softmax-in-fp32: false", ["attention_softmax_in_fp32"]),
+    ("max-position-embeddings: 32", []),
+    ("--set max-position-embeddings=64", []),
+    ("pos-emb: rotary", []),
+    ("pos-emb: rotary\n--set max-position-embeddings=64", ["max_position_embeddings"]),
+    ("init-method: small_init\ninit-method-std: 0.5", []),
+    (
+        "init-method: small_init\noutput-layer-init-method: wang_init\ninit-method-std: 0.5",
+        ["init_method_std"],
+    ),
+    ("sparsity_config: {num_local_blocks: 2}", ["sparsity_config.num_local_blocks"]),
+    ("sparsity_config: {num_local_blocks: 2}\nattention-config: [[[global, local], 2]]", []),
+    ("gmlp-attn-dim: 32\nattention-config: [[[bigbird], all]]", ["gmlp_attn_dim"]),
+    (
+        "zero_allow_untested_optimizer: true\noptimizer: {params: {betas: [0.5, 0.9]}}\n"
+        "--set optimizer.type=madgrad_wd",
+        ["optimizer.params.betas"],
+    ),
+    ("weight-decay: 0.1\n--set optimizer.type=Rprop", ["weight_decay"]),
+    ("weight-decay: 0.1\n--set optimizer.type=SGD", []),
+    (
+        "optimizer: {params: {weight_decay: 0.1}}\n--set optimizer.type=Rprop",
+        ["optimizer.params.weight_decay"],
+    ),
+    ("zero_optimization: {allgather_partitions: true, load_from_fp32_weights: true}", []),
+    (
+        "zero_optimization: {stage: 1, allgather_partitions: false}",
+        ["zero_optimization.allgather_partitions"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "names"), CASES)
+def test_a_value_without_effect_is_noted(load, text, names):
+    lines = text.splitlines()
+    config = load(
+        "\n".join(line for line in lines if not line.startswith("--set")),
+        *[line.removeprefix("--set ") for line in lines if line.startswith("--set")],
+    )
+    assert [notice.name for notice in config.notices] == names
+
+
+def test_the_note_names_the_condition(load):
+    (notice,) = load("rotary-pct: 0.5").notices
+    assert notice.what == "has no effect: it is used only when pos_emb is rotary, but it is learned"
+    assert (notice.value, notice.place.line) == ("0.5", 1)
+
+
+def test_the_note_names_the_types_of_the_layers(load):
+    (notice,) = load("sparsity_config: {num_local_blocks: 2}").notices
+    assert notice.what == (
+        "has no effect: it is used only when attention_config has local or sparse_fixed layers, but it has "
+        "global"
+    )
+
+
+# The hosts of a job, and thereby who starts its workers, are not known when a configuration is read.
+UNKNOWN = {"launcher", "launcher_address", "launcher_port", "remote_prefix", "remote_setup"}
+
+
+def test_every_condition_is_one_that_can_be_judged():
+    conditions = {each.name: each.used_when for each in all_parameters() if each.used_when}
+    assert {name for name, text in conditions.items() if not is_understood(name, text)} == UNKNOWN
+
+
+def test_weights_are_not_used_when_documents_are_counted(load):
+    lists = "train-data-paths: [a, b]\nvalid-data-paths: [v]\ntest-data-paths: [t]\n"
+    weighted = lists + "train-data-weights: [1, 2]\n"
+    assert load(weighted).notices == ()
+    (notice,) = load(weighted + "weight-by-num-documents: true").notices
+    assert notice.name == "train_data_weights"
+
+
+@pytest.mark.parametrize("fp16", ["fp16: {enabled: true}", "precision: fp16"])
+def test_sm3_is_advised_against_with_fp16(load, fp16):
+    (notice,) = load(fp16, "optimizer.type=SM3").notices
+    assert (notice.what, notice.remedy) == ("does not work well with fp16", "use bf16")
+
+
+def test_one_bit_adam_follows_its_own_schedule(load):
+    keys = "optimizer: {params: {freeze_step: 9, cuda_aware: false, comm_backend_name: nccl}}"
+    (notice,) = load(f"{keys}\nlr-decay-style: linear", "optimizer.type=OneBitAdam").notices
+    assert notice.name == "lr_decay_style"
+
+
+def test_odd_lengths_are_advised_against_in_16_bits(load):
+    schedule = "{total_curriculum_step: 9, difficulty_step: %d}"
+    text = """\
+fp16: {enabled: true}
+curriculum_learning:
+  {enabled: true, curriculum_type: seqlen, min_difficulty: 8, max_difficulty: 32, schedule_type: fixed_linear,
+   schedule_config: %s}
+"""
+    (notice,) = load(text % (schedule % 12)).notices
+    assert notice.remedy == "use a multiple of 8"
+    assert load(text % (schedule % 16)).notices == ()

@@ -1,0 +1,69 @@
+"""`explain` shows where a parameter is declared and read, and why it has no effect."""
+
+import pytest
+
+from neox_config.describe.effect import READERS, declared_in, read_by, reason_without_effect
+from neox_config.describe.reference import describe_parameter
+from neox_config.schema.config import parameter_named, sections
+from neox_config.schema.not_yet import NOT_YET
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("num_layers", None),
+        ("gradient_clipping", None),
+        ("zero_optimization.sub_group_size", None),
+        ("checkpoint.load_universal", "every checkpoint loads under every parallel layout"),
+        ("sparse_gradients", "sparse_gradients is no longer supported by DeepSpeed"),
+        (
+            "compression_training.channel_pruning.different_groups.<group>.modules",
+            "compression_training.channel_pruning.shared_parameters.enabled prunes convolutions",
+        ),
+    ],
+)
+def test_why_a_parameter_has_no_effect(name, reason):
+    found = reason_without_effect(parameter_named(name))
+    assert found is None if reason is None else found.startswith(reason)
+
+
+def test_a_block_that_is_not_implemented_is_reported():
+    switches = [name for name in NOT_YET if name.endswith(".enabled")]
+    assert switches
+    for switch in switches:
+        assert reason_without_effect(parameter_named(switch)) == f"{switch} is not implemented yet"
+
+
+def test_every_section_names_the_module_that_reads_it():
+    assert set(sections()) <= set(READERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "module"),
+    [
+        ("rotary_pct", "attention", "neox_model.assembly.attention"),
+        ("optimizer.params.lr", "optimizer", "neox_model.assembly.optimizer"),
+        ("data_efficiency.data_routing.enabled", "data_efficiency", "neox_model.assembly.token_dropping"),
+        ("data_efficiency.enabled", "data_efficiency", "neox_model.train.data.curriculum"),
+    ],
+)
+def test_where_a_parameter_is_declared_and_read(name, declared, module):
+    parameter = parameter_named(name)
+    assert declared_in(parameter) == f"neox_config/schema/sections/{declared}.py"
+    assert read_by(parameter) == module
+
+
+def test_explain_shows_where_a_parameter_is_declared_and_read():
+    text = describe_parameter(parameter_named("rotary_pct"))
+    assert "  declared in  neox_config/schema/sections/attention.py" in text
+    assert "  read by      neox_model.assembly.attention" in text
+    assert "no effect" not in text
+    text = describe_parameter(parameter_named("checkpoint.load_universal"))
+    assert "  no effect    every checkpoint loads under every parallel layout" in text
+    assert "read by" not in text
+
+
+def test_explain_lists_the_parameters_of_a_block():
+    text = describe_parameter(parameter_named("optimizer"))
+    assert "  holds        type, params" in text
+    assert "read by" not in text

@@ -1,0 +1,163 @@
+"""`neox-config explain` answers names, words of other programs, and searches."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from neox_config.describe.explain import explain
+from neox_config.describe.search import search
+from neox_config.describe.words import SUBJECTS, key_of_word
+from neox_config.errors import ConfigError
+from neox_config.read.features import FEATURES, feature_of, names_of_features
+from neox_config.schema.config import all_parameters, parameter_named
+
+NAMES = {parameter.name for parameter in all_parameters()}
+WORDS = [word.strip() for subject in SUBJECTS for word in subject.words.split(",")]
+
+
+def names_in(answer):
+    """Return the parameters that an answer lists, describes or refers to."""
+    also = re.findall(r"^See also: (.*)$", answer, re.MULTILINE)
+    listed = re.findall(r"^ {0,2}([a-z][\w.<>]*)(?: |$)", answer, re.MULTILINE)
+    return {*listed, *(name for line in also for name in line.split(", "))} & NAMES
+
+
+def test_every_target_is_a_parameter():
+    for subject in SUBJECTS:
+        assert set(subject.parameters) <= NAMES, subject.words
+        assert len(set(subject.parameters)) == len(subject.parameters), subject.words
+        assert subject.parameters or subject.sentence, subject.words
+
+
+def test_names_in_sentences_are_parameters_or_known():
+    known = {*NAMES, *names_of_features(), "preprocess_data"}
+    for subject in SUBJECTS:
+        assert set(re.findall(r"\w+_\w+", subject.sentence)) <= known, subject.sentence
+
+
+def test_a_word_is_in_one_row():
+    counts = Counter(map(key_of_word, WORDS))
+    assert [word for word, count in counts.items() if count > 1] == []
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.words.partition(",")[0])
+def test_every_word_finds_all_parameters_of_its_row(subject):
+    for word in subject.words.split(","):
+        answer = explain(word)
+        assert set(subject.parameters) <= names_in(answer), word
+        assert subject.parameters or answer == subject.sentence, word
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("rope", "rotary_emb_base"),
+        ("flash", "attention_config"),
+        ("gqa", "num_kv_heads"),
+        ("swiglu", "activation"),
+        ("epochs", "train_iters"),
+        ("dtype", "precision"),
+        ("batch size", "train_batch_size"),
+        ("warmup steps", "warmup_iters"),
+        ("weight decay", "weight_decay"),
+        ("Dropout", "hidden_dropout"),
+        ("FSDP", "zero_optimization.stage"),
+        ("context length", "seq_length"),
+        ("bf16", "precision"),
+        ("checkpointing", "checkpoint_activations"),
+        ("resume", "load"),
+        ("tensor parallel", "model_parallel_size"),
+        ("seed", "seed"),
+        ("eos", "eod_mask_loss"),
+        ("vocabulary", "vocab_file"),
+        ("wandb", "use_wandb"),
+        ("ddp", "train_batch_size"),
+        ("cosine", "lr_decay_style"),
+        ("clip", "gradient_clipping"),
+        ("--num-layers", "num_layers"),
+        ("Learning Rate", "optimizer.params.lr"),
+        ("rope_theta", "rotary_emb_base"),
+        ("stage", "zero_optimization.stage"),
+        ("ddp_impl", None),
+        ("lora", None),
+        ("mlp_type", None),
+    ],
+)
+def test_words_find_parameters_or_a_sentence(words, expected):
+    found = names_in(explain(words))
+    assert expected in found if expected else not found
+
+
+def test_names_of_gpt_neox_that_are_refused_get_the_reason():
+    for name in names_of_features():
+        assert explain(name).startswith(f"{name} belongs to a feature that ")
+        assert feature_of(name).title in explain(name)
+    assert explain("train_epochs") == (
+        "train_epochs belongs to a feature that is not implemented yet: a length of training in epochs; "
+        "set train-iters"
+    )
+    assert "mamba_selective_scan_fusion  is not supported: Mamba layers" in explain("mamba")
+    assert "is not supported: mixture-of-experts layers (MoE)" in explain("moe")
+
+
+def test_every_name_is_answered_by_itself():
+    for name in NAMES:
+        assert f"{name}\n  {parameter_named(name).doc}" in explain(name.replace("_", "-"))
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("page locked", "zero_optimization.offload_param.pin_memory"),
+        ("nvlink", "detect_nvlink_pairs"),
+        ("bigbird", "attention_config"),
+        ("bucket size", "zero_optimization.allgather_bucket_size"),
+        ("perplexity per character", "char_level_ppl"),
+        ("libaio", "zero_optimization.offload_param.device"),
+    ],
+)
+def test_the_search_puts_the_most_relevant_first(text, first):
+    assert search(text, every_word=True)[0].name == first
+    lines = explain(text).splitlines()
+    assert lines[0] == f"{text} is not a parameter; these are about it:"
+    assert lines[2].split()[0] == first
+
+
+def test_names_weigh_more_than_documentation():
+    hits = [hit.name for hit in search("bucket", every_word=True)]
+    assert hits.index("rpe_num_buckets") < hits.index("rpe_max_distance")
+
+
+def test_the_search_reads_features():
+    titles = {hit.doc.partition(": ")[2] for hit in search("layers", every_word=True)}
+    assert titles >= {feature.title for feature in FEATURES if feature.title.endswith("layers")}
+
+
+def test_words_that_nothing_contains_together_find_each_alone():
+    assert search("libaio zebra", every_word=True) == []
+    assert search("libaio zebra", every_word=False)[0].name == "zero_optimization.offload_param.device"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rotary-pc", "rotary_pc is not a parameter; did you mean rotary_pct?"),
+        ("swigluu", "swigluu is not a parameter; did you mean swiglu?"),
+        ("zzzz", "zzzz is not a parameter; see neox-config docs"),
+        ("", '"" is not a parameter; see neox-config docs'),
+        ("the of", "the_of is not a parameter; see neox-config docs"),
+        ("zz\x1b[zz\udcff", "zz [zz  is not a parameter; see neox-config docs"),
+        ("z" * 100_000, f"{'z' * 57}... is not a parameter; see neox-config docs"),
+    ],
+)
+def test_nothing_found_gets_the_nearest_names(text, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        explain(text)
+
+
+def test_long_lists_are_cut_and_counted():
+    lines = explain("enabled").splitlines()
+    inside = [name for name in NAMES if name.endswith(".enabled")]
+    assert f"  and {len(inside) - 10} more; add a word to narrow the search" in lines
+    assert len(lines) == 15

@@ -1,0 +1,137 @@
+"""Documentation generated from the declarations, and the declarations."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neox_config import resolve
+from neox_config.describe.reference import describe_parameter, reference
+from neox_config.schema.config import all_parameters, parameter_named
+from neox_config.schema.not_yet import NOT_YET, not_built_yet
+from neox_config.schema.parameter import Section, param
+
+DOCS = Path(__file__).parents[5] / "docs"
+
+
+def test_the_reference_in_docs_is_current():
+    assert (DOCS / "configuration.md").read_text(encoding="utf-8") == reference(), "run: make docs"
+
+
+def test_every_parameter_is_documented():
+    for parameter in all_parameters():
+        assert len(parameter.doc) > 5, parameter.name
+        assert parameter.origin in ("DSL", "DSC", "Meg", "NeoX", "ours"), parameter.name
+        assert not parameter.doc.endswith(" "), parameter.name
+
+
+def test_a_parameter_has_all_its_properties():
+    rotary = parameter_named("rotary_pct")
+    assert (rotary.type, rotary.default, rotary.limits) == ("number", 1.0, ">= 0, <= 1")
+    assert parameter_named("elasticity.version").limits == ""
+    assert parameter_named("elasticity.min_time").limits == ">= 0, <= 1e18"
+    assert rotary.used_when == "pos_emb is rotary"
+    assert parameter_named("pos_emb").choices == ("learned", "rotary", "sinusoidal", "rpe", "alibi", "none")
+    assert parameter_named("optimizer.params.betas").type == "list of numbers"
+    assert parameter_named("num_layers").required
+    assert not parameter_named("seq_length").required
+    text = describe_parameter(parameter_named("zero_optimization.stage"))
+    assert "also called  zero_stage" in text
+    assert "older names  zero_optimization (true is stage 1, false is stage 0)" in text
+
+
+def test_a_parameter_without_a_meaning_of_none_is_refused():
+    with pytest.raises(TypeError, match="needs none_means"):
+        param(None, doc="x", origin="ours")
+    with pytest.raises(TypeError, match="needs a doc"):
+        param(1, doc="", origin="ours")
+
+
+def test_a_section_is_frozen_and_strict():
+    class Example(Section):
+        """An example."""
+
+        size: int = param(1, doc="size", origin="ours")
+
+    with pytest.raises(ValueError, match="frozen"):
+        Example().size = 2
+    with pytest.raises(ValueError, match="Extra inputs"):
+        Example(sise=2)
+
+
+# A value of each row of NOT_YET that is not implemented.
+ASKED = {
+    "num_nodes": "2",
+    "launcher": "slurm",
+    "distributed_backend": "mpi",
+    "attention_config": "[[[global, local], 2]]",
+    "pos_emb": "rpe",
+    "optimizer.type": "Lamb",
+    "scheduler.type": "OneCycle",
+    "loss_normalization": "global",
+    "zero_optimization.grad_hooks": "false",
+    "zero_optimization.offload_optimizer.ratio": "0.5",
+    "hostfile": "x",
+    "include": "x",
+    "exclude": "x",
+    "num_unique_layers": "2",
+    "eval_tasks": "[x]",
+    "extra_save_iters": "[0, 5]",
+    "train_label_data_paths": "[x]",
+    "valid_label_data_paths": "[x]",
+    "test_label_data_paths": "[x]",
+    "comet.api_key": "x",
+}
+NEEDS = {
+    "zero_optimization.offload_optimizer.ratio": [
+        "zero-stage=3",
+        "zero_optimization.offload_optimizer.device=cpu",
+    ],
+    "contiguous_checkpointing": ["partition-activations=true"],
+    "fp16_lm_cross_entropy": ["precision=fp16"],
+}
+
+
+# Blocks that need more than their switch.
+EVERY_BLOCK = (Path(__file__).parents[2] / "data/every_block.yml").read_text()
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_values_that_are_not_implemented_are_reported_with_their_line(load, name):
+    text = EVERY_BLOCK if f"\n{name.partition('.')[0]}:" in EVERY_BLOCK else ""
+    config = load(text, f"{name}={ASKED.get(name, 'true')}", *NEEDS.get(name, []))
+    found = [problem for problem in not_built_yet(config) if problem.name == name]
+    assert [problem.what for problem in found] == ["is not implemented yet"]
+    assert found[0].place.spelling == f"--set {name}"
+    assert found[0].remedy
+
+
+def test_a_plain_configuration_needs_nothing_that_is_missing(load):
+    assert not_built_yet(load()) == []
+    assert (
+        not_built_yet(load("attention-config: [[[global], all]]\nzero_optimization: {offload_param: false}"))
+        == []
+    )
+
+
+def test_configuration_is_light():
+    code = "import sys, neox_launcher.cli.launch, neox_launcher.cli.config, neox_launcher.agent.agent;"
+    code += "import neox_launcher.worker.reporting;"
+    code += "print(*sorted({'torch', 'numpy', 'deepspeed', 'neox_model', 'neox_data'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_configuration_imports_no_other_package_of_the_project():
+    code = "import sys, neox_config, neox_config.describe.reference, neox_config.describe.display;"
+    code += "print(*sorted({name.split('.')[0] for name in sys.modules if name.startswith('neox_')}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["neox_config"]
+
+
+def test_derived_values_are_plain(load):
+    derived = resolve(load(), devices=1).derived
+    assert derived.backend is None
+    assert json.loads(derived.model_dump_json())["attention_types"] == ["global"] * 4

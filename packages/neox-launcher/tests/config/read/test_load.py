@@ -1,0 +1,306 @@
+"""Loading of a configuration from several files and the command line."""
+
+import pytest
+
+from neox_config import load_config
+from neox_config.errors import ConfigError
+from neox_config.read.aliases import (
+    COMPUTED,
+    FOREIGN_NAMES,
+    FOREIGN_REMEDIES,
+    OLDER_SPELLINGS,
+    RETIRED,
+    SHORTHANDS,
+)
+from neox_config.schema.config import all_parameters
+
+# text of a second file -> the sentences that the error must hold
+WRONG = [
+    ("autotuning:\n  arg_mappings: {enabled: true}", ["line 2  autotuning.arg_mappings", "must be text"]),
+    ("warmpup: 0.01", ["line 1  warmpup: 0.01", "is not a parameter", "did you mean warmup?"]),
+    ("num-layer: 4", ["did you mean num-layers?"]),
+    ("stage: 1", ["move it into its block: zero_optimization.stage"]),
+    ("zero_optimization: {stag: 1}", ["zero_optimization.stag: 1", "did you mean stage?"]),
+    ("zero_optimization: {x: 1}", ["is not a parameter", "use one of: stage, allgather_partitions"]),
+    ("optimizer: {params: {beta: [0.9, 0.9]}}", ["is not an argument of Adam", "did you mean betas?"]),
+    ("hidden-dropout: high", ["hidden-dropout: high", "must be a number"]),
+    ("hidden-dropout: 1.5", ["must be less than 1"]),
+    ("hidden-dropout: .nan", ["must be a finite number"]),
+    ("hidden-dropout: 1e999", ["must be a finite number"]),
+    ("seed: 9" + "9" * 400, ["must be a whole number"]),
+    ("seed: -1", ["must be at least 0"]),
+    ("save-interval: 1e19", ["must be a number between -1e18 and 1e18"]),
+    ("save-interval: -1e19", ["must be a number between -1e18 and 1e18"]),
+    ("train-data-weights: [1, 1e31]", ["must be a number between -1e30 and 1e30"]),
+    ("train-data-weights: [1, .inf]", ["must be a finite number"]),
+    (
+        "sparsity_config: {global_block_indices: [1%s]}" % ("0" * 200),
+        ["must be a number between -1e18 and 1e18"],
+    ),
+    ("hang-timeout: 1e7", ["must be at most 2,000,000", "Seconds without a finished iteration"]),
+    ("save-interval: 0", ["must be greater than 0"]),
+    ("save-interval: 1.5", ["must be a whole number"]),
+    ("save-interval: true", ["save-interval: true", "must be a whole number"]),
+    ("no-weight-tying: 1", ["must be true or false"]),
+    ("no-weight-tying: maybe", ["must be true or false"]),
+    ("data-path: 5", ["must be text", "put it in quotes to make it text"]),
+    ("activation: gelo", ["is not one of the choices", "did you mean gelu?"]),
+    ("activation: zzz", ["use gelu, geglu, relu, softsign, swish, mish, silu, swiglu, reglu, glu, bilinear"]),
+    ("zero_optimization: {stage: 4}", ["is not one of the choices", "use 0, 1, 2, 3"]),
+    ("train-data-paths: data/x", ["must be a list", "write [data/x]"]),
+    ("attention-config: local", ["must be a list", 'write [[["local"], "all"]]']),
+    ("attention-config: []", ["describes 0 layers", 'write [[["global", "local"], 6]] for 12 layers']),
+    ("optimizer: {params: {betas: [0.9]}}", ["has too few elements"]),
+    ("optimizer: {params: {betas: [0.9, 0.9, 0.9]}}", ["has too many elements"]),
+    ("optimizer: {params: {betas: [0.9, high]}}", ["in element 2"]),
+    ("optimizer: Adam", ["must be a block of parameters", "write optimizer: {type: Adam, params: ...}"]),
+    ("fp16: true", ["must be a block of parameters", "write fp16: {enabled: true}"]),
+    ("seed: {a: 1}", ["seed is not a block"]),
+    ("split: a,b", ["has an invalid format", "write up to three numbers, as in 969,30,1"]),
+    ("pipe-partition-method: best", ["write parameters, uniform or type:REGEX"]),
+    (
+        "hidden-size: 128",
+        ["has a different value in", "minimal.yml line 2, as hidden-size: 64", "keep only one"],
+    ),
+    ("lr: 0.002", ["lr: 0.002", "as optimizer.params.lr: 0.001"]),
+    ("sparsity: some", ["must be one of none, all, interspersed", "write attention_config instead"]),
+    ("fp16: {type: fp8}", ["must be fp16 or bfloat16"]),
+    ("zero_optimization: {offload_param: true}", ["write offload_param: {device: cpu}"]),
+    ("geglu: 5", ["must be true or false", "write activation instead"]),
+    ("geglu: true\nactivation: gelu", ["has a different value"]),
+    ("attention_config: [[[global, loca], 2]]", ["'loca' is not an attention type", "did you mean local?"]),
+]
+
+
+@pytest.mark.parametrize(("text", "sentences"), WRONG)
+def test_a_wrong_value_is_reported_with_name_reason_and_remedy(load, text, sentences):
+    with pytest.raises(ConfigError) as found:
+        load(text)
+    for sentence in sentences:
+        assert sentence in str(found.value)
+    assert found.value.exit_code == 2
+
+
+def test_all_problems_are_reported_at_once_by_file_and_line(minimal):
+    more = minimal.with_name("more.yml")
+    more.write_text("seed: -5\n\nwarmpup: 0.01\n")
+    with pytest.raises(ConfigError) as found:
+        load_config([minimal, more], overrides=["norm=layernom", "nonsense"])
+    assert (
+        str(found.value)
+        == f"""\
+command line: 2 problems
+
+  --set nonsense
+    is not name=value
+    write --set name=value
+  --set norm: layernom
+    is not one of the choices
+    did you mean layernorm?
+
+{more}: 2 problems
+
+  line 1  seed: -5
+          must be at least 0
+  line 3  warmpup: 0.01
+          is not a parameter
+          did you mean warmup?"""
+    )
+
+
+def test_missing_required_parameters_are_reported(tmp_path):
+    empty = tmp_path / "empty.yml"
+    empty.write_text("")
+    with pytest.raises(ConfigError) as found:
+        load_config([empty])
+    missing = {problem.name for problem in found.value.problems}
+    assert missing == {
+        "num_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "max_position_embeddings",
+        "train_iters",
+        "optimizer.params.lr",
+        "train_micro_batch_size_per_gpu",
+    }
+
+
+def test_rules_that_need_a_wrong_value_are_silent(load):
+    with pytest.raises(ConfigError) as found:
+        load("", "num-attention-heads=many", "hidden-size=63", "norm=layernorm")
+    assert [problem.name for problem in found.value.problems] == ["num_attention_heads"]
+
+
+# --set, value found at, value
+OVERRIDES = [
+    ("seed=7", "seed", 7),
+    ("optimizer.params.lr=1e-4", "optimizer.params.lr", 1e-4),
+    ("lr=1e-4", "optimizer.params.lr", 1e-4),
+    ("train-iters = 5", "train_iters", 5),
+    ("fp16={enabled: true, hysteresis: 4}", "fp16.hysteresis", 4),
+    ("attention-config=[[[global], 4]]", "attention_config", ((("global",), 4),)),
+    ("save=", "save", None),
+    ("data-path=a=b", "data_path", "a=b"),
+    ('data-path="5"', "data_path", "5"),
+]
+
+
+@pytest.mark.parametrize(("override", "name", "value"), OVERRIDES)
+def test_the_command_line_wins(load, override, name, value):
+    assert load("", override).value_of(name) == value
+
+
+@pytest.mark.parametrize("override", ["seed", "=5", "a..b=5", "seed=[", "seed=1\nseed: 2"])
+def test_a_broken_override_is_refused(load, override):
+    with pytest.raises(ConfigError, match="--set"):
+        load("", override)
+
+
+def test_two_overrides_that_disagree_are_refused(load):
+    with pytest.raises(ConfigError, match="has a different value in command line"):
+        load("", "seed=1", "seed=2")
+
+
+def test_the_same_value_twice_in_two_files_is_fine(load):
+    assert load("hidden_size: 64").model.hidden_size == 64
+
+
+def test_blocks_of_several_files_are_merged(load):
+    config = load("optimizer: {params: {betas: [0.8, 0.9]}}")
+    assert config.optimizer.optimizer.params.betas == (0.8, 0.9)
+    assert config.optimizer.optimizer.params.lr == 0.001
+
+
+# text -> parameter, value
+ALIASES = [
+    ("gas: 3", "gradient_accumulation_steps", 3),
+    ("clip-grad: 0.5", "gradient_clipping", 0.5),
+    ("optimizer: {params: {max_grad_norm: 0.5}}", "gradient_clipping", 0.5),
+    ("zero-stage: 2", "zero_optimization.stage", 2),
+    ("zero_optimization: true", "zero_optimization.stage", 1),
+    ("zero_optimization: false", "zero_optimization.stage", 0),
+    ("zero_optimization: {stage: 1, cpu_offload: true}", "zero_optimization.offload_optimizer.device", "cpu"),
+    ("zero_optimization: {offload_param: false}", "zero_optimization.offload_param.device", "none"),
+    ("loss-scale: null", "fp16.loss_scale", 0.0),
+    ("loss-scale: 128", "fp16.loss_scale", 128.0),
+    ("loss_scale_window: 500.0", "fp16.loss_scale_window", 500),
+    ("min-scale: 2", "fp16.min_loss_scale", 2),
+    ("adam-beta2: 0.95", "optimizer.params.betas", (0.9, 0.95)),
+    ("adam_beta1: 0.8\nadam_beta2: 0.95", "optimizer.params.betas", (0.8, 0.95)),
+    ("adam-eps: 1e-6", "optimizer.params.eps", 1e-6),
+    ("rms-norm: true", "norm", "rmsnorm"),
+    ("rms-norm: false", "norm", "layernorm"),
+    ("geglu: true", "activation", "geglu"),
+    ("sinusoidal-pos-emb: true", "pos_emb", "sinusoidal"),
+    ("rpe: true", "pos_emb", "rpe"),
+    ("cpu-optimizer: true\noptimizer: {type: CPU_Adam}", "optimizer.type", "CPU_Adam"),
+    ("sparsity: interspersed", "attention_config", ("global", "sparse_fixed", "global", "sparse_fixed")),
+    ("sparsity: none", "attention_config", ("global",) * 4),
+    ("contigious-checkpointing: true\npartition-activations: true", "contiguous_checkpointing", True),
+    ("activation_checkpointing: {partition_activations: true}", "partition_activations", True),
+    ("activation-checkpointing: {profile: true}", "profile_backward", True),
+    ("fp32-allreduce: true", "communication_data_type", "fp32"),
+    ("disable_allgather: true", "zero_optimization.allgather_partitions", False),
+    ("fp16: {fp16: true}", "fp16.enabled", True),
+    ("fp16: {enabled: true, type: bfloat16}", "bf16.enabled", True),
+    ("fp16: {enabled: true, type: bfloat16}", "fp16.enabled", False),
+    ("fp16: {enabled: false, type: bfloat16}", "bf16.enabled", False),
+    ("precision: bf16", "precision", "bfloat16"),
+    ("bfloat16: {enabled: true}", "bf16.enabled", True),
+    ("sparse_attention: {block: 32}", "sparsity_config.block", 32),
+    ("tokenizer-type: GPT2Tokenizer", "tokenizer_type", "GPT2BPETokenizer"),
+    ("scheduler: {type: 1Cycle, params: {cycle_min_lr: 0}}", "scheduler.type", "OneCycle"),
+    ("scheduler: {type: 1Cycle, params: {cycle_min_lr: 0}}", "scheduler.params.cycle_min_lr", 0),
+    ("amp: {enabled: true, opt_level: O2}", "amp.opt_level", "O2"),
+]
+
+
+@pytest.mark.parametrize(("text", "name", "value"), ALIASES)
+def test_other_names_are_folded_into_the_parameter(load, text, name, value):
+    overrides = ["optimizer.type=CPU_Adam"] if "CPU_Adam" in text else []
+    assert load(text, *overrides).value_of(name) == value
+
+
+@pytest.mark.parametrize("name", sorted({*COMPUTED, *RETIRED}))
+def test_settings_without_effect_are_noted(load, name):
+    config = load(f"{name}: 1")
+    (notice,) = config.notices
+    assert notice.name == name
+    assert notice.place.line == 1
+    assert "is computed" in notice.what or "has no effect" in notice.what
+
+
+def test_every_alias_leads_to_a_parameter_and_no_name_has_two_homes():
+    names = [parameter.name for parameter in all_parameters()]
+    assert len(names) == len(set(names))
+    targets = {
+        *SHORTHANDS.values(),
+        *(target for older in OLDER_SPELLINGS.values() for target in older.targets),
+    }
+    assert targets <= set(names)
+    assert not set(names) & {*SHORTHANDS, *COMPUTED, *RETIRED}
+
+
+def test_values_that_follow_from_others_are_filled_in(load):
+    config = load("weight-decay: 0.3", "seq-length=null")
+    assert config.optimizer.optimizer.params.weight_decay == 0.3
+    assert config.model.seq_length == 32
+    assert load().optimizer.optimizer.params.weight_decay == 0.01
+
+
+def test_implied_settings_are_applied(load):
+    config = load("apply-query-key-layer-scaling: true\nattention-softmax-in-fp32: false\nfinetune: true")
+    assert config.attention.attention_softmax_in_fp32
+    assert config.checkpoint.no_load_optim
+    assert [notice.name for notice in config.notices] == ["attention_softmax_in_fp32"]
+    assert load("lazy-mpu-init: true").model.use_cpu_initialization
+
+
+def test_the_inner_weight_decay_wins_and_the_outer_is_noted(load):
+    config = load("weight-decay: 0.1\noptimizer: {params: {weight_decay: 0.2}}")
+    assert config.optimizer.optimizer.params.weight_decay == 0.2
+    assert "is not used" in config.notices[0].what
+
+
+def test_the_configuration_has_its_sources_and_is_frozen(load):
+    config = load("log-interval: 3", "seed=4")
+    assert str(config.sources["seed"]) == "command line"
+    assert config.sources["log_interval"].line == 1
+    assert "eval_iters" not in config.sources
+    with pytest.raises(ValueError, match="frozen"):
+        config.model.hidden_size = 5
+
+
+def test_the_order_of_files_does_not_matter(minimal):
+    more = minimal.with_name("more.yml")
+    more.write_text("seed: 5\nlog-interval: 3")
+    assert load_config([minimal, more]) == load_config([more, minimal])
+    assert load_config([minimal, more]) != load_config([minimal])
+
+
+def test_sizes_have_limits_so_that_nothing_is_built_for_a_number_without_its_unit(minimal):
+    with pytest.raises(ConfigError) as refusal:
+        load_config([minimal], overrides=["num-layers=1e18", "attention-config=[[[global], 1e18]]"])
+    (problem,) = refusal.value.problems
+    assert problem.what == "must be at most 10,000"
+    with pytest.raises(ConfigError, match="describes 1,000,000,000,000,000 layers, but num-layers is 4"):
+        load_config([minimal], overrides=["attention-config=[[[global], 1000000000000000]]"])
+
+
+def test_a_file_of_unknown_names_is_not_compared_with_every_known_name(tmp_path, monkeypatch):
+    compared = []
+    monkeypatch.setattr(
+        "neox_config.read.load.did_you_mean", lambda name, *_, **__: compared.append(name) or ""
+    )
+    (tmp_path / "other.yml").write_text("".join(f"name_{number}: 1\n" for number in range(1000)))
+    with pytest.raises(ConfigError) as refusal:
+        load_config([tmp_path / "other.yml"])
+    assert sum(problem.what == "is not a parameter" for problem in refusal.value.problems) == 1000
+    assert all(problem.remedy for problem in refusal.value.problems)
+    assert len(compared) == 100
+
+
+def test_parameter_names_of_other_programs_are_refused():
+    names = {parameter.name for parameter in all_parameters()} | {*SHORTHANDS, *OLDER_SPELLINGS}
+    assert names.isdisjoint({*FOREIGN_NAMES, *FOREIGN_REMEDIES})
+    assert set(FOREIGN_NAMES.values()) <= names

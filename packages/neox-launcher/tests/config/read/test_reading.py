@@ -1,0 +1,135 @@
+"""Reading of configuration files."""
+
+import pytest
+
+from neox_config import load_config
+from neox_config.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("min-lr: 1e-8", "min_lr", 1e-8),
+        ("min_lr: 0.00_01", "min_lr", 1e-4),
+        ("train-batch-size: 1_000", "train_batch_size", 1000),
+        ("zero_optimization: {reduce_bucket_size: 5e8}", "zero_optimization.reduce_bucket_size", 500_000_000),
+        (
+            'zero_optimization: {reduce_bucket_size: "5e8"}',
+            "zero_optimization.reduce_bucket_size",
+            500_000_000,
+        ),
+        ("seed: 0123", "seed", 123),
+        ("seed: 7.0", "seed", 7),
+        ("min-lr: 0", "min_lr", 0.0),
+        ("no-weight-tying: True", "no_weight_tying", True),
+        ("no_weight_tying: true", "no_weight_tying", True),
+        ('no_weight_tying: "true"', "no_weight_tying", True),
+        ("norm: RMSNorm", "norm", "rmsnorm"),
+        ("pos-emb: none", "pos_emb", "none"),
+        ("save: ~\nseed: null", "seed", 1234),
+        ("split: 969,30,1", "split", "969,30,1"),
+        ('split: "949, 50,1"', "split", "949, 50,1"),
+        ("data-path: 2020-01-02", "data_path", "2020-01-02"),
+        ("data-path: 1:30", "data_path", "1:30"),
+        (
+            "train-data-paths: [a, b]\nvalid-data-paths: [c]\ntest-data-paths: [d]",
+            "train_data_paths",
+            ("a", "b"),
+        ),
+        ('{\n\t"log-interval": 7, # seven\n\t"seed": 5,\n}', "log_interval", 7),
+        ('{"log_interval":7}', "log_interval", 7),
+        ("\ufefflog-interval: 7", "log_interval", 7),
+        ("", "log_interval", 100),
+        ("# nothing\n", "log_interval", 100),
+        ("fp16: {}", "fp16.enabled", False),
+        ("fp16: null", "fp16.enabled", False),
+        ("fp16: &half {enabled: false, hysteresis: 3}\nbf16: {enabled: true}", "fp16.hysteresis", 3),
+        ("fp16: {<<: {hysteresis: 3, loss_scale: 4}, hysteresis: 5}", "fp16.hysteresis", 5),
+        ("fp16: {<<: {hysteresis: 3, loss_scale: 4}, hysteresis: 5}", "fp16.loss_scale", 4.0),
+        ("optimizer: {type: SGD, params: {momentum: 9e-1}}", "optimizer.params.momentum", 0.9),
+    ],
+)
+def test_values_are_read_as_people_write_them(minimal, text, name, value):
+    more = minimal.with_name("more.yml")
+    more.write_text(text, encoding="utf-8")
+    if "SGD" in text:
+        minimal.write_text(minimal.read_text().replace("type: Adam, ", ""))
+    found = load_config([minimal, more]).value_of(name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("seed: 1\nseed: 2", "line 2  seed\n          is given twice in this file, in lines 1 and 2"),
+        ("log-interval: 1\nlog_interval: 1", "is given twice in this file, in lines 1 and 2"),
+        ("fp16:\n  enabled: true\n  enabled: true", "is given twice in this file, in lines 2 and 3"),
+        ("seed: [1,", "is not valid YAML"),
+        ("{\n'seed': 1\n'save': x\n}", "line 3  'save': x\n          is not valid YAML"),
+        ("seed: 1\n\tsave: x", "replace the tab with spaces"),
+        ("- seed", "is not a mapping of parameters"),
+        ("just words", "is not a mapping of parameters"),
+        ("--- {}\n--- {}", "is not valid YAML"),
+        (
+            "save: !!python/object/apply:os.system [x]",
+            "!!python/object/apply:os.system\n          is a YAML tag",
+        ),
+        ("save: !thing x", "is a YAML tag, and tags are not supported"),
+        ("save: !!binary aGk=", "!!binary"),
+        ("save: &a [*a]", "is nested too deeply"),
+        ("save: " + "[" * 50 + "]" * 50, "is nested too deeply"),
+        ("save: " + "[" * 1000, "is nested too deeply"),
+        ("? [seed]\n: 1", "is not a parameter name"),
+        ("'': 1", "is not a parameter name"),
+        ("seed: \x00", "is not valid YAML"),
+        ("save: *nothing", "is not valid YAML"),
+        ("fp16: {<<: 5}", "does not refer to a mapping"),
+    ],
+)
+def test_syntax_errors_are_reported_with_their_line(load, text, sentence):
+    with pytest.raises(ConfigError) as found:
+        load(text)
+    assert sentence in str(found.value)
+    assert "is missing" not in str(found.value)
+
+
+def test_an_alias_bomb_is_refused(load):
+    levels = ["a: &a0 [x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+    with pytest.raises(ConfigError, match="contains more than 100,000 values"):
+        load("\n".join(levels))
+
+
+def test_binary_file_is_refused(minimal):
+    more = minimal.with_name("more.yml")
+    more.write_bytes(b"seed: \xff\xfe")
+    with pytest.raises(ConfigError, match=r"cannot be read.*\n *give a YAML file in UTF-8"):
+        load_config([minimal, more])
+
+
+def test_a_file_of_megabytes_is_refused(minimal):
+    more = minimal.with_name("more.yml")
+    more.write_bytes(b"# " + b"x" * 1_100_000)
+    with pytest.raises(ConfigError, match="larger than 1,048,576 bytes"):
+        load_config([minimal, more])
+
+
+def test_the_ending_and_the_folder_may_be_given_apart(minimal):
+    minimal.with_name("b.yaml").write_text("seed: 5")
+    config = load_config(["minimal", "b"], directory=minimal.parent)
+    assert config.training.seed == 5
+    assert config.files == (str(minimal), str(minimal.with_name("b.yaml")))
+
+
+def test_a_missing_file_is_named_with_its_neighbour(minimal):
+    with pytest.raises(ConfigError) as found:
+        load_config([minimal.with_name("minimol")])
+    assert str(found.value) == (
+        f"{minimal.with_name('minimol')}: 1 problem\n\n  file not found\n    did you mean {minimal}?"
+    )
+
+
+def test_folder_in_place_of_a_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is a directory, not a file"):
+        load_config([tmp_path])

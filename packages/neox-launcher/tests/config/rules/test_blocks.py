@@ -1,0 +1,239 @@
+"""Rules about DeepSpeed's blocks: an example that breaks each rule; the complete example breaks none."""
+
+from pathlib import Path
+
+import pytest
+
+from neox_config import engine_json, load_config, resolve
+from neox_config.derive.resolve import decode_resolved, encode_resolved
+from neox_config.describe.display import show_config
+from neox_config.errors import ConfigError
+from neox_config.rules import RULES
+
+EVERY_BLOCK = (Path(__file__).parents[2] / "data/every_block.yml").read_text()
+LTD = "data_efficiency.data_routing.random_ltd"
+CURRICULUM = "data_efficiency.data_sampling.curriculum_learning"
+RARITY = f"{CURRICULUM}.curriculum_metrics.rarity"
+COMPRESSION = "compression_training"
+
+# rule -> (override that breaks it, where, part of the sentence)
+EXAMPLES = {
+    "enabled_blocks_have_what_they_need": (
+        f"{LTD}.model_mask_name=null",
+        f"{LTD}.model_mask_name",
+        "is required because its block is enabled: Name of the mask argument of the layers.",
+    ),
+    "what_nothing_carries_out_is_refused": (
+        "sparse-gradients=true",
+        "sparse_gradients",
+        "is no longer supported by DeepSpeed",
+    ),
+    "autotuning_times_at_least_one_iteration": (
+        "autotuning.end_profile_step=2",
+        "autotuning.end_profile_step",
+        "is before start_profile_step: 3",
+    ),
+    "elastic_sizes_are_in_order": (
+        "elasticity={min_gpus: 8, max_gpus: 4}",
+        "elasticity.max_gpus",
+        "is less than min_gpus: 8",
+    ),
+    "elastic_jobs_leave_batch_sizes_to_the_block": (
+        "elasticity.ignore_non_elastic_batch_info=false",
+        "train_micro_batch_size_per_gpu",
+        "cannot be combined with elasticity.enabled: true",
+    ),
+    "elastic_jobs_have_one_copy_per_stage": (
+        "elasticity.model_parallel_size=2",
+        "elasticity.model_parallel_size",
+        "must equal model-parallel-size: 1",
+    ),
+    "one_run_of_wandb": ("use-wandb=true", "wandb.enabled", "cannot be combined with use-wandb: true"),
+    "profiling_needs_the_plain_model": (
+        "pipe-parallel-size=1",
+        "flops_profiler.enabled",
+        "does not work with pipeline parallelism",
+    ),
+    "token_dropping_names_its_layers": (
+        f"{LTD}.random_ltd_layer_num=2",
+        f"{LTD}.random_ltd_layer_id",
+        "lists 3 layers, but random_ltd_layer_num is 2",
+    ),
+    "token_dropping_fits_the_model": (
+        f"{LTD}.random_ltd_layer_id=[1, 2, 4]",
+        f"{LTD}.random_ltd_layer_id",
+        "must list distinct layers from 0 to 3",
+    ),
+    "curricula_grow_as_their_schedule_says": (
+        f"{RARITY}.schedule_config.root_degree=null",
+        f"{RARITY}.schedule_config.root_degree",
+        "is required by schedule_type: fixed_root",
+    ),
+    "curricula_choose_samples_or_cut_them": (
+        [f"{RARITY}.min_difficulty=0", f"{RARITY}.max_difficulty=0"],
+        f"{RARITY}.max_difficulty",
+        "is the difficulty at which all samples are drawn",
+    ),
+    "curricula_cut_to_lengths_that_there_are": (
+        "curriculum_learning.max_difficulty=999999",
+        "curriculum_learning.max_difficulty",
+        "is longer than seq-length: ",
+    ),
+    "compression_says_what_it_compresses": (
+        f"{COMPRESSION}.row_pruning.different_groups=null",
+        f"{COMPRESSION}.row_pruning.different_groups",
+        "is empty, but row_pruning is enabled",
+    ),
+    "bits_do_not_grow": (
+        f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.target_bits=9",
+        f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.target_bits",
+        "is more than start_bits: 8",
+    ),
+    "fp32_weights_are_quantized_forward": (
+        f"{COMPRESSION}.weight_quantization.shared_parameters.quantize_weight_in_forward=false",
+        f"{COMPRESSION}.weight_quantization.shared_parameters.quantize_weight_in_forward",
+        "must be true without fp16",
+    ),
+    "pruning_ends_after_it_starts": (
+        f"{COMPRESSION}.sparse_pruning.shared_parameters.schedule_offset_end=29",
+        f"{COMPRESSION}.sparse_pruning.shared_parameters.schedule_offset_end",
+        "is before schedule_offset: 30",
+    ),
+    "students_copy_named_layers": (
+        f"{COMPRESSION}.layer_reduction.keep_number_layer=2",
+        f"{COMPRESSION}.layer_reduction.teacher_layer",
+        "lists 3 layers, but keep_number_layer is 2",
+    ),
+}
+# The override takes a value away from the file, where it would have to be written otherwise.
+TAKEN_AWAY = {
+    "model_mask_name=null": "      model_mask_name: attention_mask\n",
+    "root_degree=null": " root_degree: 2,",
+    "row_pruning.different_groups=null": (
+        "    different_groups:\n"
+        "      rp1: {params: {dense_ratio: 0.5}, modules: [mlp.up], related_modules: [[mlp.down]]}\n"
+    ),
+}
+
+
+def without(override):
+    """Return the complete example without what the override removes, and the remaining overrides."""
+    if isinstance(override, list):
+        return EVERY_BLOCK, override
+    for ending, text in TAKEN_AWAY.items():
+        if override.endswith(ending):
+            assert text in EVERY_BLOCK
+            return EVERY_BLOCK.replace(text, "", 1), []
+    return EVERY_BLOCK, [override]
+
+
+def test_every_rule_has_an_example():
+    files = (".blocks", ".compression", ".data_efficiency", ".elasticity")
+    assert {rule.__name__ for rule in RULES if rule.__module__.endswith(files)} == set(EXAMPLES)
+
+
+@pytest.mark.parametrize("rule", EXAMPLES)
+def test_a_broken_rule_is_reported_with_place_and_reason(load, rule):
+    override, name, sentence = EXAMPLES[rule]
+    text, overrides = without(override)
+    with pytest.raises(ConfigError) as found:
+        load(text, *overrides)
+    (problem,) = found.value.problems
+    assert problem.name == name
+    assert sentence in problem.what
+
+
+# Further messages: overrides, parameter, part of the message.
+MORE = [
+    (["elasticity.max_train_batch_size=5"], "elasticity.micro_batch_sizes", "contains 6, which is more than"),
+    ([f"{LTD}.total_layer_num=2"], f"{LTD}.random_ltd_layer_num", "is more than total_layer_num: 2"),
+    ([f"{LTD}.total_layer_num=5"], f"{LTD}.total_layer_num", "must equal num-layers: 4"),
+    (["pos-emb=alibi"], f"{LTD}.enabled", "does not work with pos-emb: alibi"),
+    (["sequence-parallel=true"], f"{LTD}.enabled", "does not work with sequence-parallel"),
+    (["attention-config=[[[local], all]]"], f"{LTD}.enabled", "attention types other than global"),
+    ([f"{LTD}.random_ltd_schedule.max_value=7"], f"{LTD}.random_ltd_schedule.max_value", "min_value: 8"),
+    (["curriculum_learning.max_difficulty=7"], "curriculum_learning.max_difficulty", "min_difficulty: 8"),
+    ([f"{RARITY}.max_difficulty=0"], f"{RARITY}.max_difficulty", "is less than min_difficulty: 1"),
+    (
+        [f"{RARITY}.schedule_config.max_step=[1]"],
+        f"{RARITY}.schedule_config.max_step",
+        "has 1 entries for 3 difficulties",
+    ),
+    (
+        [f"{RARITY}.schedule_config.difficulty=[1, 3, 2]"],
+        f"{RARITY}.schedule_config.difficulty",
+        "increasing",
+    ),
+    (
+        [f"{COMPRESSION}.channel_pruning.shared_parameters.enabled=true"],
+        f"{COMPRESSION}.channel_pruning.shared_parameters.enabled",
+        "prunes convolutions, and the model has none",
+    ),
+    (
+        [f"{COMPRESSION}.weight_quantization.different_groups.wq3={{}}"],
+        f"{COMPRESSION}.weight_quantization.different_groups.wq3.params.start_bits",
+        "is missing: number of bits at the start",
+    ),
+    (
+        [f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.start_bits=0"],
+        f"{COMPRESSION}.weight_quantization.different_groups.wq1.params.start_bits",
+        "must be at least 1",
+    ),
+    (
+        [f"{COMPRESSION}.weight_quantization.different_groups.wq1.param.start_bits=8"],
+        f"{COMPRESSION}.weight_quantization.different_groups.wq1.param.start_bits",
+        "is not a parameter",
+    ),
+    (
+        [f"{COMPRESSION}.weight_quantization.different_groups.w q={{}}"],
+        f"{COMPRESSION}.weight_quantization.different_groups.w q",
+        "contains the invalid name 'w q'",
+    ),
+    (
+        [f"{COMPRESSION}.weight_quantization.different_groups=5"],
+        f"{COMPRESSION}.weight_quantization.different_groups",
+        "must be a mapping of named blocks",
+    ),
+]
+
+
+@pytest.mark.parametrize(("overrides", "name", "sentence"), MORE)
+def test_further_messages_of_the_rules_of_blocks(load, overrides, name, sentence):
+    with pytest.raises(ConfigError) as found:
+        load(EVERY_BLOCK, *overrides)
+    told = [problem.what for problem in found.value.problems if problem.name == name]
+    assert [sentence in what for what in told] == [True]
+
+
+def test_blocks_survive_being_shown_and_being_sent_to_workers(load, tmp_path):
+    config = load(EVERY_BLOCK)
+    shown = tmp_path / "shown.yml"
+    shown.write_text(show_config(config))
+    assert load_config([shown]) == config
+    resolved = resolve(config, devices=1)
+    assert decode_resolved(encode_resolved(resolved)) == resolved
+
+
+def test_elastic_jobs_need_no_batch_size(load):
+    config = load("elasticity: {enabled: true}", "train-micro-batch-size-per-gpu=null")
+    assert config.training.train_micro_batch_size_per_gpu is None
+
+
+def test_a_secret_is_neither_shown_nor_sent(load):
+    config = load("comet: {api_key: hush, workspace: w}")
+    resolved = resolve(config, devices=1)
+    sent = decode_resolved(encode_resolved(resolved))
+    assert config.monitors.comet.api_key.get_secret_value() == "hush"
+    assert sent.config.monitors.comet.api_key is None
+    assert sent.config.monitors.comet.workspace == "w"
+    for text in (show_config(config), repr(config), str(config.model_dump()), str(engine_json(resolved))):
+        assert "hush" not in text
+
+
+def test_a_missing_block_is_located_at_the_parameters_beside_it(load):
+    text = "compression_training:\n  row_pruning:\n    shared_parameters: {enabled: true, method: l1}\n"
+    with pytest.raises(ConfigError) as found:
+        load(text)
+    (problem,) = found.value.problems
+    assert problem.name == "compression_training.row_pruning.different_groups"
+    assert (problem.place.line, problem.place.spelling) == (3, "")

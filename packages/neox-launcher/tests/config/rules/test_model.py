@@ -1,0 +1,173 @@
+"""Each rule about the model: a configuration that breaks it and one that does not."""
+
+import json
+
+import pytest
+
+from neox_config import load_config
+from neox_config.errors import ConfigError
+
+MINIMAL = {
+    "num_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 32,
+    "train_iters": 10,
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.001}},
+}
+
+
+def problems_of(tmp_path, settings):
+    path = tmp_path / "settings.yml"
+    path.write_text(json.dumps(MINIMAL | settings))
+    try:
+        load_config([path])
+    except ConfigError as error:
+        return {problem.name: f"{problem.what}; {problem.remedy}" for problem in error.problems}
+    return {}
+
+
+def of_type(kind, **sparsity):
+    return {"attention_config": [[[kind], "all"]], "sparsity_config": sparsity}
+
+
+LENGTHS = {
+    "curriculum_learning": {
+        "enabled": True,
+        "curriculum_type": "seqlen",
+        "min_difficulty": 8,
+        "max_difficulty": 32,
+        "schedule_type": "fixed_linear",
+        "schedule_config": {"total_curriculum_step": 5, "difficulty_step": 8},
+    }
+}
+TOKENS = {
+    "data_efficiency": {
+        "enabled": True,
+        "data_routing": {
+            "enabled": True,
+            "random_ltd": {
+                "enabled": True,
+                "total_layer_num": 4,
+                "random_ltd_layer_num": 1,
+                "random_ltd_layer_id": [1],
+                "model_mask_name": "attention_mask",
+                "model_type": "decoder",
+                "hidden_state_order": "seq_batch_dim",
+                "random_ltd_schedule": {
+                    "min_value": 8,
+                    "max_value": 32,
+                    "schedule_type": "fixed_linear",
+                    "schedule_config": {"require_steps": 3, "seq_per_step": 8},
+                },
+            },
+        },
+    }
+}
+
+BROKEN = [
+    (
+        {"num_unique_layers": 2, "attention_config": ["gmlp", "global", "local", "global"]},
+        "num_unique_layers",
+        "gives layer 2 (local) the weights of layer 0 (gmlp)",
+        {"num_unique_layers": 2, "attention_config": ["gmlp", "global", "gmlp", "local"]},
+    ),
+    ({"num_kv_heads": 3}, "num_kv_heads", "use one of 1, 2, 4, 8", {"num_kv_heads": 2}),
+    (
+        {"bias_gelu_fusion": True, "use_bias_in_mlp": False},
+        "bias_gelu_fusion",
+        "requires use-bias-in-mlp",
+        {"bias_gelu_fusion": "auto", "use_bias_in_mlp": False},
+    ),
+    (
+        of_type("local", block=12),
+        "sparsity_config.block",
+        "does not divide seq-length: 32; use 4, 8, 16",
+        of_type("global", block=12),
+    ),
+    (
+        of_type("sparse_fixed", num_local_blocks=4, num_global_blocks=3),
+        "sparsity_config.num_global_blocks",
+        "does not divide num_local_blocks: 4",
+        of_type("bigbird", num_local_blocks=4, num_global_blocks=3),
+    ),
+    (
+        of_type("sparse_fixed", num_different_global_patterns=5, different_layout_per_head=True),
+        "sparsity_config.num_different_global_patterns",
+        "use at most 4",
+        of_type("sparse_fixed", num_different_global_patterns=4, different_layout_per_head=True),
+    ),
+    (
+        of_type("sparse_fixed", num_different_global_patterns=2),
+        "sparsity_config.num_different_global_patterns",
+        "set different_layout_per_head: true",
+        of_type("sparse_fixed", num_different_global_patterns=1),
+    ),
+    (
+        of_type("sparse_variable", local_window_blocks=[2, 0]),
+        "sparsity_config.local_window_blocks",
+        "numbers >= 1",
+        of_type("sparse_variable", local_window_blocks=[2, 1]),
+    ),
+    (
+        of_type("bslongformer", global_block_indices=[-1]),
+        "sparsity_config.global_block_indices",
+        "numbers >= 0",
+        of_type("bslongformer", global_block_indices=[1]),
+    ),
+    (
+        of_type("bslongformer", global_block_indices=[0, 4], global_block_end_indices=[1]),
+        "sparsity_config.global_block_end_indices",
+        "has 1 entries, but global_block_indices has 2",
+        of_type("bslongformer", global_block_indices=[0, 4], global_block_end_indices=[1, 5]),
+    ),
+    (
+        of_type("sparse_variable", global_block_indices=[4], global_block_end_indices=[4]),
+        "sparsity_config.global_block_end_indices",
+        "not after its start",
+        of_type("sparse_fixed", global_block_indices=[4], global_block_end_indices=[4]),
+    ),
+    (
+        {"onnx_safe": True, "bias_gelu_fusion": True},
+        "bias_gelu_fusion",
+        "does not work with onnx-safe",
+        {"onnx_safe": True, "bias_gelu_fusion": "auto"},
+    ),
+    (
+        {"pos_emb": "rpe", "rpe_max_distance": 16},
+        "rpe_max_distance",
+        "use more than 16",
+        {"pos_emb": "rpe", "rpe_max_distance": 17},
+    ),
+    (
+        {"compile": True, "zero_optimization": {"stage": 3}},
+        "compile",
+        "does not work with ZeRO stage 3, whose layers gather and release their weights while they run; set",
+        {"compile": "auto", "zero_optimization": {"stage": 3}},
+    ),
+    (
+        {"compile": True, **LENGTHS},
+        "compile",
+        "does not work with a curriculum of lengths, because layers would be recompiled for every length",
+        {"compile": "auto", **LENGTHS},
+    ),
+    (
+        {"compile": True, **TOKENS},
+        "compile",
+        "does not work with random_ltd, because layers would be recompiled for every number of kept tokens",
+        {"compile": True, "data_efficiency": {**TOKENS["data_efficiency"], "enabled": False}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("broken", "name", "says", "kept"), BROKEN)
+def test_a_rule_reports_problem_and_remedy(tmp_path, broken, name, says, kept):
+    found = problems_of(tmp_path, broken)
+    assert set(found) == {name}
+    assert says in found[name]
+    assert problems_of(tmp_path, kept) == {}
+
+
+def test_a_wrong_attention_config_is_reported_once(tmp_path):
+    assert set(problems_of(tmp_path, of_type("sparse", block=7))) == {"attention_config"}

@@ -1,0 +1,470 @@
+"""Every rule: an example that breaks it, and one near it that does not.
+
+Rules about launches, DeepSpeed's blocks and some of the model are tested in separate files.
+"""
+
+import pytest
+
+from neox_config import rules
+from neox_config.errors import ConfigError
+from neox_config.rules import RULES
+
+# rule -> (text that breaks it, where, part of the sentence, text that does not)
+EXAMPLES = {
+    "heads_divide_the_width": (
+        "--set num-attention-heads=5",
+        "num_attention_heads",
+        "does not divide hidden-size: 64\nuse 1, 2, 4, 8",
+        "--set num-attention-heads=8",
+    ),
+    "samples_fit_the_positions": (
+        "--set seq-length=64",
+        "seq_length",
+        "is more than max-position-embeddings: 32",
+        "--set seq-length=16",
+    ),
+    "rotary_turns_pairs_of_channels": (
+        "pos-emb: rotary\nrotary-pct: 0.2",
+        "rotary_pct",
+        "rotates 3 of the 16 dimensions of each head",
+        "pos-emb: rotary\nrotary-pct: 0.25",
+    ),
+    "attention_config_fits_the_layers": (
+        "attention-config: [[[global, local], 3]]",
+        "attention_config",
+        "describes 6 layers, but num-layers is 4",
+        "attention-config: [[[global, local], 2]]",
+    ),
+    "stages_have_layers": (
+        "pipe-parallel-size: 5",
+        "pipe_parallel_size",
+        "is more than num-layers: 4\nuse at most 4",
+        "pipe-parallel-size: 4",
+    ),
+    "layers_are_dealt_by_a_pattern": (
+        "pipe-partition-method: 'type:[a'",
+        "pipe_partition_method",
+        "has an invalid regular expression after type:",
+        "pipe-partition-method: 'type:[a]'",
+    ),
+    "shared_layers_come_out_even": (
+        "num-unique-layers: 3",
+        "num_unique_layers",
+        "does not divide num-layers: 4",
+        "num-unique-layers: 2",
+    ),
+    "bias_gelu_needs_gelu": (
+        "bias-gelu-fusion: true\nactivation: relu",
+        "bias_gelu_fusion",
+        "requires activation: gelu, not relu",
+        "bias-gelu-fusion: true",
+    ),
+    "rope_fusion_needs_rotary_positions": (
+        "rope-fusion: true",
+        "rope_fusion",
+        "requires pos-emb: rotary, not learned",
+        "rope-fusion: true\npos-emb: rotary",
+    ),
+    "layernorm_fusion_needs_layernorm": (
+        "layernorm-fusion: true\nnorm: apexlayernorm",
+        "layernorm_fusion",
+        "requires norm: layernorm, not apexlayernorm",
+        "layernorm-fusion: true",
+    ),
+    "layernorm_fusion_adds_a_bias": (
+        "layernorm-fusion: true\nuse-bias-in-norms: false",
+        "layernorm_fusion",
+        "requires use-bias-in-norms: true",
+        "layernorm-fusion: auto\nuse-bias-in-norms: false",
+    ),
+    "the_width_is_set_once": (
+        "mlp-width: 100\nexpansion-factor: 2",
+        "mlp_width",
+        "and expansion-factor set the same width\nkeep one of mlp-width, expansion-factor",
+        "mlp-width: 100\nmlp-multiple-of: 8",
+    ),
+    "the_width_is_positive": (
+        "expansion-factor: 0.01",
+        "expansion_factor",
+        "gives an MLP width of 0",
+        "expansion-factor: 0.02",
+    ),
+    "each_part_of_the_schedule_is_set_once": (
+        "warmup: 0.1\nwarmup-iters: 2",
+        "warmup_iters",
+        "and warmup set the same value",
+        "min-lr: 0.0001\nwarmup-iters: 2\nlr-decay-fraction: 0.5",
+    ),
+    "the_warmup_ends_before_the_decay": (
+        "warmup-iters: 11",
+        "warmup_iters",
+        "is more than the 10 iterations of the schedule",
+        "warmup-iters: 10",
+    ),
+    "one_spacing_of_checkpoints": (
+        "save-interval: 5\nsave-growth: 2",
+        "save_growth",
+        "and save-interval cannot both be set",
+        "save: x\nsave-growth: 2",
+    ),
+    "rmsnorm_fusion_needs_rmsnorm": (
+        "rmsnorm-fusion: true",
+        "rmsnorm_fusion",
+        "requires norm: rmsnorm, not layernorm",
+        "rmsnorm-fusion: true\nnorm: rmsnorm",
+    ),
+    "glu_fusion_needs_swiglu_or_geglu": (
+        "glu-fusion: true\nactivation: reglu",
+        "glu_fusion",
+        "requires activation: swiglu or geglu, not reglu",
+        "glu-fusion: true\nactivation: geglu",
+    ),
+    "one_softmax_fusion": (
+        "scaled-masked-softmax-fusion: true\nscaled-upper-triang-masked-softmax-fusion: true",
+        "scaled_masked_softmax_fusion",
+        "cannot both be true",
+        "scaled-masked-softmax-fusion: true",
+    ),
+    "one_residual_order": (
+        "gpt-j-residual: true\napply-residual-connection-post-layernorm: true",
+        "gpt_j_residual",
+        "cannot both be true",
+        "gpt-j-residual: true",
+    ),
+    "zero_2_and_above_need_the_plain_model": (
+        "zero-stage: 2\npipe-parallel-size: 1",
+        "zero_optimization.stage",
+        "must be at most 1 with pipeline parallelism",
+        "zero-stage: 1\npipe-parallel-size: 1",
+    ),
+    "offload_param_needs_stage_3": (
+        "zero_optimization: {stage: 2, offload_param: {device: cpu}}",
+        "zero_optimization.offload_param.device",
+        "requires stage 3, not 2",
+        "zero_optimization: {stage: 3, offload_param: {device: cpu}}",
+    ),
+    "offload_optimizer_needs_zero": (
+        "zero_optimization: {stage: 2, offload_optimizer: {device: nvme, nvme_path: /x}}",
+        "zero_optimization.offload_optimizer.device",
+        "requires stage 3, not 2",
+        "zero_optimization: {stage: 2, offload_optimizer: {device: cpu}}",
+    ),
+    "offloading_says_where": (
+        "zero_optimization: {stage: 3, offload_param: {pin_memory: true}}",
+        "zero_optimization.offload_param.device",
+        "is missing\nadd device: cpu, nvme or none",
+        "zero_optimization: {stage: 3, offload_param: {device: cpu, pin_memory: true}}",
+    ),
+    "nvme_has_a_buffer_per_state": (
+        "zero_optimization: {stage: 3, offload_optimizer: {device: nvme, nvme_path: x, buffer_count: 3}}",
+        "zero_optimization.offload_optimizer.buffer_count",
+        "is less than the 4 tensors that Adam keeps",
+        "zero_optimization: {stage: 3, offload_optimizer: {device: nvme, nvme_path: x, buffer_count: 4}}",
+    ),
+    "nvme_needs_a_path": (
+        "zero_optimization: {stage: 3, offload_param: {device: nvme}}",
+        "zero_optimization.offload_param.device",
+        "requires nvme_path",
+        "zero_optimization: {stage: 3, offload_param: {device: nvme, nvme_path: /x}}",
+    ),
+    "one_precision": (
+        "fp16: {enabled: true}\nbf16: {enabled: true}",
+        "bf16.enabled",
+        "cannot be combined with fp16.enabled: true",
+        "fp16: {enabled: true}\nbf16: {enabled: false}",
+    ),
+    "precision_agrees_with_the_blocks": (
+        "precision: fp32\nbf16: {enabled: true}",
+        "precision",
+        "contradicts bf16.enabled: true",
+        "precision: bfloat16\nbf16: {enabled: true}",
+    ),
+    "amp_excludes_zero": (
+        "amp: {enabled: true}\nzero-stage: 1",
+        "amp.enabled",
+        "does not work with ZeRO",
+        "amp: {enabled: true}",
+    ),
+    "gradients_are_summed_in_fp32_or_the_models_format": (
+        "precision: bfloat16\ndata_types: {grad_accum_dtype: fp16}",
+        "data_types.grad_accum_dtype",
+        "cannot be combined with training in bf16",
+        "precision: fp16\ndata_types: {grad_accum_dtype: fp16}",
+    ),
+    "fp16_cross_entropy_needs_fp16": (
+        "fp16-lm-cross-entropy: true",
+        "fp16_lm_cross_entropy",
+        "requires fp16",
+        "fp16-lm-cross-entropy: true\nprecision: fp16",
+    ),
+    "floor_is_below_the_peak": (
+        "min-lr: 0.01",
+        "min_lr",
+        "is more than optimizer.params.lr: 0.001",
+        "min-lr: 0.001",
+    ),
+    "one_schedule_after_loading": (
+        "override-lr-scheduler: true\nuse-checkpoint-lr-scheduler: true",
+        "override_lr_scheduler",
+        "and use-checkpoint-lr-scheduler cannot both be true",
+        "override-lr-scheduler: true",
+    ),
+    "betas_are_below_one": (
+        "optimizer: {params: {betas: [0.9, 1]}}",
+        "optimizer.params.betas",
+        "each at least 0 and less than 1",
+        "optimizer: {params: {betas: [0, 0.99]}}",
+    ),
+    "one_bit_adam_is_told_how_to_communicate": (
+        "optimizer: {params: {freeze_step: 9, cuda_aware: false}}\n--set optimizer.type=OneBitAdam",
+        "optimizer.params.comm_backend_name",
+        "is required by OneBitAdam",
+        "optimizer: {params: {freeze_step: 9, cuda_aware: false, comm_backend_name: nccl}}\n"
+        "--set optimizer.type=OneBitAdam",
+    ),
+    "the_optimizer_is_known": (
+        "--set optimizer.type=LBFGS",
+        "optimizer.type",
+        "is not a known optimizer\nuse Adam, AdamW, CPU_Adam",
+        "--set optimizer.type=sgd",
+    ),
+    "optimizers_know_their_arguments": (
+        "optimizer: {params: {momentum: 0.9}}",
+        "optimizer.params.momentum",
+        "is not an argument of Adam",
+        "optimizer: {params: {momentum: 0.9}}\n--set optimizer.type=SGD",
+    ),
+    "zero_cuts_weights_for_elementwise_optimizers_only": (
+        "zero-stage: 1\nzero-allow-untested-optimizer: true\n--set optimizer.type=Adafactor",
+        "optimizer.type",
+        "set zero_optimization.stage: 0, or use Adam",
+        "zero-stage: 1\nzero-allow-untested-optimizer: true\n--set optimizer.type=Adagrad",
+    ),
+    "tensor_parallelism_splits_weights_for_elementwise_optimizers_only": (
+        "model-parallel-size: 2\n--set optimizer.type=Adafactor",
+        "optimizer.type",
+        "but model-parallel-size: 2 splits them\nset model-parallel-size: 1, or use Adam",
+        "--set optimizer.type=Adafactor",
+    ),
+    "zero_with_other_optimizers_is_allowed_first": (
+        "zero-stage: 1\n--set optimizer.type=SGD",
+        "optimizer.type",
+        "add zero_allow_untested_optimizer: true",
+        "zero-stage: 1\nzero-allow-untested-optimizer: true\n--set optimizer.type=SGD",
+    ),
+    "micro_batch_or_batch_is_given": (
+        "--set train-micro-batch-size-per-gpu=null",
+        "train_micro_batch_size_per_gpu",
+        "is missing, and so is train-batch-size",
+        "train-batch-size: 4\n--set train-micro-batch-size-per-gpu=null",
+    ),
+    "data_comes_one_way": (
+        "train-data-paths: [a]",
+        "train_data_paths",
+        "is given without valid-data-paths, test-data-paths",
+        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]",
+    ),
+    "weights_match_the_paths": (
+        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [1, 2]",
+        "train_data_weights",
+        "has 2 weights for 1 dataset",
+        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [2]",
+    ),
+    "split_keeps_something": ("split: 0,0,0", "split", "must contain a number greater than 0", 'split: "1"'),
+    "saving_needs_an_interval": ("save: x", "save", "requires save-interval", "save: x\nsave-interval: 5"),
+    "contiguous_checkpointing_partitions": (
+        "contiguous-checkpointing: true",
+        "contiguous_checkpointing",
+        "requires partition-activations",
+        "contiguous-checkpointing: true\npartition-activations: true",
+    ),
+    "deepspeed_is_the_engine": (
+        "deepspeed: false",
+        "deepspeed",
+        "there is no other engine",
+        "deepspeed: true",
+    ),
+    "predivide_or_prescale": (
+        "prescale_gradients: true\ngradient_predivide_factor: 2",
+        "gradient_predivide_factor",
+        "has no effect with prescale_gradients",
+        "gradient_predivide_factor: 2",
+    ),
+    "reduced_shares_are_divided_once": (
+        "zero_optimization: {stage: 1}\ngradient_predivide_factor: 2",
+        "gradient_predivide_factor",
+        "does not work with ZeRO and reduce_scatter",
+        "zero_optimization: {stage: 1, reduce_scatter: false}\ngradient_predivide_factor: 2",
+    ),
+    "gathered_buckets_are_even": (
+        "zero_optimization: {stage: 1, allgather_bucket_size: 7}",
+        "zero_optimization.allgather_bucket_size",
+        "must be an even number\nuse 8",
+        "zero_optimization: {stage: 3, allgather_bucket_size: 7}",
+    ),
+    "twin_flow_needs_stage_3": (
+        "zero_optimization: {stage: 2, offload_optimizer: {device: cpu, ratio: 0.3}}",
+        "zero_optimization.offload_optimizer.ratio",
+        "below 1 requires stage 3",
+        "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}",
+    ),
+}
+
+
+def split_overrides(text):
+    lines = text.splitlines()
+    overrides = [line.removeprefix("--set ") for line in lines if line.startswith("--set ")]
+    return "\n".join(line for line in lines if not line.startswith("--set ")), overrides
+
+
+ELSEWHERE = ("launch", "blocks", "compression", "data_efficiency", "elasticity")
+# In test_config_model_rules.py.
+OF_THE_MODEL = {
+    "blocks_divide_the_samples",
+    "compiled_layers_stay_as_they_are",
+    "exported_models_have_no_kernels",
+    "far_distances_share_buckets",
+    "fused_gelu_adds_a_bias",
+    "global_blocks_divide_the_window",
+    "keys_are_shared_evenly",
+    "listed_blocks_are_ranges",
+    "shared_weights_fit",
+}
+
+
+def test_every_rule_has_its_examples():
+    here = {rule.__name__ for rule in RULES if not rule.__module__.endswith(ELSEWHERE)}
+    assert here - OF_THE_MODEL == set(EXAMPLES)
+    assert here >= OF_THE_MODEL
+
+
+def test_every_rule_is_run_once():
+    names = [rule.__name__ for rule in RULES]
+    assert sorted(names) == sorted(set(names))
+    assert [rule.__name__ for rule in RULES if not rule.__doc__] == []
+
+
+@pytest.mark.parametrize("rule", EXAMPLES)
+def test_a_rule_refuses_its_example_alone(load, rule):
+    breaking, name, sentence, _ = EXAMPLES[rule]
+    text, overrides = split_overrides(breaking)
+    with pytest.raises(ConfigError) as found:
+        load(text, *overrides)
+    (problem,) = found.value.problems
+    assert problem.name == name
+    assert sentence in f"{problem.what}\n{problem.remedy}"
+
+
+@pytest.mark.parametrize("rule", EXAMPLES)
+def test_a_rule_accepts_a_similar_configuration(load, rule):
+    text, overrides = split_overrides(EXAMPLES[rule][3])
+    assert load(text, *overrides).model.num_layers == 4
+
+
+PATHS = "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]"
+OFFLOAD = "zero_optimization: {offload_optimizer: {device: cpu}}"
+# text, where, part of the sentence
+MORE = [
+    (f"data-path: x\n{PATHS}", "train_data_paths", "cannot be combined with data-path"),
+    (PATHS.replace("[a]", "[]"), "train_data_paths", "is empty"),
+    ("save: x\nextra-save-iters: []", "save", "requires save-interval"),
+    (f"split: {'9' * 400},1", "split", "contains a number that is too large"),
+    (f"{PATHS}\ntrain-data-weights: [-1]", "train_data_weights", "must not contain a negative weight"),
+    ("train-data-weights: [1]", "train_data_weights", "is given without train-data-paths"),
+    (OFFLOAD, "zero_optimization.offload_optimizer.device", "requires ZeRO"),
+    ("precision: fp16\nfp16: {enabled: false}", "precision", "contradicts the block with enabled: false"),
+    ("attention-config: [[[global], 2], [[local], all]]", "attention_config", "has other entries"),
+    (
+        "attention-config: [[[global, local, local], all]]",
+        "attention_config",
+        "does not divide num-layers: 4",
+    ),
+    ("attention-config: [global]", "attention_config", "describes 1 layers"),
+    ("attention-config: [[global, global], 2]", "attention_config", "has a count that is not a positive"),
+    ("attention-config: [[[global], -1]]", "attention_config", "has a count that is not a positive"),
+    ("attention-config: [[[global], 10000000000]]", "attention_config", "10,000,000,000 layers"),
+    ("attention-config: [[[global]]]", "attention_config", "is not a list of [[types], count]"),
+]
+
+
+@pytest.mark.parametrize(("text", "name", "sentence"), MORE)
+def test_further_messages_of_rules(load, text, name, sentence):
+    with pytest.raises(ConfigError) as found:
+        load(text)
+    told = [problem.what for problem in found.value.problems if problem.name == name]
+    assert [sentence in what for what in told] == [True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bias-gelu-fusion: auto\nactivation: relu",
+        "rope-fusion: auto",
+        "layernorm-fusion: auto\nnorm: rmsnorm",
+        "rmsnorm-fusion: auto\nglu-fusion: auto",
+        "scaled-masked-softmax-fusion: auto\nscaled-upper-triang-masked-softmax-fusion: true",
+    ],
+)
+def test_a_fusion_that_is_left_open_contradicts_nothing(load, text):
+    assert load(text)
+
+
+def test_gradients_are_divided_before_the_sum_in_stage_1_anyway(load):
+    load("zero_optimization: {stage: 1}\nprescale_gradients: true")
+    with pytest.raises(ConfigError, match="ZeRO stage 2 and above and reduce_scatter"):
+        load("zero_optimization: {stage: 2}\nprescale_gradients: true")
+    load("zero_optimization: {stage: 2, reduce_scatter: false}\nprescale_gradients: true")
+
+
+@pytest.mark.parametrize("kind", ["Adafactor", "Lamb", "OneBitLamb", "SM3"])
+def test_an_optimizer_that_is_not_elementwise_has_one_problem_under_zero(load, kind):
+    with pytest.raises(ConfigError) as caught:
+        load("zero-stage: 2\nzero-allow-untested-optimizer: true", f"optimizer.type={kind}")
+    assert [problem.name for problem in caught.value.problems] == ["optimizer.type"]
+    assert "means or norms over whole weights" in caught.value.problems[0].what
+
+
+@pytest.mark.parametrize(
+    ("kind", "argument", "what", "remedy"),
+    [
+        ("SGD", "momentun", "is not an argument of SGD", "did you mean momentum?"),
+        ("RMSprop", "betas", "is not an argument of RMSprop", "remove it, or use alpha, eps, momentum"),
+        ("Adafactor", "eps", "is a pair of numbers in Adafactor", "remove it"),
+        ("RAdam", "maximize", "would maximize the loss", "remove it"),
+        ("NAdam", "capturable", "is for CUDA graphs", "remove it"),
+        ("madgrad_wd", "beta", "is not an argument of madgrad_wd", "did you mean betas?"),
+    ],
+)
+def test_arguments_that_an_optimizer_does_not_take_are_refused_before_the_start(
+    load, kind, argument, what, remedy
+):
+    value = "[0.9, 0.9]" if argument == "betas" else "0.1"
+    with pytest.raises(ConfigError) as caught:
+        load("", f"optimizer.type={kind}", f"optimizer.params.{argument}={value}")
+    (problem,) = caught.value.problems
+    assert problem.name == f"optimizer.params.{argument}"
+    assert problem.what.startswith(what)
+    assert problem.remedy.startswith(remedy)
+
+
+def test_a_rule_that_reads_an_invalid_value_is_skipped(load):
+    with pytest.raises(ConfigError) as found:
+        load("hidden-size: none at all\nlayernorm-fusion: true\nnorm: rmsnorm")
+    assert [problem.name for problem in found.value.problems] == ["hidden_size", "layernorm_fusion"]
+
+
+def test_a_rule_that_names_an_invalid_value_is_skipped(load):
+    params = "{lr: 0.001, comm_backend_name: [nccl]}"
+    with pytest.raises(ConfigError) as found:
+        load(f"optimizer: {{type: OneBitAdam, params: {params}}}")
+    assert "optimizer.params.comm_backend_name" in [problem.name for problem in found.value.problems]
+
+
+@pytest.mark.parametrize("text", ["", "hidden-size: none at all"], ids=["valid", "with an invalid value"])
+def test_a_mistake_in_a_rule_is_not_hidden(load, monkeypatch, text):
+    def misspelled(config):
+        yield config.model.num_layerz
+
+    monkeypatch.setattr(rules, "RULES", (misspelled,))
+    with pytest.raises(AttributeError, match="num_layerz"):
+        load(text)

@@ -1,0 +1,473 @@
+"""All 525 documented parameters: accepted names and values, and their outcome.
+
+`data/parameters.json` is the inventory of the reference documents, and `data/every_block.yml` switches every
+block of DeepSpeed's on, so that what is required inside one is there while another value of it is tried.
+"""
+
+import json
+import re
+from collections import Counter
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+import yaml
+
+from neox_config import engine_json, load_config, resolve
+from neox_config.derive.implied import NO_EFFECT
+from neox_config.errors import ConfigError
+from neox_config.read.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
+from neox_config.schema.config import parameter_named
+from neox_config.schema.not_yet import NOT_YET, REFUSED, not_built_yet
+
+DATA = Path(__file__).parents[2] / "data"
+MINIMAL = """\
+num-layers: 4
+hidden-size: 64
+num-attention-heads: 4
+max-position-embeddings: 32
+train-iters: 10
+train-micro-batch-size-per-gpu: 2
+optimizer: {type: Adam, params: {lr: 0.001}}
+"""
+ENTRIES = {entry["name"]: entry for entry in json.loads((DATA / "parameters.json").read_text())}
+BLOCKS = yaml.safe_load((DATA / "every_block.yml").read_text())
+
+# What becomes of each entry; the first pattern that fits counts. "not yet" and "refused" may only shrink.
+STATUS = {
+    "computed": """
+        world_size rank local_rank is_pipe_parallel iteration do_train do_valid do_test padded_vocab_size
+        dynamic_loss_scale git_hash user_script""",
+    "retired": """
+        deepscale deepscale_config deepspeed_activation_checkpointing DDP_impl rpe_causal mask_prob
+        ict_head_size ict_load bert_load titles_data_path query_in_block_prob use_one_sent_docs
+        report_topk_accuracies faiss_use_gpu block_data_path indexer_batch_size indexer_log_interval""",
+    "alias": """
+        optimizer_type lr adam_beta1 adam_beta2 adam_eps batch_size gas clip_grad loss_scale loss_scale_window
+        hysteresis min_scale zero_stage zero_reduce_scatter zero_contiguous_gradients zero_reduce_bucket_size
+        zero_allgather_bucket_size geglu rms_norm sinusoidal_pos_emb rpe sparsity
+        sparse_attention sparse_attention.* onebitadam cpu_optimizer cpu_torch_adam fp32_allreduce
+        disable_allgather distribute_checkpointed_activations
+        activation_checkpointing activation_checkpointing.* optimizer.params.max_grad_norm
+        zero_optimization.cpu_offload""",
+    "no effect": """
+        data_efficiency.data_routing.random_ltd.model_*
+        data_efficiency.data_routing.random_ltd.hidden_state_order
+        short_seq_prob optimizer.params.torch_adam zero_optimization.elastic_checkpoint
+        zero_optimization.allgather_partitions zero_optimization.load_from_fp32_weights
+        zero_optimization.stage3_gather_16bit_weights_on_model_save
+        checkpoint.tag_validation checkpoint.load_universal checkpoint.parallel_write.pipeline_stage
+        elasticity.min_time autotuning.arg_mappings""",
+    "refused": """
+        sparse_gradients compression_training.channel_pruning compression_training.channel_pruning.*""",
+    "not yet": """
+        amp amp.*
+        scheduler scheduler.*
+        optimizer.params.freeze_step optimizer.params.cuda_aware optimizer.params.comm_backend_name
+        optimizer.params.var_* optimizer.params.local_step_* optimizer.params.m??_coeff
+        optimizer.params.coeff_beta optimizer.params.factor_*
+        zero_optimization.offload_optimizer.ratio zero_optimization.zero_quantized_*
+        zero_optimization.grad_hooks
+        adlr_autoresume adlr_autoresume_interval
+        checkpoint_validation_with_forward_pass checkpoint.use_node_local_storage
+        log_grad_norm log_gradient_noise_scale gradient_noise_scale_*
+        eval_tasks eval_results_prefix char_level_ppl
+        comms_logger comms_logger.* eigenvalue
+        compression_training compression_training.*""",
+    "live": "*",
+}
+COUNTS = {
+    "computed": 12,
+    "retired": 17,
+    "alias": 51,
+    "no effect": 14,
+    "refused": 12,
+    "not yet": 122,
+    "live": 297,
+}
+
+# Defaults that are others than the inventory's, and why.
+DEFAULTS = {
+    "log_interval": (100, "the oldest document's, where the newest says null"),
+    "distributed_backend": (None, "nccl with GPUs, else gloo"),
+    "steps_per_print": (None, "DeepSpeed's own, without reports; the document says 10"),
+    "gradient_accumulation_steps": (None, "1 only where the other two sizes do not say it"),
+    "optimizer.type": ("Adam", "NeoX's, where DeepSpeed has none"),
+    "optimizer.params.lr": (None, "required: no model trains well at 0.001 by chance"),
+    "optimizer.params.weight_decay": (None, "weight-decay outside the optimizer block"),
+    "compression_training.sparse_pruning.shared_parameters.schedule_offset_end": (None, "schedule_offset"),
+}
+# "All Linear and CONV2D layers" is a phrase of a document; "*" is how it is written.
+EVERY_MODULE = ("*",)
+
+# Entries that are required only together with others; their rules are tested separately.
+REQUIRED_TOGETHER = (
+    "scheduler.params.total_num_steps",
+    "*.schedule_config.total_curriculum_step",
+    "*.schedule_config.difficulty_step",
+    "*.schedule_config.root_degree",
+    "*.schedule_config.difficulty",
+    "*.schedule_config.max_step",
+    "compression_training.layer_reduction.module_name_prefix",
+    "compression_training.layer_reduction.other_module_name",
+)
+# Required by the model itself, which the inventory does not say.
+REQUIRED_HERE = {
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "train_iters",
+    "optimizer.params.lr",
+}
+
+WORDS = {"bool": "true or false", "int": "whole number", "float": "number", "str": "text", "dict": "block"}
+# Choices that stand for many values, and one of them.
+OPEN_CHOICES = {"<torch.optim class>": "SGD", "type:<regex>": "type:transformer"}
+
+VALUES = {
+    "bool": [True, False],
+    "int": [4],
+    "float": [0.25],
+    "str": ["word"],
+    "list": [["a"]],
+    "list[int]": [[1, 2, 3]],
+    "list[str]": [["a", "b"]],
+    "list[float]": [[0.5, 0.25]],
+    "list[list[str]]": [[["a"], ["b", "c"]]],
+    "dict": [{}, None],
+    "any": ["O2"],
+}
+WRONG = {
+    "bool": "maybe",
+    "int": "many",
+    "float": "many",
+    "str": [1],
+    "list": 5,
+    "list[int]": ["x"],
+    "list[str]": 5,
+    "list[float]": "x",
+    "list[list[str]]": ["a"],
+    "dict": 5,
+}
+# Types with other descriptions, because they accept more than the documents list.
+KINDS = {
+    "attention_config": "list",
+    "comet.api_key": "secret text",
+    "elasticity.version": "number",
+    "optimizer.type": "text",
+    "pipe_partition_method": "text",
+}
+# Where a wrong value of the type is a right one here.
+WRONGS = {"optimizer.type": [1], "optimizer_type": [1], "attention_config": ["nonsense"]}
+# Entries that have no effect without a value of another one that is not implemented.
+_ONE_BIT = ["freeze_step", "cuda_aware", "comm_backend_name", "max_coeff", "min_coeff", "coeff_beta"]
+_ONE_BIT += ["var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper"]
+_ONE_BIT += ["factor_max", "factor_min", "factor_threshold"]
+WAITS = {
+    "amp": "amp.enabled=true",
+    "amp.<apex_argument>": "amp.enabled=true",
+    "adlr_autoresume_interval": "adlr_autoresume=true",
+    "eval_results_prefix": "eval_tasks=[x]",
+    "gradient_noise_scale_cpu_offload": "log_gradient_noise_scale=true",
+    "gradient_noise_scale_n_batches": "log_gradient_noise_scale=true",
+    **{f"optimizer.params.{name}": "optimizer.type=OneBitLamb" for name in _ONE_BIT},
+}
+WAITED_FOR = {"adlr_autoresume", "eval_tasks", "log_gradient_noise_scale"}
+WAITED_FOR |= {"optimizer.type"}
+# Where the value of the type does not do.
+_METRIC = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.<metric>"
+SAMPLES = {
+    # The third choice needs training in fp16.
+    "data_types.grad_accum_dtype": ["fp32", "bf16"],
+    "activation_checkpointing.number_checkpoints": [4],
+    "attention_config": [[[[kind], 4]] for kind in ENTRIES["attention_config"]["choices"]],
+    "autotuning.arg_mappings": [{"seed": "--seed"}, None],
+    "comet.experiment_key": ["0" * 32],
+    "compression_training.layer_reduction.keep_number_layer": [3],
+    "compression_training.sparse_pruning.shared_parameters.block_pattern": ["4x1", "2:4"],
+    "compression_training.sparse_pruning.shared_parameters.schedule_offset_end": [95],
+    "curriculum_learning.max_difficulty": [16],
+    "curriculum_learning.schedule_config.max_step": [[1, 2]],
+    f"{_METRIC}.schedule_config.max_step": [[1, 2]],
+    "data_efficiency.data_routing.random_ltd.random_ltd_layer_num": [3],
+    "data_efficiency.data_routing.random_ltd.random_ltd_schedule.max_value": [16],
+    "deepspeed": [True],
+    "elasticity.ignore_non_elastic_batch_info": [True],
+    "elasticity.max_train_batch_size": [100],
+    "elasticity.model_parallel_size": [1],
+    "loss_scale_window": [500.0],
+    "min_lr": [0.0001],
+    "min_scale": [2.0],
+    "split": ["90,10"],
+    "test_data_weights": [[0.5]],
+    "train_data_weights": [[0.5]],
+    "valid_data_weights": [[0.5]],
+}
+# What else has to be said for a value to be possible.
+_PATHS = {part: f"{part}_data_paths=[a]" for part in ("train", "valid", "test")}
+_FP16 = ["precision=fp16"]
+_WEIGHTS = "compression_training.weight_quantization.shared_parameters"
+_ONE_BIT_ADAM = ["optimizer={params: {freeze_step: 5, cuda_aware: false, comm_backend_name: nccl}}"]
+COMPANIONS = {
+    "data_types.grad_accum_dtype": ["precision=bfloat16"],
+    **{
+        name: ["zero_optimization.stage=3", ".".join([*name.split(".")[:2], "device=cpu"])]
+        for name in ENTRIES
+        if name.startswith("zero_optimization.offload_") and not name.endswith(".device")
+    },
+    **dict.fromkeys(("optimizer.type", "optimizer_type", "onebitadam"), _ONE_BIT_ADAM),
+    **{f"{part}_data_paths": [_PATHS[other] for other in _PATHS if other != part] for part in _PATHS},
+    **{f"{part}_data_weights": list(_PATHS.values()) for part in _PATHS},
+    "activation_checkpointing.contiguous_memory_optimization": ["partition_activations=true"],
+    "contigious_checkpointing": ["partition_activations=true"],
+    "contiguous_checkpointing": ["partition_activations=true"],
+    "fp16_lm_cross_entropy": _FP16,
+    "save": ["save_interval=5"],
+    "zero_optimization.cpu_offload": ["zero_optimization.stage=1"],
+    "zero_optimization.offload_optimizer.device": [
+        "zero_optimization={stage: 3, offload_optimizer: {nvme_path: x}}"
+    ],
+    "zero_optimization.offload_param.device": ["zero_optimization={stage: 3, offload_param: {nvme_path: x}}"],
+    f"{_WEIGHTS}.quantize_weight_in_forward": _FP16,
+    f"{_WEIGHTS}.quantizer_kernel": _FP16,
+}
+
+
+def home(name):
+    """Where an entry is at home: a parameter, or one of the tables of aliases."""
+    tables = {"shorthand": SHORTHANDS, "older": OLDER_SPELLINGS, "computed": COMPUTED, "retired": RETIRED}
+    try:
+        parameter_named(name)
+    except KeyError:
+        found = [kind for kind, table in tables.items() if name in table]
+        inside = name.partition(".")[0] in SHORTHANDS or name.startswith("amp.")
+        return found[0] if found else "inside" if inside else "nowhere"
+    return "parameter"
+
+
+def written(name):
+    """Return the name as a user writes it; `<group>` becomes the first group of the example."""
+    parts, at = [], BLOCKS
+    for part in name.split("."):
+        if part == "<apex_argument>":
+            part = "opt_level"
+        elif part.startswith("<"):
+            part = next(iter(at))
+        at = at.get(part, {}) if isinstance(at, dict) else {}
+        parts.append(part)
+    return ".".join(parts)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """By the name of a block: the files of a small configuration with that block."""
+    folder = tmp_path_factory.mktemp("inventory")
+    minimal = folder / "minimal.yml"
+    minimal.write_text(MINIMAL)
+    found = {None: [minimal]}
+    for block, content in BLOCKS.items():
+        path = folder / f"{block}.yml"
+        path.write_text(json.dumps({block: content}))
+        found[block] = [minimal, path]
+    return found
+
+
+def attempt(files, name, value, *, spelling=None, around=()):
+    """Return the configuration with one value, or the problems."""
+    block = name.partition(".")[0]
+    text = f"{spelling or written(name)}={json.dumps(value)}"
+    companions = COMPANIONS.get(name, COMPANIONS.get(block, []))
+    if value in OPEN_CHOICES.values():
+        companions = []
+    try:
+        return load_config(files.get(block, files[None]), overrides=[*companions, *around, text])
+    except ConfigError as error:
+        return error.problems
+
+
+def values_of(entry):
+    """Documented values of an entry: all choices, or some of its type."""
+    if entry["name"] in SAMPLES:
+        return SAMPLES[entry["name"]]
+    if "choices" in entry:
+        return [OPEN_CHOICES.get(choice, choice) for choice in entry["choices"]]
+    return VALUES[entry["type"]]
+
+
+def as_read(value):
+    return tuple(as_read(item) for item in value) if isinstance(value, list) else value
+
+
+def with_home(*kinds):
+    return [name for name in ENTRIES if home(name) in kinds]
+
+
+def test_all_525_are_at_home():
+    assert len(ENTRIES) == 525
+    assert with_home("nowhere") == []
+
+
+@pytest.mark.parametrize("name", with_home("parameter"))
+def test_type_default_and_choices_are_the_documented_ones(name):
+    entry, parameter = ENTRIES[name], parameter_named(name)
+    kind = "choice" if "choices" in entry else WORDS.get(entry["type"], "list")
+    assert parameter.type.startswith(KINDS.get(name, kind))
+    for choice in entry.get("choices", ()):
+        assert choice in OPEN_CHOICES or str(choice) in re.findall(r"[\w.-]+", " ".join(parameter.choices))
+    if not parameter.is_block:
+        phrase = entry["type"] == "list[str]" and isinstance(entry["default"], str)
+        documented = EVERY_MODULE if phrase else as_read(entry["default"])
+        default = DEFAULTS[name][0] if name in DEFAULTS else documented
+        assert parameter.default == default
+        assert type(parameter.default) is type(default)
+
+
+@pytest.mark.parametrize("name", with_home("parameter"))
+def test_every_documented_value_is_read_under_both_spellings(files, name):
+    for place, value in enumerate(values_of(ENTRIES[name])):
+        spelling = written(name).replace("_", "-") if place == 0 else None
+        config = attempt(files, name, value, spelling=spelling)
+        if is_refused(name) and value is True:
+            assert [problem.name for problem in config] == [name]
+        elif not parameter_named(name).is_block:
+            assert not isinstance(config, list | tuple), config
+            found = config.value_of(written(name))
+            found = found.get_secret_value() if hasattr(found, "get_secret_value") else found
+            assert found == as_read(value)
+        else:
+            assert not isinstance(config, list | tuple), config
+
+
+# Anything may be handed on to apex.
+CHECKED = [name for name in with_home("parameter", "shorthand", "older", "inside") if "apex" not in name]
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_a_wrong_value_is_refused(files, name):
+    entry = ENTRIES[name]
+    wrong = WRONGS.get(name, "nonsense" if "choices" in entry else WRONG[entry["type"]])
+    problems = attempt(files, name, wrong)
+    assert isinstance(problems, list | tuple), "it was accepted"
+    assert target_of(name) in {problem.name for problem in problems}
+
+
+def target_of(name):
+    """Return the parameter reported for a problem with an alias."""
+    if name in OLDER_SPELLINGS:
+        return "optimizer.params.betas" if name.startswith("adam_beta") else name
+    for length in range(name.count(".") + 1, 0, -1):
+        outer = ".".join(name.split(".")[:length])
+        if outer in SHORTHANDS:
+            return SHORTHANDS[outer] + name[len(outer) :]
+    return written(name)
+
+
+@pytest.mark.parametrize("name", with_home("shorthand", "older", "inside"))
+def test_aliases_take_the_documented_values(files, name):
+    for value in values_of(ENTRIES[name]):
+        config = attempt(files, name, value)
+        assert not isinstance(config, list | tuple), config
+
+
+@pytest.mark.parametrize("name", with_home("computed", "retired"))
+def test_unused_parameters_are_noted(files, name):
+    config = attempt(files, name, VALUES[ENTRIES[name]["type"]][0])
+    assert [notice.name for notice in config.notices] == [name]
+
+
+@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry.get("required")])
+def test_missing_required_parameters_are_reported(name):
+    if any(fnmatchcase(name, pattern) for pattern in REQUIRED_TOGETHER):
+        return
+    parameter = parameter_named(name)
+    assert parameter.required or parameter.needed or parameter.is_block
+
+
+def test_nothing_else_is_required():
+    required = {name for name in with_home("parameter") if parameter_named(name).required}
+    assert {name for name in required if not ENTRIES[name].get("required")} == REQUIRED_HERE
+
+
+@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry.get("aliases")])
+def test_other_names_that_the_documents_give_are_known(name):
+    outer = name.rpartition(".")[0]
+    for alias in ENTRIES[name]["aliases"]:
+        alias = alias.replace("-", "_")
+        assert {home(alias), home(f"{outer}.{alias}")} != {"nowhere"}
+
+
+def is_refused(name):
+    return any(fnmatchcase(name, pattern) for pattern in REFUSED)
+
+
+def scope(switch):
+    """Return the block that a switch enables: its own, or the one around its shared parameters."""
+    head, _, last = switch.rpartition(".")
+    if last not in ("enabled", "device") and switch != "scheduler.type":
+        return switch
+    return head.removesuffix(".shared_parameters")
+
+
+def switches_of(name):
+    """Return the rows of NOT_YET that contain an entry, or whose block it is."""
+    inside = [row for row in NOT_YET if f"{name}.".startswith(f"{scope(row)}.")]
+    outside = [row for row in NOT_YET if row.startswith(f"{name}.")] if name == "compression_training" else []
+    return inside or outside
+
+
+def status_of(name):
+    """Return the status of an entry according to the code's tables."""
+    kind = home(name)
+    if kind != "parameter" and not name.startswith("amp."):
+        return {"shorthand": "alias", "older": "alias", "inside": "alias"}.get(kind, kind)
+    if name in NO_EFFECT:
+        return "no effect"
+    if any((name + ".").startswith(scope(switch) + ".") for switch in REFUSED):
+        return "refused"
+    rows = switches_of(name)
+    if rows == [name]:
+        default = parameter_named(name).default
+        others = [value for value in map(as_read, values_of(ENTRIES[name])) if value != default]
+        return "not yet" if all(NOT_YET[name].is_asked_for(value) for value in others) else "live"
+    return "not yet" if rows or name in WAITS else "live"
+
+
+def in_table(name):
+    """Return the status according to the reviewed table."""
+    return next(
+        status
+        for status, patterns in STATUS.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns.split())
+    )
+
+
+def test_the_table_lists_the_outcome_of_each_parameter():
+    assert {name: in_table(name) for name in ENTRIES} == {name: status_of(name) for name in ENTRIES}
+
+
+def test_lists_of_unbuilt_and_refused_parameters_only_shrink():
+    assert Counter(map(in_table, ENTRIES)) == COUNTS
+    assert sum(COUNTS.values()) == 525
+
+
+@pytest.mark.parametrize("name", [name for name in ENTRIES if in_table(name) == "not yet"])
+def test_check_notes_parameters_that_are_not_built(files, name):
+    """With the value that the entry needs, or with its block switched on."""
+    needed = WAITS.get(name, "")
+    for value in values_of(ENTRIES[name]):
+        config = attempt(files, name, value, around=[needed] if needed else [])
+        noted = {problem.name for problem in not_built_yet(config)}
+        if noted & set(switches_of(name) or WAITED_FOR):
+            return
+    raise AssertionError(f"{name} is accepted without a note")
+
+
+def test_the_complete_example_of_the_guide_loads_and_plans_unchanged():
+    config = load_config([DATA / "guide_example.yml"])
+    resolved = resolve(config, devices=8)
+    assert resolved.derived.train_batch_size == 32
+    assert resolved.derived.precision == "fp16"
+    assert not_built_yet(config) == []
+    assert resolved.config.optimizer.gradient_clipping == 1.0
+    assert engine_json(resolved)["train_batch_size"] == 32

@@ -1,0 +1,62 @@
+"""Files that are complete or absent."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from neox_config.atomic import atomic_write
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    with atomic_write(path) as file:
+        file.write("new\r\n")
+        file.flush()
+        assert path.read_text() == "old"
+    assert path.read_bytes() == b"new\r\n"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def write_half(path, failure):
+    with atomic_write(path) as file:
+        file.write("half")
+        raise failure
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
+def test_a_failure_leaves_the_older_file_and_nothing_else(tmp_path, failure):
+    path = tmp_path / "a.json"
+    path.write_text("old")
+    with pytest.raises(failure):
+        write_half(path, failure)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_failure_to_rename_leaves_nothing(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError), atomic_write(tmp_path / "folder") as file:
+        file.write("text")
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_the_permissions_are_as_asked_from_the_beginning(tmp_path):
+    with atomic_write(tmp_path / "secret", mode=0o600) as file:
+        assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_durable_file_is_flushed_before_it_is_renamed_and_its_folder_after(tmp_path, monkeypatch):
+    seen = []
+
+    def fsync(descriptor):
+        target = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        seen.append((target, (tmp_path / "a").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with atomic_write(tmp_path / "a", is_durable=True) as file:
+        file.write("text")
+    aside = tmp_path / f".a.{os.getpid()}.new"
+    assert seen == [(aside, False), (tmp_path, True)]

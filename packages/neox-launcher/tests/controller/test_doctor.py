@@ -1,0 +1,88 @@
+"""The diagnosis of the results of several hosts."""
+
+import pytest
+
+from neox_launcher.controller.doctor import diagnose
+from neox_launcher.protocol.messages import own_version
+from neox_launcher.protocol.outcome import Failure, Outcome
+
+FACTS = {
+    "host": "one",
+    "clock": 0.1,
+    "python": "3.11.9",
+    "torch": "2.13.0",
+    "deepspeed": "0.19.8",
+    "neox-model": "0.1.0",
+    "numpy": "2.4.0",
+    "driver": "570.1",
+    "gpus": ["H100", "H100"],
+    "gpu_error": None,
+    "files": {"/data/a.bin": "10 bytes of Monday"},
+    "folders": {"save": ""},
+    "all_reduce": {"bytes": 2**20, "seconds": 0.002, "bytes_per_second": 3e9},
+}
+
+
+def findings(second, *, failure=None):
+    """Return the diagnosis of two hosts, where the second one has these differences."""
+    facts = {0: FACTS, 1: {**FACTS, "host": "two", **second}}
+    outcome = Outcome(exit_code=0 if failure is None else 1, first_failure=failure, facts=facts)
+    diagnosis = diagnose(outcome, hosts=2)
+    return diagnosis, {finding.name: finding for finding in diagnosis.findings}
+
+
+def test_equal_hosts_are_good():
+    diagnosis, found = findings({})
+    assert diagnosis.is_good
+    assert str(diagnosis).endswith("\n\nverdict: these hosts can run the job")
+    assert found["reach and join"].found == "2 hosts started, 2 workers joined"
+    assert found["neox-launcher"].found == own_version()
+    assert found["GPUs"].found == "2 x H100"
+    assert found["all-reduce"].found == "1 MiB in 2.0 ms, 3.00 GB/s per link (bus bandwidth)"
+
+
+@pytest.mark.parametrize(
+    ("second", "name", "words"),
+    [
+        ({"clock": -2.0}, "clocks", "at most 2.1 s apart: one is ahead of two"),
+        ({"torch": "2.11.0"}, "torch", "2.13.0 on one\n2.11.0 on two"),
+        ({"driver": "560.2"}, "driver", "570.1 on one\n560.2 on two"),
+        ({"gpus": ["H100"]}, "GPUs", "2 x H100 on one\n1 x H100 on two"),
+        ({"gpu_error": "3 uncorrected memory errors"}, "GPUs", "the GPU of rank 1 on two: 3 uncorrected"),
+        ({"files": {"/data/a.bin": "9 bytes of Monday"}}, "/data/a.bin", "9 bytes of Monday on two"),
+        ({"files": {}}, "/data/a.bin", "None on two"),
+        ({"folders": {"save": "/s: Permission denied"}}, "save", "on two, /s: Permission denied"),
+    ],
+)
+def test_a_difference_is_reported_with_a_remedy(second, name, words):
+    diagnosis, found = findings(second)
+    assert [finding.name for finding in diagnosis.findings if not finding.is_good] == [name]
+    assert words in found[name].found
+    assert str(diagnosis).endswith(f"verdict: 1 problem to fix first\n  {name}: {found[name].remedy}")
+
+
+def test_hosts_that_reach_the_launcher_but_not_each_other():
+    failure = Failure(rank=1, host="two", time=0.0, message="timed out")
+    diagnosis, found = findings({}, failure=failure)
+    assert not diagnosis.is_good
+    assert found["reach and join"].found == "worker 1 on two failed:\ntimed out"
+    assert "firewalls" in found["reach and join"].remedy
+
+
+def test_an_unreachable_host_is_the_only_finding():
+    failure = Failure(rank=None, host="", time=0.0, message="two: could not be started")
+    diagnosis = diagnose(Outcome(exit_code=1, first_failure=failure), hosts=2)
+    assert [finding.found for finding in diagnosis.findings] == ["two: could not be started"]
+
+
+def test_hosts_with_another_version_are_listed():
+    failure = Failure(rank=None, host="two", time=0.0, message="its agent runs neox-launcher 0.0.1")
+    outcome = Outcome(
+        exit_code=2, first_failure=failure, other_versions={"two": "0.0.1", "four": "0.0.1", "five": "0.0.2"}
+    )
+    diagnosis = diagnose(outcome, hosts=5)
+    assert [finding.name for finding in diagnosis.findings] == ["reach and join", "neox-launcher"]
+    found = diagnosis.findings[1]
+    assert not found.is_good
+    assert found.found == f"{own_version()} on this machine\n0.0.1 on four, two\n0.0.2 on five"
+    assert found.remedy == "install the same version of neox-launcher on all hosts"

@@ -1,0 +1,257 @@
+"""Which failures are restarted, and from which checkpoint."""
+
+import errno
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+
+from neox_config import resolve
+from neox_launcher.controller import restarts
+from neox_launcher.controller.restarts import run_with_restarts
+from neox_launcher.plan.planning import Request, plan_launch
+from neox_launcher.protocol.outcome import Failure, Outcome
+from neox_launcher.resources.host import Host
+from neox_launcher.resources.world import World
+
+FAILURE = Failure(rank=1, host="h", time=0.0, message="the disk is full")
+FAILED = Outcome(exit_code=7, first_failure=FAILURE, num_failures=1)
+DONE = Outcome(exit_code=0)
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch):
+    """The seconds that each restart would have waited."""
+    found = []
+    monkeypatch.setattr(restarts, "_wait", found.append)
+    return found
+
+
+@pytest.fixture
+def plan(minimal, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    overrides = ("num-gpus=1", "save=saved", "save-interval=2", "load=given", "finetune=true")
+    request = Request(program="train", paths=(str(minimal),), overrides=(*overrides, "no-load-rng=true"))
+    found = plan_launch(request, gpus=0)
+    return replace(found, max_restarts=2)
+
+
+def attempts(plan, *outcomes, between=lambda number: None):
+    """Run a plan whose attempts have these outcomes; return the plans of the attempts and the result."""
+    seen = []
+
+    def attempt(current):
+        seen.append(current)
+        between(len(seen))
+        return outcomes[len(seen) - 1]
+
+    return seen, run_with_restarts(plan, attempt)
+
+
+def again(plan, number):
+    """Return the plan of a restart: its workers receive the number of restarts."""
+    return replace(plan, environment={**plan.environment, "NEOX_RESTART": str(number)})
+
+
+def save(folder, name):
+    (folder / "saved" / name).mkdir(parents=True)
+    (folder / "saved" / name / "manifest.json").touch()
+
+
+def test_success_needs_no_second_attempt(plan):
+    assert attempts(plan, DONE) == ([plan], DONE)
+
+
+def test_a_failure_without_a_checkpoint_restarts_with_the_same_plan(plan, capsys):
+    assert attempts(plan, FAILED, DONE) == ([plan, again(plan, 1)], DONE)
+    assert capsys.readouterr().err == (
+        "\nworker 1 on h failed:\nthe disk is full\n\n"
+        "restart 1 of at most 2 in 2 s, from the latest checkpoint in given\n"
+    )
+
+
+def test_a_restart_resumes_from_a_checkpoint_saved_meanwhile_with_all_states(plan, tmp_path, capsys):
+    save(tmp_path, "global_step2")
+    seen, outcome = attempts(
+        plan, FAILED, FAILED, DONE, between=lambda number: number == 2 and save(tmp_path, "global_step4")
+    )
+    assert outcome == DONE
+    assert seen[1] == again(plan, 1)
+    checkpoint = seen[2].resolved.config.checkpoint
+    assert (checkpoint.load, checkpoint.finetune, checkpoint.no_load_rng) == ("saved", False, False)
+    assert "restart 2 of at most 2 in 2 s, from the latest checkpoint in saved" in capsys.readouterr().err
+
+
+def test_the_last_failure_is_the_result(plan):
+    seen, outcome = attempts(plan, FAILED, FAILED, FAILED)
+    assert (len(seen), outcome) == (3, FAILED)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        replace(FAILED, exit_code=2),
+        replace(FAILED, was_stopped=True),
+        Outcome(exit_code=143, was_stopped=True),
+    ],
+)
+def test_invalid_requests_and_requests_to_stop_are_not_restarted(plan, outcome):
+    assert attempts(plan, outcome) == ([plan], outcome)
+
+
+def test_waits_double_up_to_five_minutes_and_start_again_after_a_checkpoint(plan, tmp_path, waits):
+    lost = replace(FAILED, first_failure=replace(FAILURE, unreported=True))
+    attempts(
+        replace(plan, max_restarts=11),
+        *[lost] * 12,
+        between=lambda number: number == 10 and save(tmp_path, "global_step2"),
+    )
+    assert waits == [2, 4, 8, 16, 32, 64, 128, 256, 300, 2, 2]
+
+
+def test_the_same_error_in_the_same_iteration_is_not_retried(plan):
+    again = [
+        replace(FAILED, iteration=7, first_failure=replace(FAILURE, message=f"loss is nan at 0x{number}f"))
+        for number in (1, 2)
+    ]
+    seen, outcome = attempts(replace(plan, max_restarts=9), *again)
+    assert len(seen) == 2
+    assert outcome.exit_code == 7
+    assert str(outcome.first_failure) == (
+        "worker 1 on h failed:\nloss is nan at 0x2f\n\nnot restarted: the same error has occurred 2 times in "
+        "succession after iteration 7; remove its cause, then start the job again"
+    )
+
+
+def test_the_same_error_before_the_first_iteration_is_retried_once_more(plan):
+    seen, outcome = attempts(replace(plan, max_restarts=9), FAILED, FAILED, FAILED)
+    assert len(seen) == 3
+    assert "occurred 3 times in succession before the first iteration" in str(outcome.first_failure)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"iteration": 8},
+        {"first_failure": replace(FAILURE, message="another")},
+        {"first_failure": replace(FAILURE, unreported=True)},
+        {"first_failure": replace(FAILURE, rank=None)},
+    ],
+)
+def test_other_failures_are_retried(plan, second):
+    first = replace(FAILED, iteration=7)
+    seen, outcome = attempts(replace(plan, max_restarts=9), first, replace(first, **second), first, DONE)
+    assert (len(seen), outcome) == (4, DONE)
+
+
+def test_kills_are_always_retried(plan):
+    killed = replace(FAILED, iteration=7, first_failure=replace(FAILURE, unreported=True))
+    seen, outcome = attempts(replace(plan, max_restarts=9), *[killed] * 5, DONE)
+    assert (len(seen), outcome) == (6, DONE)
+
+
+def test_a_failure_is_reported_with_checkpoints_that_cannot_be_read(plan, monkeypatch):
+    def fail(folder):
+        raise OSError(errno.EIO, "Input/output error", str(folder))
+
+    def cut_off(number):
+        monkeypatch.setattr(restarts, "complete_checkpoints", fail)
+
+    seen, outcome = attempts(plan, FAILED, between=cut_off)
+    assert (len(seen), outcome.exit_code) == (1, 7)
+    said = str(outcome.first_failure)
+    assert said.startswith("worker 1 on h failed:\nthe disk is full\n\nsave: ")
+    assert said.endswith("saved cannot be read: Input/output error; make it readable")
+
+
+def test_a_signal_ends_the_wait(plan, monkeypatch, capsys):
+    monkeypatch.undo()
+    monkeypatch.setattr(restarts, "_checkpoints", lambda plan: set())
+    monkeypatch.setattr(restarts, "_FIRST_WAIT_SECONDS", 100.0)
+    # Pending, if it arrives before the wait.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    sender = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGTERM))
+    sender.start()
+    try:
+        seen, outcome = attempts(plan, FAILED)
+    finally:
+        sender.join()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert (len(seen), outcome) == (1, Outcome(exit_code=143, was_stopped=True))
+    assert capsys.readouterr().err.endswith("\nSIGTERM received before the restart: ending\n")
+
+
+LOSS = replace(FAILED, has_started=True, lost_hosts=("worker-1",))
+
+
+@pytest.fixture
+def elastic(minimal, tmp_path, monkeypatch):
+    """Three hosts; 12 samples are shared by 1, 2, 3 or 6 workers, by no fewer than two here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("".join(f"worker-{number} slots=1\n" for number in (1, 2, 3)))
+    sizes = "max_train_batch_size: 12, micro_batch_sizes: [2], min_gpus: 2, version: 0.1"
+    more = tmp_path / "elastic.yml"
+    more.write_text(f"elasticity: {{enabled: true, {sizes}}}\nhostfile: hosts\nlauncher: ssh\nsave: saved\n")
+    given = ("train-micro-batch-size-per-gpu=null", "save-interval=2")
+    request = Request(program="train", paths=(str(minimal), str(more)), overrides=given)
+    return replace(plan_launch(request, gpus=0, environment={}), max_restarts=3)
+
+
+def hosts_of(plans):
+    return [[host.name for host in plan.world.hosts] for plan in plans]
+
+
+def test_an_elastic_job_continues_without_lost_hosts(elastic, tmp_path, capsys):
+    seen, outcome = attempts(
+        elastic, LOSS, DONE, between=lambda number: save(tmp_path, f"global_step{number}")
+    )
+    assert outcome == DONE
+    assert hosts_of(seen) == [["worker-1", "worker-2", "worker-3"], ["worker-2", "worker-3"]]
+    assert [plan.resolved.derived.accumulation for plan in seen] == [2, 3]
+    assert seen[1].resolved.config.checkpoint.load == "saved"
+    assert capsys.readouterr().err == (
+        "\nworker 1 on h failed:\nthe disk is full\n\n"
+        "restart 1 of at most 3 in 2 s, from the latest checkpoint in saved\n"
+        "lost: worker-1; continuing with 2 workers (before: 3) on worker-2, worker-3\n"
+        "train batch 12 as before: micro-batch 2, gradient accumulation steps 3, data-parallel size 2\n"
+    )
+
+
+def test_unused_slots_are_used_when_more_hosts_are_lost(elastic, tmp_path, capsys):
+    hosts = tuple(Host(f"worker-{number}", tuple(range(number))) for number in (1, 2, 3))
+    resolved = resolve(elastic.resolved.config, devices=6, hosts=3)
+    whole = replace(elastic, world=World(hosts=hosts, gpus=None), resolved=resolved)
+    second = replace(LOSS, lost_hosts=("worker-2",))
+    seen, _ = attempts(whole, LOSS, second, DONE)
+    # Five slots are left: two workers on worker-2 and one of the three on worker-3; then all three there.
+    assert [[len(host.slots) for host in plan.world.hosts] for plan in seen] == [[1, 2, 3], [2, 1], [3]]
+    assert "lost: worker-2; continuing with 3 workers (before: 3) on worker-3\n" in capsys.readouterr().err
+
+
+def test_a_failure_without_a_lost_host_restarts_on_the_same_hosts(elastic):
+    seen, _ = attempts(elastic, replace(FAILED, has_started=True), DONE)
+    assert hosts_of(seen) == [["worker-1", "worker-2", "worker-3"]] * 2
+
+
+def test_a_host_that_fails_at_the_first_start_is_tried_once_more(elastic):
+    absent = replace(LOSS, has_started=False)
+    seen, _ = attempts(elastic, absent, absent, DONE)
+    assert hosts_of(seen) == [*[["worker-1", "worker-2", "worker-3"]] * 2, ["worker-2", "worker-3"]]
+
+
+def test_too_few_hosts_end_an_elastic_job_with_both_reasons(elastic):
+    seen, outcome = attempts(elastic, replace(LOSS, lost_hosts=("worker-1", "worker-2")))
+    assert len(seen) == 1
+    assert outcome.exit_code == 7
+    said = str(outcome.first_failure)
+    assert said.startswith(
+        "worker 1 on h failed:\nthe disk is full\n\nlost: worker-1, worker-2; the job cannot"
+    )
+    assert "its batch of 12 samples requires 2, 3 workers" in said
+
+
+def test_a_job_without_elasticity_restarts_on_the_same_hosts(elastic):
+    rigid = replace(elastic, program="evaluate")
+    seen, _ = attempts(rigid, LOSS, DONE)
+    assert hosts_of(seen) == [["worker-1", "worker-2", "worker-3"]] * 2

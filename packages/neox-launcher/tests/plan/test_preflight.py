@@ -1,0 +1,152 @@
+"""Preflight checks of the files that a configuration names."""
+
+import json
+import struct
+
+import pytest
+
+from neox_launcher.plan.preflight import check_files
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """Create a dataset of one document of four tokens, and a tokenizer of 20 entries."""
+    monkeypatch.chdir(tmp_path)
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", 1, 8, 1, 1)
+    (tmp_path / "data.idx").write_bytes(header + struct.pack("<iqq", 4, 0, 0))
+    (tmp_path / "data.bin").write_bytes(bytes(8))
+    words = {str(number): number for number in range(20)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": words}}))
+    return tmp_path
+
+
+SETTINGS = "data-path: data\nvocab-file: tokenizer.json\ntokenizer-type: HFTokenizer\n"
+SAVED = "set it to the folder in which a training saved checkpoints"
+
+
+@pytest.mark.parametrize("manifest", [None, "no JSON", "[]", '{"tokenizer": {"vocab_size": 20}}'])
+def test_a_dataset_without_a_conflicting_manifest_passes(load, files, manifest):
+    if manifest is not None:
+        (files / "data.manifest.json").write_text(manifest)
+    assert check_files(load(SETTINGS), program="train") == []
+
+
+def test_a_dataset_of_another_tokenizer_is_reported_before_the_start(load, files):
+    (files / "data.manifest.json").write_text('{"tokenizer": {"vocab_size": 50257}}')
+    (problem,) = check_files(load(SETTINGS), program="train")
+    assert (problem.name, problem.value, problem.place.line) == ("data_path", "data", 1)
+    what = "was tokenized with a vocabulary of 50,257 entries; the configured tokenizer has 20"
+    assert problem.what == what
+    assert problem.remedy.startswith("configure the tokenizer that was used for the dataset")
+
+
+@pytest.mark.parametrize("block", ["tensorboard", "csv_monitor"])
+def test_the_folder_of_a_monitor_must_be_writable(load, files, block):
+    text = f"{SETTINGS}{block}: {{enabled: true, output_path: data.bin/x}}"
+    (problem,) = check_files(load(text), program="train")
+    assert (problem.name, problem.place.line) == (f"{block}.output_path", 4)
+    assert problem.what == "cannot be written to: data.bin is a file"
+    assert check_files(load(text.replace("true", "false")), program="train") == []
+
+
+def test_packages_of_monitors_are_checked_if_neox_model_is_installed(load, files, monkeypatch):
+    config = load(SETTINGS + "tensorboard-dir: events\nuse-wandb: true\n")
+    installed = {"neox_model", "tensorboard"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in installed else None)
+    (problem,) = check_files(config, program="train")
+    assert (problem.name, problem.remedy) == ("use_wandb", "pip install wandb")
+    installed.clear()
+    assert check_files(config, program="train") == []
+
+
+@pytest.mark.parametrize(
+    ("folders", "remedy"),
+    [
+        ("save: runs\nsave-interval: 1\nload: runs/", None),
+        ("load: old", None),
+        ("load: misspelt", f"{SAVED}; to start from new weights, "),
+        ("save: runs\nsave-interval: 1\nload: run", f"{SAVED}; "),
+        ("load: old/global_step5", "write load: old, the folder of all checkpoints; "),
+    ],
+)
+def test_load_may_be_empty_only_if_it_is_the_folder_of_save(load, files, folders, remedy):
+    (files / "old/global_step5").mkdir(parents=True)
+    (files / "old/global_step5/manifest.json").write_text("{}")
+    problems = check_files(load(f"{SETTINGS}{folders}\n"), program="train")
+    if remedy is None:
+        assert problems == []
+        return
+    (problem,) = problems
+    assert (problem.name, problem.what) == ("load", "contains no checkpoint")
+    assert problem.remedy.startswith(remedy)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "found"),
+    [
+        ("sample-input-file: prompts", b"\xef\xbb\xbf\n \n", ("sample_input_file", "contains no prompts")),
+        ("sample-input-file: prompts", b"one\n", None),
+        ("text-gen-type: unconditional", b"", ("num_samples", "is 0, so no text would be generated")),
+        ("text-gen-type: unconditional\nnum-samples: 2", b"", None),
+        ("text-gen-type: interactive", b"", None),
+    ],
+)
+def test_generation_without_anything_to_generate_is_reported(load, files, text, content, found):
+    (files / "prompts").write_bytes(content)
+    (files / "old/global_step5").mkdir(parents=True)
+    (files / "old/global_step5/manifest.json").write_text("{}")
+    problems = check_files(load(f"{SETTINGS}load: old\n{text}\n"), program="generate")
+    assert [(problem.name, problem.what) for problem in problems] == ([] if found is None else [found])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", [("split", "969, 30, 1", "leaves no document for validation and the test: data has 1")]),
+        ("split: 1,0,0", [("split", "1,0,0", "leaves no document for validation and the test: data has 1")]),
+        ("split: 0,0,1", []),
+        ("split: 0,1,0\neval-iters: 0", [("eval_iters", "0", "is 0, so nothing would be evaluated")]),
+    ],
+)
+def test_an_evaluation_of_nothing_is_refused_before_the_start(load, files, text, found):
+    (files / "old/global_step5").mkdir(parents=True)
+    (files / "old/global_step5/manifest.json").write_text("{}")
+    problems = check_files(load(f"{SETTINGS}load: old\n{text}\n"), program="evaluate")
+    # Training without documents is another problem of these splits.
+    problems = [problem for problem in problems if "for training" not in problem.what]
+    assert [(problem.name, problem.value, problem.what) for problem in problems] == found
+    assert all(problem.place.line for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("output", "name"),
+    [("prompts", "sample-input-file"), ("./link", "sample-input-file"), ("tokenizer.json", "vocab-file")],
+)
+def test_generated_texts_do_not_overwrite_a_file_that_is_read(load, files, output, name):
+    (files / "prompts").write_text("one\n")
+    (files / "link").symlink_to("prompts")
+    text = f"{SETTINGS}sample-input-file: prompts\nsample-output-file: {output}\n"
+    (problem,) = check_files(load(text), program="prompts")
+    assert (problem.name, problem.place.line) == ("sample_output_file", 5)
+    assert problem.what == f"is also the {name}, which would be overwritten"
+    assert (
+        check_files(
+            load(text.replace(f"output-file: {output}", "output-file: texts.jsonl")), program="prompts"
+        )
+        == []
+    )
+
+
+@pytest.mark.parametrize("latest", ["../elsewhere", "global_step5"])
+def test_latest_checkpoint_is_read_only_inside_its_folder(load, files, latest):
+    other = files / ("elsewhere" if latest.startswith("..") else "old/global_step5")
+    other.mkdir(parents=True, exist_ok=True)
+    shape = '{"contents": {"tensors": {"embedding.word_embeddings.weight": {"shape": [3, 4]}}}}'
+    (other / "manifest.json").write_text(shape)
+    (files / "old").mkdir(exist_ok=True)
+    (files / "old/latest").write_text(latest)
+    (files / "old/global_step5").mkdir(exist_ok=True)
+    (files / "old/global_step5/manifest.json").touch()
+    problems = check_files(load(f"{SETTINGS}load: old\n"), program="evaluate")
+    is_inside = not latest.startswith("..")
+    assert any("the model in old has 3 tokens" in problem.what for problem in problems) is is_inside

@@ -1,0 +1,1 @@
+"""Build a model from configuration: a list of layers, then a plain module or a pipeline."""

@@ -1,0 +1,164 @@
+"""Run a list of layers, with or without recomputing their activations in the backward pass.
+
+Consecutive transformer layers are divided into segments of `checkpoint_num_layers`, each of which stores only
+its input (torch's non-reentrant checkpoint). The plain model and pipeline stages share this code: DeepSpeed's
+segments include the embedding and the head, and do not recompute segments that contain one of them.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from neox_config import Resolved
+from neox_model.assembly.checkpoint_storage import InputStorage
+from neox_model.layers.residual_layer import ResidualLayer
+from neox_model.parallel.groups import SINGLE_RANK, Groups
+
+__all__ = ["Recomputation", "build_recomputation", "run_layers"]
+
+logger = logging.getLogger(__name__)
+
+Layer = Callable[[Any], Any]
+
+
+class Recomputation:
+    """Runs segments of layers with activation recomputation.
+
+    Args:
+        segment_layers: transformer layers per segment.
+        keeper: storage for the segments' inputs; None: keep them where they are.
+        passes: maximum number of micro-batches with an outstanding backward pass, for the keeper's buffer.
+        synchronizes: synchronize with the device before and after both passes of each segment.
+        profiles: log the time of both passes of each segment; synchronizes too.
+    """
+
+    def __init__(
+        self,
+        *,
+        segment_layers: int,
+        keeper: InputStorage | None = None,
+        passes: int = 1,
+        synchronizes: bool = False,
+        profiles: bool = False,
+    ) -> None:
+        self._segment_layers = segment_layers
+        self._keeper = keeper
+        self._passes = passes
+        self._is_watched = synchronizes or profiles
+        self._profiles = profiles
+
+    def run(self, layers: Sequence[Layer], inputs: Any) -> Any:
+        """Run the layers in order, transformer layers in segments."""
+        parts = self._split(layers)
+        number = 0
+        if self._keeper is not None:
+            self._keeper.expect(self._passes * sum(is_segment for is_segment, _ in parts))
+        for is_segment, part in parts:
+            if not is_segment:
+                inputs = _run(part, *_as_tuple(inputs))
+                continue
+            number += 1
+            run = self._run_watched if self._is_watched else self._run_segment
+            inputs = run(part, _as_tuple(inputs), f"segment {number}")
+        return inputs
+
+    def _split(self, layers: Sequence[Layer]) -> list[tuple[bool, list[Layer]]]:
+        """Return (is recomputed, layers) for each part."""
+        parts = []
+        for is_recomputed, group in groupby(layers, key=lambda layer: isinstance(layer, ResidualLayer)):
+            run = list(group)
+            step = self._segment_layers if is_recomputed else len(run)
+            parts += [(is_recomputed, run[first : first + step]) for first in range(0, len(run), step)]
+        return parts
+
+    def _run_segment(self, layers: Sequence[Layer], inputs: tuple[Tensor, ...], name: str) -> Any:
+        with nullcontext() if self._keeper is None else self._keeper.hooks():
+            # Pass each input as a separate argument: torch does not save tensors inside tuples.
+            return checkpoint(_run, layers, *inputs, use_reentrant=False)
+
+    def _run_watched(self, layers: Sequence[Layer], inputs: tuple[Tensor, ...], name: str) -> Any:
+        hidden = inputs[0]
+        began = _now(hidden.device)
+        result = self._run_segment(layers, inputs, name)
+        forward = _now(hidden.device) - began
+        backward_began: list[float] = []
+
+        def on_backward_start(gradient: Tensor) -> None:
+            backward_began.append(_now(gradient.device))
+
+        def on_backward_end(gradient: Tensor) -> None:
+            backward = _now(gradient.device) - backward_began.pop()
+            if self._profiles:
+                logger.info(
+                    "%s of %d recomputed layers: forward %.2f ms, backward with recomputation %.2f ms",
+                    name,
+                    len(layers),
+                    1e3 * forward,
+                    1e3 * backward,
+                )
+
+        _as_tuple(result)[0].register_hook(on_backward_start)
+        if hidden.requires_grad:
+            hidden.register_hook(on_backward_end)
+        return result
+
+
+def build_recomputation(resolved: Resolved, groups: Groups) -> Recomputation | None:
+    """Build the configured recomputation; None if all activations are stored."""
+    section = resolved.config.activation_checkpointing
+    if not section.checkpoint_activations:
+        return None
+    # With sequence parallelism, inputs are already partitioned.
+    is_partitioned = section.partition_activations and not resolved.config.parallelism.sequence_parallel
+    keeper = None
+    if section.partition_activations or section.checkpoint_in_cpu:
+        keeper = InputStorage(
+            group=groups.model if is_partitioned else SINGLE_RANK,
+            in_host=section.checkpoint_in_cpu,
+            slots=(section.number_checkpoints or 0) if section.contiguous_checkpointing else None,
+        )
+    return Recomputation(
+        segment_layers=section.checkpoint_num_layers,
+        keeper=keeper,
+        # A stage runs one forward pass per stage from itself to the last before its first backward pass.
+        passes=min(groups.pipe.size - groups.pipe.rank, resolved.derived.accumulation),
+        synchronizes=section.synchronize_each_layer,
+        profiles=section.profile_backward,
+    )
+
+
+def run_layers(layers: Sequence[Layer], inputs: Any, *, recomputation: Recomputation | None) -> Any:
+    """Run the layers in order.
+
+    Args:
+        layers: modules or functions, each applied to the output of the previous one.
+        inputs: inputs of the first layer.
+        recomputation: recomputes segments of layers; None stores all activations.
+    """
+    if recomputation is None or not torch.is_grad_enabled():
+        return _run(layers, *_as_tuple(inputs))
+    return recomputation.run(layers, inputs)
+
+
+def _run(layers: Sequence[Layer], *inputs: Tensor) -> Any:
+    result: Any = inputs if len(inputs) > 1 else inputs[0]
+    for layer in layers:
+        result = layer(result)
+    return result
+
+
+def _as_tuple(inputs: Any) -> tuple[Tensor, ...]:
+    return (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+
+
+def _now(device: torch.device) -> float:
+    """Synchronize with the device and return the time in seconds."""
+    torch.get_device_module(device).synchronize()
+    return time.perf_counter()

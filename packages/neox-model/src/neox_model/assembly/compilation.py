@@ -1,0 +1,234 @@
+"""Compile the layers with torch.compile, after a trial before the training starts.
+
+Only a layer's `block` is compiled, inside ZeRO's hooks, activation checkpointing and pipeline communication.
+Functions that communicate or draw from a separate random stream are not compiled, and break the graphs.
+
+The trial runs all layers of this rank forward and backward as in training, and once as in evaluation. A
+compiler that fails therefore fails here, where `auto` can continue without it, and no iteration waits for the
+compiler. Ranks that share a layer run it together; they are on one host, so that the compiler fails for all
+of them or for none.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_config import Resolved
+from neox_config.derive.layer_compilation import why_layers_stay_uncompiled
+from neox_model.assembly.activation_checkpointing import run_layers
+from neox_model.assembly.as_pipeline import PipelineModel
+from neox_model.assembly.as_sequential import SequentialModel
+from neox_model.assembly.choices import DTYPES, all_ranks_agree
+from neox_model.assembly.compiler_cache import private_compiler_cache
+from neox_model.errors import ModelError
+from neox_model.layers.attention import flex
+from neox_model.layers.residual_layer import ResidualLayer
+from neox_model.parallel import collectives, random
+from neox_model.parallel.groups import Groups
+from neox_model.torch_compat import limit_graphs, recompile_limit_error
+
+__all__ = ["compile_layers"]
+
+logger = logging.getLogger(__name__)
+
+# Estimated cost of compilation, and cautious estimate of its gain, to decide whether a trial is worthwhile.
+_SECONDS_TO_COMPILE = 60.0
+_SHARE_GAINED = 0.1
+_REPEATS = 3
+# Largest |compiled - eager| / |eager| of the layers' output that is attributed to rounding.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+# Graphs differ by kind of attention, and between training and evaluation.
+_GRAPHS_OF_A_FUNCTION = 64
+
+
+def compile_layers(
+    model: SequentialModel | PipelineModel, resolved: Resolved, groups: Groups, *, backend: str = "inductor"
+) -> None:
+    """Compile the layers of this rank according to `compile`. Collective over all ranks.
+
+    Call it when the weights have the dtype and device of the training. Draws from the random streams.
+
+    Args:
+        model: the model whose layers to compile.
+        resolved: the configuration.
+        groups: this job's process groups.
+        backend: backend of torch.compile.
+
+    Raises:
+        ModelError: `compile` is true, and the compiler fails or changes the layers' output.
+    """
+    requested = resolved.config.model.compile
+    if requested is False:
+        return
+    trial = _Trial(model, resolved, groups)
+    if requested == "auto":
+        reason = _why_not(trial, resolved, groups)
+        if reason is not None:
+            logger.info("compile: layers are not compiled: %s", reason)
+            return
+    began = time.perf_counter()
+    found = trial.compile(backend)
+    reason = found.failure
+    is_faster = not trial.layers or found.seconds < found.eager_seconds
+    if requested == "auto" and reason is None and not is_faster:
+        reason = f"compilation does not make them faster ({found})"
+    if all_ranks_agree(groups.control, reason is None):
+        logger.info("compile: layers are compiled (in %.0f s): %s", time.perf_counter() - began, found)
+        return
+    trial.undo()
+    reason = reason or "on another rank compilation fails, or does not make them faster"
+    if requested is True:
+        raise ModelError(f"compile: true: {reason}; set compile: false to train without it")
+    logger.info("compile: layers are not compiled: %s", reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """The result of a trial: seconds per micro-batch, forward and backward, and the failure if any."""
+
+    eager_seconds: float = 0.0
+    seconds: float = 0.0
+    failure: str | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"a micro-batch takes {1e3 * self.seconds:.1f} ms in this rank's compiled layers, and "
+            f"{1e3 * self.eager_seconds:.1f} ms uncompiled"
+        )
+
+
+class _Trial:
+    """Runs the layers of this rank on hidden states of the run's shape.
+
+    Args:
+        model: the model with the layers.
+        resolved: the configuration, which gives the shapes.
+        groups: this job's process groups.
+    """
+
+    def __init__(self, model: SequentialModel | PipelineModel, resolved: Resolved, groups: Groups) -> None:
+        ordered: Any = model.stack if isinstance(model, SequentialModel) else model.forward_funcs
+        self.layers = [layer for layer in ordered if isinstance(layer, ResidualLayer)]
+        self._model = model
+        self._resolved = resolved
+        self._groups = groups
+        self.device = next((value.device for value in model.parameters()), torch.device("cpu"))
+
+    def eager_seconds(self) -> float:
+        """Return the seconds of a micro-batch, forward and backward, with the layers as they are."""
+        return self._in_training(self._seconds)
+
+    def compile(self, backend: str) -> _Found:
+        """Compile all layers, and compare their output and speed with those before."""
+        if not self.layers:
+            return _Found()
+        eager_seconds, expected = self._in_training(self._seconds), self._output()
+        private_compiler_cache()
+        torch.compiler.reset()
+        for function in (*collectives.COMPILE_DISABLED, *random.COMPILE_DISABLED, *flex.COMPILE_DISABLED):
+            function.disable_compile()
+        limit_graphs(_GRAPHS_OF_A_FUNCTION)
+        for layer in self.layers:
+            layer.compiled = torch.compile(layer.block, dynamic=False, backend=backend)
+        try:
+            seconds = self._in_training(self._seconds)
+            difference = _relative(self._output(), expected)
+        except (RuntimeError, OSError, recompile_limit_error()) as error:
+            return _Found(failure=f"the compiler fails: {_in_one_line(error)}")
+        bound = _TOLERANCE[expected.dtype]
+        if not difference <= bound:  # NaN counts as a difference.
+            return _Found(
+                failure=f"the output of the compiled layers differs by {difference:.2g} (relative), more "
+                f"than the tolerance of {bound:.2g}"
+            )
+        return _Found(eager_seconds=eager_seconds, seconds=seconds)
+
+    def undo(self) -> None:
+        """Restore the uncompiled layers."""
+        for layer in self.layers:
+            layer.compiled = None
+        torch.compiler.reset()
+
+    def _in_training(self, run: Callable[[], float]) -> float:
+        self._model.train()
+        # The first run compiles, or fills the layers' caches; the second compiles the code for filled caches.
+        self._train()
+        self._train()
+        return run()
+
+    def _seconds(self) -> float:
+        return min(self._timed_once() for _ in range(_REPEATS))
+
+    def _timed_once(self) -> float:
+        began = self._now()
+        self._train()
+        return self._now() - began
+
+    def _now(self) -> float:
+        torch.get_device_module(self.device).synchronize()
+        return time.perf_counter()
+
+    def _train(self) -> None:
+        """Run forward and backward; only the inputs' gradient is computed, no parameter receives one."""
+        inputs = self._inputs(requires_grad=True)
+        result = run_layers(self.layers, inputs, recomputation=self._model.recomputation)
+        hidden_SBD = result if isinstance(result, Tensor) else result[0]
+        torch.autograd.grad(hidden_SBD, inputs[0], torch.ones_like(hidden_SBD))
+
+    def _output(self) -> Tensor:
+        """Return the output in evaluation, which is deterministic."""
+        self._model.eval()
+        with torch.no_grad():
+            result = run_layers(self.layers, self._inputs(requires_grad=False), recomputation=None)
+        return result if isinstance(result, Tensor) else result[0]
+
+    def _inputs(self, *, requires_grad: bool) -> tuple[Tensor, ...]:
+        config, derived = self._resolved.config, self._resolved.derived
+        length, batch = config.model.seq_length, derived.micro_batch_size
+        own = length // self._groups.model.size if config.parallelism.sequence_parallel else length
+        generator = torch.Generator(self.device).manual_seed(0)
+        hidden_SBD = torch.randn(
+            own, batch, config.model.hidden_size, generator=generator, device=self.device
+        ).to(DTYPES[derived.precision])
+        hidden_SBD.requires_grad_(requires_grad)
+        if not config.data.reset_attention_mask:
+            return (hidden_SBD,)
+        return hidden_SBD, torch.zeros(batch, length, dtype=torch.long, device=self.device)
+
+
+def _why_not(trial: _Trial, resolved: Resolved, groups: Groups) -> str | None:
+    """Return the reason why `auto` skips the trial; None if it runs the trial."""
+    reason = why_layers_stay_uncompiled(resolved.config)
+    if reason is not None:
+        return f"compilation does not work with {reason}"
+    if trial.device.type == "cpu":
+        return "on a CPU compilation takes minutes and saves a twentieth of the layers' time"
+    if resolved.config.attention.apply_query_key_layer_scaling:
+        return "with query-key layer scaling each layer needs a separate graph"
+    iterations, passes = resolved.config.training.train_iters, resolved.derived.accumulation
+    gained = _SHARE_GAINED * iterations * passes * (trial.eager_seconds() if trial.layers else 0.0)
+    is_long = not trial.layers or gained > _SECONDS_TO_COMPILE
+    if all_ranks_agree(groups.control, is_long):
+        return None
+    return (
+        f"the expected gain, a tenth of their time in all {iterations:,} iterations, is {gained:.0f} s, less "
+        "than compilation takes"
+    )
+
+
+def _relative(given: Tensor, expected: Tensor) -> float:
+    wide, exact = given.double(), expected.double()
+    return float((wide - exact).norm() / exact.norm())
+
+
+def _in_one_line(error: Exception) -> str:
+    """Return the compiler's first error message, or the first line of torch's message."""
+    cause = getattr(error, "inner_exception", error)
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    complaints = [line.partition("error: ")[2] for line in lines if "error: " in line]
+    return (complaints or lines or [type(cause).__name__])[0]

@@ -1,0 +1,177 @@
+"""Build the model from configuration, as an ordered list of layers.
+
+    embedding, layers.0 .. layers.N-1, final_norm, lm_head
+
+The list becomes a plain module or a pipeline, whose parameters are initialized by logical name: the same
+configuration and random seed give the same model on every layout.
+"""
+
+import logging
+import math
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import nn
+
+from neox_config import NeoXConfig, Resolved, engine_json
+from neox_config.facts.vocabulary import pad_vocabulary
+from neox_model.assembly.activation_checkpointing import build_recomputation
+from neox_model.assembly.as_pipeline import PipelineModel, as_pipeline
+from neox_model.assembly.as_sequential import SequentialModel, as_sequential
+from neox_model.assembly.attention import build_input_position, log_attention_paths
+from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.operators import choose_operators
+from neox_model.assembly.plan import LayerPlan
+from neox_model.assembly.transformer import build_layer, build_norm, init_method
+from neox_model.assembly.zero_sharding import gathered_parameter, zero3_init
+from neox_model.initialization import initialize_parameters
+from neox_model.layers.embedding import Embedding
+from neox_model.layers.lm_head import LMHead, LMLoss
+from neox_model.parallel.groups import Group, Groups
+from neox_model.parallel.logical import named_logical_parameters
+
+__all__ = ["LayerPlan", "build_model", "build_plan", "padded_vocab_size"]
+
+logger = logging.getLogger(__name__)
+
+
+def padded_vocab_size(config: NeoXConfig, vocab_size: int) -> int:
+    """Return the size of the logical vocabulary, given that of the tokenizer."""
+    return pad_vocabulary(vocab_size, config.model.make_vocab_size_divisible_by)
+
+
+def build_plan(
+    resolved: Resolved, groups: Groups, *, vocab_size: int, device: torch.device | str = "cpu"
+) -> list[LayerPlan]:
+    """Return the model as a list of layers, without building them. Collective over all ranks.
+
+    Args:
+        resolved: the configuration.
+        groups: this job's process groups.
+        vocab_size: the tokenizer's vocabulary size.
+        device: device of the layers.
+
+    Raises:
+        LayoutError: sizes do not divide.
+        ModelError: a configured value has no implementation.
+        KernelUnavailable: a requested fused operator cannot be used.
+    """
+    config = resolved.config
+    init = init_method(config)
+    splits_sequence = config.parallelism.sequence_parallel and groups.model.size > 1
+    group = replace(groups.model, splits_sequence=splits_sequence)
+    vocabulary = {
+        "vocab_size": padded_vocab_size(config, vocab_size),
+        "hidden_size": config.model.hidden_size,
+        "init": init,
+        "group": group,
+    }
+    owner = None if config.model.no_weight_tying else "embedding"
+    operators = choose_operators(
+        resolved, groups, device=torch.device(device), dtype=DTYPES[resolved.derived.precision]
+    )
+    norm_class, norm_kwargs = build_norm(config, operators, group)
+    embedding = LayerPlan(
+        name="embedding",
+        cls=Embedding,
+        kwargs={
+            **vocabulary,
+            "position": build_input_position(config, init, group),
+            "dropout": config.model.hidden_dropout,
+        },
+        tied=owner,
+        tied_weight="word_embeddings.weight",
+    )
+    log_attention_paths(resolved, operators)
+    layers, owners = [], resolved.derived.weight_owners
+    for index in range(config.model.num_layers):
+        cls, kwargs = build_layer(resolved, index, group=group, operators=operators)
+        shares = None if owners is None else f"layers.{owners[index]}"
+        layers.append(LayerPlan(name=f"layers.{index}", cls=cls, kwargs=kwargs, shares=shares))
+    norm = LayerPlan(name="final_norm", cls=norm_class, kwargs=norm_kwargs)
+    head = LayerPlan(name="lm_head", cls=LMHead, kwargs=vocabulary, tied=owner, tied_weight="weight")
+    return [embedding, *layers, norm, head]
+
+
+def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> SequentialModel | PipelineModel:
+    """Build this rank's part of the model and initialize its parameters. Collective over all ranks.
+
+    The plain model maps `tokens_BS` (or a tuple, see Embedding) to `logits_BSV` of this rank's part of the
+    vocabulary, or, given `(labels_BS, loss_mask_BS)` too, to the loss, without storing all logits. A
+    pipeline's last stage returns hidden states, which its `loss_fn` maps to the loss.
+
+    Args:
+        resolved: the configuration.
+        groups: this job's process groups.
+        vocab_size: the tokenizer's vocabulary size.
+
+    Raises:
+        LayoutError: sizes do not divide.
+        ModelError: a configured value has no implementation.
+        KernelUnavailable: a requested fused operator cannot be used.
+    """
+    config = resolved.config
+    device = _device()
+    # Initialize weights where they are allocated: generators of host and device give different numbers.
+    on_host = config.model.use_cpu_initialization or config.parallelism.lazy_mpu_init
+    plan = build_plan(resolved, groups, vocab_size=vocab_size, device=device)
+    with torch.device("cpu") if on_host else device:
+        model = _assemble(plan, resolved, groups, _loss(config, groups.model, vocab_size))
+    initialize_parameters(
+        model,
+        config.training.seed,
+        on_cpu=on_host,
+        writable=partial(gathered_parameter, groups=groups),
+    )
+    _log_share(model, groups)
+    return model
+
+
+def _loss(config: NeoXConfig, group: Group, vocab_size: int) -> LMLoss:
+    return LMLoss(
+        padded_vocab_size(config, vocab_size),
+        group,
+        is_mean=config.training.loss_normalization == "micro_batch",
+        dtype=torch.float16 if config.precision.fp16_lm_cross_entropy else None,
+    )
+
+
+def _assemble(
+    plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn: LMLoss
+) -> SequentialModel | PipelineModel:
+    config = resolved.config
+    recomputation = build_recomputation(resolved, groups)
+    if resolved.derived.uses_pipeline:
+        return as_pipeline(
+            plan,
+            groups,
+            loss=loss_fn,
+            partition_method=config.parallelism.pipe_partition_method,
+            recomputation=recomputation,
+        )
+    with zero3_init(config.zero.zero_optimization.stage, groups, engine_json(resolved)):
+        return as_sequential(plan, loss_fn=loss_fn, recomputation=recomputation)
+
+
+def _device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _log_share(model: nn.Module, groups: Groups) -> None:
+    """Log the number of parameters on this rank, unless it holds the whole model."""
+    if groups.model.size * groups.pipe.size == 1:
+        return
+    held = 0
+    for _, parameter in named_logical_parameters(model):
+        held += math.prod(stop - start for start, stop in parameter.logical.slices)  # type: ignore[attr-defined]
+    logger.info(
+        "%s parameters on this rank (tensor-parallel rank %d of %d, stage %d of %d)",
+        f"{held:,}",
+        groups.model.rank,
+        groups.model.size,
+        groups.pipe.rank,
+        groups.pipe.size,
+    )

@@ -1,0 +1,234 @@
+"""Choose the fused operators of the layers, once for the whole model and the same on every rank.
+
+`true` requires the fused operator: if it cannot be used, training ends with the reason before it starts.
+`auto` uses it if it is correct and faster. Otherwise layers use PyTorch's operators.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_config import NeoXConfig, Resolved
+from neox_config.facts.norms import NORM_FACTS
+from neox_kernels import (
+    KernelUnavailable,
+    Operator,
+    apex_layer_norm,
+    bias_dropout_add,
+    bias_geglu,
+    bias_gelu,
+    bias_swiglu,
+    choose,
+    layer_norm,
+    rms_norm,
+    rotary,
+    scaled_causal_softmax,
+    scaled_masked_softmax,
+)
+from neox_model.assembly.choices import all_ranks_agree
+from neox_model.assembly.compiler_cache import private_compiler_cache
+from neox_model.layers.attention.dense import hidden_keys
+from neox_model.parallel.groups import Group, Groups
+
+__all__ = ["Operators", "choose_operators"]
+
+logger = logging.getLogger(__name__)
+
+# Smallest head width that FlexAttention's kernels support.
+_FLEX_HEAD_WIDTH = 16
+
+Requested = Any  # bool | Literal["auto"]; mypy does not see through the configuration's models.
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operators:
+    """The operators that layers call instead of PyTorch's; None: use PyTorch's.
+
+    Attributes:
+        softmax: (scores_BNST, scale, masked_out or None) -> weights; None: attention stores no scores.
+        rotary: (query_SBNK, key_SBNK, cos_SR, sin_SR) -> both rotated.
+        bias_gelu: (x, bias) -> gelu(x + bias), tanh form.
+        gated_activation: (up, gate, up_bias, gate_bias) -> (up + up_bias) * f(gate + gate_bias);
+            a bias may be None; f depends on the activation.
+        bias_dropout_add: (x, bias or None, residual, probability, training) -> sum.
+        norm: the model's norm: (x, weight, bias, epsilon) -> normalized x; RMS norm has no bias.
+        flex_unusable: why FlexAttention cannot be used; None if it can.
+    """
+
+    softmax: Callable[[Tensor, float, Tensor | None], Tensor] | None = None
+    rotary: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    bias_gelu: Callable[[Tensor, Tensor], Tensor] | None = None
+    gated_activation: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor] | None = None
+    bias_dropout_add: Callable[[Tensor, Tensor | None, Tensor, float, bool], Tensor] | None = None
+    norm: Callable[..., Tensor] | None = None
+    flex_unusable: str | None = None
+
+
+def choose_operators(
+    resolved: Resolved, groups: Groups, *, device: torch.device, dtype: torch.dtype
+) -> Operators:
+    """Choose operators by the configuration and this machine's capabilities. Collective over all ranks.
+
+    Args:
+        resolved: the configuration.
+        groups: this job's process groups.
+        device: device of the layers.
+        dtype: dtype of their activations.
+
+    Raises:
+        KernelUnavailable: a requested fused operator cannot be used.
+    """
+    config = resolved.config
+    if config.model.onnx_safe:
+        return _EXPORTED
+    if device.type == "cuda":
+        private_compiler_cache()
+    model, attention = config.model, config.attention
+    chooser = _Chooser(device=device, dtype=dtype, agree=_agreement(groups.control))
+    tokens = (model.seq_length, resolved.derived.micro_batch_size)
+    heads = max(1, model.num_attention_heads // groups.model.size)
+    shape_SBNK = (*tokens, heads, model.hidden_size // model.num_attention_heads)
+    shape_SBF = (*tokens, max(1, resolved.derived.mlp_width // groups.model.size))
+    shape_SBD = (*tokens, model.hidden_size)
+    scores = (tokens[1], heads, tokens[0], tokens[0])
+    has_gelu, is_rotary = model.activation == "gelu", attention.pos_emb == "rotary"
+    return Operators(
+        softmax=_softmax(config, chooser, scores),
+        rotary=chooser.fused("rope-fusion", is_rotary and attention.rope_fusion, rotary, shape_SBNK),
+        bias_gelu=chooser.fused(
+            "bias-gelu-fusion", has_gelu and model.bias_gelu_fusion, bias_gelu, shape_SBF
+        ),
+        gated_activation=_gated_activation(config, chooser, shape_SBF),
+        bias_dropout_add=chooser.fused(
+            "bias-dropout-fusion", model.bias_dropout_fusion, bias_dropout_add, shape_SBD
+        ),
+        norm=_norm(config, chooser, shape_SBD),
+        flex_unusable=_why_not_flex(config, device, head_width=shape_SBNK[-1]),
+    )
+
+
+def _why_not_flex(config: NeoXConfig, device: torch.device, *, head_width: int) -> str | None:
+    if device.type != "cuda":
+        return "it has no backward pass on a CPU"
+    if config.model.attention_dropout > 0.0:
+        return "it has no dropout (set attention-dropout: 0 to use it)"
+    if head_width < _FLEX_HEAD_WIDTH:
+        return f"it requires heads of at least {_FLEX_HEAD_WIDTH} channels, but these have {head_width}"
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chooser:
+    """Chooses between the fused and the reference implementation of operators."""
+
+    device: torch.device
+    dtype: torch.dtype
+    agree: Callable[[bool], bool] | None
+
+    def form(
+        self, parameter: str, requested: Requested, operator: Operator[..., Any], shape: tuple[int, ...]
+    ) -> Function:
+        """Return the fused or the reference implementation; an error names the parameter."""
+        try:
+            return choose(
+                requested, operator, device=self.device, dtype=self.dtype, shape=shape, agree=self.agree
+            )
+        except KernelUnavailable as error:
+            raise KernelUnavailable(f"{parameter}: true: {error}") from error
+
+    def fused(
+        self, parameter: str, requested: Requested, operator: Operator[..., Any], shape: tuple[int, ...]
+    ) -> Function | None:
+        """Return the fused implementation, None if the layer uses PyTorch's operators."""
+        chosen = self.form(parameter, requested, operator, shape)
+        return None if chosen is operator.reference else chosen
+
+    def all_have(self, operator: Operator[..., Any]) -> bool:
+        """Return True if the operator can be used on every rank; log the reason."""
+        availability = operator.available(device=self.device, dtype=self.dtype)
+        everywhere = availability.ok if self.agree is None else self.agree(availability.ok)
+        reason = "another rank cannot use it" if availability.ok and not everywhere else availability.reason
+        logger.info("%s: %s", operator.name, reason if everywhere else f"PyTorch's kernel, because {reason}")
+        return everywhere
+
+
+def _agreement(control: Group) -> Callable[[bool], bool] | None:
+    return None if control.size == 1 else partial(all_ranks_agree, control)
+
+
+def _norm(config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]) -> Function | None:
+    """Choose the norm; PyTorch's layer norm replaces NVIDIA apex's, which computes the same."""
+    model = config.model
+    if NORM_FACTS[model.norm].has_bias and not model.use_bias_in_norms:
+        # The kernels add a bias; a rule refuses layernorm-fusion: true.
+        return None
+    if model.norm == "apexlayernorm":
+        return apex_layer_norm.fused if chooser.all_have(apex_layer_norm) else None
+    fused: dict[str, tuple[str, Requested, Operator[..., Any]]] = {
+        "layernorm": ("layernorm-fusion", model.layernorm_fusion, layer_norm),
+        "rmsnorm": ("rmsnorm-fusion", model.rmsnorm_fusion, rms_norm),
+    }
+    return chooser.fused(*fused[model.norm], shape) if model.norm in fused else None
+
+
+def _gated_activation(config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]) -> Function | None:
+    """Choose the gated activation; only swiglu and geglu have a fused operator."""
+    model = config.model
+    fused: dict[str, Operator[..., Any]] = {"swiglu": bias_swiglu, "geglu": bias_geglu}
+    if model.activation not in fused:
+        return None
+    return chooser.fused("glu-fusion", model.glu_fusion, fused[model.activation], shape)
+
+
+def _softmax(
+    config: NeoXConfig, chooser: _Chooser, shape: tuple[int, ...]
+) -> Callable[[Tensor, float, Tensor | None], Tensor] | None:
+    """Choose the softmax if attention stores scores: for a requested kernel, or to scale them."""
+    attention = config.attention
+    causal = attention.scaled_upper_triang_masked_softmax_fusion
+    masked = attention.scaled_masked_softmax_fusion
+    if True not in (causal, masked) and not attention.apply_query_key_layer_scaling:
+        if "auto" in (causal, masked):
+            logger.info("softmax: PyTorch's scaled_dot_product_attention, which stores no scores")
+        return None
+    if masked is True or (masked and not causal):
+        name = "scaled-masked-softmax-fusion"
+        return partial(_masked_softmax, chooser.form(name, masked, scaled_masked_softmax, shape))
+    name = "scaled-upper-triang-masked-softmax-fusion"
+    return partial(
+        _causal_softmax,
+        chooser.form(name, causal, scaled_causal_softmax, shape),
+        chooser.form(name, causal, scaled_masked_softmax, shape),
+    )
+
+
+def _causal_softmax(
+    causal: Function, masked: Function, scores_BNST: Tensor, scale: float, masked_out: Tensor | None
+) -> Tensor:
+    """Apply the causal operator if only later keys are masked, the masked operator otherwise."""
+    weights_BNST: Tensor = (
+        causal(scores_BNST, scale) if masked_out is None else masked(scores_BNST, masked_out, scale)
+    )
+    return weights_BNST
+
+
+def _masked_softmax(masked: Function, scores_BNST: Tensor, scale: float, masked_out: Tensor | None) -> Tensor:
+    """Apply the masked operator; without a mask, mask later keys."""
+    if masked_out is None:
+        masked_out = hidden_keys(scores_BNST.shape[-2], scores_BNST.shape[-1], None, scores_BNST.device)
+    weights_BNST: Tensor = masked(scores_BNST, masked_out, scale)
+    return weights_BNST
+
+
+# Operators of a model for export: reference implementations, and a softmax of stored scores instead of
+# PyTorch's fused attention, which its exporter decomposes wrongly with shared keys (seen with torch 2.13).
+_EXPORTED = Operators(
+    softmax=partial(_causal_softmax, scaled_causal_softmax.reference, scaled_masked_softmax.reference),
+    flex_unusable="the exporter does not support it",
+)

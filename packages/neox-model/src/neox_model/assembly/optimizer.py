@@ -1,0 +1,78 @@
+"""Build the optimizer and its learning-rate schedule from configuration."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from neox_config import NeoXConfig
+from neox_config.derive.learning_rate import learning_rate_curve
+from neox_config.errors import ConfigError
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_model.optim import OPTIMIZERS
+from neox_model.optim.adagrad import Adagrad
+from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.optim.param_groups import split_by_weight_decay
+
+__all__ = ["build_optimizer", "build_schedule"]
+
+_TORCH_CLASSES = {
+    name.lower(): value
+    for name, value in vars(torch.optim).items()
+    if isinstance(value, type) and issubclass(value, Optimizer) and value is not Optimizer
+} | {"adagrad": Adagrad}
+
+
+def build_optimizer(config: NeoXConfig, model: nn.Module) -> Optimizer:
+    """Build the configured optimizer over a model's parameters: one of `OPTIMIZERS` or of torch.optim.
+
+    Raises:
+        ConfigError: there is no such optimizer, or it does not accept the given arguments.
+    """
+    section = config.optimizer.optimizer
+    groups = split_by_weight_decay(model.parameters(), section.params.weight_decay)
+    own = OPTIMIZERS.get(section.kind)
+    if own is not None:
+        _check_device(config, groups)
+        values, facts = section.params.model_dump(), OPTIMIZER_FACTS[section.kind]
+        accepted = (*facts.declared, *facts.arguments)
+        return own(groups, **{name: values[name] for name in accepted if name in values})
+    if section.kind not in _TORCH_CLASSES:
+        known = ", ".join(sorted({*OPTIMIZERS, *_TORCH_CLASSES}))
+        raise ConfigError(f"optimizer.type: unknown optimizer {section.type!r}; set one of {known}")
+    arguments = {name: value for name, value in section.params.given().items() if name != "weight_decay"}
+    return _build_torch_class(_TORCH_CLASSES[section.kind], groups, arguments)
+
+
+def _check_device(config: NeoXConfig, groups: list[dict[str, Any]]) -> None:
+    """Raise an error if a CPU optimizer has parameters that are neither on the CPU nor offloaded."""
+    section = config.optimizer.optimizer
+    is_offloaded = config.zero.zero_optimization.offload_optimizer.device != "none"
+    device = groups[0]["params"][0].device
+    if section.kind.startswith("cpu_") and device.type != "cpu" and not is_offloaded:
+        raise ConfigError(
+            f"optimizer.type: {section.type} requires CPU-resident or offloaded parameters, but the weights "
+            f"are on {device}; add zero_optimization: {{stage: 1, offload_optimizer: {{device: cpu}}}}"
+        )
+
+
+def build_schedule(
+    config: NeoXConfig, optimizer: Optimizer, *, decay_iterations: int
+) -> LearningRateSchedule:
+    """Build the configured learning-rate schedule."""
+    curve = learning_rate_curve(config, decay_iterations=decay_iterations)
+    return LearningRateSchedule(optimizer, curve)
+
+
+def _build_torch_class(
+    kind: type[Optimizer], groups: list[dict[str, Any]], arguments: dict[str, Any]
+) -> Optimizer:
+    try:
+        return kind(groups, **arguments)
+    # torch's constructors raise any of the three for invalid arguments.
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"optimizer.params: torch.optim.{kind.__name__} rejects these arguments: {error}; "
+            "see its documentation for the valid ones"
+        ) from error

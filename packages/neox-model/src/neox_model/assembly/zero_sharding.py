@@ -1,0 +1,70 @@
+"""Build a model under ZeRO stage 3, partitioning each parameter as soon as it is created.
+
+No rank ever holds the whole model. Initialization gathers one parameter at a time; the first replica fills it
+and DeepSpeed distributes the parts.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import deepspeed
+from deepspeed.git_version_info import installed_ops
+from torch import nn
+
+from neox_config import Resolved
+from neox_config.errors import NeoXError
+from neox_model.deepspeed_compat import is_partitioned
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.mpu import ModelParallelUnit
+
+__all__ = ["gathered_parameter", "without_zero", "zero3_init"]
+
+
+def without_zero(resolved: Resolved) -> Resolved:
+    """Return the configuration with ZeRO stage 0, for programs without an optimizer."""
+    zero = resolved.config.zero
+    plain = zero.replaced(zero_optimization=zero.zero_optimization.replaced(stage=0))
+    return replace(resolved, config=resolved.config.model_copy(update={"zero": plain}))
+
+
+def zero3_init(stage: int, groups: Groups, settings: dict[str, Any]) -> AbstractContextManager[Any]:
+    """Return a context manager that partitions parameters of new modules at stage 3, else does nothing.
+
+    Args:
+        stage: ZeRO stage.
+        groups: this job's process groups.
+        settings: the dict for `deepspeed.initialize`.
+
+    Raises:
+        NeoXError: NVMe offload is configured, but DeepSpeed was installed without its operator.
+    """
+    if stage < 3:
+        return nullcontext()
+    _refuse_nvme_without_its_operator(settings["zero_optimization"])
+    return deepspeed.zero.Init(
+        data_parallel_group=groups.data.process_group,
+        config_dict_or_path=settings,
+        mpu=ModelParallelUnit(groups),
+    )
+
+
+def _refuse_nvme_without_its_operator(zero: dict[str, Any]) -> None:
+    for block in ("offload_param", "offload_optimizer"):
+        if zero.get(block, {}).get("device") == "nvme" and not installed_ops.get("async_io"):
+            raise NeoXError(
+                f"zero_optimization.{block}.device: nvme requires DeepSpeed's operator async_io, which is "
+                "not installed; install libaio, then DeepSpeed with DS_BUILD_AIO=1 DS_BUILD_PIN_MEMORY=1, "
+                "or use device: cpu"
+            )
+
+
+@contextmanager
+def gathered_parameter(parameter: nn.Parameter, groups: Groups) -> Iterator[bool]:
+    """Gather a parameter's memory; yield True if this rank's values are the ones that are kept."""
+    if not is_partitioned(parameter):
+        yield True
+        return
+    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+        yield groups.data.rank == 0

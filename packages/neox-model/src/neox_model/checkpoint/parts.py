@@ -1,0 +1,49 @@
+"""The parts of a training run that a checkpoint saves and restores."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn
+
+from neox_model.engine.contract import Engine
+from neox_model.parallel.groups import Groups
+
+__all__ = ["Restorable", "RunParts", "Schedule"]
+
+
+class Restorable(Protocol):
+    """An object whose state consists of plain JSON values."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state."""
+
+
+class Schedule(Restorable, Protocol):
+    """A learning-rate schedule whose `curve` is a dataclass of plain values."""
+
+    curve: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParts:
+    """The parts of a training run with state.
+
+    Args:
+        engine: the engine, between two iterations; it has the model, the master weights and the optimizer.
+        groups: this rank's process groups.
+        schedule: the learning-rate schedule.
+        state: the training loop's state.
+    """
+
+    engine: Engine
+    groups: Groups
+    schedule: Schedule
+    state: Restorable
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the module inside the engine."""
+        return self.engine.model

@@ -1,0 +1,64 @@
+"""Allow only one training to save to a folder: two would delete each other's unfinished checkpoints."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.outcome import shared_outcome
+from neox_model.parallel.groups import Groups
+
+__all__ = ["save_lock"]
+
+_LOCK = ".lock"
+_POLL_SECONDS = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def save_lock(directory: Path, groups: Groups, *, patience: float = 0.0) -> Iterator[None]:
+    """Prevent other trainings from saving to this folder, which is created if missing. Collective.
+
+    Rank 0 holds a lock that the kernel releases when the process ends.
+
+    Args:
+        directory: folder of the checkpoints.
+        groups: this rank's process groups.
+        patience: seconds to wait for another training to end.
+
+    Raises:
+        CheckpointError: another training saves there, or the folder cannot be created; the same on all ranks.
+    """
+    with ExitStack() as held:
+        with shared_outcome(groups.control, f"preparing to save to {directory}"):
+            if groups.world.rank == 0:
+                held.enter_context(_locked(directory, patience))
+        yield
+
+
+@contextmanager
+def _locked(directory: Path, patience: float) -> Iterator[None]:
+    directory.mkdir(parents=True, exist_ok=True)
+    # Without kernel locks, filelock would fall back to a file that a killed training leaves locked.
+    lock = FileLock(directory / _LOCK, poll_interval=_POLL_SECONDS, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=patience)
+    except Timeout as error:
+        raise CheckpointError(
+            f"another training saves to {directory}; wait until it has ended, or set save to another folder"
+        ) from error
+    except OSError as error:
+        if error.filename is not None:  # Opening the file failed; an error of locking names no file.
+            raise
+        # Some network file systems have no locks.
+        logger.warning(
+            "cannot lock %s (%s): make sure that no other training saves to it", directory, error.strerror
+        )
+    try:
+        yield
+    finally:
+        lock.release()

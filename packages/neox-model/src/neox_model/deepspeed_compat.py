@@ -1,0 +1,283 @@
+"""Everything that uses DeepSpeed beyond its documented interface: replaced functions, internals, layouts.
+
+A test holds that no other module does. All of it was tried with the versions in `TRIED_VERSIONS`; others are
+refused, because a changed internal could change a training without an error.
+"""
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import deepspeed
+from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.op_builder.builder import OpBuilder
+from deepspeed.runtime import compiler
+from torch import Tensor
+from torch.nn import Parameter
+
+from neox_model.errors import ModelError
+from neox_model.parallel.held import Held
+
+__all__ = [
+    "TRIED_VERSIONS",
+    "allow_any_precision",
+    "counters",
+    "disable_compilation",
+    "is_partitioned",
+    "keep_gradients",
+    "loss_scale_state",
+    "mark_stage_copies",
+    "never_raise_at_minimum_scale",
+    "refuse_other_versions",
+    "restore_counters",
+    "restore_loss_scale",
+    "sum_tied_weights",
+    "zero_masters",
+    "zero_masters_to_model",
+]
+
+# From the first version, up to but excluding the second; also in pyproject.toml.
+TRIED_VERSIONS = ((0, 19, 8), (0, 20))
+
+
+def refuse_other_versions(installed: tuple[int, ...] | None = None) -> None:
+    """Raise an error if DeepSpeed's version is not in TRIED_VERSIONS; pip does not check it after a change.
+
+    Args:
+        installed: the version to check; None: the imported one.
+
+    Raises:
+        ModelError: the version was not tried.
+    """
+    found = installed or (
+        deepspeed.__version_major__,
+        deepspeed.__version_minor__,
+        deepspeed.__version_patch__,
+    )
+    first, end = TRIED_VERSIONS
+    if not first <= found < end:
+        installed_version, lower, upper = (".".join(map(str, version)) for version in (found, first, end))
+        raise ModelError(
+            f"DeepSpeed {installed_version} is installed, but neox-model uses internals of DeepSpeed and was "
+            f"tried only with versions from {lower} to below {upper}; run pip install "
+            f"'deepspeed>={lower},<{upper}'"
+        )
+
+
+# Starting
+
+
+def disable_compilation() -> None:
+    """Replace DeepSpeed's compilation of operators by an error, and its use of torch.compile at import.
+
+    DeepSpeed compiles an operator on first use. A training that is killed meanwhile leaves a lock file that
+    blocks every later start.
+    """
+    # The check for compatible operators starts compilers, and the CPU backend compiles an operator that
+    # passes it.
+    deepspeed.ops.__compatible_ops__ = {}
+    OpBuilder.jit_load = _refuse_to_compile
+    # DeepSpeed calls deprecated functions of torch.distributed, and broadcasts activations that require
+    # gradients, which it sends back itself.
+    warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
+    warnings.filterwarnings("ignore", message="c10d::broadcast_", category=UserWarning)
+    _import_muon_uncompiled()
+
+
+def _refuse_to_compile(builder: OpBuilder, verbose: bool = True) -> None:
+    raise ModelError(
+        f"DeepSpeed's operator {builder.name} is not installed, and operators are not compiled at "
+        f"startup; install DeepSpeed with DS_BUILD_{builder.name.upper()}=1, "
+        "or remove the setting that requires it"
+    )
+
+
+def _import_muon_uncompiled() -> None:
+    """Import DeepSpeed's Muon optimizer without torch.compile.
+
+    ZeRO imports it during the first update to check whether it is in use. It never is, and wrapping its
+    functions with torch.compile at import takes seconds.
+    """
+    wrap = compiler.compile
+    compiler.compile = lambda: lambda function: function
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        compiler.compile = wrap
+
+
+@contextlib.contextmanager
+def allow_any_precision() -> Iterator[None]:
+    """Allow float16 training on devices without float16 instructions: slower, same result."""
+    kind = type(get_accelerator())
+    supported = kind.is_fp16_supported
+    kind.is_fp16_supported = lambda self: True
+    try:
+        yield
+    finally:
+        kind.is_fp16_supported = supported
+
+
+# Engines
+
+
+_COUNTERS = ("global_steps", "global_samples")
+
+
+def counters(inner: Any) -> dict[str, int]:
+    """Return an engine's numbers of updates and samples, which its profiler and schedules use."""
+    return {name: int(getattr(inner, name)) for name in _COUNTERS}
+
+
+def restore_counters(inner: Any, state: Mapping[str, Any]) -> None:
+    """Restore the numbers from `counters`."""
+    for name in _COUNTERS:
+        setattr(inner, name, state[name])
+
+
+def keep_gradients(inner: Any, *, is_pipeline: bool) -> None:
+    """Disable an engine's reduction over data-parallel ranks: our update reduces gradients itself."""
+    reduction = "pipeline_enable_backward_allreduce" if is_pipeline else "enable_backward_allreduce"
+    setattr(inner, reduction, False)
+
+
+def sum_tied_weights(stage: Any, key: str, paths: list[str]) -> None:
+    """Sum the gradients of these weights of a tied module over stages.
+
+    DeepSpeed takes the paths before the module exists, but those of a layer are known only afterwards.
+
+    Args:
+        stage: a PipelineModule.
+        key: the tied module's key.
+        paths: paths of the weights in it.
+    """
+    if key in stage.tied_comms:
+        stage.tied_comms[key]["weight_attr"] = paths
+
+
+def mark_stage_copies(stage: Any) -> None:
+    """Mark the copies of tied weights that other stages of a PipelineModule own, for `is_stage_copy`."""
+    for parameter in stage.parameters():
+        parameter.is_stage_copy = parameter.ds_pipe_replicated
+
+
+# Loss scale of the ZeRO optimizers
+
+
+_LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+def never_raise_at_minimum_scale(optimizer: Any) -> None:
+    """Let the loss scale stay at its minimum after an overflow there; the hook `guard` handles this case."""
+    optimizer.loss_scaler.raise_error_at_min_scale = False
+
+
+def loss_scale_state(optimizer: Any) -> dict[str, Any]:
+    """Return the state of the loss scale; empty if it does not change (in other precisions it is 1)."""
+    scaler = getattr(optimizer, "loss_scaler", None)
+    if not getattr(scaler, "dynamic", False):
+        return {}
+    return {name: getattr(scaler, name) for name in _LOSS_SCALE}
+
+
+def restore_loss_scale(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Restore the state of the loss scale, if it changes; missing entries stay as configured."""
+    scaler = getattr(optimizer, "loss_scaler", None)
+    if getattr(scaler, "dynamic", False):
+        for name in _LOSS_SCALE:
+            if state.get(name) is not None:
+                setattr(scaler, name, state[name])
+
+
+# Master weights of the ZeRO optimizers. Each class partitions and flattens the parameters differently:
+# `runtime/zero/stage_1_and_2.py`, `runtime/zero/stage3.py`, `runtime/bf16_optimizer.py`.
+
+
+def is_partitioned(parameter: Parameter) -> bool:
+    """Return True if ZeRO stage 3 partitions the parameter."""
+    return hasattr(parameter, "ds_id")
+
+
+def zero_masters(optimizer: Any) -> Iterator[Held]:
+    """Yield this rank's runs of the parameters, in the order of the optimizer.
+
+    Raises:
+        ModelError: the optimizer's class is not known, or its states are offloaded to NVMe.
+    """
+    if getattr(optimizer, "swap_optimizer", False):
+        raise ModelError(
+            "optimizer states offloaded to nvme cannot be checkpointed; "
+            "set offload_optimizer.device: cpu, or save: null"
+        )
+    held, _ = _functions_of(optimizer)
+    yield from held(optimizer)
+
+
+def zero_masters_to_model(optimizer: Any) -> None:
+    """Copy the master weights into the model's weights. Collective."""
+    _, to_model = _functions_of(optimizer)
+    to_model(optimizer)
+
+
+def _functions_of(optimizer: Any) -> tuple[Callable[[Any], Iterator[Held]], Callable[[Any], None]]:
+    name = type(optimizer).__name__
+    if name not in _MASTERS:
+        raise ModelError(
+            f"cannot checkpoint the engine's optimizer class {name}; supported: {', '.join(_MASTERS)}"
+        )
+    return _MASTERS[name]
+
+
+def _held_bf16(optimizer: Any) -> Iterator[Held]:
+    return _held_by_mapping(optimizer.bf16_groups, optimizer.fp32_groups_flat_partition)
+
+
+def _held_zero_1_and_2(optimizer: Any) -> Iterator[Held]:
+    return _held_by_mapping(optimizer.bit16_groups, optimizer.single_partition_of_fp32_groups)
+
+
+def _held_by_mapping(groups: list[list[Parameter]], partitions: list[Tensor]) -> Iterator[Held]:
+    """Yield the runs given by DeepSpeed's fragment addresses, for parameters that this rank holds."""
+    for params, partition in zip(groups, partitions, strict=True):
+        for param in params:
+            mapping: Any = param._hp_mapping  # type: ignore[attr-defined]
+            if mapping is not None:
+                here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
+                yield Held(param, here.start, here.numel, partition, there.start, tuple(param.shape))
+
+
+def _held_zero_3(optimizer: Any) -> Iterator[Held]:
+    """Yield this rank's runs: each parameter is padded and split into equal runs over data-parallel ranks."""
+    for index, (params, flat) in enumerate(
+        zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True)
+    ):
+        rank = optimizer._get_sub_group_partition_rank(index)
+        offset = 0
+        for param in params:
+            length = param.partition_numel()
+            start = rank * length
+            numel = min(length, param.ds_numel - start)
+            if numel > 0:
+                yield Held(param, start, numel, flat, offset, tuple(param.ds_shape))
+            offset += length
+
+
+def _partition_to_model(optimizer: Any) -> None:
+    optimizer.update_lp_params()
+
+
+def _zero_3_to_model(optimizer: Any) -> None:
+    optimizer.checkpoint_event_prologue()
+    for index, flat in enumerate(optimizer.fp32_partitioned_groups_flat):
+        optimizer.fp16_partitioned_groups_flat[index].data.copy_(flat.data)
+        optimizer._unflatten_partitioned_parameters(index)
+    optimizer.checkpoint_event_epilogue()
+
+
+_MASTERS = {
+    "BF16_Optimizer": (_held_bf16, _partition_to_model),
+    "DeepSpeedZeroOptimizer": (_held_zero_1_and_2, _partition_to_model),
+    "DeepSpeedZeroOptimizer_Stage3": (_held_zero_3, _zero_3_to_model),
+}

@@ -1,0 +1,123 @@
+"""The contract of an engine: what the rest of the program may use of one.
+
+An engine holds the model, runs forward and backward, and updates the weights. DeepSpeed is the only one today
+(`deepspeed_engine.py`). What an engine offers at which ZeRO stage is declared in `neox_config.facts.engines`;
+rules refuse settings that require more, such as `Update.before` under ZeRO.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from neox_model.parallel.held import Held
+
+__all__ = ["BeforeUpdate", "Engine", "ForwardEngine", "MicroBatch", "PendingUpdate", "Update"]
+
+# Inputs of the model, and (labels_BS, loss_mask_BS).
+MicroBatch = tuple[Tensor | tuple[Tensor, ...], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingUpdate:
+    """An update whose gradients are averaged over data-parallel ranks, but neither clipped nor applied.
+
+    Args:
+        norm: 2-norm of all gradients, without the loss scale.
+        tensor_norms: computes the 2-norm of each whole logical tensor's gradient, without the loss scale, by
+            name, for the tensors of this rank's pipeline stage. Collective over the model group. Call
+            it before the function that received this returns, and do not keep it.
+    """
+
+    norm: Tensor
+    tensor_norms: Callable[[], dict[str, Tensor]]
+
+
+BeforeUpdate = Callable[[PendingUpdate], None]
+
+
+class Update(Protocol):
+    """The update of an engine: the result of the last one, the seam before the next, and the states.
+
+    Attributes:
+        splits_over_data: True if each data-parallel rank holds a different part of the master weights (ZeRO).
+        min_loss_scale: lower bound of the loss scale; None if the loss is not scaled.
+    """
+
+    splits_over_data: bool
+    min_loss_scale: float | None
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that has the states; their keys are the holders of `held`."""
+
+    @property
+    def grad_norm(self) -> Tensor | float | None:
+        """The 2-norm of the last update's gradients before clipping; None before any update."""
+
+    @property
+    def skipped(self) -> Tensor | bool:
+        """True if the last update was skipped because a gradient or the loss was not finite."""
+
+    @property
+    def loss_scale(self) -> Tensor | float | None:
+        """The loss scale of the next backward pass; None if the loss is not scaled."""
+
+    def before(self, call: BeforeUpdate) -> None:
+        """Call the function before every update from now on; it reads nothing back from the device."""
+
+    def held(self) -> Iterator[Held]:
+        """Yield the master weights that this rank holds, in the order of the optimizer."""
+
+    def to_model(self) -> None:
+        """Copy the master weights into the model's weights. Collective."""
+
+
+class ForwardEngine(Protocol):
+    """A model that is evaluated."""
+
+    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+        """Return the mean loss of `count` micro-batches over all data-parallel ranks. Collective."""
+
+
+class Engine(ForwardEngine, Protocol):
+    """A model that is trained."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The module inside the engine."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model and of the micro-batches."""
+
+    @property
+    def update(self) -> Update:
+        """The update of the model's weights."""
+
+    def train_batch(self, micro_batches: Iterator[MicroBatch]) -> Tensor:
+        """Run forward and backward on the micro-batches of one update, and the update. Collective.
+
+        Stages of a pipeline other than the first and the last may receive no micro-batches.
+
+        Returns:
+            The mean loss over micro-batches and data-parallel ranks, the same on every rank.
+        """
+
+    def forget_shapes(self) -> None:
+        """Accept another sequence length in the next batch."""
+
+    def computing_weights(self) -> Iterator[Held]:
+        """Yield the weights that the model computes with, each its own holder; none that ZeRO partitions."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the engine's counters and its loss scale, if that changes, as plain values."""
+
+    def missing_counters(self, state: Mapping[str, Any]) -> set[str]:
+        """Return the counters that `load_state_dict` requires and a state lacks."""
+
+    def load_state_dict(self, state: Mapping[str, Any], *, loss_scale: bool) -> None:
+        """Restore the counters, and the loss scale if requested; skip what this engine does not have."""

@@ -1,0 +1,205 @@
+"""Implement the contract of an engine with DeepSpeed's engines and their documented methods."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from neox_model.deepspeed_compat import (
+    counters,
+    is_partitioned,
+    loss_scale_state,
+    never_raise_at_minimum_scale,
+    restore_counters,
+    restore_loss_scale,
+    zero_masters,
+    zero_masters_to_model,
+)
+from neox_model.engine.contract import BeforeUpdate, MicroBatch
+from neox_model.engine.mean_loss import mean_loss, mean_over
+from neox_model.engine.own_update import OwnUpdate
+from neox_model.errors import ModelError
+from neox_model.optim.mixed_precision import guard_loss
+from neox_model.parallel.groups import Group
+from neox_model.parallel.held import Held
+
+__all__ = ["PipelineEngine", "PipelineForward", "PlainEngine", "ZeroUpdate"]
+
+
+class ZeroUpdate:
+    """The update that DeepSpeed makes under ZeRO stages 1 to 3.
+
+    Args:
+        inner: DeepSpeed's engine.
+        min_loss_scale: lower bound of the loss scale; None if the loss is not scaled.
+    """
+
+    splits_over_data = True
+
+    def __init__(self, inner: Any, *, min_loss_scale: float | None) -> None:
+        self.min_loss_scale = min_loss_scale
+        self._inner = inner
+        if min_loss_scale is not None:
+            never_raise_at_minimum_scale(inner.optimizer)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Return our optimizer, inside DeepSpeed's."""
+        return self._inner.optimizer.optimizer
+
+    @property
+    def grad_norm(self) -> Tensor | float | None:
+        """Return the norm of the last update's gradients before clipping."""
+        return self._inner.get_global_grad_norm()
+
+    @property
+    def skipped(self) -> bool:
+        """Return True if the last update was skipped."""
+        return not self._inner.was_step_applied()
+
+    @property
+    def loss_scale(self) -> float | None:
+        """Return the loss scale of the next backward pass."""
+        return None if self.min_loss_scale is None else float(self._inner.optimizer.loss_scale)
+
+    def guard(self, loss: Tensor) -> Tensor:
+        """Return the loss with NaN gradients if it is not finite; DeepSpeed scales it."""
+        return guard_loss(loss, None)
+
+    def before(self, call: BeforeUpdate) -> None:
+        """Refuse: DeepSpeed reduces, clips and applies gradients in one call.
+
+        Raises:
+            ModelError: always.
+        """
+        raise ModelError(
+            "gradients cannot be read before the update under ZeRO; set zero_optimization.stage: 0"
+        )
+
+    def held(self) -> Iterator[Held]:
+        """Yield this rank's runs of the master weights."""
+        return zero_masters(self._inner.optimizer)
+
+    def to_model(self) -> None:
+        """Copy the master weights into the model's weights. Collective."""
+        zero_masters_to_model(self._inner.optimizer)
+
+    def loss_scale_state(self) -> dict[str, Any]:
+        """Return the loss scale's state; empty if it does not change."""
+        return loss_scale_state(self._inner.optimizer)
+
+    def load_loss_scale(self, state: Mapping[str, Any]) -> None:
+        """Restore the state from `loss_scale_state`, of this or of another engine."""
+        restore_loss_scale(self._inner.optimizer, state)
+
+
+class _DeepSpeedEngine:
+    """The part that plain and pipeline engines share.
+
+    Args:
+        inner: DeepSpeed's engine.
+        update: its update.
+    """
+
+    def __init__(self, inner: Any, update: OwnUpdate | ZeroUpdate) -> None:
+        self.update = update
+        self._inner = inner
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the module inside the engine."""
+        return self._inner.module
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the model."""
+        return self._inner.device
+
+    def computing_weights(self) -> Iterator[Held]:
+        """Yield the model's weights that this rank holds whole between two updates."""
+        for param in self.model.parameters():
+            if not is_partitioned(param):
+                yield Held(param, 0, param.numel(), param, 0, tuple(param.shape))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters and the loss scale."""
+        return counters(self._inner) | self.update.loss_scale_state()
+
+    def missing_counters(self, state: Mapping[str, Any]) -> set[str]:
+        """Return the counters that a state lacks."""
+        return counters(self._inner).keys() - {name for name, value in state.items() if value is not None}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, loss_scale: bool) -> None:
+        """Restore the counters, and the loss scale if requested."""
+        restore_counters(self._inner, state)
+        # A static loss scale of DeepSpeed was once saved without its counters.
+        if loss_scale and state.get("cur_iter") is not None:
+            self.update.load_loss_scale(state)
+
+
+class PlainEngine(_DeepSpeedEngine):
+    """An engine around a model that maps (inputs, targets) to the loss.
+
+    Args:
+        inner: DeepSpeed's engine.
+        update: its update.
+        data: data-parallel group over which losses are averaged.
+    """
+
+    def __init__(self, inner: Any, update: OwnUpdate | ZeroUpdate, data: Group) -> None:
+        super().__init__(inner, update)
+        self._data = data
+
+    def train_batch(self, micro_batches: Iterator[MicroBatch]) -> Tensor:
+        """Run forward and backward for each micro-batch, then the update."""
+        self._inner.train()
+        total, count = torch.zeros((), device=self.device), 0
+        for inputs, targets in micro_batches:
+            loss = self._inner(inputs, targets)
+            self._inner.backward(self.update.guard(loss))
+            # DeepSpeed makes the update with the last micro-batch.
+            self._inner.step()
+            total += loss.detach()
+            count += 1
+        return mean_over(self._data, total / count)
+
+    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+        """Return the mean loss of the micro-batches, of which there must be `count`."""
+        self._inner.eval()
+        return mean_loss(self._inner, micro_batches, self._data)
+
+    def forget_shapes(self) -> None:
+        """Do nothing: a plain engine stores no shapes."""
+
+
+class PipelineForward:
+    """Evaluates through a DeepSpeed pipeline engine.
+
+    Args:
+        inner: DeepSpeed's engine.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+        """Return the mean loss of `count` micro-batches, which the first and last stages receive."""
+        return self._inner.eval_batch(micro_batches, num_micro_batches=count).detach()
+
+
+class PipelineEngine(_DeepSpeedEngine, PipelineForward):
+    """An engine around a stage of a pipeline, whose last stage computes the loss inside the engine."""
+
+    def __init__(self, inner: Any, update: OwnUpdate | ZeroUpdate) -> None:
+        super().__init__(inner, update)
+        inner.module.guard_losses(update.guard)
+
+    def train_batch(self, micro_batches: Iterator[MicroBatch]) -> Tensor:
+        """Run all micro-batches through all stages, and the update."""
+        return self._inner.train_batch(data_iter=micro_batches).detach()
+
+    def forget_shapes(self) -> None:
+        """Let the stages exchange the shapes of their activations again."""
+        self._inner.reset_activation_shape()

@@ -1,0 +1,92 @@
+"""Our update (`optim/mixed_precision.py`) as part of an engine."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from neox_model.engine.contract import BeforeUpdate, PendingUpdate
+from neox_model.optim.gradient_norm import tensor_gradient_norms
+from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.held import Held
+from neox_model.parallel.logical import named_logical_parameters
+
+__all__ = ["OwnUpdate"]
+
+
+class OwnUpdate:
+    """The update of an engine that leaves reduction, clipping and the optimizer to us.
+
+    Args:
+        mixed: makes the updates.
+        model: the model that is trained; names the gradients.
+        groups: this rank's process groups.
+    """
+
+    splits_over_data = False
+
+    def __init__(self, mixed: MixedPrecisionOptimizer, model: nn.Module, groups: Groups) -> None:
+        self.mixed = mixed
+        self.min_loss_scale = None if mixed.loss_scale is None else mixed.loss_scale.floor
+        self._model = model
+        self._groups = groups
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Return the optimizer of the master weights."""
+        return self.mixed.optimizer
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """Return the norm of the last update's gradients before clipping."""
+        return self.mixed.norm
+
+    @property
+    def skipped(self) -> Tensor | bool:
+        """Return True if the last update was skipped."""
+        return False if self.mixed.found_inf is None else self.mixed.found_inf > 0
+
+    @property
+    def loss_scale(self) -> Tensor | None:
+        """Return the loss scale of the next backward pass."""
+        return None if self.mixed.loss_scale is None else self.mixed.loss_scale.value
+
+    def guard(self, loss: Tensor) -> Tensor:
+        """Return the loss of a micro-batch, prepared for the backward pass (see `guard_loss`)."""
+        return guard_loss(loss, self.loss_scale)
+
+    def before(self, call: BeforeUpdate) -> None:
+        """Call the function before every update from now on."""
+        names = {id(parameter): name for name, parameter in named_logical_parameters(self._model)}
+
+        def call_with_norms(
+            parameters: Sequence[Parameter], gradients: Sequence[Tensor], scaled_norm: Tensor
+        ) -> None:
+            scale = self.loss_scale
+            norms = partial(tensor_gradient_norms, names, parameters, gradients, self._groups, scale=scale)
+            call(PendingUpdate(scaled_norm if scale is None else scaled_norm / scale, norms))
+
+        self.mixed.before_update.append(call_with_norms)
+
+    def held(self) -> Iterator[Held]:
+        """Yield every parameter with its master weight."""
+        for param, master in zip(self.mixed.parameters, self.mixed.masters, strict=True):
+            yield Held(param, 0, param.numel(), master, 0, tuple(param.shape))
+
+    def to_model(self) -> None:
+        """Copy the master weights into the model's weights."""
+        self.mixed.to_model()
+
+    def loss_scale_state(self) -> dict[str, Any]:
+        """Return the loss scale's state; empty if it does not change."""
+        scale = self.mixed.loss_scale
+        return scale.state_dict() if scale is not None and scale.settings.is_dynamic else {}
+
+    def load_loss_scale(self, state: Mapping[str, Any]) -> None:
+        """Restore the state from `loss_scale_state`, of this or of another engine."""
+        if self.mixed.loss_scale is not None:
+            self.mixed.loss_scale.load_state_dict(state)

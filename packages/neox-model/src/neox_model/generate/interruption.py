@@ -1,0 +1,97 @@
+"""React to Ctrl-C and SIGTERM while text is generated."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import torch
+from torch import distributed
+
+from neox_launcher.protocol.exit_codes import SIGNALLED
+from neox_launcher.protocol.stop_signals import name_of
+from neox_launcher.worker.reporting import requested_signal
+from neox_model.errors import StopRequested
+from neox_model.parallel.groups import Group
+
+__all__ = ["Interrupts", "ending_on_signals"]
+
+
+@contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """Raise `StopRequested` in the block on the first SIGTERM or SIGINT; a second one ends the process."""
+    with _handling((signal.SIGTERM, signal.SIGINT)):
+        yield
+
+
+class Interrupts:
+    """Ctrl-C in an interactive session: it ends the current reply, not the session. SIGTERM ends the session.
+
+    Use it as a context manager; then the handlers are installed.
+
+    Args:
+        group: the tensor-parallel ranks, which end a reply after the same token.
+        device: device of the model.
+    """
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._is_interrupted = False
+        self._waits_for_input = False
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """Handle the signals in the block."""
+        before = signal.signal(signal.SIGINT, self._receive)
+        try:
+            with _handling((signal.SIGTERM,)):
+                yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextmanager
+    def waiting_for_input(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt on Ctrl-C in the block, and ignore one that came before it."""
+        self._waits_for_input = True
+        try:
+            yield
+        finally:
+            self._waits_for_input = False
+
+    def begin_reply(self) -> None:
+        """Clear an earlier Ctrl-C."""
+        self._is_interrupted = False
+
+    def should_end_reply(self) -> bool:
+        """Return True on all tensor-parallel ranks if one was interrupted. Collective over the group."""
+        if self._group.size == 1:
+            return self._is_interrupted
+        flag = torch.tensor(int(self._is_interrupted), device=self._device)
+        distributed.all_reduce(flag, op=distributed.ReduceOp.MAX, group=self._group.process_group)
+        return bool(flag)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._waits_for_input:
+            raise KeyboardInterrupt
+        self._is_interrupted = True
+
+
+@contextmanager
+def _handling(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        restore()
+        asked = requested_signal(number)
+        raise StopRequested(f"{name_of(asked)} received", exit_code=SIGNALLED + asked)
+
+    def restore() -> None:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    # Known before a signal can arrive.
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        restore()

@@ -1,0 +1,103 @@
+"""Read prompts: the lines of a file, or lines that are typed, pasted or piped to standard input."""
+
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from neox_config.errors import ConfigError, NeoXError
+
+__all__ = ["read_prompt", "read_prompts"]
+
+logger = logging.getLogger(__name__)
+
+_PROMPT = "prompt (Ctrl-D to exit)> "
+_BYTE_ORDER_MARK = "\ufeff"
+# Of a line of a terminal, the kernel passes on this many bytes with the newline, and drops the others.
+_TERMINAL_LINE_BYTES = 4096
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Return the non-empty lines of a UTF-8 file, stripped. Only a newline ends a line.
+
+    Raises:
+        NeoXError: the file cannot be read, or is not UTF-8.
+        ConfigError: it contains no prompts.
+    """
+    try:
+        content = path.read_bytes()
+        text = content.decode()
+    except OSError as error:
+        raise NeoXError(f"cannot read sample_input_file {path}: {error.strerror}; check the path") from error
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise NeoXError(
+            f"sample_input_file {path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert "
+            "the file, for example with iconv"
+        ) from error
+    prompts = [line.strip() for line in text.removeprefix(_BYTE_ORDER_MARK).split("\n")]
+    prompts = [prompt for prompt in prompts if prompt]
+    if not prompts:
+        raise ConfigError(f"sample_input_file {path} contains no prompts; write one prompt per line")
+    return prompts
+
+
+def read_prompt() -> str | None:
+    """Return the next line of standard input, stripped; None at its end. May raise KeyboardInterrupt."""
+    # readline requires a terminal for its prompt; with neox-launch, both outputs are pipes.
+    if sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty()):
+        line = _typed()
+    else:
+        click.echo(_PROMPT, nl=False, err=True)
+        line = _piped()
+    return None if line is None else line.removeprefix(_BYTE_ORDER_MARK).strip()
+
+
+def _piped() -> str | None:
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return None
+    if sys.stdin.isatty() and len(line) >= _TERMINAL_LINE_BYTES:
+        logger.warning(
+            "the prompt was cut: the terminal passes on at most 4,095 bytes of a line; use sample_input_file "
+            "or a pipe for longer prompts"
+        )
+    text = line.decode(errors="replace")
+    if text.encode() != line:
+        logger.warning("the prompt is not UTF-8: wrong bytes are replaced by U+FFFD")
+    return text
+
+
+def _typed() -> str | None:
+    """Read a line from the terminal with readline: without it, the kernel drops what exceeds 4,095 bytes."""
+    sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+    if importlib.util.find_spec("readline") is not None:
+        # Lines that are pasted together are separate prompts.
+        importlib.import_module("readline").parse_and_bind("set enable-bracketed-paste off")
+    with _standard_output_on_terminal():
+        try:
+            return input(_PROMPT)
+        except EOFError:
+            return None
+
+
+@contextmanager
+def _standard_output_on_terminal() -> Iterator[None]:
+    """Point standard output at the terminal of standard error, because readline writes its prompt there."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,82 @@
+"""Write the results of a generation as JSON lines; what was written before a failure is kept and named."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from neox_config.errors import NeoXError
+from neox_config.finite_json import dumps
+
+__all__ = ["writing_results"]
+
+logger = logging.getLogger(__name__)
+
+Write = Callable[[Mapping[str, Any]], None]
+
+
+@contextmanager
+def writing_results(path: Path | None) -> Iterator[Write]:
+    """Provide a function that appends one result to `PATH.partial`, which is renamed when all are written.
+
+    If the block fails or is stopped, the partial file remains. A partial file of an earlier generation is
+    renamed to `PATH.1.partial` (or the next free number).
+
+    Args:
+        path: the file; an existing one is replaced at the end, unless there was no result. None: results are
+            not written.
+
+    Raises:
+        NeoXError: the file cannot be written.
+    """
+    if path is None:
+        yield lambda result: None
+        return
+    partial, written = path.with_name(f"{path.name}.partial"), 0
+    try:
+        _move_aside(path, partial)
+        with partial.open("w", encoding="utf-8") as file:
+
+            def write(result: Mapping[str, Any]) -> None:
+                nonlocal written
+                file.write(dumps(result, ensure_ascii=False) + "\n")
+                file.flush()
+                written += 1
+
+            yield write
+        if written:
+            partial.rename(path)
+        else:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        _report(partial, written)
+        raise NeoXError(
+            f"cannot write the results to {path}: {error}; set sample_output_file to another file"
+        ) from error
+    except BaseException:
+        _report(partial, written)
+        raise
+    if written:
+        logger.info("wrote %s", path)
+    else:
+        kept = "keeps the results of an earlier generation" if path.exists() else "is not written"
+        logger.warning("no text was generated; %s %s", path, kept)
+
+
+def _move_aside(path: Path, partial: Path) -> None:
+    if not partial.exists() or not partial.stat().st_size:
+        return
+    number = 1
+    while (kept := path.with_name(f"{path.name}.{number}.partial")).exists():
+        number += 1
+    partial.rename(kept)
+    logger.warning("the results of an earlier, unfinished generation are now in %s", kept)
+
+
+def _report(partial: Path, written: int) -> None:
+    if written:
+        results = "1 result is" if written == 1 else f"{written:,} results are"
+        logger.warning("the generation is not finished; %s in %s", results, partial)
+    elif partial.exists():
+        partial.unlink()

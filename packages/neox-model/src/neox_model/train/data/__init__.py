@@ -1,0 +1,1 @@
+"""The data of a training: datasets, curricula, streams of batches, and the position in them."""

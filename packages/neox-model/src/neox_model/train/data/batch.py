@@ -1,0 +1,120 @@
+"""A micro-batch, derived from windows of `seq_length` + 1 tokens.
+
+Every rank that needs tokens (all tensor-parallel ranks of the first and the last pipeline stage) reads the
+windows itself, so no batches are sent between ranks.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, distributed
+
+from neox_data.documents import document_ids, position_ids
+from neox_model.parallel.groups import Group
+
+__all__ = ["Batch", "DocumentEnds", "TokenWeighting", "as_batch", "unweighted", "weighted_globally"]
+
+# (micro-batches, number of them per average, device) -> that number of micro-batches, with the weights of
+# tokens in the loss.
+TokenWeighting = Callable[[Iterator["Batch"], int, torch.device], Iterator["Batch"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentEnds:
+    """The effects of the end of a document within a window.
+
+    Args:
+        token: the end-of-document token.
+        masks_loss: exclude predictions from this token from the loss.
+        hides_earlier: mask tokens of earlier documents in attention.
+        restarts_positions: restart positions at 0 after this token.
+    """
+
+    token: int
+    masks_loss: bool = False
+    hides_earlier: bool = False
+    restarts_positions: bool = False
+
+
+class Batch(NamedTuple):
+    """The micro-batch of one data-parallel rank.
+
+    Args:
+        tokens_BS: the model's input, int64.
+        labels_BS: the token after each input token, int64.
+        loss_mask_BS: 1 where the prediction counts in the loss, else 0, float32.
+        document_ids_BS: document ids, if tokens do not see earlier documents.
+        positions_BS: position ids, if positions do not count from the start of the window, or with document
+            ids.
+    """
+
+    tokens_BS: Tensor  # noqa: N815
+    labels_BS: Tensor  # noqa: N815
+    loss_mask_BS: Tensor  # noqa: N815
+    document_ids_BS: Tensor | None = None  # noqa: N815
+    positions_BS: Tensor | None = None  # noqa: N815
+
+    @property
+    def inputs(self) -> Tensor | tuple[Tensor, ...]:
+        """Return the model's input (see Embedding)."""
+        further = [given for given in (self.document_ids_BS, self.positions_BS) if given is not None]
+        return (self.tokens_BS, *further) if further else self.tokens_BS
+
+    @property
+    def targets(self) -> tuple[Tensor, Tensor]:
+        """Return the targets of the loss."""
+        return self.labels_BS, self.loss_mask_BS
+
+    def to(self, device: torch.device) -> "Batch":
+        """Copy the batch to a device, asynchronously if its memory is pinned."""
+        moved = (None if given is None else given.to(device, non_blocking=True) for given in self)
+        return Batch(*moved)  # type: ignore[arg-type]
+
+
+def as_batch(windows: Tensor, *, ends: DocumentEnds | None = None) -> Batch:
+    """Convert token windows to a batch.
+
+    Args:
+        windows: int64 [batch, seq_length + 1], on the CPU.
+        ends: effects of ends of documents; None: no effects.
+    """
+    tokens_BS, labels_BS = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+    loss_mask_BS = torch.ones(tokens_BS.shape, dtype=torch.float32)
+    if ends is None:
+        return Batch(tokens_BS, labels_BS, loss_mask_BS)
+    if ends.masks_loss:
+        loss_mask_BS[tokens_BS == ends.token] = 0.0
+    document_ids_BS = positions_BS = None
+    if ends.hides_earlier:
+        document_ids_BS = torch.from_numpy(document_ids(tokens_BS.numpy(), ends.token))
+    if ends.hides_earlier or ends.restarts_positions:
+        restart = ends.token if ends.restarts_positions else None
+        positions_BS = torch.from_numpy(position_ids(tokens_BS.numpy(), restart))
+    return Batch(tokens_BS, labels_BS, loss_mask_BS, document_ids_BS, positions_BS)
+
+
+def unweighted(batches: Iterator[Batch], count: int, device: torch.device) -> Iterator[Batch]:
+    """Yield the next `count` micro-batches on a device; each is averaged over its unmasked tokens."""
+    return (batch.to(device) for batch in islice(batches, count))
+
+
+def weighted_globally(
+    batches: Iterator[Batch], count: int, device: torch.device, *, data: Group
+) -> Iterator[Batch]:
+    """Yield the next `count` micro-batches on a device, weighted by the unmasked tokens of all of them.
+
+    Masks are divided by the mean number of unmasked tokens over micro-batches and ranks of the data group, so
+    that the mean of the summed losses is the mean over all unmasked tokens. Collective over the data group
+    (no communication if the stream is empty).
+    """
+    taken = [batch.to(device) for batch in islice(batches, count)]
+    if not taken:
+        return iter(())
+    unmasked = torch.stack([batch.loss_mask_BS.sum() for batch in taken]).sum()
+    if data.size > 1:
+        distributed.all_reduce(unmasked, group=data.process_group)
+    weight = len(taken) * data.size / unmasked.clamp(min=1.0)
+    return iter([batch._replace(loss_mask_BS=batch.loss_mask_BS * weight) for batch in taken])

@@ -1,0 +1,130 @@
+"""Build curriculum schedules and the order of samples from configuration. Without torch."""
+
+from collections.abc import Callable
+from typing import Any
+
+from neox_config import NeoXConfig, Resolved
+from neox_config.schema.sections.data_efficiency import TRUNCATES, Curriculum, CurriculumLearning, Metric
+from neox_data.batch_sizes import BatchSizes
+from neox_data.blend import SampleDataset
+from neox_data.curriculum.dataset import CurriculumDataset, load_or_build_clusters
+from neox_data.curriculum.metric_index import MetricIndex
+from neox_data.curriculum.schedule import DifficultySchedule, fixed_discrete, fixed_linear, fixed_root
+from neox_data.errors import DataError
+from neox_model.train.data.position import Position
+
+__all__ = ["DIFFICULTY_SCHEDULES", "drawn_by_difficulty", "length_schedule", "prefetch_threads"]
+
+
+def length_schedule(config: NeoXConfig) -> DifficultySchedule | None:
+    """Return the schedule of sequence lengths by iteration; None: always the whole length."""
+    legacy = config.data_efficiency.curriculum_learning
+    if legacy.enabled:
+        return _difficulty_schedule(legacy)
+    metrics = _metrics(config)
+    return _difficulty_schedule(metrics[TRUNCATES]) if TRUNCATES in metrics else None
+
+
+def prefetch_threads(config: NeoXConfig) -> int:
+    """Return the number of threads that prefetch training samples."""
+    efficiency = config.data_efficiency.data_efficiency
+    if efficiency.enabled and efficiency.data_sampling.enabled:
+        return efficiency.data_sampling.num_workers
+    return config.data.num_workers
+
+
+def drawn_by_difficulty(resolved: Resolved, dataset: SampleDataset, position: Position) -> SampleDataset:
+    """Return the training samples in the order of the configured curriculum; unchanged without one.
+
+    The difficulty increases at given iterations, so the samples drawn depend on the batch sizes of all
+    earlier iterations. A checkpoint records these, so that a training resumes at the next sample with any
+    batch size. A checkpoint of an earlier version records one batch size; if this does not match its number
+    of samples, the samples drawn are unknown.
+
+    Args:
+        resolved: the configuration.
+        dataset: the training samples.
+        position: position in the data from which the training resumes.
+
+    Raises:
+        DataError: an analysis is missing, damaged, of other data or of another order; or the batch sizes of
+            the iterations before `position` are unknown.
+    """
+    config = resolved.config
+    indices = {
+        name: MetricIndex(
+            samples=metric.index_to_sample_path,
+            difficulties=metric.index_to_metric_path,
+            kind=metric.difficulty_type,
+            largest=metric.max_difficulty,
+            schedule=_difficulty_schedule(metric),
+        )
+        for name, metric in _metrics(config).items()
+        if metric.clustering_type == "schedule_based"
+    }
+    curriculum = _curriculum(config)
+    if curriculum is None or not indices:
+        return dataset
+    iterations, batch = config.training.train_iters, resolved.derived.train_batch_size
+    if not position.knows_batch_sizes:
+        raise DataError(
+            f"the checkpoint's training read {position.samples:,} samples in {position.iteration:,} "
+            "iterations but does not record the batch sizes, so the remaining samples of the curriculum are "
+            "unknown; set finetune: true to start the curriculum again, or "
+            "data_efficiency.data_sampling.curriculum_learning.enabled: false to continue without it"
+        )
+    batch_sizes = BatchSizes(position.batch_sizes).then(position.iteration, batch)
+    assert curriculum.data_cluster_path is not None, "needed when the block is enabled"
+    clusters = load_or_build_clusters(
+        indices, dataset, iterations=iterations, folder=curriculum.data_cluster_path
+    )
+    efficiency = config.data_efficiency.data_efficiency
+    return CurriculumDataset(
+        dataset,
+        clusters,
+        batch_sizes=batch_sizes,
+        num_samples=max(position.samples, batch_sizes.first_item(iterations)),
+        num_epochs=efficiency.data_sampling.num_epochs,
+        seed=efficiency.seed,
+    )
+
+
+def _curriculum(config: NeoXConfig) -> Curriculum | None:
+    efficiency = config.data_efficiency.data_efficiency
+    sampling = efficiency.data_sampling
+    is_on = efficiency.enabled and sampling.enabled and sampling.curriculum_learning.enabled
+    return sampling.curriculum_learning if is_on else None
+
+
+def _metrics(config: NeoXConfig) -> dict[str, Metric]:
+    curriculum = _curriculum(config)
+    return {} if curriculum is None else curriculum.curriculum_metrics
+
+
+def _difficulty_schedule(block: CurriculumLearning | Metric) -> DifficultySchedule:
+    return DIFFICULTY_SCHEDULES[str(block.schedule_type)](block)
+
+
+def _growth(block: Any) -> dict[str, Any]:
+    return {
+        "smallest": block.min_difficulty,
+        "largest": block.max_difficulty,
+        "iterations": block.schedule_config.total_curriculum_step,
+        "multiple": block.schedule_config.difficulty_step,
+    }
+
+
+def _by_root(block: Any) -> DifficultySchedule:
+    return fixed_root(**_growth(block), degree=block.schedule_config.root_degree)
+
+
+def _by_steps(block: Any) -> DifficultySchedule:
+    schedule = block.schedule_config
+    return fixed_discrete(difficulties=schedule.difficulty, last_iterations=schedule.max_step)
+
+
+DIFFICULTY_SCHEDULES: dict[str, Callable[[Any], DifficultySchedule]] = {
+    "fixed_linear": lambda block: fixed_linear(**_growth(block)),
+    "fixed_root": _by_root,
+    "fixed_discrete": _by_steps,
+}

@@ -1,0 +1,172 @@
+"""Build datasets from the data section: documents, number of samples, order. Without torch."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from neox_config import Resolved
+from neox_config.facts.vocabulary import pad_vocabulary
+from neox_data.blend import SampleDataset, build_blend
+from neox_data.gpt_dataset import GPTDataset
+from neox_data.indexed import IndexedDataset, open_indexed
+from neox_data.lazy_blend import LazyBlendedDataset
+from neox_data.lazy_dataset import LazyGPTDataset
+from neox_data.manifest import check_largest_token, check_tokenizer, verify_manifest
+from neox_data.splits import split_documents
+from neox_data.tokenizers import Tokenizer
+from neox_data.weights import normalise_weights, relative_weights, weights_by_num_documents
+from neox_model.train.data.curriculum import drawn_by_difficulty
+from neox_model.train.data.position import START, Position
+
+__all__ = [
+    "ORDERS",
+    "Datasets",
+    "build_datasets",
+    "check_tokenizers",
+    "data_weights",
+    "num_samples",
+]
+
+Datasets = dict[str, SampleDataset]
+
+PARTS = ("train", "valid", "test")
+
+
+def num_samples(resolved: Resolved, position: Position = START) -> dict[str, int]:
+    """Return the number of samples that the whole training reads from each part, before and after `position`.
+
+    Source: GPT-NeoX, so that datasets are shuffled the same.
+    """
+    training, batch = resolved.config.training, resolved.derived.train_batch_size
+    iterations = max(0, training.train_iters - position.iteration)
+    evaluations = training.train_iters // training.eval_interval + 1
+    evaluations = max(1, evaluations - position.iteration // training.eval_interval)
+    evaluated = training.eval_iters * batch
+    return {
+        "train": position.samples + iterations * batch,
+        "valid": position.validation_samples + evaluations * evaluated if evaluated else 0,
+        "test": evaluated,
+    }
+
+
+def build_datasets(
+    resolved: Resolved, parts: Collection[str] = PARTS, *, position: Position = START
+) -> Datasets:
+    """Build the datasets of the parts that have documents and from which samples are read.
+
+    Args:
+        resolved: the configuration.
+        parts: the parts to build.
+        position: position in the data from which the training resumes.
+
+    Raises:
+        DataError: files are missing, damaged or too small; or a curriculum that selects samples requires the
+            batch sizes before `position`, which are unknown.
+    """
+    counts = num_samples(resolved, position)
+    datasets = _before_curriculum(
+        resolved, {part: count for part, count in counts.items() if count and part in parts}
+    )
+    if "train" in datasets:
+        datasets["train"] = drawn_by_difficulty(resolved, datasets["train"], position)
+    return datasets
+
+
+def _before_curriculum(resolved: Resolved, wanted: dict[str, int]) -> Datasets:
+    if resolved.config.data.data_path is not None:
+        return _split_one(resolved, resolved.config.data.data_path, wanted)
+    return {part: _blend(resolved, part, count) for part, count in wanted.items() if _paths(resolved, part)}
+
+
+def check_tokenizers(resolved: Resolved, tokenizer: Tokenizer) -> None:
+    """Refuse data whose manifest names another tokenizer or a token outside the vocabulary.
+
+    Raises:
+        TokenizerError: it was made with another one, or contains such a token.
+        IndexedDatasetError: a manifest is damaged.
+    """
+    whole = resolved.config.data.data_path
+    vocab_size = pad_vocabulary(tokenizer.vocab_size, resolved.config.model.make_vocab_size_divisible_by)
+    prefixes = [path for part in PARTS for path in _paths(resolved, part)]
+    for prefix in dict.fromkeys([whole] if whole is not None else prefixes):
+        check_tokenizer(prefix, tokenizer)
+        check_largest_token(prefix, vocab_size)
+
+
+def data_weights(resolved: Resolved, part: str, sources: Sequence[IndexedDataset]) -> list[float]:
+    """Return the relative weights of a blend's datasets."""
+    data = resolved.config.data
+    if data.weight_by_num_documents:
+        lengths = [len(source) for source in sources]
+        return weights_by_num_documents(lengths, data.weighted_sampler_alpha).tolist()
+    weights = getattr(data, f"{part}_data_weights")
+    # The lazy blend divides by the sum once more. Its order depends on the last bit, so this division stays.
+    checked = normalise_weights if data.sample_order == "lazy" else relative_weights
+    return checked(weights, len(sources)).tolist()
+
+
+def _split_one(resolved: Resolved, prefix: str, wanted: dict[str, int]) -> Datasets:
+    indexed = _open(resolved, prefix)
+    parts = split_documents(resolved.config.data.split, len(indexed))
+    return {
+        part: _dataset(resolved, indexed, prefix, part, parts[part], count)
+        for part, count in wanted.items()
+        if parts[part]
+    }
+
+
+def _blend(resolved: Resolved, part: str, count: int) -> SampleDataset:
+    prefixes = _paths(resolved, part)
+    sources = [_open(resolved, prefix) for prefix in prefixes]
+
+    def build(number: int, share: int) -> SampleDataset:
+        source, name = sources[number], f"{part}_{number}"
+        return _dataset(resolved, source, prefixes[number], name, range(len(source)), share)
+
+    order = ORDERS[resolved.config.data.sample_order]
+    return order.blend(build, data_weights(resolved, part, sources), count)
+
+
+def _dataset(
+    resolved: Resolved, indexed: IndexedDataset, prefix: str, name: str, documents: range, count: int
+) -> SampleDataset:
+    config = resolved.config
+    return ORDERS[config.data.sample_order].dataset(
+        indexed,
+        name=name,
+        documents=documents,
+        num_samples=count,
+        seq_length=config.model.seq_length,
+        seed=config.training.seed,
+        prefix=prefix,
+        cache_dir=config.data.data_cache_dir,
+    )
+
+
+def _gpt_neox(indexed: IndexedDataset, *, documents: range, **settings: Any) -> SampleDataset:
+    return GPTDataset(indexed, documents=np.arange(documents.start, documents.stop), **settings)
+
+
+def _lazy(indexed: IndexedDataset, *, prefix: str, cache_dir: str | None, **settings: Any) -> SampleDataset:
+    return LazyGPTDataset(indexed, **settings)
+
+
+class _Order(NamedTuple):
+    dataset: Callable[..., SampleDataset]
+    blend: Callable[[Callable[[int, int], SampleDataset], list[float], int], SampleDataset]
+
+
+ORDERS = {"gpt_neox": _Order(_gpt_neox, build_blend), "lazy": _Order(_lazy, LazyBlendedDataset)}
+
+
+def _open(resolved: Resolved, prefix: str) -> IndexedDataset:
+    data = resolved.config.data
+    indexed = open_indexed(prefix, data.data_impl, warmup=data.mmap_warmup)
+    # A damaged offset can be a valid place in the .bin: only the hash shows it.
+    verify_manifest(prefix, (".idx",))
+    return indexed
+
+
+def _paths(resolved: Resolved, part: str) -> Sequence[str]:
+    return getattr(resolved.config.data, f"{part}_data_paths") or ()

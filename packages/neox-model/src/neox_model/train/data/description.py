@@ -1,0 +1,111 @@
+"""Describe the data that a training reads, for commands of neox-data (`neox_data.training_data`)."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from neox_config import NeoXConfig, Resolved, load_config, resolve
+from neox_config.errors import NeoXError
+from neox_config.estimate.shapes import fewest_devices
+from neox_config.facts.topology import Topology
+from neox_data.batch_sizes import BatchSizes
+from neox_data.errors import DataError
+from neox_data.tokenizers import build_tokenizer
+from neox_data.training_data import TrainingData
+from neox_launcher.protocol.kept_checkpoints import find_kept
+from neox_model.train.data.curriculum import length_schedule
+from neox_model.train.data.datasets import build_datasets, num_samples
+from neox_model.train.data.position import START, Position
+
+__all__ = ["describe_training_data", "training_data_of"]
+
+
+def describe_training_data(
+    paths: Sequence[Path],
+    *,
+    overrides: Sequence[str] = (),
+    devices: int | None = None,
+    checkpoint: str | None = None,
+) -> TrainingData:
+    """Describe the data that a training with these configuration files reads.
+
+    Args:
+        paths: configuration files, which are merged.
+        overrides: `name=value` pairs that override the files.
+        devices: number of devices of the job; None: the fewest possible.
+        checkpoint: use the batch sizes recorded in this checkpoint.
+
+    Raises:
+        DataError: the configuration, its data or the checkpoint is invalid.
+    """
+    try:
+        config = load_config(paths, overrides=overrides)
+        resolved = resolve(config, devices=devices or fewest_devices(config))
+        position = START if checkpoint is None else _position_at(checkpoint, config)
+    except NeoXError as error:
+        raise DataError(str(error)) from error
+    return training_data_of(resolved, position)
+
+
+def _position_at(checkpoint: str, config: NeoXConfig) -> Position:
+    folders = (config.checkpoint.save, config.checkpoint.load)
+    kept = find_kept(checkpoint, folders, option="--checkpoint")
+    if "batch_sizes" not in kept.training:
+        raise DataError(
+            f"{kept.path} was written by an earlier version, which did not record batch sizes; give a newer "
+            "checkpoint"
+        )
+    position = Position.from_state(kept.training)
+    if not position.knows_batch_sizes:
+        raise DataError(
+            f"{kept.path} does not record the batch sizes of its first iterations, because its training was "
+            "resumed from a checkpoint of an earlier version; trace without --checkpoint, which assumes the "
+            "configuration's batch size for every iteration"
+        )
+    return position
+
+
+def training_data_of(resolved: Resolved, position: Position = START) -> TrainingData:
+    """Describe the data that a training reads; build its sample indices if they do not exist.
+
+    Args:
+        resolved: the configuration.
+        position: position from which the training continues with the configuration's batch size.
+
+    Raises:
+        DataError: the data is missing or damaged.
+    """
+    config, derived = resolved.config, resolved.derived
+    tokenizer = config.tokenizer
+    return TrainingData(
+        datasets=build_datasets(resolved, position=position),
+        num_samples=num_samples(resolved, position),
+        train_iters=config.training.train_iters,
+        seq_length=config.model.seq_length,
+        batch_sizes=BatchSizes(position.batch_sizes).then(position.iteration, derived.train_batch_size),
+        micro_batch=derived.micro_batch_size,
+        accumulation=derived.accumulation,
+        data_parallel_size=derived.data_parallel_size,
+        data_parallel_ranks=_data_parallel_ranks(resolved),
+        build_tokenizer=partial(
+            build_tokenizer,
+            tokenizer.tokenizer_type,
+            vocab_file=tokenizer.vocab_file,
+            merge_file=tokenizer.merge_file,
+        ),
+        length_at=_length_at(resolved),
+    )
+
+
+def _length_at(resolved: Resolved) -> Callable[[int], int]:
+    whole, schedule = resolved.config.model.seq_length, length_schedule(resolved.config)
+    return lambda iteration: whole if schedule is None else min(whole, schedule(iteration))
+
+
+def _data_parallel_ranks(resolved: Resolved) -> list[int]:
+    """Return the data-parallel rank of each process."""
+    derived = resolved.derived
+    topology = Topology(
+        pipe=derived.pipe_parallel_size, data=derived.data_parallel_size, model=derived.model_parallel_size
+    )
+    return [topology.index_along("data", rank) for rank in range(topology.world_size)]

@@ -1,0 +1,47 @@
+"""The position of a training in its data. Without torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from neox_data.batch_sizes import BatchSizes
+
+__all__ = ["START", "Position"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """The position of a training in its data.
+
+    Args:
+        iteration: finished optimizer updates.
+        samples: training samples read by all data-parallel ranks.
+        validation_samples: validation samples used by evaluations.
+        batch_sizes: (iteration, samples) pairs: samples per iteration, starting at that iteration. They do
+            not add up to `samples` if a checkpoint did not record all of them.
+    """
+
+    iteration: int = 0
+    samples: int = 0
+    validation_samples: int = 0
+    batch_sizes: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any] | None) -> Self:
+        """Return the position in a checkpoint's state of the training loop; the start if there is none."""
+        if state is None:
+            return cls()
+        return cls(
+            iteration=int(state["iteration"]),
+            samples=int(state["samples"]),
+            validation_samples=int(state["validation_samples"]),
+            batch_sizes=tuple((int(iteration), int(samples)) for iteration, samples in state["batch_sizes"]),
+        )
+
+    @property
+    def knows_batch_sizes(self) -> bool:
+        """Return True if the batch sizes of all finished iterations are known."""
+        return BatchSizes(self.batch_sizes).first_item(self.iteration) == self.samples
+
+
+START = Position()

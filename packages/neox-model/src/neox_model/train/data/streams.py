@@ -1,0 +1,125 @@
+"""Open streams of batches from datasets: this rank's samples, from a given sample on."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from neox_config import NeoXConfig, Resolved
+from neox_data.blend import SampleDataset
+from neox_data.errors import DataError
+from neox_data.loader import PrefetchLoader
+from neox_data.sampler import BatchSampler
+from neox_model.parallel.groups import Groups
+from neox_model.train.data.batch import (
+    Batch,
+    DocumentEnds,
+    TokenWeighting,
+    as_batch,
+    unweighted,
+    weighted_globally,
+)
+from neox_model.train.data.curriculum import length_schedule, prefetch_threads
+from neox_model.train.data.datasets import Datasets, build_datasets, num_samples
+
+__all__ = ["Stream", "build_datasets", "choose_weighting", "num_samples", "open_streams"]
+
+
+class Stream:
+    """Iterates over the micro-batches of one rank, from a given sample on.
+
+    Args:
+        loader: yields token windows; None on ranks without tokens, which have an empty stream.
+        vocab_size: size of the model's vocabulary.
+        ends: effects of ends of documents; None: no effects.
+    """
+
+    def __init__(
+        self, loader: PrefetchLoader | None, *, vocab_size: int, ends: DocumentEnds | None = None
+    ) -> None:
+        self._loader = loader
+        self._vocab_size = vocab_size
+        self._ends = ends
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next micro-batch.
+
+        Raises:
+            DataError: it contains a token outside the model's vocabulary.
+        """
+        if self._loader is None:
+            raise StopIteration
+        windows = next(self._loader)
+        # An embedding split over ranks would silently return zeros for such a token.
+        lowest, highest = (int(found) for found in windows.aminmax())
+        if lowest < 0 or highest >= self._vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise DataError(
+                f"the data contains token {wrong:,}, but the model's vocabulary has {self._vocab_size:,} "
+                "entries; configure the tokenizer with which the data was tokenized, or check the data with "
+                "neox-data verify"
+            )
+        return as_batch(windows, ends=self._ends)
+
+    def close(self) -> None:
+        """Stop prefetching."""
+        if self._loader is not None:
+            self._loader.close()
+
+
+def open_streams(
+    resolved: Resolved, datasets: Datasets, groups: Groups, *, vocab_size: int, end_of_document: int
+) -> dict[str, Callable[..., Stream]]:
+    """Return, for each part, the function that opens its stream at a sample.
+
+    The function takes the number of samples read before and, for the lengths of a curriculum, the iteration.
+
+    Args:
+        resolved: the configuration.
+        datasets: the datasets by part.
+        groups: this rank's process groups; stages between the first and the last need no tokens.
+        vocab_size: size of the model's vocabulary.
+        end_of_document: the end-of-document token.
+    """
+    needs_tokens = groups.pipe.rank in (0, groups.pipe.size - 1)
+    data = resolved.config.data
+    ends = DocumentEnds(
+        token=end_of_document,
+        masks_loss=data.eod_mask_loss,
+        hides_earlier=data.reset_attention_mask,
+        # Sinusoidal and rotary positions always count from the start of the window.
+        restarts_positions=data.reset_position_ids and resolved.config.attention.pos_emb == "learned",
+    )
+
+    schedule = length_schedule(resolved.config)
+
+    def open_stream(part: str, dataset: SampleDataset, samples: int, iteration: int = 0) -> Stream:
+        if not needs_tokens:
+            return Stream(None, vocab_size=vocab_size)
+        sampler = BatchSampler(
+            len(dataset),
+            micro_batch=resolved.derived.micro_batch_size,
+            data_parallel_rank=groups.data.rank,
+            data_parallel_size=groups.data.size,
+            accumulation=resolved.derived.accumulation,
+            start=samples,
+        )
+        loader = PrefetchLoader(
+            dataset,
+            sampler,
+            num_threads=prefetch_threads(resolved.config) if part == "train" else data.num_workers,
+            length_at=None
+            if schedule is None or part != "train"
+            else lambda since: schedule(iteration + since),
+        )
+        return Stream(loader, vocab_size=vocab_size, ends=ends)
+
+    return {part: partial(open_stream, part, dataset) for part, dataset in datasets.items()}
+
+
+def choose_weighting(config: NeoXConfig, groups: Groups) -> TokenWeighting:
+    """Return the weighting of tokens in the loss, according to `loss_normalization`."""
+    if config.training.loss_normalization == "global":
+        return partial(weighted_globally, data=groups.data)
+    return unweighted

@@ -1,0 +1,63 @@
+"""One training iteration on an engine."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from neox_model.engine.contract import Engine, MicroBatch
+from neox_model.train.data.batch import Batch, TokenWeighting, unweighted
+from neox_model.train.step import StepReport
+
+__all__ = ["EngineStep", "as_micro_batches"]
+
+
+class EngineStep:
+    """Runs all micro-batches of an update, and reports its results.
+
+    A pipeline reads micro-batches on the first and the last stage only; other stages may receive an empty
+    iterator.
+
+    Args:
+        engine: an engine whose model computes the loss.
+        accumulation: micro-batches per update.
+        tokens: tokens per update, over all data-parallel ranks.
+        weighting: sets the weight of each token of an update's micro-batches in the loss.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        accumulation: int,
+        tokens: int = 0,
+        weighting: TokenWeighting = unweighted,
+    ) -> None:
+        self._engine = engine
+        self._accumulation = accumulation
+        self._tokens = tokens
+        self._weighting = weighting
+
+    def __call__(self, batches: Iterator[Batch]) -> StepReport:
+        """Train on the next micro-batches."""
+        update = self._engine.update
+        loss_scale = update.loss_scale
+        loss = self._engine.train_batch(self._next(batches, self._accumulation))
+        return StepReport(
+            loss=loss,
+            grad_norm=update.grad_norm,
+            skipped=update.skipped,
+            tokens=self._tokens,
+            loss_scale=loss_scale,
+        )
+
+    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
+        """Return the mean loss of the next micro-batches over all data-parallel ranks."""
+        return self._engine.evaluate(self._next(batches, num_micro_batches), num_micro_batches)
+
+    def _next(self, batches: Iterator[Batch], count: int) -> Iterator[MicroBatch]:
+        return as_micro_batches(self._weighting(batches, count, self._engine.device))
+
+
+def as_micro_batches(batches: Iterator[Batch]) -> Iterator[MicroBatch]:
+    """Yield (inputs, targets) of each batch."""
+    return ((batch.inputs, batch.targets) for batch in batches)

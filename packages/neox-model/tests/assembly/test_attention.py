@@ -1,0 +1,92 @@
+"""Which implementation computes a layer's attention, and the reason that is logged."""
+
+import logging
+
+import pytest
+import torch
+
+from neox_model.assembly.attention import build_attention, log_attention_paths
+from neox_model.assembly.operators import Operators, _why_not_flex
+from neox_model.layers.attention import DenseCore, FlexCore, SoftmaxCore
+from neox_model.parallel.groups import SINGLE_RANK
+from support.settings import resolved_from
+
+ON_GPU, ON_CPU = Operators(), Operators(flex_unusable="it has no backward pass on a CPU")
+SCORES = Operators(softmax=lambda scores, scale, masked_out: scores)
+LOCAL = {"attention_config": [[["local"], "all"]], "sparsity_config": {"block": 4}}
+
+
+def core_of(settings, operators):
+    factory = build_attention(
+        resolved_from(settings), 1, init=None, output_init=None, group=SINGLE_RANK, operators=operators
+    )
+    return factory().core
+
+
+def reasons(settings, operators, caplog):
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        log_attention_paths(resolved_from(settings), operators)
+    return caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("settings", "needs"),
+    [
+        (LOCAL, "local attention"),
+        ({"pos_emb": "rpe"}, "pos-emb: rpe"),
+        ({"pos_emb": "alibi"}, "pos-emb: alibi"),
+        ({"reset_attention_mask": True}, "reset-attention-mask"),
+        ({**LOCAL, "reset_attention_mask": True}, "local attention and reset-attention-mask"),
+    ],
+)
+def test_scores_that_need_more_than_causality_go_to_flex_attention_where_it_works(settings, needs, caplog):
+    assert type(core_of(settings, ON_GPU)) is FlexCore
+    (reason,) = reasons(settings, ON_GPU, caplog)
+    assert reason.endswith(f"FlexAttention with compiled block masks, for {needs}")
+    assert type(core_of(settings, ON_CPU)) is DenseCore
+    (reason,) = reasons(settings, ON_CPU, caplog)
+    assert f"with a mask of queries by keys, for {needs}; not FlexAttention" in reason
+
+
+@pytest.mark.parametrize("operators", [ON_GPU, ON_CPU])
+@pytest.mark.parametrize("position", ["learned", "rotary", "none"])
+def test_causal_attention_uses_pytorchs_implementation(operators, position, caplog):
+    settings = {"pos_emb": position}
+    assert type(core_of(settings, operators)) is DenseCore
+    assert reasons(settings, operators, caplog) == [
+        "attention of 3 global layers: PyTorch's scaled_dot_product_attention with is_causal"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"scaled_masked_softmax_fusion": True}, "scaled-masked-softmax-fusion"),
+        ({"apply_query_key_layer_scaling": True}, "apply-query-key-layer-scaling"),
+        ({"onnx_safe": True}, "onnx-safe"),
+    ],
+)
+def test_requested_softmax_is_used_and_the_superfluous_line_is_named(settings, name, caplog):
+    assert type(core_of({**LOCAL, **settings}, SCORES)) is SoftmaxCore
+    (reason,) = reasons(settings, SCORES, caplog)
+    assert f"for {name}; without it PyTorch's attention is used, which is faster" in reason
+
+
+def test_each_kind_is_logged_once(caplog):
+    settings = {"attention_config": ["global", "local", "global"], "sparsity_config": {"block": 4}}
+    assert [line.split(":")[0] for line in reasons(settings, ON_CPU, caplog)] == [
+        "attention of 2 global layers",
+        "attention of 1 local layer",
+    ]
+    assert reasons({"attention_config": ["gmlp", "amlp", "gmlp"]}, ON_CPU, caplog) == []
+
+
+def test_dropout_and_narrow_heads_keep_flex_attention_away():
+    cuda = torch.device("cuda")
+    config = resolved_from({}).config
+    assert _why_not_flex(config, cuda, head_width=16) is None
+    assert "at least 16 channels" in _why_not_flex(config, cuda, head_width=8)
+    dropping = resolved_from({"attention_dropout": 0.1}).config
+    assert "no dropout" in _why_not_flex(dropping, cuda, head_width=64)
+    assert "on a CPU" in _why_not_flex(config, torch.device("cpu"), head_width=64)

@@ -1,0 +1,343 @@
+"""Fused operators: required, auto, or disabled.
+
+Fused implementations require a GPU; these tests replace them with CPU versions.
+"""
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+from torch import distributed
+
+import neox_kernels
+from neox_kernels import Availability, KernelUnavailable, trial
+from neox_model.assembly import operators
+from neox_model.assembly.as_sequential import as_sequential
+from neox_model.assembly.model import build_plan, padded_vocab_size
+from neox_model.assembly.operators import choose_operators
+from neox_model.initialization import initialize_parameters
+from neox_model.layers import norms
+from neox_model.layers.attention import DenseCore, SoftmaxCore
+from neox_model.layers.lm_head import LMLoss
+from neox_model.layers.residual_layer import add_dropped
+from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK, Group, Groups
+from neox_model.parallel.topology import create_groups
+from support.distributed import run_ranks
+from support.settings import resolved_from
+
+NAMES = (
+    "scaled_causal_softmax",
+    "scaled_masked_softmax",
+    "rotary",
+    "bias_gelu",
+    "bias_swiglu",
+    "bias_geglu",
+    "bias_dropout_add",
+    "layer_norm",
+    "rms_norm",
+    "apex_layer_norm",
+)
+CAUSAL, MASKED = "scaled_upper_triang_masked_softmax_fusion", "scaled_masked_softmax_fusion"
+ROTARY = {"pos_emb": "rotary", "rotary_pct": 0.5}
+RMS_NORM = {"norm": "rmsnorm", "rms_norm_epsilon": 0.1}
+LLAMA = {
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "pos_emb": "rotary",
+    "num_kv_heads": 2,
+    "no_weight_tying": True,
+    "use_bias_in_attn_linear": False,
+    "use_bias_in_mlp": False,
+}
+LLAMA_FUSIONS = ("rmsnorm_fusion", "glu_fusion", "rope_fusion")
+
+# The setting, the operator that it brings in, and the same model without it.
+FUSIONS = [
+    ({CAUSAL: True}, "scaled_causal_softmax", {}),
+    ({MASKED: True}, "scaled_masked_softmax", {}),
+    ({CAUSAL: True, MASKED: "auto"}, "scaled_causal_softmax", {}),
+    ({MASKED: True, CAUSAL: "auto"}, "scaled_masked_softmax", {}),
+    ({"bias_gelu_fusion": True}, "bias_gelu", {"openai_gelu": True}),
+    ({"bias_dropout_fusion": True}, "bias_dropout_add", {}),
+    ({"rope_fusion": True, **ROTARY}, "rotary", ROTARY),
+    ({"layernorm_fusion": True, "layernorm_epsilon": 0.1}, "layer_norm", {"layernorm_epsilon": 0.1}),
+    ({"norm": "apexlayernorm", "layernorm_epsilon": 0.1}, "apex_layer_norm", {"layernorm_epsilon": 0.1}),
+    ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm", RMS_NORM),
+    ({"glu_fusion": True, "activation": "swiglu"}, "bias_swiglu", {"activation": "swiglu"}),
+    ({"glu_fusion": True, "activation": "geglu"}, "bias_geglu", {"activation": "geglu"}),
+]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Every operator as if this machine could use it; gives the arguments of all calls by name."""
+    found = {}
+
+    def counted(name, fused):
+        def call(*args, **kwargs):
+            found.setdefault(name, []).append((args, kwargs))
+            return fused(*args, **kwargs)
+
+        return call
+
+    for name in NAMES:
+        operator = getattr(neox_kernels, name)
+        # apex has no CPU kernel: use ours, which has the same signature.
+        fused = neox_kernels.layer_norm.fused if name == "apex_layer_norm" else operator.fused
+        ready = dataclasses.replace(
+            operator,
+            fused=counted(name, fused),
+            availability=lambda device, dtype, *, may_build: Availability(True, "for this test"),
+        )
+        monkeypatch.setattr(operators, name, ready)
+    return found
+
+
+def model_of(settings):
+    resolved = resolved_from(settings)
+    loss = LMLoss(padded_vocab_size(resolved.config, 11))
+    model = as_sequential(build_plan(resolved, SINGLE_PROCESS, vocab_size=11), loss_fn=loss)
+    initialize_parameters(model, seed=3)
+    return model
+
+
+def loss_and_gradients(model, documents=None):
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 11, (2, 13), generator=generator)
+    inputs = tokens[:, :-1] if documents is None else (tokens[:, :-1], documents, None)
+    loss = model.loss_fn(model(inputs), (tokens[:, 1:], torch.ones(2, 12)))
+    loss.backward()
+    return loss.item(), [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(("settings", "name", "without"), FUSIONS)
+def test_a_fused_operator_is_called_and_changes_no_result(calls, settings, name, without):
+    loss, gradients = loss_and_gradients(model_of(settings))
+    assert set(calls) == {name}
+    expected_loss, expected = loss_and_gradients(model_of(without))
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    for given, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(given, wanted, atol=2e-6, rtol=1e-4)
+
+
+def shapes(args):
+    return [tuple(arg.shape) if isinstance(arg, torch.Tensor) else arg for arg in args]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "times", "arguments"),
+    [
+        ({CAUSAL: True}, "scaled_causal_softmax", 3, [(2, 6, 12, 12), 1]),
+        ({MASKED: True}, "scaled_masked_softmax", 3, [(2, 6, 12, 12), (1, 1, 12, 12), 1]),
+        ({"bias_gelu_fusion": True}, "bias_gelu", 3, [(12, 2, 96), (96,)]),
+        (
+            {"bias_dropout_fusion": True, "hidden_dropout": 0.25},
+            "bias_dropout_add",
+            6,
+            [(12, 2, 24), (24,), (12, 2, 24), 0.25, True],
+        ),
+        ({"rope_fusion": True, **ROTARY}, "rotary", 3, [(12, 2, 6, 4), (12, 2, 6, 4), (12, 1), (12, 1)]),
+        (
+            {"layernorm_fusion": True, "layernorm_epsilon": 0.1},
+            "layer_norm",
+            7,
+            [(12, 2, 24), (24,), (24,), 0.1],
+        ),
+        ({"norm": "apexlayernorm"}, "apex_layer_norm", 7, [(12, 2, 24), (24,), (24,), 1e-5]),
+        ({"rmsnorm_fusion": True, **RMS_NORM}, "rms_norm", 7, [(12, 2, 24), (24,), 0.1]),
+        (
+            {"glu_fusion": True, "activation": "swiglu", "mlp_width": 50},
+            "bias_swiglu",
+            3,
+            [(12, 2, 50), (12, 2, 50), (50,), (50,)],
+        ),
+        (
+            {"glu_fusion": True, "activation": "geglu", "use_bias_in_mlp": False},
+            "bias_geglu",
+            3,
+            [(12, 2, 64), (12, 2, 64), None, None],
+        ),
+    ],
+)
+def test_a_fused_operator_gets_its_arguments(calls, settings, name, times, arguments):
+    loss_and_gradients(model_of(settings))
+    assert len(calls[name]) == times
+    args, kwargs = calls[name][0]
+    assert (shapes(args), kwargs) == (arguments, {})
+
+
+def test_the_rotation_of_a_16_bit_model_keeps_float32_angles(calls):
+    position = model_of({"rope_fusion": True, **ROTARY}).stack[1].attention.position
+    query = torch.randn(3, 1, 2, 4, dtype=torch.bfloat16)
+    whole = position(torch.cat((query, query)), torch.cat((query, query)))[0]
+    torch.testing.assert_close(position(query, query, start=3)[0], whole[3:], atol=0, rtol=0)
+    args, _ = calls["rotary"][-1]
+    assert [arg.dtype for arg in args] == [torch.bfloat16] * 2 + [torch.float32] * 2
+
+
+def test_the_causal_softmax_leaves_borders_of_documents_to_the_masked_one(calls):
+    documents = torch.tensor([[0] * 5 + [1] * 7, [0] * 12])
+    loss, _ = loss_and_gradients(model_of({CAUSAL: True}), documents)
+    assert set(calls) == {"scaled_masked_softmax"}
+    assert loss == pytest.approx(loss_and_gradients(model_of({}), documents)[0], rel=1e-5)
+
+
+def test_a_fused_dropout_drops_in_training_alone(calls):
+    model = model_of({"bias_dropout_fusion": True, "hidden_dropout": 0.5})
+    plain = model_of({"hidden_dropout": 0.5})
+    assert loss_and_gradients(model)[0] != loss_and_gradients(model)[0]
+    assert loss_and_gradients(model.eval())[0] == pytest.approx(loss_and_gradients(plain.eval())[0], rel=1e-5)
+    assert calls["bias_dropout_add"][-1][0][3:] == (0.5, False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parameter"),
+    [
+        ({CAUSAL: True, "precision": "bfloat16"}, "scaled-upper-triang-masked-softmax-fusion"),
+        ({MASKED: True, "precision": "bfloat16"}, "scaled-masked-softmax-fusion"),
+        ({"bias_gelu_fusion": True}, "bias-gelu-fusion"),
+        ({"bias_dropout_fusion": True}, "bias-dropout-fusion"),
+        ({"rope_fusion": True, **ROTARY}, "rope-fusion"),
+        ({"layernorm_fusion": True}, "layernorm-fusion"),
+        ({"rmsnorm_fusion": True, "norm": "rmsnorm"}, "rmsnorm-fusion"),
+        ({"glu_fusion": True, "activation": "geglu"}, "glu-fusion"),
+    ],
+)
+def test_required_operator_that_is_unavailable_is_refused_with_the_reason(settings, parameter):
+    sentence = rf'^{parameter}: true: .* require an NVIDIA GPU, .* on \'cpu\'; set it to "auto" or false'
+    with pytest.raises(KernelUnavailable, match=sentence):
+        build_plan(resolved_from(settings), SINGLE_PROCESS, vocab_size=11)
+
+
+def test_auto_selects_the_reference_if_fused_is_unavailable():
+    settings = {
+        **ROTARY,
+        **dict.fromkeys((CAUSAL, MASKED, "bias_gelu_fusion", "bias_dropout_fusion"), "auto"),
+        **dict.fromkeys(("rope_fusion", "layernorm_fusion"), "auto"),
+    }
+    model = model_of(settings)
+    layer = model.stack[1]
+    assert isinstance(layer.attention.core, DenseCore)
+    assert layer.attention.position.operator is None
+    assert layer.mlp.bias_activation is None
+    assert layer.bias_dropout_add is add_dropped
+    # The tanh form stays: which machine trains decides nothing about the model.
+    assert loss_and_gradients(model)[0] == loss_and_gradients(model_of({**ROTARY, "openai_gelu": True}))[0]
+
+
+def test_layers_of_llama_take_all_their_fused_operators(calls):
+    fused = model_of({**LLAMA, **dict.fromkeys(LLAMA_FUSIONS, True)})
+    loss, gradients = loss_and_gradients(fused)
+    # Two norms in each of three layers and one at the end; each layer has one gated MLP and one rotation.
+    assert {name: len(made) for name, made in calls.items()} == {"rms_norm": 7, "bias_swiglu": 3, "rotary": 3}
+    expected_loss, expected = loss_and_gradients(model_of(LLAMA))
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    for given, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(given, wanted, atol=2e-6, rtol=1e-4)
+
+
+def test_fused_layers_of_llama_in_bfloat16_are_within_its_rounding(calls):
+    def gradients_of(settings, dtype=torch.bfloat16):
+        model = model_of(settings).to(dtype)
+        return [gradient.float() for gradient in loss_and_gradients(model)[1]]
+
+    exact = gradients_of(LLAMA, torch.float32)
+    plain = gradients_of(LLAMA)
+    fused = gradients_of({**LLAMA, **dict.fromkeys(LLAMA_FUSIONS, True)})
+    assert set(calls) == {"rms_norm", "bias_swiglu", "rotary"}
+    for given, rounded, wanted in zip(fused, plain, exact, strict=True):
+        # Rounding once where the plain form rounds after every operator makes no larger error.
+        allowed = 1.5 * (rounded - wanted).norm() + 2**-9 * wanted.norm()
+        assert (given - wanted).norm() <= allowed
+
+
+def test_layers_of_llama_that_are_left_open_are_plain_where_they_cannot_be_fused():
+    settings = {**LLAMA, **dict.fromkeys(LLAMA_FUSIONS, "auto")}
+    model = model_of(settings)
+    assert model.stack[1].norm1.operator is norms._rms_norm
+    assert model.stack[1].mlp.gated_activation is None
+    assert loss_and_gradients(model)[0] == loss_and_gradients(model_of(LLAMA))[0]
+
+
+@pytest.mark.parametrize(
+    ("fused_ms", "uses"), [(1.0, "fused"), (3.0, "plain")], ids=["when faster", "when slower"]
+)
+@pytest.mark.parametrize("name", [CAUSAL, MASKED])
+def test_scores_that_are_made_anyway_take_the_faster_softmax(calls, monkeypatch, name, fused_ms, uses):
+    tried = []
+
+    def timed(operator, args):
+        tried.append((operator.name, tuple(args[0].shape)))
+        return trial.Timing(fused_ms=fused_ms, compiled_ms=2.0)
+
+    monkeypatch.setattr(trial, "time_forms", timed)
+    model = model_of({name: "auto", "apply_query_key_layer_scaling": True})
+    assert isinstance(model.stack[1].attention.core, SoftmaxCore)
+    calls.clear()
+    loss = loss_and_gradients(model)[0]
+    assert (len(calls) > 0) == (uses == "fused")
+    assert loss == pytest.approx(loss_and_gradients(model_of({}))[0], rel=1e-5)
+    assert {shape for _, shape in tried} == {(2, 6, 12, 12)}
+
+
+def test_each_decision_is_logged_once_for_all_layers(calls, caplog):
+    with caplog.at_level(logging.INFO):
+        model_of({"norm": "apexlayernorm"})
+        assert caplog.messages == [
+            "apex_layer_norm: for this test",
+            "attention of 3 global layers: PyTorch's scaled_dot_product_attention with is_causal",
+        ]
+
+
+def test_missing_apex_is_replaced_by_pytorch_and_logged(caplog):
+    with caplog.at_level(logging.INFO):
+        loss, _ = loss_and_gradients(model_of({"norm": "apexlayernorm"}))
+    (message,) = [message for message in caplog.messages if "apex" in message]
+    assert message.startswith("apex_layer_norm: PyTorch's kernel, because apex's layer norm requires an")
+    assert loss == loss_and_gradients(model_of({}))[0]
+
+
+@pytest.mark.parametrize("all_can", [True, False])
+def test_all_ranks_choose_the_same(calls, monkeypatch, all_can):
+    asked = []
+
+    def all_reduce(flag, operation, *, group):
+        asked.append((flag.item(), operation, group))
+        flag.fill_(int(all_can))
+
+    monkeypatch.setattr(distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(trial, "time_forms", lambda *_: trial.Timing(fused_ms=1.0, compiled_ms=2.0))
+    two = Group(0, 2, "control", (0, 1))
+    chosen = choose_operators(
+        resolved_from({"bias_gelu_fusion": "auto", "norm": "apexlayernorm"}),
+        Groups(SINGLE_RANK, SINGLE_RANK, SINGLE_RANK, SINGLE_RANK, two),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+    assert asked == [(1, distributed.ReduceOp.MIN, "control")] * 2
+    assert (chosen.bias_gelu is not None, chosen.norm is not None) == (all_can, all_can)
+
+
+def choose_where_only_rank_0_has_apex() -> list[bool | str]:
+    groups = create_groups(1, 0)
+    mine = Availability(groups.world.rank == 0, "apex here" if groups.world.rank == 0 else "none here")
+    operators.apex_layer_norm = dataclasses.replace(
+        neox_kernels.apex_layer_norm, availability=lambda device, dtype, *, may_build: mine
+    )
+    told = []
+    operators.logger.info = lambda *message: told.append(message[0] % message[1:])
+    chosen = choose_operators(
+        resolved_from({"norm": "apexlayernorm"}, devices=2),
+        groups,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+    )
+    return [chosen.norm is None, told[0]]
+
+
+def test_ranks_on_different_hosts_vote():
+    assert run_ranks(choose_where_only_rank_0_has_apex, size=2) == [
+        [True, "apex_layer_norm: PyTorch's kernel, because another rank cannot use it"],
+        [True, "apex_layer_norm: PyTorch's kernel, because none here"],
+    ]

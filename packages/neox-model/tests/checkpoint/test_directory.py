@@ -1,0 +1,85 @@
+import logging
+
+import pytest
+
+from neox_config.facts.checkpoints import MANIFEST, checkpoint_name, complete_checkpoints
+from neox_model.checkpoint import directory as folders
+from neox_model.checkpoint.errors import CheckpointError
+
+
+def save(directory, iteration, text="complete"):
+    final = directory / checkpoint_name(iteration)
+    temporary = folders.unfinished(final)
+    folders.begin(temporary)
+    (temporary / MANIFEST).write_text(text)
+    folders.publish(temporary, final)
+    return final
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_latest_names_the_last_published_checkpoint(tmp_path):
+    directory = tmp_path / "not" / "there"
+    assert folders.find_latest(directory) is None
+    for iteration in (5, 10):
+        assert folders.find_latest(directory) != save(directory, iteration)
+        assert folders.find_latest(directory) == directory / f"global_step{iteration}"
+    assert (directory / "latest").read_text() == "global_step10\n"
+    assert names(directory) == ["global_step10", "global_step5", "latest"]
+
+
+def test_a_user_may_go_back_by_editing_latest(tmp_path):
+    first = save(tmp_path, 5)
+    save(tmp_path, 10)
+    (tmp_path / "latest").write_text("global_step5")
+    assert folders.find_latest(tmp_path) == first
+
+
+def test_an_unfinished_checkpoint_is_invisible_and_the_next_save_removes_it(tmp_path):
+    save(tmp_path, 5)
+    for leftover in (".global_step10.saving", ".global_step3.deleted"):
+        (tmp_path / leftover).mkdir()
+        (tmp_path / leftover / MANIFEST).write_text("half")
+    assert complete_checkpoints(tmp_path) == [tmp_path / "global_step5"]
+    save(tmp_path, 10)
+    assert names(tmp_path) == ["global_step10", "global_step5", "latest"]
+
+
+def test_a_checkpoint_of_the_same_iteration_is_replaced(tmp_path):
+    save(tmp_path, 5, "old")
+    final = save(tmp_path, 5, "new")
+    assert (final / MANIFEST).read_text() == "new"
+    assert names(tmp_path) == ["global_step5", "latest"]
+
+
+def test_old_checkpoint_is_used_after_a_kill_between_the_two_renames(tmp_path):
+    save(tmp_path, 5, "old")
+    (tmp_path / "global_step5").rename(tmp_path / ".global_step5.replaced")
+    assert folders.find_latest(tmp_path) == tmp_path / ".global_step5.replaced"
+    save(tmp_path, 10)
+    assert names(tmp_path) == ["global_step10", "global_step5", "latest"]
+
+
+def test_complete_checkpoint_is_used_and_logged_if_latest_is_missing(tmp_path, caplog):
+    save(tmp_path, 5)
+    (tmp_path / "latest").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert folders.find_latest(tmp_path) == tmp_path / "global_step5"
+    assert "global_step5" in caplog.text
+
+
+@pytest.mark.parametrize("content", ["global_step7", "../elsewhere", "", "release"])
+def test_latest_that_names_nothing_is_an_error_with_an_offer(tmp_path, content):
+    save(tmp_path, 5)
+    (tmp_path / "latest").write_text(content)
+    with pytest.raises(CheckpointError, match=r"names .*; to resume .*: echo global_step5 > .*latest"):
+        folders.find_latest(tmp_path)
+
+
+def test_keep_newest_counts_from_the_checkpoint_just_saved(tmp_path):
+    for iteration in (2, 4, 6, 100):
+        save(tmp_path, iteration)
+    folders.keep_newest(tmp_path, 2, 6)
+    assert names(tmp_path) == ["global_step100", "global_step4", "global_step6", "latest"]

@@ -1,0 +1,91 @@
+"""Optimizer states as logical tensors and single numbers."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.logical import (
+    Fragment,
+    _scalar_device,
+    check_scalars,
+    optimizer_parts,
+    restore_scalars,
+    state_range,
+)
+from neox_model.parallel.held import Held
+from neox_model.parallel.logical import logical_parameter
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer that counts in plain numbers, as DeepSpeed's do."""
+
+
+def fragment_of(holder: torch.Tensor, name: str = "weight") -> Fragment:
+    param = logical_parameter((4,), init=lambda tensor, generator: None)
+    return Fragment(name, param.logical, Held(param, 0, 4, holder, 0, (4,)))
+
+
+def test_single_number_states_are_converted_for_the_resumed_optimizer():
+    holder = nn.Parameter(torch.zeros(4))
+    counting = Counting([holder], lr=0.1)
+    counting.state[holder] = {"step": 3, "exp_avg": torch.ones(4), "nothing": None}
+    parts, scalars = optimizer_parts(fragment_of(holder), counting)
+    assert [part.name for part in parts] == ["weight/exp_avg"]
+    assert scalars == {"step": {"value": 3, "dtype": None}, "nothing": {"value": None, "dtype": None}}
+    adam = torch.optim.AdamW([holder])
+    restore_scalars([fragment_of(holder)], adam, {"weight": {"step": scalars["step"]}}, same_class=False)
+    assert torch.equal(adam.state[holder]["step"], torch.tensor(3.0))
+    stored = {"weight": {"step": {"value": 3.0, "dtype": "F32"}}}
+    restore_scalars([fragment_of(holder)], counting, stored, same_class=False)
+    assert counting.state[holder]["step"] == 3
+    assert isinstance(counting.state[holder]["step"], int)
+
+
+def test_weights_of_a_flat_partition_must_have_equal_step_counts():
+    holder = nn.Parameter(torch.zeros(8))
+    stored = {name: {"step": {"value": step, "dtype": None}} for name, step in (("a", 1), ("b", 2))}
+    fragments = [fragment_of(holder, "a"), fragment_of(holder, "b")]
+    with pytest.raises(CheckpointError, match="states of a, b have different update counts"):
+        check_scalars(fragments, stored, same_class=True)
+
+
+def flat_part() -> Fragment:
+    param = logical_parameter((4, 3), init=lambda tensor, generator: None)
+    return Fragment("weight", param.logical, Held(param, 0, 12, nn.Parameter(torch.zeros(12)), 0, (4, 3)))
+
+
+def test_states_of_a_whole_weight_do_not_belong_to_a_flat_part_of_it():
+    part = flat_part()
+    optimizer = torch.optim.Adafactor([part.held.holder])
+    optimizer.state[part.held.holder] = {"row_var": torch.zeros(4, 1)}
+    with pytest.raises(CheckpointError, match=r"state 'row_var' of weight in Adafactor is a tensor"):
+        optimizer_parts(part, optimizer)
+    with pytest.raises(CheckpointError, match=r"'row_var' of weight requires the whole .*stage: 0"):
+        state_range(part, "row_var", (4, 1))
+
+
+def test_a_state_of_one_element_is_a_number_only_if_it_has_no_dimensions():
+    param = logical_parameter((1, 3), init=lambda tensor, generator: None)
+    fragment = Fragment("weight", param.logical, Held(param, 0, 3, param, 0, (1, 3)))
+    optimizer = torch.optim.Adafactor([param])
+    optimizer.state[param] = {"step": torch.tensor(2.0), "row_var": torch.full((1, 1), 5.0)}
+    parts, scalars = optimizer_parts(fragment, optimizer)
+    assert [(part.name, part.shape, part.block) for part in parts] == [
+        ("weight/row_var", (1, 1), ((0, 1), (0, 1)))
+    ]
+    assert scalars.keys() == {"step"}
+
+
+def test_numbers_of_asgd_stay_on_the_device_of_the_weights():
+    holder = nn.Parameter(torch.zeros(2, device="meta"))
+    assert _scalar_device(torch.optim.ASGD([holder]), holder).type == "meta"
+    assert _scalar_device(torch.optim.NAdam([holder]), holder).type == "cpu"
+
+
+def test_step_counters_stay_on_the_host_unless_the_update_is_one_kernel():
+    holder = nn.Parameter(torch.zeros(2, device="meta"))
+    assert _scalar_device(torch.optim.AdamW([holder]), holder).type == "cpu"
+    assert _scalar_device(SimpleNamespace(param_groups=[{"fused": True}]), holder).type == "meta"

@@ -1,0 +1,498 @@
+"""What is restored, what is left out and what is refused, on one process without DeepSpeed."""
+
+import errno
+import json
+import logging
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from neox_config.derive.resume import Changes
+from neox_config.facts.checkpoints import MANIFEST
+from neox_model.checkpoint import (
+    CheckpointError,
+    comparison,
+    load_weights,
+    save,
+)
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.load import read_training_state
+from neox_model.errors import ModelError
+from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.parallel.topology import create_groups
+from support.checkpoint_runs import COUNTS, STATE, Curve, Run
+from support.distributed import run_ranks
+
+
+@pytest.fixture
+def trained() -> Run:
+    run = Run()
+    run.train()
+    run.train()
+    return run
+
+
+def test_everything_comes_back(tmp_path, trained):
+    trained.save(tmp_path)
+    run = Run()
+    run.load(tmp_path)
+    assert run.iteration == run.engine.steps == 2
+    assert (run.weights, run.states) == (trained.weights, trained.states)
+    assert run.state.state == trained.state.state
+    assert run.schedule.state == {"applied_updates": 2}
+
+
+def test_an_empty_folder_means_from_scratch_for_training_and_is_an_error_for_generation(tmp_path):
+    run = Run()
+    run.load(tmp_path / "none")
+    assert run.iteration is None
+    with pytest.raises(CheckpointError, match="none contains no checkpoint"):
+        load_weights(tmp_path / "none", model=run.model, groups=SINGLE_PROCESS, config={})
+
+
+def test_finetune_takes_the_weights_alone(tmp_path, trained):
+    trained.save(tmp_path)
+    run = Run()
+    before = torch.get_rng_state()
+    run.load(tmp_path, finetune=True)
+    assert run.iteration == run.engine.steps == 0
+    assert run.weights == trained.weights
+    assert not run.engine.update.optimizer.state
+    assert (run.state.state, run.schedule.state) == (STATE, {"applied_updates": 0})
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_optimizer_states_can_be_left_out_when_loading_or_saving(tmp_path, trained):
+    trained.save(tmp_path / "whole")
+    smaller = trained.save(tmp_path / "weights", save_optimizer=False)
+    assert list(Manifest.read(smaller).weight_names) == ["layers.0"]
+    for directory in ("whole", "weights"):
+        run = Run()
+        run.load(tmp_path / directory, load_optimizer=False)
+        assert run.weights == trained.weights
+        assert not run.engine.update.optimizer.state
+        assert run.schedule.state == {"applied_updates": 2}
+    with pytest.raises(CheckpointError, match=r"contains no optimizer states .* set no-load-optim: true"):
+        Run().load(tmp_path / "weights")
+
+
+def _draw() -> list[float]:
+    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.normal(), torch.rand(1).item()]
+
+
+def test_random_generators_go_on_where_they_were(tmp_path, trained):
+    random.gauss(0, 1), np.random.normal()
+    trained.save(tmp_path)
+    expected = _draw() + _draw()
+    Run().load(tmp_path)
+    assert _draw() + _draw() == expected
+
+
+def test_random_generators_are_unchanged_or_reseeded(tmp_path, trained, caplog):
+    trained.save(tmp_path, save_rng=False)
+    before = torch.get_rng_state()
+    run = Run()
+    torch.set_rng_state(before)
+    run.load(tmp_path, load_rng=False)
+    assert torch.equal(torch.get_rng_state(), before)
+    with caplog.at_level(logging.WARNING):
+        run.load(tmp_path)
+    first = _draw()
+    Run().load(tmp_path)
+    assert _draw() == first
+    warnings = {record.getMessage() for record in caplog.records}
+    assert warnings == {
+        "random generator states are not restored but seeded again: "
+        "the checkpoint contains none (no-save-rng)"
+    }
+
+
+def test_learning_rate_curves_must_agree_or_one_must_be_chosen(tmp_path, trained):
+    trained.save(tmp_path)
+    run = Run()
+    run.schedule.curve = Curve(peak=0.2)
+    with pytest.raises(
+        CheckpointError, match=r"peak is 0\.1 in the .*, 0\.2 in .*; set override-lr-scheduler"
+    ):
+        run.load(tmp_path)
+    run.load(tmp_path, schedule_source="config")
+    assert (run.schedule.curve, run.schedule.state) == (Curve(peak=0.2), {"applied_updates": 2})
+    run.load(tmp_path, schedule_source="checkpoint")
+    assert (run.schedule.curve, run.schedule.state) == (Curve(peak=0.1), {"applied_updates": 2})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (
+            {"width": 5},
+            r"layers.0 has the shape \(4, 3\) .* \(5, 3\) .* hidden-size: 4 in the checkpoint, 5 in this run",
+        ),
+        ({"layers": 2}, "layers.1 is not in the checkpoint; num-layers: 1 in the checkpoint, 2 in this run"),
+    ],
+)
+def test_another_model_is_refused_with_the_parameters_that_differ(tmp_path, trained, sizes, message):
+    trained.save(tmp_path)
+    difference = message.rpartition("; ")[2].rpartition(" .* ")[2]
+    with pytest.raises(CheckpointError, match=f"contains a different model: {difference}; .* finetune: true"):
+        Run(**sizes).load(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        Run(**sizes).load(tmp_path, finetune=True)
+    run = Run(**sizes)
+    with pytest.raises(CheckpointError, match=difference):
+        load_weights(tmp_path, model=run.model, groups=SINGLE_PROCESS, config=run.config)
+
+
+def changed(run: Run, kind: str, **values: Any) -> Run:
+    """Return the run with other values in effect; a double underscore in a name is a dot."""
+    named = {name.replace("__", "."): value for name, value in values.items()}
+    in_effect = run.config["in_effect"]
+    run.config = run.config | {"in_effect": in_effect | {kind: in_effect[kind] | named}}
+    return run
+
+
+def test_different_function_of_the_same_weights_requires_finetune(tmp_path, trained, caplog):
+    trained.save(tmp_path)
+    run = changed(Run(), "model", activation="relu")
+    before = run.weights
+    with pytest.raises(
+        CheckpointError, match=r"activation: gelu in the checkpoint, relu in this run; .*finetune: true"
+    ):
+        run.load(tmp_path)
+    with pytest.raises(
+        CheckpointError, match="activation: gelu in the checkpoint, relu in this run; set the checkpoint's"
+    ):
+        load_weights(tmp_path, model=run.model, groups=SINGLE_PROCESS, config=run.config)
+    assert run.weights == before
+    with caplog.at_level(logging.WARNING):
+        run.load(tmp_path, finetune=True)
+    assert run.weights == trained.weights
+    assert caplog.messages == [
+        "finetune: the model differs from the checkpoint's:\n"
+        "  parameter   checkpoint  this run\n"
+        "  activation  gelu        relu"
+    ]
+
+
+def test_another_training_is_one_table_in_the_log(tmp_path, trained, caplog):
+    trained.save(tmp_path)
+    run = changed(Run(), "training", train_batch_size=32, warmup=0.5)
+    with caplog.at_level(logging.WARNING):
+        run.load(tmp_path, finetune=True)
+        assert caplog.messages == []
+        run.load(tmp_path)
+    # An older version without `warmup` had its default.
+    assert caplog.messages == [
+        "the training continues with settings that differ from the checkpoint's:\n"
+        "  parameter         checkpoint  this run\n"
+        "  train-batch-size  16          32\n"
+        "  warmup            0.01        0.5"
+    ]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        run.load(tmp_path, schedule_source="checkpoint")
+    assert "warmup" not in caplog.text
+
+
+def test_incompatible_optimizer_states_are_refused(tmp_path, trained):
+    trained.save(tmp_path)
+    run = changed(Run(), "training", optimizer__params__adam_w_mode=False)
+    with pytest.raises(
+        CheckpointError,
+        match=r"params.adam-w-mode: true in the checkpoint, false in this run; .*no-load-optim: true",
+    ):
+        run.load(tmp_path)
+    run.load(tmp_path, load_optimizer=False)
+    assert run.weights == trained.weights
+    assert not run.engine.update.optimizer.state
+
+
+@pytest.mark.parametrize("use", ["resume", "finetune", "weights alone"])
+def test_settings_of_an_unknown_version_are_reported(tmp_path, trained, caplog, use):
+    trained.config = {"num_layers": "a"}
+    trained.save(tmp_path)
+    run = Run()
+    with caplog.at_level(logging.WARNING):
+        if use == "weights alone":
+            load_weights(tmp_path, model=run.model, groups=SINGLE_PROCESS, config=run.config)
+        else:
+            run.load(tmp_path, finetune=use == "finetune")
+    (message,) = caplog.messages
+    assert message.startswith(
+        "the checkpoint was written by another version, so its settings are not compared"
+    )
+
+
+def test_configurations_are_compared_once(tmp_path, trained, monkeypatch):
+    trained.save(tmp_path)
+    compared = []
+    monkeypatch.setattr(comparison, "compare", lambda *both, **more: compared.append(both) or Changes())
+    Run().load(tmp_path)
+    assert len(compared) == 1
+
+
+def test_an_error_of_the_engine_is_reported_without_its_class_name(tmp_path, trained, monkeypatch):
+    def held() -> None:
+        raise ModelError("offloaded to nvme")
+
+    monkeypatch.setattr(trained.engine.update, "held", held)
+    with pytest.raises(CheckpointError, match=r"failed: offloaded to nvme$"):
+        trained.save(tmp_path)
+    assert list(tmp_path.glob("global_step*")) == []
+
+
+def test_number_of_samples_is_computed_for_an_older_checkpoint(tmp_path, trained):
+    trained.config |= {"samples_per_iteration": 16, "eval_interval": 2, "eval_iters": 3}
+    trained.state.state = {"iteration": 2, **COUNTS}
+    trained.save(tmp_path)
+    expected = {"iteration": 2, "samples": 32, "validation_samples": 48, "batch_sizes": [[0, 16]], **COUNTS}
+    assert read_training_state(tmp_path, groups=SINGLE_PROCESS) == expected
+    run = Run()
+    run.load(tmp_path)
+    assert run.state.state == expected
+    assert read_training_state(tmp_path / "none", groups=SINGLE_PROCESS) is None
+
+
+def test_batch_sizes_that_do_not_account_for_the_samples_are_unknown(tmp_path, trained):
+    trained.config |= {"samples_per_iteration": 16}
+    trained.state.state = {"iteration": 2, "samples": 20, "validation_samples": 0, **COUNTS}
+    trained.save(tmp_path)
+    assert read_training_state(tmp_path, groups=SINGLE_PROCESS)["batch_sizes"] == []
+
+
+@pytest.mark.parametrize("recorded", [{"iteration": 2}, {}, {"iteration": 2, "validation_samples": 0}])
+def test_checkpoint_with_an_unknown_number_of_samples_is_refused(tmp_path, trained, recorded):
+    trained.state.state = recorded
+    trained.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"does not record the number of samples read.*; set finetune"):
+        Run().load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("missing", "what"), [("tokens", "tokens read"), ("skipped_iterations", "skipped updates")]
+)
+def test_a_checkpoint_without_a_count_is_refused(tmp_path, trained, missing, what):
+    trained.state.state = {"iteration": 2, "samples": 20, "validation_samples": 0, **COUNTS}
+    del trained.state.state[missing]
+    trained.save(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"does not record the number of {what}; set finetune"):
+        Run().load(tmp_path)
+    assert read_training_state(tmp_path, groups=SINGLE_PROCESS)["samples"] == 20
+
+
+def test_a_smaller_model_does_not_silently_leave_layers_out(tmp_path):
+    run = Run(layers=2)
+    run.train()
+    run.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"layers\.1 is in the checkpoint but not in this model"):
+        Run().load(tmp_path, finetune=True)
+
+
+def test_another_optimizer_is_refused_unless_its_states_mean_the_same(tmp_path, trained):
+    trained.save(tmp_path)
+    with pytest.raises(CheckpointError, match="states are those of AdamW, but this run's optimizer is SGD"):
+        Run(optimizer=torch.optim.SGD).load(tmp_path)
+    run = Run(optimizer=torch.optim.Adam)
+    run.load(tmp_path)
+    assert run.states == trained.states
+
+
+def test_states_of_another_shape_than_their_weight_are_saved_whole(tmp_path):
+    run = Run(optimizer=torch.optim.Adafactor)
+    run.train()
+    states = {name: record.shape for name, record in Manifest.read(run.save(tmp_path)).tensors.items()}
+    assert (states["layers.0/row_var"], states["layers.0/col_var"]) == ((4, 1), (1, 3))
+    other = Run(optimizer=torch.optim.Adafactor)
+    other.load(tmp_path)
+    assert other.states == run.states
+    assert "row_var" in str(run.states)
+
+
+def test_states_that_are_no_tensors_and_no_numbers_are_refused(tmp_path):
+    run = Run(optimizer=torch.optim.SGD)
+    run.train()
+    run.engine.update.optimizer.state[run.model.layers[0]] = {"history": [1, 2]}
+    with pytest.raises(CheckpointError, match=r"state 'history' of layers.0 in SGD is list; .* no-save"):
+        run.save(tmp_path)
+    run.save(tmp_path, save_optimizer=False)
+
+
+def _damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def test_damage_anywhere_is_found_and_the_one_before_is_offered(tmp_path, trained):
+    trained.save(tmp_path)
+    trained.train()
+    newest = trained.save(tmp_path)
+    remedy = (
+        f"to resume from the complete checkpoint global_step2, run: echo global_step2 > {tmp_path / 'latest'}"
+    )
+    for path in sorted(newest.iterdir()):
+        whole = path.read_bytes()
+        for damage in (_damage, _truncate, Path.unlink):
+            damage(path)
+            with pytest.raises(CheckpointError) as raised:
+                Run().load(tmp_path)
+            assert str(path) in str(raised.value) or path.name == MANIFEST
+            if path.name != MANIFEST or path.exists():
+                assert remedy in str(raised.value)
+            path.write_bytes(whole)
+    Run().load(tmp_path)
+
+
+def test_any_single_byte_of_the_manifest_matters(tmp_path, trained):
+    path = trained.save(tmp_path) / MANIFEST
+    text = path.read_bytes()
+    for place in random.Random(1).sample(range(len(text) - 1), 60):
+        path.write_bytes(text[:place] + bytes([text[place] ^ 4]) + text[place + 1 :])
+        with pytest.raises(CheckpointError):
+            Run().load(tmp_path)
+
+
+def test_unknown_format_is_reported(tmp_path, trained):
+    path = trained.save(tmp_path) / MANIFEST
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"format": "neox-checkpoint-9"}))
+    with pytest.raises(CheckpointError, match="has the format 'neox-checkpoint-9', but this version reads"):
+        Run().load(tmp_path)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half(tmp_path, trained, monkeypatch):
+    trained.save(tmp_path)
+    trained.train()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("neox_model.checkpoint.shards.os.fsync", full)
+        with pytest.raises(CheckpointError, match=r"saving .*global_step3 failed: .*No space left on device"):
+            trained.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step2", "latest"]
+    trained.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step2", "global_step3", "latest"]
+
+
+def test_older_checkpoints_are_deleted(tmp_path):
+    run = Run()
+    for _ in range(4):
+        run.train()
+        run.save(tmp_path, keep_last=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step3", "global_step4", "latest"]
+
+
+def fail_on_one_rank(directory: str) -> list[str]:
+    """Save, then load, with a failure on rank 1 only."""
+    torch.manual_seed(1)
+    run = Run(groups=create_groups(1, 1))
+    run.train()
+    run.save(Path(directory))
+    run.train()
+    messages = []
+    write = save.write_shard
+    if dist.get_rank() == 1:
+
+        def full(path: Path, parts: Any) -> Any:
+            write(path, parts)
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+        save.write_shard = full
+    for action in (run.save, run.load):
+        if action == run.load and dist.get_rank() == 1:
+            (Path(directory) / "global_step1" / "shard-00001.safetensors").unlink()
+        dist.barrier()
+        try:
+            action(Path(directory))
+        except CheckpointError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_a_failure_on_one_rank_is_the_same_error_on_all(tmp_path):
+    first, second = run_ranks(fail_on_one_rank, size=2, directory=str(tmp_path))
+    assert first == second
+    saving, loading = first
+    assert "failed on rank 1" in saving
+    assert "No space left on device" in saving
+    assert "shard-00001.safetensors: No such file" in loading
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", "latest"]
+
+
+def test_changed_order_of_samples_is_logged_on_resume(tmp_path, trained, caplog):
+    trained.config = trained.config | {"samples_digest": {"train": "a", "valid": "c"}}
+    trained.save(tmp_path)
+    run = Run()
+    with caplog.at_level(logging.WARNING):
+        for digests in ({"train": "b", "valid": "c"}, {"train": "a", "valid": "c"}, {"train": "a"}):
+            run.config = run.config | {"samples_digest": digests}
+            run.load(tmp_path)
+    assert caplog.messages == [
+        "training samples are in a different order than before the checkpoint: some will be read twice, "
+        "others not at all"
+    ]
+
+
+def two_layers() -> Run:
+    run = Run(layers=2)
+    run.train()
+    return run
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("place", ["weight", "state"])
+def test_a_value_that_is_not_finite_is_not_saved_and_nothing_earlier_is_deleted(tmp_path, value, place):
+    run = two_layers()
+    run.save(tmp_path, keep_last=1)
+    run.train()
+    second = run.model.layers[1]
+    broken = second.data if place == "weight" else run.engine.update.optimizer.state[second]["exp_avg"]
+    broken[2, 1] = value
+    name = "layers.1" if place == "weight" else "layers.1/exp_avg"
+    with pytest.raises(
+        CheckpointError, match=f"values that are not finite in {name}; earlier checkpoints are kept"
+    ):
+        run.save(tmp_path, keep_last=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", "latest"]
+    Run(layers=2).load(tmp_path)
+
+
+def test_states_that_are_not_saved_are_not_judged(tmp_path):
+    run = two_layers()
+    run.engine.update.optimizer.state[run.model.layers[0]]["exp_avg"][0, 0] = math.nan
+    run.save(tmp_path, save_optimizer=False)
+
+
+def test_weights_that_are_not_finite_are_not_loaded_and_the_one_before_is_offered(tmp_path, monkeypatch):
+    run = two_layers()
+    run.save(tmp_path)
+    run.train()
+    run.model.layers[0].data[0, 0] = math.nan
+    # As a version that does not look would write it.
+    monkeypatch.setattr(save, "_check_finite", lambda parts: None)
+    run.save(tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"layers\.0 contains values that are not finite; .* global_step1"
+    ):
+        Run(layers=2).load(tmp_path)
+
+
+def test_all_that_is_not_finite_is_counted(tmp_path):
+    run = two_layers()
+    for parameter in run.model.parameters():
+        parameter.data.fill_(math.nan)
+    with pytest.raises(CheckpointError, match=r"not finite in layers\.0 and 1 more tensors;"):
+        run.save(tmp_path)
+    assert torch.isnan(run.model.layers[0]).all()

@@ -1,0 +1,62 @@
+import errno
+import fcntl
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from neox_model.checkpoint import CheckpointError
+from neox_model.checkpoint.save_lock import save_lock
+from neox_model.parallel.groups import SINGLE_PROCESS
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "a")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_training_is_refused_until_the_first_process_is_gone(tmp_path):
+    folder = tmp_path / "not" / "there"
+    with save_lock(folder, SINGLE_PROCESS):
+        pass
+    command = [sys.executable, "-c", HOLD, str(folder / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(CheckpointError, match=r"another training saves to .*there; .*another folder"):
+            save_lock(folder, SINGLE_PROCESS).__enter__()
+        other.kill()
+    with save_lock(folder, SINGLE_PROCESS):
+        pass
+
+
+def test_second_saver_waits_for_the_lock(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        threading.Timer(0.1, other.kill).start()
+        with save_lock(tmp_path, SINGLE_PROCESS, patience=60.0):
+            assert other.wait() == -signal.SIGKILL
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(CheckpointError, match=r"preparing to save to .*file"),
+        save_lock(tmp_path / "file", SINGLE_PROCESS),
+    ):
+        pytest.fail("claimed a file")
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])
+def test_missing_support_for_locks_is_a_warning(tmp_path, monkeypatch, caplog, number):
+    def refuse(file, operation):
+        raise OSError(number, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with save_lock(tmp_path, SINGLE_PROCESS):
+        assert f"cannot lock {tmp_path} (No locks available)" in caplog.text

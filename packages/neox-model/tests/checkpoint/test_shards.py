@@ -1,0 +1,99 @@
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from neox_model.checkpoint import shards
+from neox_model.checkpoint.contents import TensorRecord
+from neox_model.checkpoint.errors import DamagedCheckpointError
+from neox_model.checkpoint.shards import Part, ShardReader, write_shard
+
+
+def part(name: str, values: torch.Tensor, *, start: int = 0, shape: tuple[int, ...] | None = None) -> Part:
+    shape = tuple(values.shape) if shape is None else shape
+    return Part(
+        name=name,
+        shape=shape,
+        block=tuple((0, size) for size in shape),
+        start=start,
+        values=values.reshape(-1),
+    )
+
+
+def write(folder, parts):
+    pieces, size = write_shard(folder / "shard.safetensors", parts)
+    records = {}
+    for written in pieces:
+        earlier = records[written.name].pieces if written.name in records else ()
+        records[written.name] = TensorRecord(
+            shape=written.shape, dtype=written.dtype, pieces=(*earlier, written.piece)
+        )
+    return records, ShardReader(folder, {"shard.safetensors": size})
+
+
+def read(reader, records, name, shape, dtype):
+    flat = torch.empty(torch.Size(shape).numel(), dtype=dtype)
+    reader.fill(flat, name, records[name], (tuple((0, size) for size in shape), 0, flat.numel()))
+    return flat.view(shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8])
+def test_a_shard_gives_back_its_bits_here_and_through_safetensors(tmp_path, dtype):
+    values = torch.arange(12).view(3, 4).to(dtype)
+    scalar = torch.tensor(7).to(dtype)
+    records, reader = write(
+        tmp_path, [part("matrix", values), part("scalar", scalar), part("empty", values[:0])]
+    )
+    assert torch.equal(read(reader, records, "matrix", (3, 4), dtype), values)
+    assert torch.equal(read(reader, records, "scalar", (), dtype), scalar)
+    assert torch.equal(load_file(tmp_path / "shard.safetensors")["matrix"], values)
+
+
+def test_long_parts_are_split_into_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "_PIECE_ELEMENTS", 5)
+    values = torch.arange(12.0).view(3, 4)
+    records, reader = write(tmp_path, [part("matrix", values)])
+    assert [(piece.start, piece.stop) for piece in records["matrix"].pieces] == [(0, 5), (5, 10), (10, 12)]
+    assert torch.equal(read(reader, records, "matrix", (3, 4), torch.float32), values)
+
+
+def test_a_missing_piece_is_named(tmp_path):
+    records, reader = write(tmp_path, [part("matrix", torch.zeros(8), shape=(3, 4))])
+    with pytest.raises(DamagedCheckpointError, match="4 elements of matrix are missing"):
+        read(reader, records, "matrix", (3, 4), torch.float32)
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _alter_data(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def _alter_header(path):
+    path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
+
+
+def _break_header(path):
+    data = bytearray(path.read_bytes())
+    data[8] = ord("x")
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncate, r"shard.safetensors is damaged: it has \d+ bytes instead of \d+"),
+        (_alter_data, "shard.safetensors is damaged: the checksum of matrix does not match"),
+        (_alter_header, "matrix has 12 elements of torch.int32, but the manifest records 12 of F32"),
+        (_break_header, "shard.safetensors is damaged: "),
+        (lambda path: path.unlink(), "cannot read .*shard.safetensors: No such file"),
+    ],
+)
+def test_damage_is_reported_with_the_file(tmp_path, damage, message):
+    records, reader = write(tmp_path, [part("matrix", torch.arange(12.0).view(3, 4))])
+    damage(tmp_path / "shard.safetensors")
+    with pytest.raises(DamagedCheckpointError, match=message):
+        read(reader, records, "matrix", (3, 4), torch.float32)

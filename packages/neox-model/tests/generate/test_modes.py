@@ -1,0 +1,373 @@
+import contextlib
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from neox_config.errors import NeoXError
+from neox_data.tokenizers import build_tokenizer
+from neox_model.errors import StopRequested
+from neox_model.generate.decode import Continuation
+from neox_model.generate.modes import MODES, Job
+from neox_model.generate.prompts import read_prompts
+from neox_model.parallel.groups import SINGLE_PROCESS, Groups
+from neox_model.parallel.topology import create_groups
+from support.distributed import run_ranks
+
+
+class Shout:
+    """Answers with the prompt in capitals and a random digit; nothing to an empty prompt."""
+
+    device = torch.device("cpu")
+
+    def continue_prompt(
+        self, prompt: Sequence[int], generator: torch.Generator, *, should_end: Callable[[], bool]
+    ) -> Continuation:
+        if not prompt:
+            return Continuation([], finished=True, message="nothing to say")
+        digit = ord("0") + int(torch.randint(10, (), generator=generator))
+        return Continuation([*bytes(prompt).upper(), digit], finished=False)
+
+
+def job(groups: Groups = SINGLE_PROCESS, seed: int = 1, **settings: object) -> Job:
+    tokenizer = build_tokenizer("CharLevelTokenizer")
+    return Job(decoder=Shout(), tokenizer=tokenizer, groups=groups, seed=seed, **settings)
+
+
+def typed(content: bytes) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BytesIO(content), encoding="ascii")
+
+
+def read_lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def prompts(tmp_path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("  first \n\n   \nsecond\nthird é\n", encoding="utf-8")
+    return path
+
+
+def test_prompts_are_stripped_lines_without_the_empty_ones(prompts):
+    assert read_prompts(prompts) == ["first", "second", "third é"]
+
+
+def test_only_a_newline_ends_a_prompt_and_a_byte_order_mark_is_dropped(tmp_path):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("\ufeffone\x0b\x0c\x1c\x85\u2028still one\r\n\rtwo\n".encode())
+    assert read_prompts(path) == ["one\x0b\x0c\x1c\x85\u2028still one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "prompts.txt contains no prompts; write one prompt per line"),
+        (b"\xef\xbb\xbf\n \n", "prompts.txt contains no prompts; write one prompt per line"),
+        (b"good\nb\xe4d\n", "prompts.txt, line 2: byte 0xe4 is not UTF-8; convert the file"),
+    ],
+)
+def test_a_prompt_file_that_cannot_be_used_is_refused_with_the_cause(tmp_path, content, message):
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(content)
+    with pytest.raises(NeoXError, match=message):
+        MODES["input-file"](job(input_file=path))
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_no_samples_are_refused():
+    with pytest.raises(NeoXError, match="generates num_samples texts, which is 0; set num_samples"):
+        MODES["unconditional"](job())
+
+
+def test_a_missing_prompt_file_is_named(tmp_path):
+    with pytest.raises(NeoXError, match=r"cannot read sample_input_file .*absent.txt"):
+        read_prompts(tmp_path / "absent.txt")
+    with pytest.raises(NeoXError, match="requires sample_input_file"):
+        MODES["input-file"](job())
+
+
+def test_results_are_json_lines_in_a_file_and_text_on_standard_output(prompts, capsys):
+    MODES["input-file"](job(input_file=prompts))
+    lines = read_lines(prompts.with_name("prompts.txt.output.jsonl"))
+    assert [line["context"] for line in lines] == ["first", "second", "third é"]
+    assert [list(line) for line in lines] == [
+        ["context", "text", "length", "finished", "message", "duration_seconds"]
+    ] * 3
+    assert lines[0]["text"][:-1] == "FIRST"
+    assert (lines[0]["length"], lines[0]["finished"], lines[0]["message"]) == (6, False, None)
+    shown = capsys.readouterr().out
+    assert "sample 2 of 3, 7 tokens" in shown
+    assert f"second{lines[1]['text']}" in shown
+    assert sorted(path.name for path in prompts.parent.iterdir()) == [
+        "prompts.txt",
+        "prompts.txt.output.jsonl",
+    ]
+
+
+def test_unconditional_samples_start_from_nothing_and_no_text_is_null(tmp_path):
+    output = tmp_path / "samples.jsonl"
+    MODES["unconditional"](job(num_samples=2, output_file=output))
+    lines = read_lines(output)
+    assert [(line["context"], line["text"], line["length"], line["finished"]) for line in lines] == [
+        ("", None, 0, True)
+    ] * 2
+    assert lines[0]["message"] == "nothing to say"
+
+
+def test_interactive_answers_each_line_until_the_input_ends(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", typed(b" one \n\ntwo"))
+    MODES["interactive"](job(output_file=tmp_path / "talk.jsonl"))
+    assert [line["context"] for line in read_lines(tmp_path / "talk.jsonl")] == ["one", "two"]
+    captured = capsys.readouterr()
+    assert "oneONE" in captured.out
+    assert "prompt" not in captured.out
+    assert "prompt" in captured.err
+
+
+def test_samples_depend_on_the_seed(prompts):
+    def texts(seed: int) -> list[object]:
+        MODES["input-file"](job(input_file=prompts, seed=seed))
+        return [line["text"] for line in read_lines(prompts.with_name("prompts.txt.output.jsonl"))]
+
+    assert texts(1) == texts(1)
+    assert len({tuple(texts(seed)) for seed in range(5)}) > 1
+
+
+def test_results_that_cannot_be_written_are_reported(prompts):
+    with pytest.raises(NeoXError, match=r"cannot write the results .* sample_output_file"):
+        MODES["input-file"](job(input_file=prompts, output_file=prompts / "not" / "a folder"))
+
+
+def answer_as_replicas(prompts: str) -> None:
+    MODES["input-file"](job(groups=create_groups(1, 1), input_file=Path(prompts)))
+
+
+def test_replicas_share_the_prompts_with_the_results_of_one_process(prompts):
+    output = prompts.with_name("prompts.txt.output.jsonl")
+    MODES["input-file"](job(input_file=prompts))
+    alone = [line | {"duration_seconds": 0} for line in read_lines(output)]
+    output.unlink()
+    run_ranks(answer_as_replicas, size=2, prompts=str(prompts))
+    assert [line | {"duration_seconds": 0} for line in read_lines(output)] == alone
+
+
+class Interrupted(Shout):
+    """Sends this process a signal before it answers the second prompt."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.count = number, 0
+
+    def continue_prompt(
+        self, prompt: Sequence[int], generator: torch.Generator, *, should_end: Callable[[], bool]
+    ) -> Continuation:
+        self.count += 1
+        if self.count == 2:
+            signal.raise_signal(self.number)
+        if should_end():
+            return Continuation(list(prompt[:2]), finished=False, message="interrupted")
+        return super().continue_prompt(prompt, generator, should_end=should_end)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopped_generation_keeps_and_names_its_results(prompts, caplog, number, code):
+    partial = prompts.with_name("prompts.txt.output.jsonl.partial")
+    before = signal.getsignal(number)
+    for kept in (partial, prompts.with_name("prompts.txt.output.jsonl.1.partial")):
+        with pytest.raises(StopRequested) as raised:
+            MODES["input-file"](replace(job(input_file=prompts), decoder=Interrupted(number)))
+        assert raised.value.exit_code == code
+        assert f"1 result is in {partial}" in caplog.text
+        assert kept.exists()
+    assert [line["context"] for line in read_lines(kept)] == ["first"]
+    assert signal.getsignal(number) == before
+    MODES["input-file"](job(input_file=prompts))
+    assert sorted(path.name for path in prompts.parent.iterdir()) == [
+        "prompts.txt",
+        "prompts.txt.output.jsonl",
+        "prompts.txt.output.jsonl.1.partial",
+        "prompts.txt.output.jsonl.2.partial",
+    ]
+
+
+def test_nothing_remains_of_a_generation_stopped_before_its_first_result(prompts):
+    decoder = Interrupted(signal.SIGINT)
+    decoder.count = 1
+    with pytest.raises(StopRequested):
+        MODES["input-file"](replace(job(input_file=prompts), decoder=decoder))
+    assert [path.name for path in prompts.parent.iterdir()] == ["prompts.txt"]
+
+
+def test_interrupt_ends_the_reply_and_not_the_session(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", typed(b"one\ntwo\nthree\n"))
+    output = tmp_path / "talk.jsonl"
+    before = signal.getsignal(signal.SIGINT)
+    MODES["interactive"](replace(job(output_file=output), decoder=Interrupted(signal.SIGINT)))
+    found = [(line["context"], line["text"][:3], line["message"]) for line in read_lines(output)]
+    assert found == [("one", "ONE", None), ("two", "tw", "interrupted"), ("three", "THR", None)]
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+class Watched(Shout):
+    """Records for each reply how it is announced to the launcher."""
+
+    def __init__(self, folder: Path) -> None:
+        self.announced, self.seen = folder / "rank-0.interruptible", []
+
+    def continue_prompt(
+        self, prompt: Sequence[int], generator: torch.Generator, *, should_end: Callable[[], bool]
+    ) -> Continuation:
+        self.seen.append(self.announced.read_text())
+        return super().continue_prompt(prompt, generator, should_end=should_end)
+
+
+def test_replies_of_an_interactive_session_can_be_interrupted_by_the_launcher(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", typed(b"one\ntwo\n"))
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    decoder = Watched(tmp_path)
+    MODES["interactive"](replace(job(), decoder=decoder))
+    assert decoder.seen == ["0", "1"]
+    assert not decoder.announced.exists()
+
+
+def test_termination_ends_an_interactive_session_and_keeps_the_replies(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("sys.stdin", typed(b"one\ntwo\nthree\n"))
+    with pytest.raises(StopRequested, match="SIGTERM received"):
+        MODES["interactive"](
+            replace(job(output_file=tmp_path / "talk.jsonl"), decoder=Interrupted(signal.SIGTERM))
+        )
+    assert [line["context"] for line in read_lines(tmp_path / "talk.jsonl.partial")] == ["one"]
+    assert "1 result is in" in caplog.text
+
+
+@pytest.mark.parametrize("content", [None, b'{"context": "earlier"}\n'])
+def test_a_session_without_a_reply_keeps_the_results_of_an_earlier_one(
+    tmp_path, monkeypatch, caplog, content
+):
+    monkeypatch.setattr("sys.stdin", typed(b"\n\n"))
+    output = tmp_path / "talk.jsonl"
+    if content is not None:
+        output.write_bytes(content)
+    MODES["interactive"](job(output_file=output))
+    kept = {} if content is None else {"talk.jsonl": content}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
+    outcome = "is not written" if content is None else "keeps the results of an earlier generation"
+    assert f"no text was generated; {output} {outcome}" in caplog.text
+
+
+def test_undecodable_bytes_of_a_typed_prompt_are_replaced_with_a_warning(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("sys.stdin", typed(b"\xef\xbb\xbfone\xff\n\xe4\xb8\xad\n" + b"x" * 10_000))
+    MODES["interactive"](job(output_file=tmp_path / "talk.jsonl"))
+    contexts = [line["context"] for line in read_lines(tmp_path / "talk.jsonl")]
+    assert contexts == ["one\ufffd", "中", "x" * 10_000]
+    assert caplog.text.count("the prompt is not UTF-8") == 1
+
+
+TERMINAL = """
+import signal, sys
+from neox_model.generate.interruption import Interrupts
+from neox_model.generate.modes import _ask
+from neox_model.parallel.groups import SINGLE_RANK
+interrupts = Interrupts(SINGLE_RANK, None)
+with interrupts.handled():
+    while (line := _ask(interrupts)) is not None:
+        print("got", len(line), line[:5], flush=True)
+"""
+
+
+def wait_for_output(terminal: int, text: bytes, seen: bytearray) -> None:
+    deadline = time.monotonic() + 300
+    while text not in seen and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 1.0)[0]:
+            seen += os.read(terminal, 65536)
+    assert text in seen
+
+
+def wait_until_it_waits(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a process sleeps: Python reacts late to a signal that comes just before it does."""
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        if Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S":
+            return
+        time.sleep(0.01)
+    raise AssertionError("the process does not wait for input")
+
+
+def test_terminal_takes_long_lines_several_pasted_lines_and_interrupts(tmp_path):
+    terminal, worker_side = pty.openpty()
+    # The output is a file: only the prompts are on the terminal.
+    with (tmp_path / "out").open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-c", TERMINAL], stdin=worker_side, stdout=out, stderr=worker_side
+        )
+    os.close(worker_side)
+    seen = bytearray()
+    wait_for_output(terminal, b"prompt (Ctrl-D to exit)> ", seen)
+    wait_until_it_waits(process)
+    process.send_signal(signal.SIGINT)
+    wait_for_output(terminal, b"press Ctrl-D to exit", seen)
+    # Before its next prompt, readline has not prepared the terminal, and the kernel cuts long lines.
+    wait_for_output(terminal, b"prompt (Ctrl-D to exit)> ", seen[seen.index(b"press Ctrl-D to exit") :])
+    os.set_blocking(terminal, False)
+    left = b"a" * 9_999 + b"\nsecond\nb\xc3\xa4d\n"
+    deadline = time.monotonic() + 300
+    while (left or (tmp_path / "out").read_bytes().count(b"got") < 3) and time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            left = left[os.write(terminal, left[:512]) :] if left else left
+        with contextlib.suppress(BlockingIOError):
+            os.read(terminal, 65536)
+    # Ctrl-D between two prompts is lost, because readline changes the terminal's mode.
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            os.write(terminal, b"\x04")
+            os.read(terminal, 65536)
+        time.sleep(0.1)
+    assert process.wait(timeout=300) == 0
+    assert (tmp_path / "out").read_text().splitlines() == ["got 9999 aaaaa", "got 6 secon", "got 3 bäd"]
+    os.close(terminal)
+
+
+def test_terminal_as_input_alone_answers_all_prompts(tmp_path):
+    # As with neox-launch: standard output and standard error are not the terminal.
+    terminal, worker_side = pty.openpty()
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "errors").open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", TERMINAL], stdin=worker_side, stdout=out, stderr=errors
+        )
+    os.close(worker_side)
+    os.write(terminal, b"one\nsecond\n\x04")
+    assert process.wait(timeout=300) == 0
+    assert (tmp_path / "out").read_text() == "got 3 one\ngot 6 secon\n"
+    assert (tmp_path / "errors").read_text() == "prompt (Ctrl-D to exit)> " * 3
+    os.close(terminal)
+
+
+def test_line_that_the_terminal_cuts_is_reported(tmp_path):
+    terminal, worker_side = pty.openpty()
+    settings = termios.tcgetattr(worker_side)
+    settings[3] &= ~termios.ECHO
+    termios.tcsetattr(worker_side, termios.TCSANOW, settings)
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "errors").open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", TERMINAL], stdin=worker_side, stdout=out, stderr=errors
+        )
+    os.close(worker_side)
+    os.write(terminal, b"a" * 5000 + b"\n\x04")
+    assert process.wait(timeout=300) == 0
+    assert (tmp_path / "out").read_text() == "got 4095 aaaaa\n"
+    assert (
+        "the prompt was cut: the terminal passes on at most 4,095 bytes" in (tmp_path / "errors").read_text()
+    )
+    os.close(terminal)

@@ -1,0 +1,456 @@
+import gc
+import json
+import logging
+import math
+import os
+import signal
+
+import pytest
+import torch
+
+from neox_config.errors import NeoXError
+from neox_config.facts.learning_rate import WarmupThenDecay
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.metrics.throughput import Throughput
+from neox_model.metrics.timers import Timers
+from neox_model.metrics.writers.jsonl import JsonlWriter
+from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.parallel.groups import SINGLE_RANK
+from neox_model.train.data.position import Position
+from neox_model.train.evaluate import Evaluation, Evaluator
+from neox_model.train.hooks.base import Hook
+from neox_model.train.hooks.checkpoint import CheckpointHook
+from neox_model.train.hooks.evaluate import EvaluateHook
+from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
+from neox_model.train.hooks.log import LogHook
+from neox_model.train.hooks.stop import StopHook
+from neox_model.train.loop import train
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
+
+# Of an iteration: two micro-batches of two.
+SAMPLES = 4
+
+
+class CountingStep:
+    """Loss = 10 - the batch's number; every third update overflows."""
+
+    def __call__(self, batches):
+        number = next(batches)
+        return StepReport(
+            loss=torch.tensor(10.0 - number), grad_norm=torch.tensor(0.5), skipped=number % 3 == 2, tokens=8
+        )
+
+    def evaluate(self, batches, num_micro_batches):
+        return torch.tensor([float(next(batches)) for _ in range(num_micro_batches)]).mean()
+
+
+class Recorder(Hook):
+    def __init__(self):
+        self.calls = []
+
+    def on_start(self, state):
+        self.calls.append(("start", state.iteration))
+
+    def on_step(self, state, report):
+        self.calls.append(("step", state.iteration))
+
+    def on_end(self, state):
+        self.calls.append(("end", state.iteration))
+
+
+def run(*hooks, last=4, iteration=0, evaluated=0):
+    state = TrainState(last_iteration=last, samples_per_iteration=SAMPLES, iteration=iteration)
+    # As a checkpoint of this iteration holds it, for hooks that evaluate every second iteration.
+    state.samples, state.validation_samples = SAMPLES * iteration, evaluated
+    train(state, CountingStep(), iter(range(iteration, 100)), hooks)
+    return state
+
+
+def test_hooks_are_called_around_every_iteration():
+    recorder = Recorder()
+    run(recorder, last=2)
+    assert recorder.calls == [("start", 0), ("step", 1), ("step", 2), ("end", 2)]
+
+
+def test_a_finished_training_only_starts_and_ends():
+    recorder = Recorder()
+    run(recorder, last=2, iteration=2)
+    assert recorder.calls == [("start", 2), ("end", 2)]
+
+
+def test_state_counts_iterations_tokens_and_skipped_updates_and_survives_a_restart():
+    state = run(last=6)
+    again = TrainState(last_iteration=6, samples_per_iteration=5)
+    again.load_state_dict(json.loads(json.dumps(state.state_dict())))
+    assert (again.iteration, again.tokens, again.skipped_iterations) == (6, 48, 2)
+    sizes = ((0, SAMPLES),)
+    assert again.position == Position(iteration=6, samples=6 * SAMPLES, batch_sizes=sizes) == state.position
+
+
+def test_state_records_the_batch_sizes_of_all_iterations():
+    saved = None
+    for size, last in ((4, 2), (6, 5), (5, 9), (5, 10), (8, 12)):
+        state = TrainState(last_iteration=last, samples_per_iteration=size)
+        if saved is not None:
+            state.load_state_dict(saved)
+        train(state, CountingStep(), iter(range(100)), [])
+        saved = json.loads(json.dumps(state.state_dict()))
+    sizes = ((0, 4), (2, 6), (5, 5), (10, 8))
+    expected = Position(iteration=12, samples=2 * 4 + 3 * 6 + 5 * 5 + 2 * 8, batch_sizes=sizes)
+    assert Position.from_state(saved) == state.position == expected
+
+
+# Stopping
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_the_training_after_the_next_iteration(number):
+    class Signaller(Hook):
+        def on_step(self, state, report):
+            if state.iteration == 2:
+                os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    state = run(Signaller(), StopHook(SINGLE_RANK, exit_interval=None), last=50)
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
+    assert (state.iteration, state.stop_reason) == (3, f"{name} received")
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_meets_the_previous_handler():
+    class TwoSignals(Hook):
+        def on_step(self, state, report):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    stop = StopHook(SINGLE_RANK, exit_interval=None)
+    with pytest.raises(KeyboardInterrupt):
+        run(TwoSignals(), stop)
+
+
+def test_repeated_stop_request_is_one_request():
+    class Scheduler(Hook):
+        def on_step(self, state, report):
+            if state.iteration == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    state = run(Scheduler(), StopHook(SINGLE_RANK, exit_interval=None), last=50)
+    assert (state.iteration, state.stop_reason) == (3, "SIGTERM received")
+
+
+@pytest.fixture
+def _warning_blocked():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    yield
+    # Ignored for a moment, so that a pending one is discarded.
+    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal.signal(signal.SIGUSR1, handler)
+
+
+@pytest.mark.usefixtures("_warning_blocked")
+def test_a_repeated_sigusr1_is_one_request_and_a_sigterm_after_it_ends_nothing_at_once(caplog):
+    class Scheduler(Hook):
+        def on_step(self, state, report):
+            for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
+                os.kill(os.getpid(), number)
+
+    caplog.set_level(logging.INFO)
+    state = run(Scheduler(), StopHook(SINGLE_RANK, exit_interval=None, save="kept"), last=50)
+    assert (state.iteration, state.stop_reason) == (2, "SIGUSR1 received")
+    assert caplog.messages == ["stopping after iteration 2: SIGUSR1 received; saving a checkpoint in kept"]
+
+
+@pytest.mark.usefixtures("_warning_blocked")
+def test_a_sigusr1_sent_while_loading_ends_the_training_before_its_first_iteration(caplog):
+    caplog.set_level(logging.INFO)
+    # To this thread: any other that does not block it would end the process.
+    signal.raise_signal(signal.SIGUSR1)
+    state = run(StopHook(SINGLE_RANK, exit_interval=None), last=50, iteration=7)
+    assert (state.iteration, state.stop_reason) == (7, "SIGUSR1 received")
+    [line] = caplog.messages
+    assert line == "stopping before iteration 8: SIGUSR1 received; nothing new to save"
+
+
+@pytest.mark.usefixtures("_warning_blocked")
+def test_a_sigusr1_after_the_training_stays_pending():
+    run(StopHook(SINGLE_RANK, exit_interval=None), last=2)
+    signal.raise_signal(signal.SIGUSR1)
+    assert signal.SIGUSR1 in signal.sigpending()
+
+
+def test_stop_names_the_signal_that_the_launcher_received(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    (tmp_path / "stop-signal").write_text(str(int(signal.SIGHUP)))
+
+    class Launcher(Hook):
+        def on_step(self, state, report):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    caplog.set_level(logging.INFO)
+    state = run(Launcher(), StopHook(SINGLE_RANK, exit_interval=None), last=50)
+    assert state.stop_reason == "SIGHUP received"
+    assert caplog.messages[0].endswith("SIGHUP received; no checkpoint is saved, because `save` is not set")
+
+
+def test_exit_interval_counts_iterations_of_the_whole_training():
+    state = run(StopHook(SINGLE_RANK, exit_interval=5), last=50, iteration=7)
+    assert state.iteration == 10
+
+
+def test_a_training_that_is_complete_is_not_stopped():
+    state = run(StopHook(SINGLE_RANK, exit_interval=5), last=10)
+    assert (state.iteration, state.stop_reason) == (5, "exit_interval is 5")
+    state = run(StopHook(SINGLE_RANK, exit_interval=5), last=10, iteration=5)
+    assert (state.iteration, state.stop_reason) == (10, None)
+
+
+# Saving
+
+
+def run_saving(save, *, last=7, interval=3, hooks=()):
+    hook = CheckpointHook(save, interval=interval, timers=Timers(), before_save=lambda: None)
+    return run(*hooks, hook, last=last)
+
+
+def test_saves_at_the_interval_and_at_the_end():
+    saved = []
+    run_saving(lambda state: saved.append(state.iteration))
+    assert saved == [3, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("growth", "saved"),
+    [(2, [1, 2, 4, 8, 16, 20]), (1.5, [1, 2, 3, 5, 7, 11, 17, 20]), (100.0, [1, 20])],
+)
+def test_saves_at_powers_rounded_down_as_gpt_neox_does(growth, saved):
+    found = []
+    hook = CheckpointHook(
+        lambda state: found.append(state.iteration),
+        interval=None,
+        growth=growth,
+        timers=Timers(),
+        before_save=lambda: None,
+    )
+    run(hook, last=20)
+    assert found == saved
+
+
+def test_the_last_iteration_is_saved_once():
+    saved = []
+    run_saving(lambda state: saved.append(state.iteration), last=6)
+    assert saved == [3, 6]
+
+
+def test_a_stopped_training_saves_where_it_stopped():
+    saved = []
+    run_saving(lambda state: saved.append(state.iteration), hooks=[StopHook(SINGLE_RANK, exit_interval=4)])
+    assert saved == [3, 4]
+
+
+def full_disk(failing):
+    def save(state):
+        if state.iteration in failing:
+            raise CheckpointError("the disk is full")
+
+    return save
+
+
+def test_failed_scheduled_save_is_logged_and_training_continues(caplog):
+    assert run_saving(full_disk({3})).iteration == 7
+    assert caplog.messages == ["iteration 3 was not saved, training continues: the disk is full"]
+
+
+def test_a_last_save_that_fails_fails_the_training():
+    with pytest.raises(NeoXError, match="cannot save the training's last iteration, 7: the disk is full"):
+        run_saving(full_disk({7}))
+
+
+# Evaluating
+
+
+class Numbers:
+    """A stream of numbers that remembers being closed."""
+
+    def __init__(self, first, log):
+        self._next = first // 2  # two samples per micro-batch
+        self._log = log
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self._log.append(self._next)
+        self._next += 1
+        return self._log[-1]
+
+    def close(self):
+        self._log.append("closed")
+
+
+def make_evaluate_hook(log, writers=(), interval=2):
+    streams = {"valid": lambda first: Numbers(first, log)}
+    evaluator = Evaluator(
+        CountingStep().evaluate, streams, iterations=3, accumulation=2, samples_per_iteration=SAMPLES
+    )
+    return evaluator, EvaluateHook(
+        evaluator, interval=interval, writers=writers, timers=Timers(), before_evaluation=lambda: None
+    )
+
+
+def test_each_evaluation_reads_on_where_the_one_before_ended():
+    log = []
+    run(make_evaluate_hook(log)[1], last=4)
+    assert log == [0, 1, 2, 3, 4, 5, "closed", 12, 13, 14, 15, 16, 17, "closed"]
+
+
+@pytest.mark.parametrize("half", [3, 4])
+def test_a_resumed_training_evaluates_on_the_same_data_as_an_uninterrupted_one(half):
+    uninterrupted, first_half, second_half = [], [], []
+    run(make_evaluate_hook(uninterrupted)[1], last=5)
+    stopped = run(StopHook(SINGLE_RANK, exit_interval=half), make_evaluate_hook(first_half)[1], last=5)
+    evaluated = stopped.validation_samples
+    run(make_evaluate_hook(second_half)[1], last=5, iteration=half, evaluated=evaluated)
+    assert first_half + second_half == uninterrupted
+
+
+def test_a_resumed_training_evaluates_what_follows_at_another_interval():
+    log = []
+    stopped = run(StopHook(SINGLE_RANK, exit_interval=4), make_evaluate_hook(log)[1], last=9)
+    assert log == [*range(6), "closed", *range(6, 12), "closed"]
+    log.clear()
+    evaluated = stopped.validation_samples
+    run(make_evaluate_hook(log, interval=3)[1], last=8, iteration=4, evaluated=evaluated)
+    assert log == [*range(12, 18), "closed", *range(18, 24), "closed"]
+
+
+def test_urgent_stop_skips_the_evaluation():
+    log, hurried = [], Hook()
+    hurried.on_step = lambda state, report: state.request_stop("a signal asked for it", is_hurried=True)
+    run(hurried, make_evaluate_hook(log, interval=1)[1], last=5)
+    assert log == []
+
+
+def test_the_result_is_the_plain_mean_and_its_exponential():
+    evaluator, hook = make_evaluate_hook([])
+    run(hook, last=1)
+    result = evaluator.results["valid"]
+    assert result == Evaluation(2.5)
+    assert result.perplexity == pytest.approx(math.exp(2.5))
+    assert str(result) == "loss 2.5000, perplexity 12.18"
+
+
+def test_a_loss_beyond_floats_has_infinite_perplexity():
+    assert Evaluation(1000.0).perplexity == math.inf
+
+
+def test_a_stopped_training_is_not_evaluated_at_its_end():
+    evaluator, hook = make_evaluate_hook([], interval=None)
+    run(StopHook(SINGLE_RANK, exit_interval=2), hook, last=5)
+    assert evaluator.results == {}
+
+
+# Logging
+
+
+class Memory:
+    def __init__(self):
+        self.lines = []
+
+    def write(self, metrics, iteration):
+        self.lines.append((iteration, dict(metrics)))
+
+    def flush(self):
+        pass
+
+    def close(self):
+        pass
+
+
+def make_log_hook(writers, *, interval=2):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    curve = WarmupThenDecay(style="linear", peak=1.0, floor=0.0, warmup=0.0, decay_iterations=10)
+    schedule = LearningRateSchedule(optimizer, curve)
+    throughput = Throughput(flops_per_token=1.0, num_devices=1)
+
+    class Engine(Hook):
+        """Steps the schedule as the engine does: before any other hook, when the update was applied."""
+
+        def on_step(self, state, report):
+            if not report.skipped:
+                schedule.step()
+
+    log = LogHook(writers, schedule=schedule, throughput=throughput, timers=Timers(), interval=interval)
+    return Engine(), log
+
+
+def test_every_iteration_is_written_with_the_rate_its_update_used():
+    memory = Memory()
+    run(*make_log_hook([memory]), last=5)
+    shown = [(number, m["loss/train"], m["optimizer/learning_rate"]) for number, m in memory.lines]
+    # The third update is skipped, so the fourth uses the same rate.
+    assert shown == [(1, 10.0, 1.0), (2, 9.0, 0.9), (3, 8.0, 0.8), (4, 7.0, 0.8), (5, 6.0, 0.7)]
+    assert {m["optimizer/grad_norm"] for _, m in memory.lines} == {0.5}
+
+
+def test_speed_is_written_once_per_interval_and_interval_ends_are_read_one_iteration_late():
+    memory, written = Memory(), []
+
+    class Watcher(Hook):
+        def on_step(self, state, report):
+            written.append(len(memory.lines))
+
+    run(*make_log_hook([memory]), Watcher(), last=5)
+    assert written == [0, 0, 2, 2, 4]
+    assert [number for number, m in memory.lines if "throughput/tokens_per_second" in m] == [2, 4, 5]
+
+
+def test_pending_metrics_are_written_before_a_checkpoint():
+    memory = Memory()
+    engine, log = make_log_hook([memory], interval=100)
+    seen = []
+    save = CheckpointHook(
+        lambda state: seen.append(len(memory.lines)),
+        interval=2,
+        timers=Timers(),
+        before_save=log.write_pending,
+    )
+    run(engine, log, save, last=4)
+    assert seen == [2, 4]
+
+
+def test_without_writers_nothing_is_kept():
+    engine, log = make_log_hook([])
+    run(engine, log)
+    log.write_pending()
+
+
+def test_garbage_is_collected_by_iteration_and_the_automatic_collector_comes_back():
+    collected = []
+
+    class Watcher(Hook):
+        def on_step(self, state, report):
+            collected.append(gc.isenabled())
+
+    run(GarbageCollectionHook(interval=2), Watcher(), last=3)
+    assert collected == [False] * 3
+    assert gc.isenabled()
+
+
+def test_the_record_of_a_resumed_training_is_that_of_an_uninterrupted_one(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+
+    def train_part(folder, iteration, *hooks):
+        writer = JsonlWriter(folder, iteration=iteration)
+        _, log = make_log_hook([writer], interval=1)
+        run(*hooks, log, last=6, iteration=iteration)
+        writer.close()
+        return [
+            json.loads(line)["loss/train"] for line in (folder / "metrics.jsonl").read_text().splitlines()
+        ]
+
+    whole = train_part(tmp_path / "whole", 0)
+    train_part(tmp_path / "parts", 0, StopHook(SINGLE_RANK, exit_interval=3))
+    assert train_part(tmp_path / "parts", 3) == whole

@@ -1,0 +1,29 @@
+"""Copies of weights that differ between ranks, and what is said about them."""
+
+import pytest
+
+from neox_model.verify.copies import compare_copies
+from neox_model.verify.findings import Findings
+from neox_model.verify.records import Record
+
+ADVICE = {2: "restored", 4: "step"}
+EXPLAINED = {
+    2: "the checkpoint, loading it, or the configuration has changed it",
+    4: "everything before this is equal, including the restored state",
+}
+
+
+@pytest.mark.parametrize("iteration", ADVICE)
+def test_differing_copies_are_reported_with_the_advice_of_their_state(iteration):
+    record = Record()
+    for each in ADVICE:
+        for rank in range(2):
+            values = f"digest {rank if each == iteration else 0}"
+            record.states[each][rank] = {"used": {"embedding.weight": values}}
+    findings = Findings()
+    compare_copies(record, findings, row="copies of weights", advice=ADVICE)
+    answer = findings.answer()
+    assert answer.first == f"the copies of embedding.weight on ranks 0 and 1 differ at iteration {iteration}"
+    assert answer.explanation == EXPLAINED[iteration]
+    (check,) = answer.checks
+    assert (check.compared, check.differing) == ("4 pieces", "1 of them")

@@ -1,0 +1,116 @@
+"""Comparing checkpoints tensor by tensor: to the last bit, and beyond rounding."""
+
+import math
+
+import pytest
+import torch
+
+from neox_config.facts.checkpoints import MANIFEST
+from neox_model.checkpoint.contents import Layout, Manifest
+from neox_model.verify.rounding import LIMITS
+from neox_model.verify.tensors import State, differences, differences_beyond_rounding, in_model_order
+from support.checkpoint_edits import write_tensors
+
+WEIGHT = "layers.0.mlp.up.weight"
+MOMENT = f"{WEIGHT}/exp_avg_sq"
+
+
+@pytest.fixture
+def state(tmp_path):
+    """Return `state(name=tensor, ...)`, which writes a checkpoint of one shard."""
+
+    def make(tensors):
+        folder = tmp_path / f"state{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        records, size = write_tensors(folder / "shard", tensors)
+        layout = Layout(data=1, model=1, pipe=1)
+        manifest = Manifest(iteration=1, layout=layout, config={}, tensors=records, files={"shard": size})
+        (folder / MANIFEST).write_text(manifest.to_json())
+        return State(folder)
+
+    return make
+
+
+def found(one, other, *, of_weights=True):
+    return [(found.name, found.text) for found in differences(one, other, of_weights=of_weights)]
+
+
+def test_equal_states_have_no_difference_and_nan_equals_itself(state):
+    values = torch.tensor([1.0, math.nan, -0.0])
+    assert found(state({WEIGHT: values}), state({WEIGHT: values.clone()})) == []
+
+
+def test_the_sign_of_zero_counts(state):
+    ((name, text),) = found(
+        state({WEIGHT: torch.tensor([0.0, 1.0])}), state({WEIGHT: torch.tensor([-0.0, 1.0])})
+    )
+    assert name == WEIGHT
+    assert text.startswith("1 of 2 elements differ, by at most 0: -0 instead of 0 at [0]")
+
+
+def test_the_largest_difference_is_named_with_its_place(state):
+    one, other = torch.ones(2, 3), torch.ones(2, 3)
+    other[0, 1], other[1, 2] = 1.25, 3.0
+    ((_, text),) = found(state({WEIGHT: one}), state({WEIGHT: other}))
+    assert text == "2 of 6 elements differ, by at most 2: 3 instead of 1 at [1, 2]"
+
+
+def test_a_tensor_that_became_nan_differs_by_infinity(state):
+    ((_, text),) = found(state({WEIGHT: torch.ones(2)}), state({WEIGHT: torch.tensor([1.0, math.nan])}))
+    assert "1 of 2 elements differ, by at most inf: nan instead of 1 at [1]" in text
+
+
+def test_missing_further_and_reshaped_tensors_are_differences(state):
+    one = state({"a": torch.ones(2), "b": torch.ones(2), "a/exp_avg": torch.ones(2)})
+    other = state({"b": torch.ones(3), "c": torch.ones(2)})
+    assert found(one, other) == [
+        ("a", "is missing"),
+        ("b", "has the shape (3,) instead of (2,)"),
+        ("c", "is there, and not in the expected state"),
+    ]
+    assert found(one, other, of_weights=False) == [("a/exp_avg", "is missing")]
+
+
+def test_layers_are_compared_in_the_order_of_the_model():
+    names = ["lm_head.weight", "layers.10.a", "layers.9.b", "embedding.w", "final_norm.weight", "layers.9.a"]
+    assert in_model_order(iter(names)) == [
+        "embedding.w",
+        "layers.9.a",
+        "layers.9.b",
+        "layers.10.a",
+        "final_norm.weight",
+        "lm_head.weight",
+    ]
+
+
+def beyond(state, wanted, there, *, moment=None):
+    """Differences of a weight that was 1 everywhere at the interruption."""
+    moment = torch.full_like(wanted, 1e-4) if moment is None else moment
+    middle = state({WEIGHT: torch.ones_like(wanted)})
+    one, other = (state({WEIGHT: values, MOMENT: moment}) for values in (wanted, there))
+    (difference,) = differences_beyond_rounding(middle, one, other, LIMITS["fp32"], of_weights=True)
+    return difference
+
+
+def test_on_another_layout_a_weight_is_measured_by_its_change(state):
+    wanted = torch.ones(100) + 0.01
+    rounding = beyond(state, wanted, wanted + 1e-6)
+    assert rounding.text == ""
+    assert rounding.relative == pytest.approx(1e-4, rel=0.05)
+    fault = beyond(state, wanted, wanted + 1e-4)
+    assert fault.text.startswith("differs by 1.0e-02 of its change (limit 0.001")
+
+
+def test_elements_with_noisy_gradients_are_skipped(state):
+    wanted, moment = torch.ones(100) + 0.01, torch.full((100,), 1e-4)
+    there = wanted.clone()
+    there[:10] -= 0.02
+    assert beyond(state, wanted, there, moment=moment).text
+    moment[:10] = 1e-16
+    assert beyond(state, wanted, there, moment=moment).text == ""
+
+
+def test_a_weight_that_did_not_move_and_should_have_is_found(state):
+    wanted = torch.ones(100) + 0.01
+    assert beyond(state, wanted, torch.ones(100)).relative == pytest.approx(1.0)
+    assert beyond(state, torch.ones(100), wanted).relative == math.inf

@@ -1,0 +1,13 @@
+"""`neox-launch doctor` with real workers on this machine."""
+
+from support.launches import launch, write_job
+from support.settings import SMALL_TRAINING
+
+
+def test_the_workers_of_this_machine_join_and_measure_their_connection(tmp_path):
+    job = write_job(tmp_path, SMALL_TRAINING | {"train_iters": 1, "num_gpus": 2})
+    done = launch(tmp_path, "doctor", "--config", str(job), seconds=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 host started, 2 workers joined" in done.stdout
+    assert "GB/s per link" in done.stdout
+    assert done.stdout.endswith("verdict: these hosts can run the job\n")

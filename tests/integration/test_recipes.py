@@ -1,0 +1,546 @@
+"""Every recipe of CONTRIBUTING.md is complete: with its edits alone, the new choice trains.
+
+A test copies the sources, makes the edits, which may be only in files that the recipe names, and runs the
+commands with the copy. `make test-recipes` runs these tests.
+"""
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.corpus import write_corpus
+from support.launches import ENVIRONMENT
+from support.settings import SMALL_TRAINING
+from support.sources import DISTRIBUTIONS, ROOT
+
+SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change of a source file: `text` is inserted after the line `after`, or is a new file.
+
+    Args:
+        path: file below a `src` folder.
+        text: what is inserted, or the content of the new file.
+        after: whole text before the place of insertion, which occurs once; None for a new file.
+    """
+
+    path: str
+    text: str
+    after: str | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The edits of one recipe, and a training that uses the result.
+
+    Args:
+        row: first cell of the recipe in CONTRIBUTING.md.
+        most_files: source files that the recipe may need.
+        edits: the changes.
+        settings: settings of the training that uses the new choice.
+        explained: parameter that `neox-config explain` must describe.
+        words: what its description must contain.
+        in_effect: a check of the training's folder, given the losses before the edits; by default, that the
+            losses differ.
+    """
+
+    row: str
+    most_files: int
+    edits: tuple[Edit, ...]
+    settings: Mapping[str, Any]
+    explained: str
+    words: str
+    in_effect: Callable[[Path, list[float]], None] = lambda folder, before: losses_differ(folder, before)
+
+
+NORM = '''class HalfNorm(nn.Module):
+    """Divides by twice the root mean square."""
+
+    def __init__(self, width: int, epsilon: float = 1e-8, group: Group = SINGLE_RANK) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.weight = logical_parameter((width,), init=_one_init, group=group)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        wide = inputs.float()
+        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.epsilon) / 2
+        return (wide * scale * self.weight).to(inputs.dtype)
+
+
+'''
+
+OPTIMIZER = '''"""The sign of the gradient as update."""
+
+import torch
+from torch.optim import Optimizer
+
+__all__ = ["SignSGD"]
+
+
+class SignSGD(Optimizer):
+    """Moves every weight by the learning rate against the sign of its averaged gradient."""
+
+    def __init__(self, parameters, *, lr: float, momentum: float = 0.5) -> None:
+        super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["average"] = torch.zeros_like(parameter)
+                state["average"].lerp_(parameter.grad, 1 - group["momentum"])
+                parameter.sub_(group["lr"] * state["average"].sign())
+'''
+
+PATTERN = '''class EvenPattern(Pattern):
+    """A pattern in which a token sees the tokens at even distances."""
+
+    def forward(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query - key) % 2 == 0
+
+
+'''
+
+TOKENIZER = '''"""Two ids per byte value."""
+
+from neox_data.tokenizers.char_level import CharLevelTokenizer
+
+__all__ = ["WideTokenizer"]
+
+
+class WideTokenizer(CharLevelTokenizer):
+    """Bytes, in a vocabulary of 700 ids."""
+
+    @property
+    def vocab_size(self) -> int:
+        return 700
+'''
+
+POSITION = '''"""Positions as one ramp over all channels."""
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["RampPosition"]
+
+
+class RampPosition(nn.Module):
+    """Adds position / 100 to every channel."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+
+    def forward(self, positions_SB: Tensor) -> Tensor:
+        return (positions_SB.unsqueeze(-1).float() / 100).expand(*positions_SB.shape, self.hidden_size)
+'''
+
+WRITER = '''"""Write metrics as plain lines."""
+
+__all__ = ["LinesWriter"]
+
+
+class LinesWriter:
+    """Appends `iteration name value` lines to a file."""
+
+    def __init__(self, path) -> None:
+        self._file = open(path, "a", encoding="utf-8")
+
+    def write(self, metrics, iteration) -> None:
+        for name, value in metrics.items():
+            self._file.write(f"{iteration} {name} {value}\\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+'''
+
+
+def losses_differ(folder: Path, before: list[float]) -> None:
+    assert losses(folder) != before
+
+
+def writer_wrote(folder: Path, before: list[float]) -> None:
+    lines = (folder / "lines.txt").read_text().splitlines()
+    assert [float(line.split()[2]) for line in lines if " loss/train " in line] == losses(folder)
+
+
+def vocabulary_is_larger(folder: Path, before: list[float]) -> None:
+    manifest = json.loads((folder / "saved" / "global_step3" / "manifest.json").read_text())
+    assert manifest["contents"]["tensors"]["embedding.word_embeddings.weight"]["shape"] == [768, 16]
+
+
+RECIPES = {
+    "norm": Recipe(
+        row="a norm",
+        most_files=2,
+        edits=(
+            Edit(
+                "neox_model/layers/norms.py",
+                NORM,
+                after="        return (self.weight * wide / length).to(inputs.dtype)\n\n\n",
+            ),
+            Edit(
+                "neox_model/layers/norms.py",
+                '    "halfnorm": HalfNorm,\n',
+                after='    "scalenorm": ScaleNorm,\n',
+            ),
+            Edit("neox_config/facts/norms.py", '"halfnorm", ', after="NormName = Literal["),
+            Edit(
+                "neox_config/facts/norms.py",
+                '    "halfnorm": NormFacts(epsilon="rms_norm_epsilon", vectors=1),\n',
+                after="NORM_FACTS: Mapping[str, NormFacts] = {\n",
+            ),
+        ),
+        settings={"norm": "halfnorm", "rms_norm_epsilon": 1e-6},
+        explained="norm",
+        words="halfnorm",
+    ),
+    "activation": Recipe(
+        row="an activation",
+        most_files=2,
+        edits=(
+            Edit(
+                "neox_model/layers/activations.py",
+                '    "tanh": torch_tanh,\n',
+                after='    "mish": functional.mish,\n',
+            ),
+            Edit(
+                "neox_model/layers/activations.py",
+                "from torch import tanh as torch_tanh\n",
+                after="from torch import Tensor\n",
+            ),
+            Edit("neox_config/facts/activations.py", '"tanh", ', after="ActivationName = Literal["),
+            Edit(
+                "neox_config/facts/activations.py",
+                '    "tanh": ActivationFacts(kept_tensors=0),\n',
+                after="ACTIVATION_FACTS: Mapping[str, ActivationFacts] = {\n",
+            ),
+        ),
+        settings={"activation": "tanh"},
+        explained="activation",
+        words="tanh",
+    ),
+    "decay style": Recipe(
+        row="a decay style",
+        most_files=1,
+        edits=(
+            Edit("neox_config/facts/learning_rate.py", '"square", ', after="DecayStyle = Literal["),
+            Edit(
+                "neox_config/facts/learning_rate.py",
+                '    "square": Decay(\n'
+                '        lambda progress, *, peak, floor: peak * (1 - progress**2), "lr * (1 - (t / T)^2)"\n'
+                "    ),\n",
+                after="DECAY_STYLES: Mapping[str, Decay] = {\n",
+            ),
+        ),
+        settings={"lr_decay_style": "square", "lr_decay_iters": 5},
+        explained="lr-decay-style",
+        words=r"square: lr \* \(1 - \(t / T\)\^2\)",
+    ),
+    "optimizer": Recipe(
+        row="an optimizer",
+        most_files=3,
+        edits=(
+            Edit("neox_model/optim/sign_sgd.py", OPTIMIZER),
+            Edit(
+                "neox_model/optim/__init__.py",
+                '    "signsgd": SignSGD,\n',
+                after='    "madgrad_wd": MadgradWD,\n',
+            ),
+            Edit(
+                "neox_model/optim/__init__.py",
+                "from neox_model.optim.sign_sgd import SignSGD\n",
+                after="from neox_model.optim.madgrad import MadgradWD\n",
+            ),
+            Edit(
+                "neox_config/facts/optimizers.py",
+                '        OptimizerFacts(name="SignSGD", states=("average",), numbers=(), declared=("lr",),\n'
+                '            arguments={"momentum": 0.5}),\n',
+                after="    for facts in (\n",
+            ),
+        ),
+        settings={"optimizer": {"type": "SignSGD", "params": {"lr": 0.01, "momentum": 0.8}}},
+        explained="optimizer.type",
+        words="SignSGD",
+    ),
+    "attention type": Recipe(
+        row="an attention type",
+        most_files=3,
+        edits=(
+            Edit(
+                "neox_model/layers/attention/patterns.py",
+                PATTERN,
+                after=" - key // self.block <= self.blocks_before\n\n\n",
+            ),
+            Edit(
+                "neox_model/assembly/patterns.py",
+                '    "even": lambda resolved, layer_index, group: EvenPattern,\n',
+                after='    "global": _global,\n',
+            ),
+            Edit(
+                "neox_model/assembly/patterns.py",
+                "from neox_model.layers.attention.patterns import EvenPattern\n",
+                after="from neox_model.layers.attention.block_layouts import Draw\n",
+            ),
+            Edit(
+                "neox_config/facts/attention.py",
+                '    "even": AttentionFacts(blocks_per_query=lambda given, blocks: blocks),\n',
+                after="ATTENTION_FACTS: Mapping[str, AttentionFacts] = {\n",
+            ),
+        ),
+        settings={"attention_config": [[["global", "even"], 1]]},
+        explained="attention-config",
+        words="even",
+    ),
+    "tokenizer": Recipe(
+        row="a tokenizer",
+        most_files=3,
+        edits=(
+            Edit("neox_data/tokenizers/wide.py", TOKENIZER),
+            Edit(
+                "neox_data/tokenizers/__init__.py",
+                '    "WideTokenizer": WideTokenizer,\n',
+                after='    "HFTokenizer": HFTokenizer,\n',
+            ),
+            Edit(
+                "neox_data/tokenizers/__init__.py",
+                "from neox_data.tokenizers.wide import WideTokenizer\n",
+                after=" import SentencePieceTokenizer, TiktokenTokenizer\n",
+            ),
+            Edit(
+                "neox_config/facts/tokenizers.py",
+                '    "WideTokenizer",\n',
+                after="TokenizerName = Literal[\n",
+            ),
+            Edit(
+                "neox_config/facts/tokenizers.py",
+                '    "WideTokenizer": TokenizerFacts(usual_entries=700, doc="no file", is_fixed=True),\n',
+                after="TOKENIZER_FACTS: Mapping[str, TokenizerFacts] = {\n",
+            ),
+        ),
+        settings={"tokenizer_type": "WideTokenizer", "save": "saved", "save_interval": 3},
+        explained="tokenizer-type",
+        words="WideTokenizer: no file",
+        in_effect=vocabulary_is_larger,
+    ),
+    "position embedding": Recipe(
+        row="a position embedding",
+        most_files=4,
+        edits=(
+            Edit("neox_model/layers/positions/ramp.py", POSITION),
+            Edit(
+                "neox_model/layers/positions/__init__.py",
+                '"ramp": RampPosition, ',
+                after="INPUT_POSITIONS: dict[str, type[nn.Module]] = {",
+            ),
+            Edit(
+                "neox_model/layers/positions/__init__.py",
+                "from neox_model.layers.positions.ramp import RampPosition\n",
+                after="from neox_model.layers.positions.learned import LearnedPosition\n",
+            ),
+            Edit(
+                "neox_model/assembly/attention.py",
+                '        "ramp": {"hidden_size": model.hidden_size},\n',
+                after='        "sinusoidal": {"hidden_size": model.hidden_size},\n',
+            ),
+            Edit("neox_config/schema/sections/attention.py", '"ramp", ', after="    pos_emb: Literal["),
+        ),
+        settings={"pos_emb": "ramp"},
+        explained="pos-emb",
+        words="ramp",
+    ),
+    "metric writer": Recipe(
+        row="a metric writer",
+        # Two, and the file that declares the parameter by which it is opened.
+        most_files=3,
+        edits=(
+            Edit("neox_model/metrics/writers/lines.py", WRITER),
+            Edit(
+                "neox_model/train/writers.py",
+                "    if section.lines_file is not None:\n        yield LinesWriter(section.lines_file)\n",
+                after="    yield ConsoleWriter(last_iteration=config.training.train_iters)\n",
+            ),
+            Edit(
+                "neox_model/train/writers.py",
+                "from neox_model.metrics.writers.lines import LinesWriter\n",
+                after="from neox_model.metrics.writers.jsonl import JsonlWriter\n",
+            ),
+            Edit(
+                "neox_config/schema/sections/logging.py",
+                "    lines_file: str | None = param(\n"
+                '        None, origin="ours", none_means="no lines", doc="File for lines."\n    )\n',
+                after='param(100, origin="Meg", gt=0, doc="Iterations between progress reports.")\n',
+            ),
+        ),
+        settings={"lines_file": "lines.txt"},
+        explained="lines-file",
+        words="File for lines",
+        in_effect=writer_wrote,
+    ),
+    "parameter": Recipe(
+        row="a parameter",
+        most_files=3,
+        edits=(
+            Edit(
+                "neox_config/schema/sections/model.py",
+                "    embedding_scale: float = param(\n"
+                '        1.0, origin="ours", gt=0, doc="Factor of the embeddings."\n    )\n',
+                after='doc="Number of transformer layers.")\n',
+            ),
+            Edit(
+                "neox_model/assembly/model.py",
+                '            "scale": config.model.embedding_scale,\n',
+                after='            "dropout": config.model.hidden_dropout,\n',
+            ),
+            Edit(
+                "neox_model/layers/embedding.py",
+                "        scale: float = 1.0,\n",
+                after="        dropout: float = 0.0,\n",
+            ),
+            Edit(
+                "neox_model/layers/embedding.py",
+                "        self.scale = scale\n",
+                after="        self.dropout = dropout\n",
+            ),
+            Edit(
+                "neox_model/layers/embedding.py",
+                " * self.scale",
+                after="        hidden_SBD = self.word_embeddings(tokens_BS.t())",
+            ),
+        ),
+        settings={"embedding_scale": 3.0},
+        explained="embedding-scale",
+        words="Factor of the embeddings",
+    ),
+}
+
+
+def row_of(recipe: Recipe) -> str:
+    """Return the table cell of a recipe that names its files."""
+    for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines():
+        cells = line.split(" | ", 1)
+        if len(cells) == 2 and recipe.row in [
+            name.strip() for name in cells[0].removeprefix("| ").split(",")
+        ]:
+            return cells[1]
+    raise AssertionError(f"CONTRIBUTING.md has no recipe for {recipe.row}")
+
+
+def is_named(path: str, row: str) -> bool:
+    """Return whether the recipe names the file, by its path or its folder."""
+    names = re.findall(r"`([\w/]+(?:\.py|/))`", row)
+    return any(path.endswith(f"/{name}") or path == name or path.startswith(name) for name in names)
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory) -> Callable[[str], Path]:
+    """Return a function that copies the sources into a new folder and returns the folder."""
+
+    def copy(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name.replace(" ", "_"))
+        for package, distribution in DISTRIBUTIONS.items():
+            source = ROOT / "packages" / distribution / "src" / package
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, folder / package, ignore=ignored)
+        return folder
+
+    return copy
+
+
+@pytest.fixture(scope="module")
+def before(copied, tmp_path_factory) -> list[float]:
+    """Return the losses of a training with unchanged sources and settings."""
+    folder = tmp_path_factory.mktemp("trained") / "before"
+    train(folder, {}, copied("before"))
+    return losses(folder)
+
+
+def apply(edit: Edit, folder: Path) -> None:
+    path = folder / edit.path
+    if edit.after is None:
+        assert not path.exists()
+        path.write_text(edit.text)
+        return
+    content = path.read_text()
+    assert content.count(edit.after) == 1, f"{edit.path}: {edit.after!r}"
+    path.write_text(content.replace(edit.after, edit.after + edit.text))
+
+
+def run(command: str, *arguments: str, folder: Path, sources: Path) -> str:
+    """Run a command of the copy, and return what it printed."""
+    result = subprocess.run(
+        [Path(sys.executable).with_name(command), *arguments],
+        cwd=folder,
+        env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(sources)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert result.returncode == 0, f"{command} {' '.join(arguments)}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+def train(folder: Path, settings: Mapping[str, Any], sources: Path) -> None:
+    """Train three iterations in a folder."""
+    folder.mkdir()
+    job = {**SMALL_TRAINING, "data_path": write_corpus(folder), "train_iters": 3, "seed": 5}
+    job |= {"log_dir": "log", "log_interval": 1, "hidden_dropout": 0.0, "attention_dropout": 0.0, **settings}
+    (folder / "job.yml").write_text(json.dumps(job))
+    run("neox-launch", "--config", "job.yml", folder=folder, sources=sources)
+
+
+def losses(folder: Path) -> list[float]:
+    lines = (folder / "log" / "metrics.jsonl").read_text().splitlines()
+    return [row["loss/train"] for row in map(json.loads, lines) if "loss/train" in row]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_recipe_names_every_file_and_no_more_are_needed(name):
+    recipe = RECIPES[name]
+    files = {edit.path for edit in recipe.edits}
+    assert [path for path in files if not is_named(path, row_of(recipe))] == []
+    assert len(files) <= recipe.most_files
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_places_of_the_edits_exist(name, copied):
+    sources = copied(name)
+    for edit in RECIPES[name].edits:
+        apply(edit, sources)
+
+
+@pytest.mark.recipe
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_edits_of_the_recipe_are_enough(name, copied, before, tmp_path):
+    recipe, sources = RECIPES[name], copied(name)
+    for edit in recipe.edits:
+        apply(edit, sources)
+    folder = tmp_path / "after"
+    train(folder, recipe.settings, sources)
+    assert len(losses(folder)) == 3
+    assert all(map(math.isfinite, losses(folder)))
+    recipe.in_effect(folder, before)
+    for command in ("check", "schedule", "estimate"):
+        assert run("neox-config", command, "job.yml", folder=folder, sources=sources)
+    explained = run("neox-config", "explain", recipe.explained, folder=folder, sources=sources)
+    assert re.search(recipe.words, " ".join(explained.split()))
