@@ -10,10 +10,11 @@ from neox_launcher.controller.terminal import pass_on, print_message, settle_out
 
 PROGRAM = """
 import sys
-from neox_launcher.controller.terminal import pass_on
+from neox_launcher.controller.terminal import finish_output, pass_on
 sys.stdin.readline()
 for _ in range(3):
     pass_on(sys.stdout, b"words" * 1000)
+finish_output()
 sys.stderr.write("on")
 """
 
@@ -108,6 +109,24 @@ def test_output_to_a_full_disk_does_not_end_the_job():
     ) in program.stderr
 
 
+LAUNCH = """
+import sys
+from neox_launcher.cli import launch
+from neox_launcher.controller import terminal
+launch._run = lambda *arguments: terminal.pass_on(sys.stdout, b"words")
+launch.main(["x.yml"])
+"""
+
+
+def test_neox_launch_prints_everything_before_it_exits():
+    with open("/dev/full", "wb") as full:
+        program = subprocess.run(
+            [sys.executable, "-c", LAUNCH], stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
+    assert program.returncode == 0
+    assert b"standard output cannot be written: No space left on device" in program.stderr
+
+
 FAILING_FILE = """
 import errno, os, sys
 from neox_launcher.controller import terminal
@@ -121,6 +140,7 @@ background.os.write = fail
 terminal.pass_on(sys.stdout, b"first")
 terminal.settle_output()
 terminal.pass_on(sys.stdout, b"second")
+terminal.finish_output()
 """
 
 
@@ -138,9 +158,10 @@ def test_output_to_a_file_continues_after_an_error(tmp_path):
 def test_both_streams_of_one_file_keep_their_order(tmp_path):
     program = """
 import sys
-from neox_launcher.controller.terminal import pass_on, print_message
+from neox_launcher.controller.terminal import finish_output, pass_on, print_message
 for number in range(500):
     pass_on(sys.stdout, b"%d " % number) if number % 2 else print_message(f"{number} ")
+finish_output()
 """
     found = subprocess.run(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60

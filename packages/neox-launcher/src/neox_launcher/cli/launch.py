@@ -16,7 +16,7 @@ from neox_launcher.controller.doctor import examine_hosts
 from neox_launcher.controller.dry_run import Form, show_plan
 from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
 from neox_launcher.controller.supervision import Outcome
-from neox_launcher.controller.terminal import print_message
+from neox_launcher.controller.terminal import finish_output, print_message
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.plan.preflight import notes_on_data
@@ -226,6 +226,7 @@ def _launch(request: Request, dry_run: DryRun, wanted: VerifyRequest | None = No
             _run(request, dry_run, wanted)
         finally:
             ignore_warning()
+            finish_output()
 
 
 def _run(request: Request, dry_run: DryRun, wanted: VerifyRequest | None) -> NoReturn:

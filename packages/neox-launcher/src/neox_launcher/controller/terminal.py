@@ -5,7 +5,6 @@ connection) only delays it. What exceeds a limit is dropped, with a line that st
 is gone (`| head`, a closed terminal), further output is discarded.
 """
 
-import atexit
 import errno
 import os
 import stat
@@ -130,6 +129,7 @@ def settle_output() -> None:
 def finish_output() -> None:
     """Wait until everything is printed; write what a reader leaves unread for a minute to a file.
 
+    Call it before the interpreter exits, because Python 3.12 cannot start threads in functions of `atexit`.
     Returns in bounded time, whatever hangs or is full: a reader, a disk or a file server.
     """
     unread = _outputs.finish(_PATIENCE_SECONDS)
@@ -154,9 +154,6 @@ def _keep(unread: bytes) -> str:
     except OSError as error:
         return f"they are lost, because {path} cannot be written: {error.strerror}"
     return f"they are in {path}" if is_written else f"they are lost, because {path.parent} does not answer"
-
-
-atexit.register(finish_output)
 
 
 def _put(stream: TextIO | None, data: bytes, *, is_kept: bool) -> None:
