@@ -213,6 +213,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         "nan, inf, loss spike, divergence", ("nonfinite_patience", "gradient_clipping", "fp16.loss_scale")
     ),
+    Subject("sdc, silent data corruption, bit flip, replica check", ("sdc_check_interval",)),
     # Length of training, evaluation, checkpoints
     Subject(
         "epoch, num epochs, n epochs, num train epochs, max epochs",

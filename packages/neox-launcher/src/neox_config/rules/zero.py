@@ -72,6 +72,17 @@ def twin_flow_needs_stage_3(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
+def copies_are_compared_below_stage_3(c: NeoXConfig) -> Iterator[Problem]:
+    """Stage 3 partitions the weights: no rank holds a copy to compare."""
+    if c.training.sdc_check_interval is not None and c.zero.zero_optimization.stage == 3:
+        yield Problem(
+            "sdc_check_interval",
+            "compares copies of weights, but with zero_optimization.stage 3 no rank holds a copy",
+            "remove it, or set zero_optimization.stage: 2",
+            value=str(c.training.sdc_check_interval),
+        )
+
+
 def predivide_or_prescale(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse gradient_predivide_factor with prescale_gradients, which overrides it."""
     if c.engine.prescale_gradients and c.engine.gradient_predivide_factor != 1.0:

@@ -302,6 +302,12 @@ EXAMPLES = {
         "must be an even number\nuse 8",
         "zero_optimization: {stage: 3, allgather_bucket_size: 7}",
     ),
+    "copies_are_compared_below_stage_3": (
+        "sdc-check-interval: 100\nzero_optimization: {stage: 3}",
+        "sdc_check_interval",
+        "compares copies of weights, but with zero_optimization.stage 3 no rank holds a copy",
+        "sdc-check-interval: 100\nzero_optimization: {stage: 2}",
+    ),
     "twin_flow_needs_stage_3": (
         "zero_optimization: {stage: 2, offload_optimizer: {device: cpu, ratio: 0.3}}",
         "zero_optimization.offload_optimizer.ratio",

@@ -47,6 +47,7 @@ from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.checkpoint import CheckpointHook
+from neox_model.train.hooks.copies import CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
@@ -291,13 +292,18 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
         before_end=log.write_pending,
     )
 
+    interval = config.training.sdc_check_interval
+    copies = None if interval is None else CopiesHook(training.engine, training.groups, interval=interval)
+
     def before_save() -> None:
         log.write_pending()
         guard.catch_up()
+        if copies is not None:
+            copies.compare(training.state.iteration)
         with shared_outcome(training.groups.control, "checking the last iteration"):
             guard.refuse_to_save()
 
-    hooks = [
+    hooks: list[Hook] = [
         ProgressHook(progress),
         StopHook(
             training.groups.control,
@@ -306,6 +312,7 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
         ),
         log,
         guard,
+        *([] if copies is None else [copies]),
         EvaluateHook(
             evaluator,
             interval=config.training.eval_interval,

@@ -61,6 +61,18 @@ class TrainingSection(Section, resume="training"):
         doc="Stop with an error after this many consecutive updates that were skipped because a loss or a "
         "gradient was not finite. In float16, they count only while the loss scale cannot be lowered.",
     )
+    sdc_check_interval: int | None = param(
+        None,
+        origin="ours",
+        resume="free",
+        gt=0,
+        none_means="never",
+        doc="Iterations between comparisons of the weights and optimizer states that several ranks hold as "
+        "copies, to detect silent data corruption, such as flipped bits; they are also compared before each "
+        "save. If copies differ, the training ends with exit code 3 and names tensor, ranks and hosts. "
+        "Compared are copies of data-parallel ranks (under ZeRO the weights that the model computes with), "
+        "weights that tensor-parallel ranks do not split and, without ZeRO, tied weights of pipeline stages.",
+    )
     eval_iters: int = param(
         100,
         origin="Meg",

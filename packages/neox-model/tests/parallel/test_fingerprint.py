@@ -1,0 +1,40 @@
+"""Fingerprints change with every bit, and do not depend on how much is summed at once."""
+
+import pytest
+import torch
+
+from neox_model.parallel import fingerprint as module
+from neox_model.parallel.fingerprint import fingerprint
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
+
+
+def expected(values: torch.Tensor) -> int:
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    total = sum((2 * i + 1) * bits for i, bits in enumerate(values.flatten().view(integers).tolist()))
+    return (total + 2**63) % 2**64 - 2**63
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chunk", [3, 1 << 22])
+def test_a_fingerprint_is_the_documented_sum(monkeypatch, dtype, chunk):
+    monkeypatch.setattr(module, "_CHUNK", chunk)
+    values = (torch.randn(5, 4, generator=torch.Generator().manual_seed(1)) * 100).to(dtype)
+    assert fingerprint(values).item() == expected(values)
+    assert fingerprint(values.T).item() == expected(values.T.contiguous())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_every_flipped_bit_changes_it(dtype):
+    values = (torch.randn(7, generator=torch.Generator().manual_seed(2)) * 100).to(dtype)
+    original = fingerprint(values).item()
+    data = values.view(torch.uint8)
+    for byte in range(data.numel()):
+        for bit in range(8):
+            data[byte] ^= 1 << bit
+            assert fingerprint(values).item() != original
+            data[byte] ^= 1 << bit
+
+
+def test_nothing_has_a_fingerprint():
+    assert fingerprint(torch.empty(0, 3)).item() == 0
