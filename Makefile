@@ -17,7 +17,7 @@ quickstart: install  ## Corpus, tokenizer, training and samples on this machine,
 	@$(MAKE) --no-print-directory -f tools/quickstart.mk
 
 test: check  ## Everything CI runs: lint, types and all tests
-	@tools/test.sh launcher data kernels model integration
+	@tools/test.sh launcher data kernels model equalities integration
 
 check: lint types  ## Lint and types
 
@@ -32,10 +32,10 @@ format: install  ## Format the code and apply ruff's fixes
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
 
-test-launcher:  ## neox-launcher alone, on each Python found (PYTHONS="3.11" for one)
+test-launcher:  ## neox-launcher alone, on Python 3.11 and 3.13 (PYTHONS="3.12" for another)
 	@PYTHONS="$(PYTHONS)" tools/test.sh launcher
 
-test-data:  ## neox-data alone, on each Python found
+test-data:  ## neox-data alone, on Python 3.11 and 3.13
 	@PYTHONS="$(PYTHONS)" tools/test.sh data
 
 test-kernels: install  ## neox-kernels alone
@@ -45,7 +45,7 @@ test-model: install  ## neox-model
 	@tools/test.sh model
 
 test-integration: install  ## Tests across packages: architecture and whole jobs
-	@tools/test.sh integration
+	@tools/test.sh equalities integration
 
 test-architecture: install  ## Rules of the repository: imports, names, documents (seconds)
 	@$(BIN)/pytest -q -m "not slow and not sweep and not cluster" tests/architecture
