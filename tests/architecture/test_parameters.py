@@ -36,8 +36,6 @@ READ_BY_RULES_ALONE = {
 WAIT_FOR_ANOTHER = {
     "adlr_autoresume_interval": "adlr_autoresume",
     "eval_results_prefix": "eval_tasks",
-    "gradient_noise_scale_cpu_offload": "log_gradient_noise_scale",
-    "gradient_noise_scale_n_batches": "log_gradient_noise_scale",
     "memory_profiling_path": "memory_profiling",
     "profile_step_start": "profile",
     "profile_step_stop": "profile",

@@ -40,7 +40,7 @@ def test_everything_that_a_launch_would_refuse_is_reported_in_one_round(minimal,
     (tmp_path / "hosts").write_text("one slots=2\ntwo slots=2\n")
     more = tmp_path / "more.yml"
     more.write_text(
-        f"hostfile: {tmp_path}/hosts\nlauncher: local\nmodel-parallel-size: 3\nlog-grad-norm: true\n"
+        f"hostfile: {tmp_path}/hosts\nlauncher: local\nmodel-parallel-size: 3\nchar-level-ppl: true\n"
         "data-path: gone\nload: gone\nsample-input-file: gone.txt\n"
     )
     result = run("check", minimal, more, "--files")
@@ -48,7 +48,7 @@ def test_everything_that_a_launch_would_refuse_is_reported_in_one_round(minimal,
     for line, sentence in {
         2: "launcher: local\n          starts workers on this machine only, but the job has another",
         3: "model-parallel-size: 3\n          does not divide the 4 devices of this job (2 hosts)",
-        4: "log-grad-norm: true\n          is not implemented yet",
+        4: "char-level-ppl: true\n          is not implemented yet",
         5: "data-path: gone\n          gone.idx does not exist",
         6: "load: gone\n          contains no checkpoint",
         7: "sample-input-file: gone.txt\n          does not exist",

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 
 from neox_config.derive.attention_layers import types_in
+from neox_config.derive.engine import engine_offers
 from neox_config.derive.implied import NO_EFFECT
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Place, Problem, in_words
@@ -23,6 +24,7 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
             {config.model.init_method, config.model.output_layer_init_method}
         )
     ),
+    "ZeRO is not used": lambda config: engine_offers(config, "before_update"),
     "training is in fp16": lambda config: config.precision.is_fp16,
     "the optimizer decays weights": lambda config: (
         config.optimizer.optimizer.kind not in OPTIMIZER_FACTS

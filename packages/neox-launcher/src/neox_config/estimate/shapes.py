@@ -106,7 +106,7 @@ class Layout:
         splits_sequence: True for sequence parallelism of norms and dropout.
         has_loss_in_chunks: True if the loss is computed in chunks, without all logits at once.
         element_bytes: bytes per element of weights and activations.
-        gradient_bytes: bytes per element of accumulated gradients.
+        gradient_bytes: bytes per element of accumulated gradients, and of their sum for the noise scale.
         reduced_bytes: bytes per element of communicated gradients.
         optimizer_states: float32 numbers per parameter stored by the optimizer.
         bucket: number of gradient elements per reduction.
@@ -224,6 +224,8 @@ def layout_of(resolved: Resolved) -> Layout:
     zero, recompute = config.zero.zero_optimization, config.activation_checkpointing
     kind, given = config.optimizer.optimizer.kind, config.optimizer.optimizer.params.given()
     size = 4 if derived.precision == "fp32" else 2
+    logged = config.logging
+    sums_gradients = logged.log_gradient_noise_scale and not logged.gradient_noise_scale_cpu_offload
     return Layout(
         model_parallel=derived.model_parallel_size,
         stages=derived.pipe_parallel_size,
@@ -238,7 +240,7 @@ def layout_of(resolved: Resolved) -> Layout:
         # The chunked loss computes gradients before loss scaling, so small ones would underflow in float16.
         has_loss_in_chunks=derived.precision != "fp16",
         element_bytes=size,
-        gradient_bytes=_bytes_of(accumulation_dtype(resolved), size),
+        gradient_bytes=_bytes_of(accumulation_dtype(resolved), size) + (4 if sums_gradients else 0),
         reduced_bytes=_bytes_of(config.engine.communication_data_type or _summed_in(resolved), size),
         optimizer_states=OPTIMIZER_FACTS[kind].values_per_element(given),
         optimizer_on_host=zero.offload_optimizer.device != "none" or kind.startswith("cpu_"),

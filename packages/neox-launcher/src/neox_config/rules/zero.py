@@ -79,7 +79,6 @@ def copies_are_compared_below_stage_3(c: NeoXConfig) -> Iterator[Problem]:
             "sdc_check_interval",
             "compares copies of weights, but with zero_optimization.stage 3 no rank holds a copy",
             "remove it, or set zero_optimization.stage: 2",
-            value=str(c.training.sdc_check_interval),
         )
 
 

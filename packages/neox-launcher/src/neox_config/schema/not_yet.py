@@ -59,8 +59,6 @@ NOT_YET: Mapping[str, NotYet] = {
     "zero_optimization.zero_quantized_gradients": _on("remove it; DeepSpeed's quantizer requires CUDA"),
     "adlr_autoresume": _on(),
     "checkpoint_validation_with_forward_pass": _on(),
-    "log_grad_norm": _on(),
-    "log_gradient_noise_scale": _on(),
     "extra_save_iters": _on("remove it; save-growth saves at 1, 2, 4, 8, ..."),
     "profile": _on(),
     "memory_profiling": _on(),

@@ -302,6 +302,12 @@ EXAMPLES = {
         "must be an even number\nuse 8",
         "zero_optimization: {stage: 3, allgather_bucket_size: 7}",
     ),
+    "the_noise_scale_reads_gradients_before_the_update": (
+        "log-gradient-noise-scale: true\nzero-stage: 1",
+        "log_gradient_noise_scale",
+        "reads gradients before the update, which is not possible under ZeRO",
+        "log-gradient-noise-scale: true\nzero-stage: 0",
+    ),
     "copies_are_compared_below_stage_3": (
         "sdc-check-interval: 100\nzero_optimization: {stage: 3}",
         "sdc_check_interval",

@@ -70,7 +70,6 @@ STATUS = {
         zero_optimization.grad_hooks
         adlr_autoresume adlr_autoresume_interval
         checkpoint_validation_with_forward_pass checkpoint.use_node_local_storage
-        log_grad_norm log_gradient_noise_scale gradient_noise_scale_*
         eval_tasks eval_results_prefix char_level_ppl
         comms_logger comms_logger.* eigenvalue
         compression_training compression_training.*""",
@@ -82,8 +81,8 @@ COUNTS = {
     "alias": 51,
     "no effect": 14,
     "refused": 12,
-    "not yet": 122,
-    "live": 297,
+    "not yet": 118,
+    "live": 301,
 }
 
 # Defaults that are others than the inventory's, and why.
@@ -169,11 +168,9 @@ WAITS = {
     "amp.<apex_argument>": "amp.enabled=true",
     "adlr_autoresume_interval": "adlr_autoresume=true",
     "eval_results_prefix": "eval_tasks=[x]",
-    "gradient_noise_scale_cpu_offload": "log_gradient_noise_scale=true",
-    "gradient_noise_scale_n_batches": "log_gradient_noise_scale=true",
     **{f"optimizer.params.{name}": "optimizer.type=OneBitLamb" for name in _ONE_BIT},
 }
-WAITED_FOR = {"adlr_autoresume", "eval_tasks", "log_gradient_noise_scale"}
+WAITED_FOR = {"adlr_autoresume", "eval_tasks"}
 WAITED_FOR |= {"optimizer.type"}
 # Where the value of the type does not do.
 _METRIC = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.<metric>"

@@ -5,7 +5,7 @@ An engine holds the model, runs forward and backward, and updates the weights. D
 rules refuse settings that require more, such as `Update.before` under ZeRO.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,10 +30,15 @@ class PendingUpdate:
         tensor_norms: computes the 2-norm of each whole logical tensor's gradient, without the loss scale, by
             name, for the tensors of this rank's pipeline stage. Collective over the model group. Call
             it before the function that received this returns, and do not keep it.
+        gradients: yields this rank's gradients, without the loss scale, in a fixed order; the same rules.
+        norm_of: computes the 2-norm over the whole model of tensors in the order and shapes of `gradients`.
+            Collective over the model and pipe groups.
     """
 
     norm: Tensor
     tensor_norms: Callable[[], dict[str, Tensor]]
+    gradients: Callable[[], Iterator[Tensor]]
+    norm_of: Callable[[Sequence[Tensor]], Tensor]
 
 
 BeforeUpdate = Callable[[PendingUpdate], None]

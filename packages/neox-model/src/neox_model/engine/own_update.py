@@ -9,7 +9,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from neox_model.engine.contract import BeforeUpdate, PendingUpdate
-from neox_model.optim.gradient_norm import tensor_gradient_norms
+from neox_model.optim.gradient_norm import global_gradient_norm, tensor_gradient_norms
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.held import Held
@@ -67,8 +67,16 @@ class OwnUpdate:
             parameters: Sequence[Parameter], gradients: Sequence[Tensor], scaled_norm: Tensor
         ) -> None:
             scale = self.loss_scale
-            norms = partial(tensor_gradient_norms, names, parameters, gradients, self._groups, scale=scale)
-            call(PendingUpdate(scaled_norm if scale is None else scaled_norm / scale, norms))
+            call(
+                PendingUpdate(
+                    norm=scaled_norm if scale is None else scaled_norm / scale,
+                    tensor_norms=partial(
+                        tensor_gradient_norms, names, parameters, gradients, self._groups, scale=scale
+                    ),
+                    gradients=lambda: (one if scale is None else one / scale for one in gradients),
+                    norm_of=partial(global_gradient_norm, parameters, groups=self._groups),
+                )
+            )
 
         self.mixed.before_update.append(call_with_norms)
 

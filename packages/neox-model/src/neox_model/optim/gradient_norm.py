@@ -28,7 +28,7 @@ def global_gradient_norm(
         groups: this rank's process groups.
 
     Returns:
-        A float32 scalar on the gradients' device; not finite if any gradient is not, and infinite if the
+        A float32 scalar on the parameters' device; not finite if any gradient is not, and infinite if the
         square of the norm exceeds float32.
     """
     counted = [
@@ -39,7 +39,7 @@ def global_gradient_norm(
     total = torch.zeros((), device=parameters[0].device)
     if counted:
         norms = foreach_norm(counted, 2, dtype=torch.float32)
-        total = torch.stack(norms).square().sum()
+        total = torch.stack(norms).square().sum().to(total.device)
     for group in (groups.model, groups.pipe):
         if group.size > 1:
             distributed.all_reduce(total, group=group.process_group)

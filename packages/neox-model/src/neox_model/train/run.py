@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.derive.engine import engine_offers
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
@@ -51,6 +52,7 @@ from neox_model.train.hooks.copies import CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
+from neox_model.train.hooks.gradients import GradientNormsHook, NoiseScaleHook
 from neox_model.train.hooks.guard import NonfiniteGuard
 from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.norms import NormsHook, tensor_norms
@@ -323,6 +325,7 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
     ]
     if config.logging.log_param_norm or config.logging.log_optimizer_states:
         hooks.append(_norms(training, writers, log))
+    hooks += _gradient_hooks(training, writers, log)
     if config.checkpoint.save is not None:
         directory = Path(config.checkpoint.save)
         hooks.append(
@@ -339,6 +342,27 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
     if kept is not None:
         hooks.append(DropTokensHook(training.model, kept.at))
     return [*hooks, GarbageCollectionHook()]
+
+
+def _gradient_hooks(training: _Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
+    section, update = training.config.logging, training.engine.update
+    if section.log_grad_norm and engine_offers(training.config, "before_update"):
+        yield GradientNormsHook(
+            update,
+            training.groups,
+            writers=writers,
+            interval=section.log_interval,
+            before_writing=log.write_pending,
+        )
+    if section.log_gradient_noise_scale:
+        yield NoiseScaleHook(
+            update,
+            count=section.gradient_noise_scale_n_batches,
+            on_host=section.gradient_noise_scale_cpu_offload,
+            writers=writers,
+            interval=section.log_interval,
+            before_writing=log.write_pending,
+        )
 
 
 def _norms(training: _Training, writers: Sequence[MetricWriter], log: LogHook) -> NormsHook:

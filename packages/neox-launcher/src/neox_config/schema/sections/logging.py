@@ -41,7 +41,13 @@ class LoggingSection(Section, resume="free"):
     log_param_norm: bool = param(
         False, origin="NeoX", doc="Log the L2 norm of each parameter as param_norms/NAME."
     )
-    log_grad_norm: bool = param(False, origin="NeoX", doc="Log the L2 norm of each gradient.")
+    log_grad_norm: bool = param(
+        False,
+        origin="NeoX",
+        used_when="ZeRO is not used",
+        doc="Log the L2 norm of each gradient before clipping, as gradient_norms/NAME. Under "
+        "ZeRO gradients cannot be read before the update.",
+    )
     log_optimizer_states: bool = param(
         False,
         origin="NeoX",
@@ -68,11 +74,24 @@ class LoggingSection(Section, resume="free"):
         doc="Directory for memory snapshots.",
     )
     log_gradient_noise_scale: bool = param(
-        False, origin="NeoX", source="arXiv:1812.06162", doc="Log the gradient noise scale."
+        False,
+        origin="NeoX",
+        source="arXiv:1812.06162",
+        doc="Log the gradient noise scale: the batch size in samples beyond which larger batches save few "
+        "iterations, as gradient_noise_scale/simple, and the two averages whose ratio it is, "
+        "gradient_noise_scale/noise and gradient_noise_scale/signal. Stores another copy of the gradients. "
+        "Not under ZeRO, where gradients cannot be read before the update.",
     )
     gradient_noise_scale_n_batches: int = param(
-        5, origin="NeoX", gt=0, used_when=_NOISE, doc="Number of batches per estimate."
+        5,
+        origin="NeoX",
+        gt=1,
+        used_when=_NOISE,
+        doc="Number of updates per estimate, which compares their gradients with the mean of all of them.",
     )
     gradient_noise_scale_cpu_offload: bool = param(
-        False, origin="NeoX", used_when=_NOISE, doc="Keep the buffer of the estimate in host memory."
+        False,
+        origin="NeoX",
+        used_when=_NOISE,
+        doc="Keep the sum of the gradients in host memory; copies all gradients in every iteration.",
     )

@@ -1,0 +1,17 @@
+"""Rules about what is logged."""
+
+from collections.abc import Iterator
+
+from neox_config.derive.engine import engine_offers
+from neox_config.problems import Problem
+from neox_config.schema.config import NeoXConfig
+
+
+def the_noise_scale_reads_gradients_before_the_update(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse the noise scale if the engine reduces, clips and applies gradients in one call."""
+    if c.logging.log_gradient_noise_scale and not engine_offers(c, "before_update"):
+        yield Problem(
+            "log_gradient_noise_scale",
+            "reads gradients before the update, which is not possible under ZeRO",
+            "remove it, or set zero_optimization.stage: 0",
+        )
