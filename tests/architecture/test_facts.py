@@ -34,6 +34,11 @@ FACTS = {
         users=("neox_config.derive.learning_rate", "neox_config.schema.sections.lr_schedule"),
         text=r"0\.693|cos\(math\.pi",
     ),
+    "learning-rate formulas of DeepSpeed": Fact(
+        home="neox_config.facts.deepspeed_schedules",
+        users=("neox_config.derive.learning_rate", "neox_config.schema.sections.optimizer"),
+        text=r"math\.log\(steps?\b|cycle_first_step_size /",
+    ),
     "names in a folder of checkpoints": Fact(
         home="neox_config.facts.checkpoints",
         users=(

@@ -1,36 +1,155 @@
-"""`neox-config schedule` prints the learning rates that the optimizer gets."""
+"""The optimizer gets, and a training logs, what `neox-config schedule` prints."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from neox_config import load_config, resolve
-from neox_config.derive.learning_rate import learning_rate
-from neox_config.facts.learning_rate import DECAY_STYLES
+from neox_config.derive.learning_rate import learning_rate, learning_rate_curve
+from neox_config.facts.learning_rate import DECAY_STYLES, Curve
 from neox_model.assembly.optimizer import build_schedule
+from support.corpus import write_corpus
+from support.distributed import run_ranks
+from support.settings import SMALL_TRAINING, resolved_from
 
-SETTINGS = """\
-num-layers: 2
-hidden-size: 16
-num-attention-heads: 2
-max-position-embeddings: 8
-train-iters: 60
-train-micro-batch-size-per-gpu: 2
-lr: 0.003
-min-lr: 0.0004
-lr-decay-iters: 47
-"""
+ITERATIONS = 20
+SETTINGS: dict[str, Any] = SMALL_TRAINING | {
+    "train_iters": ITERATIONS,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.003, "betas": [0.87, 0.98]}},
+    "log_interval": 1,
+    "eval_interval": 1000,
+    "save_interval": 1000,
+}
 
 
-@pytest.mark.parametrize("warmup", [0.0, 0.01, 0.33, 1.0])
-@pytest.mark.parametrize("style", DECAY_STYLES)
-def test_the_optimizer_gets_the_printed_rate_at_every_update(tmp_path, style, warmup):
-    path = tmp_path / "settings.yml"
-    path.write_text(SETTINGS + f"lr-decay-style: {style}\nwarmup: {warmup}\n")
-    resolved = resolve(load_config([path]), devices=1)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=9.0)
+def scheduler(kind: str, **params: Any) -> dict[str, Any]:
+    return {"scheduler": {"type": kind, "params": params}}
+
+
+def cycle(**params: Any) -> dict[str, Any]:
+    lengths = {"cycle_first_step_size": 6, "cycle_second_step_size": 4, "decay_step_size": 3}
+    rates = {"cycle_min_lr": 0.0005, "cycle_max_lr": 0.004, "decay_lr_rate": 0.5, "decay_mom_rate": 0.01}
+    return scheduler("OneCycle", **lengths, **rates, **params)
+
+
+# Name -> settings of a training with this curve.
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "WarmupLR": scheduler("WarmupLR", warmup_num_steps=5),
+    "WarmupDecayLR": scheduler("WarmupDecayLR", warmup_num_steps=5, warmup_min_lr=1e-4),
+    "WarmupCosineLR": scheduler("WarmupCosineLR", warmup_num_steps=5, warmup_type="linear"),
+    "OneCycle": cycle(),
+    "OneCycle, momentum unchanged": cycle(cycle_momentum=False),
+    "OneCycle, in stairs": cycle(cycle_first_stair_count=2),
+    "LRRangeTest": scheduler("LRRangeTest", lr_range_test_min_lr=1e-4, lr_range_test_step_size=4),
+    "LRRangeTest, staircase": scheduler(
+        "LRRangeTest",
+        lr_range_test_min_lr=1e-4,
+        lr_range_test_step_size=4,
+        lr_range_test_staircase=True,
+    ),
+}
+WARMUPS = [0.0, 0.01, 0.33, 1.0]
+STYLES = {
+    f"{style}, warmup {warmup}": {
+        "lr_decay_style": style,
+        "warmup": warmup,
+        "min_lr": 4e-4,
+        "lr_decay_iters": 17,
+    }
+    for style in DECAY_STYLES
+    for warmup in WARMUPS
+}
+LAYOUTS = {
+    "pipeline": {"pipe_parallel_size": 2},
+    "ZeRO 1": {"zero_optimization": {"stage": 1}},
+    "bf16": {"precision": "bfloat16"},
+    "fp16": {"precision": "fp16", "fp16": {"initial_scale_power": 4}},
+    "ZeRO 1 in bf16": {"precision": "bfloat16", "zero_optimization": {"stage": 1}},
+}
+
+
+def curve_of(settings: dict[str, Any]) -> Curve:
+    resolved = resolved_from(SETTINGS | settings)
+    return learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
+
+
+@pytest.mark.parametrize("name", [*STYLES, *SCHEDULES])
+def test_the_optimizer_gets_the_printed_rate_and_momentum_at_every_update(name):
+    settings = (STYLES | SCHEDULES)[name]
+    resolved, curve = resolved_from(SETTINGS | settings), curve_of(settings)
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=9.0, betas=(0.87, 0.98))
     schedule = build_schedule(resolved.config, optimizer, decay_iterations=resolved.derived.lr_decay_iters)
     used = []
     for _ in range(60):
-        used.append(optimizer.param_groups[0]["lr"])
+        (group,) = optimizer.param_groups
+        used.append((group["lr"], group["betas"]))
         schedule.step()
-    assert used == [learning_rate(resolved, update) for update in range(60)]
+    momenta = [curve.momentum(update) if curve.changes_momentum else 0.87 for update in range(60)]
+    assert used == [(learning_rate(resolved, update), (momenta[update], 0.98)) for update in range(60)]
+
+
+def train_all(folder: str, runs: dict[str, dict[str, Any]]) -> None:
+    """Train with each setting, one after another: without interruption, then stopped and resumed."""
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train.run import train_in
+
+    for name, settings in runs.items():
+        for part, more in (
+            ("whole", {}),
+            ("resumed", {"save": f"{folder}/{name}/saved", "exit_interval": 11}),
+            ("resumed", {"save": f"{folder}/{name}/saved", "load": f"{folder}/{name}/saved"}),
+        ):
+            resolved = resolved_from(
+                SETTINGS
+                | settings
+                | more
+                | {"data_path": f"{folder}/corpus", "log_dir": f"{folder}/{name}/{part}"},
+                devices=int(os.environ["WORLD_SIZE"]),
+            )
+            groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+            train_in(groups, resolved)
+
+
+def logged(folder: Path, metric: str) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line[metric] for line in lines if metric in line]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("schedules")
+    write_corpus(folder)
+    run_ranks(train_all, size=1, folder=str(folder), runs=SCHEDULES, timeout_seconds=300)
+    layouts = {name: SCHEDULES["OneCycle"] | layout for name, layout in LAYOUTS.items()}
+    run_ranks(train_all, size=2, folder=str(folder), runs=layouts, timeout_seconds=300)
+    return folder
+
+
+@pytest.mark.parametrize("part", ["whole", "resumed"])
+@pytest.mark.parametrize("name", [*SCHEDULES, *LAYOUTS])
+def test_a_training_logs_exactly_the_values_of_the_curve(trained, name, part):
+    curve = curve_of(SCHEDULES.get(name, SCHEDULES["OneCycle"]))
+    rates = [curve.rate(update) for update in range(ITERATIONS)]
+    assert logged(trained / name / part, "optimizer/learning_rate") == rates
+    momenta = [curve.momentum(update) for update in range(ITERATIONS)] if curve.changes_momentum else []
+    assert logged(trained / name / part, "optimizer/momentum") == momenta
+
+
+@pytest.mark.parametrize("name", [*SCHEDULES, *LAYOUTS])
+def test_a_resumed_training_is_the_uninterrupted_one(trained, name):
+    for metric in ("loss/train", "optimizer/grad_norm"):
+        whole, resumed = (logged(trained / name / part, metric) for part in ("whole", "resumed"))
+        assert len(whole) == ITERATIONS
+        assert resumed == whole
+
+
+def test_the_momentum_changes_the_training(trained):
+    cycled, constant = (
+        logged(trained / name / "whole", "loss/train")
+        for name in ("OneCycle", "OneCycle, momentum unchanged")
+    )
+    assert cycled[:2] == constant[:2]
+    assert cycled[2] != constant[2]

@@ -1,13 +1,13 @@
 """As much of a training as a checkpoint uses, without DeepSpeed."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from neox_config.facts.learning_rate import WarmupThenDecay
+from neox_config.facts.deepspeed_schedules import OneCycle
+from neox_config.facts.learning_rate import Curve, WarmupThenDecay
 from neox_model.checkpoint import RunParts, load_checkpoint, save_checkpoint
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim.lr_schedule import LearningRateSchedule
@@ -15,30 +15,44 @@ from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import logical_parameter
 
-__all__ = ["COUNTS", "STATE", "Curve", "Engine", "Model", "Remembers", "Run"]
+__all__ = ["COUNTS", "CURVE", "CYCLE", "STATE", "Engine", "Model", "Remembers", "Run"]
 
 # How much data a new training has used.
 COUNTS = {"tokens": 64, "skipped_iterations": 1}
 STATE = {"iteration": 0, "samples": 0, "validation_samples": 0, "batch_sizes": [], **COUNTS}
 
 
-@dataclass
-class Curve:
-    peak: float = 0.1
-    warmup: float = 0.01
+CURVE = WarmupThenDecay(style="constant", peak=0.1, floor=0.0, warmup=0.01, decay_iterations=9)
+CYCLE = OneCycle(
+    cycle_min_lr=0.01,
+    cycle_max_lr=0.1,
+    decay_lr_rate=0.0,
+    cycle_first_step_size=5,
+    cycle_second_step_size=5,
+    cycle_first_stair_count=0,
+    cycle_second_stair_count=0,
+    decay_step_size=0,
+    cycle_momentum=True,
+    cycle_min_mom=0.8,
+    cycle_max_mom=0.95,
+    decay_mom_rate=0.0,
+)
 
 
 class Remembers:
     """A training state, or a schedule, that is its dictionary."""
 
     def __init__(self, **state: int) -> None:
-        self.state, self.curve = state, Curve()
+        self.state, self.curve = state, CURVE
 
     def state_dict(self) -> dict[str, int]:
         return self.state
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.state = state
+
+    def accepts(self, curve: Curve) -> bool:
+        return not curve.changes_momentum
 
 
 class Model(nn.Module):

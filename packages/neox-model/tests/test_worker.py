@@ -77,7 +77,6 @@ def test_configuration_files_and_overrides_make_a_request_by_hand(run, capsys, t
 # What neox-launch refuses before it starts anything.
 REFUSED_BY_HAND = {
     "char-level-ppl=true": "--set char-level-ppl: true\n    is not implemented yet",
-    "scheduler.type=WarmupLR": "--set scheduler.type: WarmupLR\n    is not implemented yet",
     "amp.enabled=true": "--set amp.enabled: true\n    is not implemented yet",
     "autotuning.enabled=true": "--set autotuning.enabled: true\n    needs neox-launch",
     "data-path=gone": "--set data-path: gone\n    gone.idx does not exist",

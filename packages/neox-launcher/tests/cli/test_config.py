@@ -155,7 +155,7 @@ def test_the_output_of_show_can_be_loaded(minimal, tmp_path):
     overrides = [
         "zero_optimization={stage: 1}",
         "attention-config=[[[global], 4]]",
-        "scheduler.params={a: 1}",
+        "scheduler={type: WarmupLR, params: {warmup_num_steps: 5}}",
     ]
     result = run("show", minimal, *[option for text in overrides for option in ("--set", text)])
     shown = tmp_path / "shown.yml"
@@ -193,7 +193,11 @@ def test_only_changed_values_are_shown(minimal):
     "overrides",
     [
         ["seq-length=16", "finetune=true", "weight-decay=0.1", "comet.others={a: b}"],
-        ["optimizer.params.weight_decay=0.2", "scheduler.params={a: 1}", "precision=bf16"],
+        [
+            "optimizer.params.weight_decay=0.2",
+            "scheduler={type: WarmupLR, params: {warmup_num_steps: 5}}",
+            "precision=bf16",
+        ],
         [
             "compression_training.sparse_pruning.different_groups="
             "{one: {modules: [a], params: {dense_ratio: 0.5}}}",

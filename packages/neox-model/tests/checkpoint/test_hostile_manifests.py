@@ -21,7 +21,7 @@ from neox_model.checkpoint.contents import FORMAT, Manifest
 from neox_model.checkpoint.directory import find_latest
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.topology import create_groups
-from support.checkpoint_runs import Run
+from support.checkpoint_runs import CYCLE, Run
 from support.distributed import run_ranks
 
 Edit = Callable[[dict[str, Any]], Any]
@@ -282,6 +282,27 @@ def test_learning_rate_curve_of_a_hostile_manifest_is_refused(folder, values, pl
     with pytest.raises(CheckpointError, match=rf"schedule / curve / {place}: "):
         run.load(folder.parent, schedule_source="checkpoint")
     assert run.schedule.curve is curve
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "place"),
+    [
+        ("Curve", {}, "class: 'Curve' is none of WarmupThenDecay, WarmupLR"),
+        (["OneCycle"], {}, r"class: .* is none of WarmupThenDecay"),
+        ("OneCycle", {"cycle_max_mom": 1.0}, "curve / cycle_max_mom: Input should be less than 1"),
+        ("OneCycle", {"cycle_min_lr": -1.0}, "curve / cycle_min_lr: "),
+        ("OneCycle", {"cycle_first_step_size": 0}, "curve / cycle_first_step_size: "),
+        ("OneCycle", {"peak": 1.0}, "curve / peak: "),
+        ("LRRangeTest", {}, "curve / lr_range_test_min_lr: Field required"),
+    ],
+)
+def test_class_of_a_hostile_curve_is_refused(folder, kind, values, place):
+    contents = read_contents(folder)
+    contents["schedule"]["class"] = kind
+    contents["schedule"]["curve"] = asdict(CYCLE) | values
+    write_manifest(folder, contents)
+    with pytest.raises(CheckpointError, match=f"schedule / {place}"):
+        Run().load(folder.parent, schedule_source="checkpoint")
 
 
 def test_learning_rate_curve_of_a_checkpoint_is_restored(folder):

@@ -34,6 +34,7 @@ from neox_model.parallel.logical import logical_parameter, named_logical_paramet
 from neox_model.parallel.mpu import ModelParallelUnit
 from neox_model.parallel.topology import create_groups
 from neox_model.parallel.vocab_embedding import VocabParallelEmbedding
+from support.checkpoint_runs import CURVE
 from support.distributed import run_ranks
 
 # Odd on purpose: two tensor ranks need a padding row, and flat partitions are cut in the middle of rows.
@@ -101,16 +102,11 @@ class Setup:
         return f"{self.precision}-zero{self.stage}-tp{self.model}-pp{self.pipe}-{self.optimizer}"
 
 
-@dataclass
-class Curve:
-    peak: float = 0.01
-
-
 class Memory:
     """A schedule and a training state that are only their dictionaries."""
 
     def __init__(self, **state: int) -> None:
-        self.state, self.curve = state, Curve()
+        self.state, self.curve = state, CURVE
 
     def state_dict(self) -> dict[str, int]:
         return self.state

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import random
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from neox_config.derive.resume import Changes
 from neox_config.facts.checkpoints import MANIFEST
+from neox_config.facts.deepspeed_schedules import WarmupLR
 from neox_model.checkpoint import (
     CheckpointError,
     comparison,
@@ -26,7 +28,7 @@ from neox_model.checkpoint.load import read_training_state
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.topology import create_groups
-from support.checkpoint_runs import COUNTS, STATE, Curve, Run
+from support.checkpoint_runs import COUNTS, CURVE, CYCLE, STATE, Run
 from support.distributed import run_ranks
 
 
@@ -116,15 +118,52 @@ def test_random_generators_are_unchanged_or_reseeded(tmp_path, trained, caplog):
 def test_learning_rate_curves_must_agree_or_one_must_be_chosen(tmp_path, trained):
     trained.save(tmp_path)
     run = Run()
-    run.schedule.curve = Curve(peak=0.2)
+    run.schedule.curve = other = replace(CURVE, peak=0.2)
     with pytest.raises(
         CheckpointError, match=r"peak is 0\.1 in the .*, 0\.2 in .*; set override-lr-scheduler"
     ):
         run.load(tmp_path)
     run.load(tmp_path, schedule_source="config")
-    assert (run.schedule.curve, run.schedule.state) == (Curve(peak=0.2), {"applied_updates": 2})
+    assert (run.schedule.curve, run.schedule.state) == (other, {"applied_updates": 2})
     run.load(tmp_path, schedule_source="checkpoint")
-    assert (run.schedule.curve, run.schedule.state) == (Curve(peak=0.1), {"applied_updates": 2})
+    assert (run.schedule.curve, run.schedule.state) == (CURVE, {"applied_updates": 2})
+
+
+WARMUP = WarmupLR(warmup_min_lr=0.0, warmup_max_lr=0.1, warmup_num_steps=9, warmup_type="log")
+
+
+def test_the_class_of_the_curve_is_stored_and_compared(tmp_path, trained):
+    trained.schedule.curve = WARMUP
+    stored = Manifest.read(trained.save(tmp_path)).schedule
+    assert (stored["class"], stored["curve"]) == ("WarmupLR", asdict(WARMUP))
+    run = Run()
+    with pytest.raises(
+        CheckpointError,
+        match="schedule differs from the configuration's: it is WarmupLR in the checkpoint, "
+        "WarmupThenDecay in this run; set override-lr-scheduler: true",
+    ):
+        run.load(tmp_path)
+    run.load(tmp_path, schedule_source="config")
+    assert run.schedule.curve == CURVE
+    run.load(tmp_path, schedule_source="checkpoint")
+    assert run.schedule.curve == WARMUP
+    run.schedule.curve = replace(WARMUP, warmup_num_steps=7)
+    with pytest.raises(CheckpointError, match="warmup_num_steps is 9 in the checkpoint, 7 in this run"):
+        run.load(tmp_path)
+
+
+def test_a_checkpoint_whose_curve_changes_a_momentum_that_the_optimizer_lacks_is_refused(tmp_path, trained):
+    trained.schedule.curve = CYCLE
+    trained.save(tmp_path)
+    run = Run()
+    before = run.weights
+    with pytest.raises(
+        CheckpointError, match="OneCycle, changes the momentum, and this run's optimizer has none"
+    ):
+        run.load(tmp_path, schedule_source="checkpoint")
+    assert run.weights == before
+    run.load(tmp_path, schedule_source="config")
+    assert run.schedule.curve == CURVE
 
 
 @pytest.mark.parametrize(

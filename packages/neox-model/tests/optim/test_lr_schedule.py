@@ -1,5 +1,9 @@
+from dataclasses import replace
+
+import pytest
 import torch
 
+from neox_config.facts.deepspeed_schedules import OneCycle
 from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_model.optim.lr_schedule import LearningRateSchedule
 
@@ -57,3 +61,74 @@ def test_rates_on_the_device_are_made_ahead_in_blocks():
     for _ in range(2500):
         schedule.advance(torch.tensor(0.0))
     assert schedule.get_lr() == [schedule.curve.rate(2500)]
+
+
+CYCLE = OneCycle(
+    cycle_min_lr=0.1,
+    cycle_max_lr=0.4,
+    decay_lr_rate=0.0,
+    cycle_first_step_size=3,
+    cycle_second_step_size=3,
+    cycle_first_stair_count=0,
+    cycle_second_stair_count=0,
+    decay_step_size=0,
+    cycle_momentum=True,
+    cycle_min_mom=0.8,
+    cycle_max_mom=0.95,
+    decay_mom_rate=0.0,
+)
+
+
+def of_class(kind, **settings):
+    return kind([torch.nn.Parameter(torch.zeros(1))], lr=1.0, **settings)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name", "expected"),
+    [
+        (of_class(torch.optim.Adam, betas=(0.6, 0.7)), "betas", lambda momentum: (momentum, 0.7)),
+        (of_class(torch.optim.SGD, momentum=0.6), "momentum", lambda momentum: momentum),
+        (of_class(torch.optim.RMSprop, momentum=0.6), "momentum", lambda momentum: momentum),
+    ],
+)
+def test_the_momentum_of_the_curve_reaches_the_optimizer(optimizer, name, expected):
+    schedule = LearningRateSchedule(optimizer, CYCLE)
+    seen = []
+    for _ in range(9):
+        seen.append(optimizer.param_groups[0][name])
+        assert schedule.current_momentum == CYCLE.momentum(schedule.applied_updates)
+        schedule.step()
+    assert seen == [expected(CYCLE.momentum(update)) for update in range(9)]
+
+
+def test_a_count_with_a_changing_momentum_stays_on_the_host():
+    schedule = LearningRateSchedule(of_class(torch.optim.Adam), CYCLE)
+    schedule.move_to(torch.device("cpu"))
+    assert not schedule.is_on_device
+    schedule.step()
+    assert schedule.current_momentum == CYCLE.momentum(1)
+
+
+def test_the_configured_momentum_comes_back_with_another_curve():
+    """A checkpoint's curve replaces the configuration's."""
+    schedule = LearningRateSchedule(of_class(torch.optim.Adam, betas=(0.6, 0.7)), CYCLE)
+    schedule.move_to(torch.device("cpu"))
+    schedule.curve = rates("linear")
+    schedule.load_state_dict({"applied_updates": 2})
+    assert schedule.optimizer.param_groups[0]["betas"] == (0.6, 0.7)
+    assert schedule.current_momentum is None
+    assert schedule.is_on_device
+    schedule.curve = CYCLE
+    schedule.load_state_dict({"applied_updates": 2})
+    assert schedule.optimizer.param_groups[0]["betas"] == (CYCLE.momentum(2), 0.7)
+    assert not schedule.is_on_device
+
+
+def test_an_optimizer_without_a_momentum_is_refused():
+    optimizer = of_class(torch.optim.Adadelta)
+    with pytest.raises(ValueError, match="OneCycle changes the momentum, and Adadelta has none"):
+        LearningRateSchedule(optimizer, CYCLE)
+    schedule = LearningRateSchedule(optimizer, replace(CYCLE, cycle_momentum=False))
+    assert not schedule.accepts(CYCLE)
+    assert "betas" not in optimizer.param_groups[0]
+    assert "momentum" not in optimizer.param_groups[0]

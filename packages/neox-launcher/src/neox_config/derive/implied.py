@@ -6,6 +6,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from neox_config.derive.curricula import METRICS, enabled_sampling
+from neox_config.derive.learning_rate import peak_instead_of_lr
 from neox_config.derive.resolve import MLP_SIZES, mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.problems import Place, Problem, in_words, place_of
@@ -131,7 +132,14 @@ def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem
         yield _note("max_position_embeddings", what, "", config, places)
     if kind == "sm3" and is_fp16:
         yield _note("optimizer.type", "does not work well with fp16", "use bf16", config, places)
-    if kind == "onebitadam" and "lr_decay_style" in places:
+    peak, lr = peak_instead_of_lr(config), config.optimizer.optimizer.params.lr
+    if peak is not None and "optimizer.params.lr" in places and config.value_of(peak) != lr:
+        what = f"has no effect: scheduler.type is {config.optimizer.scheduler.type}, and {peak} is given"
+        yield _note("optimizer.params.lr", what, "", config, places)
+    if config.optimizer.scheduler.type is not None and "lr_decay_style" in places:
+        what = f"has no effect: scheduler.type is {config.optimizer.scheduler.type}"
+        yield _note("lr_decay_style", what, "remove it", config, places)
+    elif kind == "onebitadam" and "lr_decay_style" in places:
         what = "has no effect: OneBitAdam uses DeepSpeed's WarmupDecayLR schedule"
         yield _note("lr_decay_style", what, "", config, places)
     curriculum = config.data_efficiency.curriculum_learning

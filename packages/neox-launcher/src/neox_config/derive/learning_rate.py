@@ -1,30 +1,38 @@
-"""Learning rate of every update, computed from the configuration."""
+"""Learning rate and momentum of every update, computed from the configuration."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from neox_config.derive.resolve import Resolved
-from neox_config.facts.learning_rate import WarmupThenDecay
+from neox_config.facts.deepspeed_schedules import (
+    LRRangeTest,
+    OneCycle,
+    WarmupCosineLR,
+    WarmupDecayLR,
+    WarmupLR,
+)
+from neox_config.facts.learning_rate import Curve, WarmupThenDecay
 from neox_config.schema.config import NeoXConfig
+from neox_config.schema.sections.optimizer import SchedulerParams
 
 __all__ = [
     "learning_rate",
     "learning_rate_curve",
     "learning_rates",
     "minimum_rate",
+    "peak_instead_of_lr",
+    "uses_decay_iterations",
     "warmup_fraction",
 ]
 
 
-def learning_rate_curve(config: NeoXConfig, *, decay_iterations: int) -> WarmupThenDecay:
+def learning_rate_curve(config: NeoXConfig, *, decay_iterations: int) -> Curve:
     """Return the configured learning rate by the number of the update."""
-    section = config.lr_schedule
-    return WarmupThenDecay(
-        style=section.lr_decay_style,
-        peak=config.optimizer.optimizer.params.lr,
-        floor=minimum_rate(config),
-        warmup=warmup_fraction(config, decay_iterations=decay_iterations),
-        decay_iterations=decay_iterations,
-    )
+    scheduler, optimizer = config.optimizer.scheduler, config.optimizer.optimizer
+    if scheduler.type is not None:
+        return _SCHEDULES[scheduler.type](scheduler.params, optimizer.params.lr, decay_iterations)
+    kind = _one_bit_curve if optimizer.kind == "onebitadam" else _own_curve
+    return kind(config, decay_iterations)
 
 
 def minimum_rate(config: NeoXConfig) -> float:
@@ -41,6 +49,22 @@ def warmup_fraction(config: NeoXConfig, *, decay_iterations: int) -> float:
     return section.warmup if section.warmup_iters is None else section.warmup_iters / decay_iterations
 
 
+def uses_decay_iterations(config: NeoXConfig) -> bool:
+    """Return True if the curve depends on the number of iterations over which the learning rate decays."""
+    scheduler = config.optimizer.scheduler
+    decays = scheduler.type in ("WarmupDecayLR", "WarmupCosineLR")
+    return scheduler.type is None or (decays and scheduler.params.total_num_steps is None)
+
+
+def peak_instead_of_lr(config: NeoXConfig) -> str | None:
+    """Return the argument of the scheduler that replaces optimizer.params.lr; None if lr is used."""
+    scheduler = config.optimizer.scheduler
+    name = {"OneCycle": "cycle_max_lr", "LRRangeTest": "lr_range_test_min_lr"}.get(scheduler.type or "")
+    if scheduler.type in ("WarmupLR", "WarmupDecayLR") and scheduler.params.warmup_max_lr is not None:
+        name = "warmup_max_lr"
+    return None if name is None else f"scheduler.params.{name}"
+
+
 def learning_rate(resolved: Resolved, update: int) -> float:
     """Return the learning rate of update number `update`, starting at 0."""
     decay = resolved.derived.lr_decay_iters
@@ -48,11 +72,99 @@ def learning_rate(resolved: Resolved, update: int) -> float:
 
 
 def learning_rates(resolved: Resolved, points: int) -> Iterator[tuple[int, float]]:
-    """Yield evenly spaced updates and their learning rates, including the ends of warmup and decay."""
+    """Yield evenly spaced updates and their learning rates, including those at which the formula changes."""
     last = resolved.config.training.train_iters - 1
-    decay = resolved.derived.lr_decay_iters
+    curve = learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
     spread = {round(last * place / max(1, points - 1)) for place in range(points)}
-    warmup = warmup_fraction(resolved.config, decay_iterations=decay)
-    turns = {round(warmup * decay), decay}
-    for update in sorted(spread | {turn for turn in turns if 0 <= turn <= last}):
-        yield update, learning_rate(resolved, update)
+    for update in sorted(spread | {turn for turn in curve.turns() if 0 <= turn <= last}):
+        yield update, curve.rate(update)
+
+
+def _own_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
+    """Return the curve of lr-decay-style."""
+    return WarmupThenDecay(
+        style=config.lr_schedule.lr_decay_style,
+        peak=config.optimizer.optimizer.params.lr,
+        floor=minimum_rate(config),
+        warmup=warmup_fraction(config, decay_iterations=decay_iterations),
+        decay_iterations=decay_iterations,
+    )
+
+
+def _one_bit_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
+    """Return the curve of OneBitAdam, as GPT-NeoX documents it: WarmupDecayLR from lr, min-lr and warmup."""
+    warmup = warmup_fraction(config, decay_iterations=decay_iterations)
+    return WarmupDecayLR(
+        warmup_min_lr=minimum_rate(config),
+        warmup_max_lr=config.optimizer.optimizer.params.lr,
+        warmup_num_steps=max(1, int(warmup * decay_iterations)),
+        warmup_type="log",
+        total_num_steps=decay_iterations,
+    )
+
+
+def _warmup(params: SchedulerParams, lr: float) -> dict[str, Any]:
+    return {
+        "warmup_min_lr": params.warmup_min_lr,
+        "warmup_max_lr": lr if params.warmup_max_lr is None else params.warmup_max_lr,
+        "warmup_num_steps": params.warmup_num_steps,
+        "warmup_type": params.warmup_type,
+    }
+
+
+def _warmup_curve(params: SchedulerParams, lr: float, decay_iterations: int) -> Curve:
+    return WarmupLR(**_warmup(params, lr))
+
+
+def _warmup_decay(params: SchedulerParams, lr: float, decay_iterations: int) -> Curve:
+    return WarmupDecayLR(**_warmup(params, lr), total_num_steps=params.total_num_steps or decay_iterations)
+
+
+def _warmup_cosine(params: SchedulerParams, lr: float, decay_iterations: int) -> Curve:
+    return WarmupCosineLR(
+        lr=lr,
+        total_num_steps=params.total_num_steps or decay_iterations,
+        warmup_min_ratio=params.warmup_min_ratio,
+        warmup_num_steps=params.warmup_num_steps,
+        cos_min_ratio=params.cos_min_ratio,
+        warmup_type=params.warmup_type,
+    )
+
+
+def _range_test(params: SchedulerParams, lr: float, decay_iterations: int) -> Curve:
+    return LRRangeTest(
+        lr_range_test_min_lr=params.lr_range_test_min_lr,
+        lr_range_test_step_size=params.lr_range_test_step_size,
+        lr_range_test_step_rate=params.lr_range_test_step_rate,
+        lr_range_test_staircase=params.lr_range_test_staircase,
+    )
+
+
+def _one_cycle(params: SchedulerParams, lr: float, decay_iterations: int) -> Curve:
+    assert params.cycle_min_lr is not None, "required by a rule"
+    assert params.cycle_max_lr is not None, "required by a rule"
+    first, second = params.cycle_first_step_size, params.cycle_second_step_size
+    stairs, second_stairs = params.cycle_first_stair_count, params.cycle_second_stair_count
+    return OneCycle(
+        cycle_min_lr=params.cycle_min_lr,
+        cycle_max_lr=params.cycle_max_lr,
+        decay_lr_rate=params.decay_lr_rate,
+        cycle_first_step_size=first,
+        cycle_second_step_size=first if second is None else second,
+        cycle_first_stair_count=stairs,
+        cycle_second_stair_count=stairs if second_stairs is None else second_stairs,
+        decay_step_size=params.decay_step_size,
+        cycle_momentum=params.cycle_momentum,
+        cycle_min_mom=params.cycle_min_mom,
+        cycle_max_mom=params.cycle_max_mom,
+        decay_mom_rate=params.decay_mom_rate,
+    )
+
+
+_SCHEDULES: Mapping[str, Callable[[SchedulerParams, float, int], Curve]] = {
+    "WarmupLR": _warmup_curve,
+    "WarmupDecayLR": _warmup_decay,
+    "WarmupCosineLR": _warmup_cosine,
+    "LRRangeTest": _range_test,
+    "OneCycle": _one_cycle,
+}

@@ -14,7 +14,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from neox_config.derive.attention_layers import sliding_window, types_in
-from neox_config.derive.learning_rate import minimum_rate, warmup_fraction
+from neox_config.derive.learning_rate import (
+    learning_rate_curve,
+    minimum_rate,
+    peak_instead_of_lr,
+    uses_decay_iterations,
+    warmup_fraction,
+)
 from neox_config.derive.resolve import Resolved, resolve
 from neox_config.derive.unused import is_in_use
 from neox_config.errors import ConfigError
@@ -24,7 +30,7 @@ from neox_config.problems import in_words
 from neox_config.schema.config import NeoXConfig, all_parameters, section_of, sections
 from neox_config.schema.parameter import Resume, Section, entry_section, inner_section, resume_of
 from neox_config.schema.sections.attention import SparsityConfig
-from neox_config.schema.sections.optimizer import OptimizerParams
+from neox_config.schema.sections.optimizer import OptimizerParams, Scheduler, SchedulerParams
 
 __all__ = [
     "IN_EFFECT",
@@ -42,7 +48,10 @@ SAMPLES_PER_ITERATION = "samples_per_iteration"
 IN_EFFECT = "in_effect"
 
 # A checkpoint contains the learning rate schedule itself, and the user chooses which of the two is used.
-LEARNING_RATE = ("optimizer.params.lr", "lr_decay_style", "lr_decay_iters", "min_lr", "warmup")
+LEARNING_RATE = (
+    *("optimizer.params.lr", "lr_decay_style", "lr_decay_iters", "min_lr", "warmup"),
+    *(parameter.name for parameter in Scheduler.parameters("scheduler.", "training")),
+)
 
 # Switching one of these arguments on or off changes the meaning of the optimizer states.
 _MEANING_OF_STATES = ("adam_w_mode", "bias_correction", "decoupled_weight_decay")
@@ -364,6 +373,22 @@ def _is_decoupled(resolved: Resolved) -> Any:
     return decoupled.get(optimizer.kind, _UNUSED) if optimizer.params.weight_decay else _UNUSED
 
 
+def _of_the_scheduler(name: str) -> Callable[[Resolved], Any]:
+    """Return a function that returns an argument of the scheduler, with null replaced by its meaning."""
+
+    def value(resolved: Resolved) -> Any:
+        if not is_in_use(f"scheduler.params.{name}", resolved.config):
+            return _UNUSED
+        curve = learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
+        return getattr(curve, name)
+
+    return value
+
+
+def _has_own_curve(resolved: Resolved) -> bool:
+    return resolved.config.optimizer.scheduler.type is None
+
+
 _SPARSITY = "sparsity_config"
 # Parameters whose value in effect differs from the given one.
 _DECIDES: dict[str, Callable[[Resolved], Any]] = {
@@ -411,12 +436,20 @@ _DECIDES: dict[str, Callable[[Resolved], Any]] = {
     "optimizer.type": lambda resolved: resolved.config.optimizer.optimizer.kind,
     "optimizer.params.adam_w_mode": _is_decoupled,
     "weight_decay": _by_another,
-    "lr_decay_iters": lambda resolved: resolved.derived.lr_decay_iters,
+    "optimizer.params.lr": _where(
+        lambda resolved: peak_instead_of_lr(resolved.config) is None, "optimizer.params.lr"
+    ),
+    **{f"scheduler.params.{name}": _of_the_scheduler(name) for name in SchedulerParams.model_fields},
+    "lr_decay_iters": lambda resolved: (
+        resolved.derived.lr_decay_iters if uses_decay_iterations(resolved.config) else _UNUSED
+    ),
     "lr_decay_fraction": _by_another,
-    "min_lr": lambda resolved: minimum_rate(resolved.config),
+    "min_lr": lambda resolved: minimum_rate(resolved.config) if _has_own_curve(resolved) else _UNUSED,
     "decay_lr_to": _by_another,
-    "warmup": lambda resolved: warmup_fraction(
-        resolved.config, decay_iterations=resolved.derived.lr_decay_iters
+    "warmup": lambda resolved: (
+        warmup_fraction(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
+        if _has_own_curve(resolved)
+        else _UNUSED
     ),
     "warmup_iters": _by_another,
     "train_batch_size": lambda resolved: resolved.derived.train_batch_size,

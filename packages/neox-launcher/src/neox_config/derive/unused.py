@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from neox_config.derive.attention_layers import types_in
 from neox_config.derive.engine import engine_offers
 from neox_config.derive.implied import NO_EFFECT
+from neox_config.derive.learning_rate import uses_decay_iterations
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Place, Problem, in_words
 from neox_config.schema.config import NeoXConfig, field_named
@@ -25,6 +26,11 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
         )
     ),
     "ZeRO is not used": lambda config: engine_offers(config, "before_update"),
+    "scheduler.type is null": lambda config: config.optimizer.scheduler.type is None,
+    "scheduler.type is null, or its total_num_steps is needed and null": uses_decay_iterations,
+    "type is OneCycle and cycle_momentum is true": lambda config: (
+        config.optimizer.scheduler.type == "OneCycle" and config.optimizer.scheduler.params.cycle_momentum
+    ),
     "training is in fp16": lambda config: config.precision.is_fp16,
     "the optimizer decays weights": lambda config: (
         config.optimizer.optimizer.kind not in OPTIMIZER_FACTS

@@ -28,6 +28,7 @@ READERS = {
     "model": "neox_model.assembly.transformer",
     "monitors": "neox_model.train.writers",
     "optimizer": "neox_model.assembly.optimizer",
+    "scheduler": "neox_config.derive.learning_rate",
     "parallelism": "neox_config.derive.resolve",
     "precision": "neox_model.engine.build",
     "tokenizer": "neox_model.processes",
@@ -67,8 +68,6 @@ def _is_switched_on_by(switch: str, parameter: Parameter) -> bool:
         return True
     if parameter.used_when in (f"{switch} is true", f"{switch} is set"):
         return True
-    if switch == "scheduler.type":
-        return parameter.name.startswith("scheduler.")
     block = next((switch.removesuffix(end) for end in _SWITCHES if switch.endswith(end)), None)
     return parameter.name.startswith(f"{block}.") if block is not None else False
 

@@ -1,6 +1,6 @@
 """The learning rate by the number of applied updates: a warmup, then one of the decay styles.
 
-`neox-config schedule` and the training both compute it with `WarmupThenDecay`.
+`neox-config schedule` and the training both compute it with a `Curve`; `facts.curves` lists all of them.
 """
 
 import math
@@ -10,11 +10,52 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-__all__ = ["DECAY_STYLES", "Decay", "DecayStyle", "WarmupThenDecay"]
+__all__ = [
+    "DECAY_STYLES",
+    "Count",
+    "Curve",
+    "Decay",
+    "DecayStyle",
+    "Rate",
+    "WarmupThenDecay",
+    "raised_cosine",
+]
 
-# A stored number of a learning rate.
-_Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Stored numbers of a curve: a learning rate, a ratio or a momentum; a number of updates.
+Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, lt=2**63)]
 DecayStyle = Literal["constant", "linear", "cosine", "exponential"]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The learning rate, and possibly the momentum, as functions of the number of the update, from 0.
+
+    A curve is a frozen dataclass of plain values, without other state; a checkpoint stores its class and its
+    values.
+    """
+
+    def rate(self, update: int) -> float:
+        """Return the learning rate of an update."""
+        raise NotImplementedError
+
+    @property
+    def changes_momentum(self) -> bool:
+        """Return True if the curve sets the optimizer's momentum."""
+        return False
+
+    def momentum(self, update: int) -> float | None:
+        """Return the momentum of an update; None: that of the optimizer's settings."""
+        return None
+
+    def turns(self) -> tuple[int, ...]:
+        """Return the updates at which the formula changes."""
+        return ()
+
+
+def raised_cosine(progress: float) -> float:
+    """Return a half cosine from 2, at progress 0, to 0, at progress 1."""
+    return math.cos(math.pi * progress) + 1
 
 
 def _constant(progress: float, *, peak: float, floor: float) -> float:
@@ -26,7 +67,7 @@ def _linear(progress: float, *, peak: float, floor: float) -> float:
 
 
 def _cosine(progress: float, *, peak: float, floor: float) -> float:
-    return floor + (peak - floor) / 2 * (math.cos(math.pi * progress) + 1)
+    return floor + (peak - floor) / 2 * raised_cosine(progress)
 
 
 def _exponential(progress: float, *, peak: float, floor: float) -> float:
@@ -55,7 +96,7 @@ DECAY_STYLES: Mapping[str, Decay] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WarmupThenDecay:
+class WarmupThenDecay(Curve):
     """The learning rate as a function of the number of the update. Its types are those of a stored one.
 
     The floor does not apply during the warmup; the first update has a rate above 0. After `decay_iterations`
@@ -74,10 +115,10 @@ class WarmupThenDecay:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     style: DecayStyle
-    peak: _Rate
-    floor: _Rate
-    warmup: _Rate
-    decay_iterations: Annotated[int, Field(ge=1, lt=2**63)]
+    peak: Rate
+    floor: Rate
+    warmup: Rate
+    decay_iterations: Count
 
     def rate(self, update: int) -> float:
         """Return the learning rate of update number `update`, counted from 0."""
@@ -88,3 +129,7 @@ class WarmupThenDecay:
         progress = (place - warmup) / (self.decay_iterations - warmup)
         decay = DECAY_STYLES[self.style]
         return max(self.floor, decay.rate(progress, peak=self.peak, floor=self.floor))
+
+    def turns(self) -> tuple[int, ...]:
+        """Return the ends of warmup and decay."""
+        return (round(self.warmup * self.decay_iterations), self.decay_iterations)

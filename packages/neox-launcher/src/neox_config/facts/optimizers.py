@@ -56,6 +56,12 @@ class OptimizerFacts:
         """All states that a checkpoint may contain for each weight."""
         return (*self.numbers, *self.states, *self.other_shapes)
 
+    @property
+    def momentum(self) -> str | None:
+        """The argument that is its momentum, whole or as the first of two numbers; None if it has none."""
+        taken = (*self.declared, *self.arguments)
+        return next((name for name in ("betas", "momentum") if name in taken), None)
+
     def arguments_in_effect(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of `arguments`: as given, or the default.
 

@@ -1,9 +1,8 @@
-"""Rules about the optimizer and its learning rate."""
+"""Rules about the optimizer."""
 
 from collections.abc import Iterator
 
 from neox_config.derive.engine import engine_offers
-from neox_config.derive.resolve import decay_iterations
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Problem, did_you_mean
 from neox_config.schema.config import NeoXConfig
@@ -94,45 +93,4 @@ def zero_with_other_optimizers_is_allowed_first(c: NeoXConfig) -> Iterator[Probl
             "optimizer.type",
             "has not been tested with ZeRO by DeepSpeed",
             "add zero_allow_untested_optimizer: true (outside zero_optimization), use Adam, or set stage: 0",
-        )
-
-
-def floor_is_below_the_peak(c: NeoXConfig) -> Iterator[Problem]:
-    """Require the minimum learning rate to be at most its peak."""
-    lr = c.optimizer.optimizer.params.lr
-    if c.lr_schedule.min_lr > lr:
-        yield Problem("min_lr", f"is more than optimizer.params.lr: {lr}", "set a smaller min-lr")
-
-
-# Parameters of which at most one sets the same value.
-_SAME_VALUE = {"warmup_iters": "warmup", "decay_lr_to": "min_lr", "lr_decay_fraction": "lr_decay_iters"}
-
-
-def each_part_of_the_schedule_is_set_once(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse two parameters that set the same part of the learning rate schedule."""
-    given = c.lr_schedule.model_fields_set
-    for name, other in _SAME_VALUE.items():
-        if c.value_of(name) is not None and other in given and c.value_of(other) is not None:
-            one, two = name.replace("_", "-"), other.replace("_", "-")
-            yield Problem(name, f"and {two} set the same value", f"remove {one} or {two}")
-
-
-def the_warmup_ends_before_the_decay(c: NeoXConfig) -> Iterator[Problem]:
-    """Require warmup_iters to be at most the iterations of the decay."""
-    iterations = decay_iterations(c)
-    if (c.lr_schedule.warmup_iters or 0) > iterations:
-        yield Problem(
-            "warmup_iters",
-            f"is more than the {iterations:,} iterations of the schedule",
-            f"use at most {iterations}, or set lr-decay-iters",
-        )
-
-
-def one_schedule_after_loading(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse both ways of choosing the schedule when resuming."""
-    if c.lr_schedule.override_lr_scheduler and c.lr_schedule.use_checkpoint_lr_scheduler:
-        yield Problem(
-            "override_lr_scheduler",
-            "and use-checkpoint-lr-scheduler cannot both be true",
-            "set one of them to false",
         )

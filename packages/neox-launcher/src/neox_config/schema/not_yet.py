@@ -52,7 +52,6 @@ NOT_YET: Mapping[str, NotYet] = {
         "sm3",
         instead="use Adam, or a class of torch.optim",
     ),
-    "scheduler.type": _on("use lr-decay-style"),
     "zero_optimization.grad_hooks": _other_than(True, "remove it"),
     "zero_optimization.offload_optimizer.ratio": _other_than(1.0, "remove it; all states are offloaded"),
     "zero_optimization.zero_quantized_weights": _on("remove it; DeepSpeed's quantizer requires CUDA"),

@@ -166,7 +166,8 @@ def test_the_length_of_the_decay_is_that_of_the_training_unless_given(load):
 
 def test_a_resolved_configuration_survives_the_command_line(load):
     config = load(
-        "attention-config: [[[global, local], 2]]\namp: {opt_level: O1}\nscheduler: {params: {a: [1]}}\n"
+        "attention-config: [[[global, local], 2]]\namp: {opt_level: O1}\n"
+        "scheduler: {type: WarmupLR, params: {warmup_num_steps: 5}}\n"
         "save: é\nsave-interval: 2\nweight-decay: 0.1"
     )
     resolved = resolve(config, devices=2)

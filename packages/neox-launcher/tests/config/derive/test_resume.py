@@ -45,6 +45,14 @@ TRAINING = set(
     optimizer.params.factor_min optimizer.params.factor_threshold
     scheduler.type scheduler.params.warmup_min_lr scheduler.params.warmup_max_lr
     scheduler.params.warmup_num_steps scheduler.params.total_num_steps scheduler.params.warmup_type
+    scheduler.params.warmup_min_ratio scheduler.params.cos_min_ratio
+    scheduler.params.cycle_min_lr scheduler.params.cycle_max_lr scheduler.params.decay_lr_rate
+    scheduler.params.cycle_first_step_size scheduler.params.cycle_second_step_size
+    scheduler.params.cycle_first_stair_count scheduler.params.cycle_second_stair_count
+    scheduler.params.decay_step_size scheduler.params.cycle_momentum scheduler.params.cycle_min_mom
+    scheduler.params.cycle_max_mom scheduler.params.decay_mom_rate
+    scheduler.params.lr_range_test_min_lr scheduler.params.lr_range_test_step_size
+    scheduler.params.lr_range_test_step_rate scheduler.params.lr_range_test_staircase
     weight_decay gradient_clipping
     zero_optimization.zero_quantized_weights zero_optimization.zero_quantized_gradients
     lr_decay_style lr_decay_iters lr_decay_fraction min_lr decay_lr_to warmup warmup_iters

@@ -69,7 +69,6 @@ ASKED = {
     "attention_config": "[[[global, local], 2]]",
     "pos_emb": "rpe",
     "optimizer.type": "Lamb",
-    "scheduler.type": "OneCycle",
     "loss_normalization": "global",
     "zero_optimization.grad_hooks": "false",
     "zero_optimization.offload_optimizer.ratio": "0.5",

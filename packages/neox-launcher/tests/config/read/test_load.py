@@ -209,8 +209,12 @@ ALIASES = [
     ("bfloat16: {enabled: true}", "bf16.enabled", True),
     ("sparse_attention: {block: 32}", "sparsity_config.block", 32),
     ("tokenizer-type: GPT2Tokenizer", "tokenizer_type", "GPT2BPETokenizer"),
-    ("scheduler: {type: 1Cycle, params: {cycle_min_lr: 0}}", "scheduler.type", "OneCycle"),
-    ("scheduler: {type: 1Cycle, params: {cycle_min_lr: 0}}", "scheduler.params.cycle_min_lr", 0),
+    ("scheduler: {type: 1Cycle, params: {cycle_min_lr: 0, cycle_max_lr: 1}}", "scheduler.type", "OneCycle"),
+    (
+        "scheduler: {type: 1Cycle, params: {cycle_min_lr: 0, cycle_max_lr: 1}}",
+        "scheduler.params.cycle_min_lr",
+        0,
+    ),
     ("amp: {enabled: true, opt_level: O2}", "amp.opt_level", "O2"),
 ]
 

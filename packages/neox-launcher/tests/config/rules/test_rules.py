@@ -203,6 +203,52 @@ EXAMPLES = {
         "is more than optimizer.params.lr: 0.001",
         "min-lr: 0.001",
     ),
+    "a_scheduler_has_a_type": (
+        "scheduler: {params: {warmup_num_steps: 5}}",
+        "scheduler.params",
+        "requires scheduler.type\nadd scheduler: {type: WarmupLR}",
+        "scheduler: {type: WarmupLR, params: {warmup_num_steps: 5}}",
+    ),
+    "one_schedule_is_given": (
+        "scheduler: {type: WarmupLR}\nlr-decay-style: cosine",
+        "lr_decay_style",
+        "and scheduler.type: WarmupLR are two learning rate schedules",
+        "scheduler: {type: WarmupLR}\nmin-lr: 0.5\nwarmup-iters: 90",
+    ),
+    "one_cycle_has_learning_rates": (
+        "scheduler: {type: OneCycle, params: {cycle_max_lr: 0.2}}",
+        "scheduler.params.cycle_min_lr",
+        "is required by OneCycle\nadd cycle_min_lr: 0.0001",
+        "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2}}",
+    ),
+    "bounds_of_the_scheduler_are_ordered": (
+        "scheduler: {type: WarmupDecayLR, params: {warmup_num_steps: 2, warmup_min_lr: 0.01}}",
+        "scheduler.params.warmup_min_lr",
+        "is more than optimizer.params.lr: 0.001",
+        "scheduler: {type: WarmupLR, params: {warmup_min_lr: 0.01, warmup_max_lr: 0.01}}",
+    ),
+    "the_warmup_of_the_scheduler_ends_before_its_decay": (
+        "scheduler: {type: WarmupCosineLR, params: {warmup_num_steps: 11}}",
+        "scheduler.params.warmup_num_steps",
+        "is more than the 10 iterations of the schedule\nset it to at most 10",
+        "scheduler: {type: WarmupCosineLR, params: {warmup_num_steps: 11, total_num_steps: 11}}",
+    ),
+    "the_optimizer_has_a_momentum_to_cycle": (
+        "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2}}\n"
+        "--set optimizer.type=Adadelta",
+        "scheduler.params.cycle_momentum",
+        "has an effect on the momentum, and Adadelta has none",
+        "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2, cycle_momentum: false}}\n"
+        "--set optimizer.type=Adadelta",
+    ),
+    "the_momentum_stays_below_one": (
+        "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2, cycle_first_step_size: 2,"
+        " decay_step_size: 1, decay_mom_rate: 0.05}}",
+        "scheduler.params.decay_mom_rate",
+        "makes the momentum 1.125 in the last iteration",
+        "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2, cycle_first_step_size: 2,"
+        " decay_step_size: 2, decay_mom_rate: 0.04}}",
+    ),
     "one_schedule_after_loading": (
         "override-lr-scheduler: true\nuse-checkpoint-lr-scheduler: true",
         "override_lr_scheduler",
@@ -434,6 +480,58 @@ def test_an_optimizer_that_is_not_elementwise_has_one_problem_under_zero(load, k
         load("zero-stage: 2\nzero-allow-untested-optimizer: true", f"optimizer.type={kind}")
     assert [problem.name for problem in caught.value.problems] == ["optimizer.type"]
     assert "means or norms over whole weights" in caught.value.problems[0].what
+
+
+_CYCLE = "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2"
+
+
+@pytest.mark.parametrize(
+    ("params", "overrides", "name", "what"),
+    [
+        ("", ["optimizer.type=SGD"], "cycle_momentum", "and SGD stores none while momentum is 0"),
+        ("", ["optimizer.type=RMSprop"], "cycle_momentum", "and RMSprop stores none while momentum is 0"),
+        (
+            ", cycle_min_mom: 0",
+            ["optimizer.type=SGD", "optimizer.params.momentum=0.9"],
+            "cycle_min_mom",
+            "must be more than 0: SGD stores no momentum while it is 0",
+        ),
+        (", cycle_min_mom: 0.95", [], "cycle_min_mom", "is more than scheduler.params.cycle_max_mom: 0.9"),
+        (", cycle_max_mom: 1", [], "cycle_max_mom", "must be less than 1"),
+        (", cycle_min_mom: -0.1", [], "cycle_min_mom", "must be at least 0"),
+    ],
+)
+def test_a_momentum_that_cannot_be_cycled_is_refused_with_its_line(load, params, overrides, name, what):
+    with pytest.raises(ConfigError) as caught:
+        load(f"{_CYCLE}{params}}}}}", *overrides)
+    (problem,) = caught.value.problems
+    assert problem.name == f"scheduler.params.{name}"
+    assert what in problem.what
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "CPU_Adam", "madgrad_wd", "NAdam", "RAdam", "Adamax"])
+def test_every_optimizer_with_a_momentum_can_cycle_it(load, kind):
+    assert load(f"{_CYCLE}}}}}", f"optimizer.type={kind}")
+
+
+def test_values_without_effect_beside_a_scheduler_are_noted(load):
+    momentum = "cycle_momentum: false, cycle_min_mom: 0.1"
+    config = load(f"{_CYCLE}, {momentum}}}}}\nmin-lr: 0.0001\nlr-decay-iters: 5")
+    assert {notice.name: notice.what for notice in config.notices} == {
+        "optimizer.params.lr": (
+            "has no effect: scheduler.type is OneCycle, and scheduler.params.cycle_max_lr is given"
+        ),
+        "min_lr": "has no effect: it is used only when scheduler.type is null",
+        "lr_decay_iters": (
+            "has no effect: it is used only when scheduler.type is null, or its total_num_steps is needed "
+            "and null"
+        ),
+        "scheduler.params.cycle_min_mom": (
+            "has no effect: it is used only when type is OneCycle and cycle_momentum is true"
+        ),
+    }
+    used = load("scheduler: {type: WarmupDecayLR, params: {warmup_num_steps: 2}}\nlr-decay-iters: 5")
+    assert used.notices == ()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from torch import nn
 
 from neox_config import finite_json
 from neox_config.derive.resume import Changes
+from neox_config.facts.curves import CURVES
+from neox_config.facts.learning_rate import Curve, WarmupThenDecay
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.comparison import (
@@ -62,6 +64,8 @@ ScheduleSource = Literal["agreement", "config", "checkpoint"]
 # Optimizers with the same states, so that one can continue from another's.
 _ADAM = {"Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam"}
 
+# Entry of the manifest's schedule besides the curve's values.
+_CLASS = "class"
 _SAME_MODEL = "set the checkpoint's values, or set load to another folder"
 _OR_FINETUNE = "set the checkpoint's values, or set finetune: true to load only the weights"
 
@@ -164,7 +168,7 @@ class _States:
         generators: states of the random generators; None to seed them, or to leave them as they are.
     """
 
-    curve: Any
+    curve: Curve
     training: dict[str, Any]
     generators: dict[str, torch.Tensor] | None
 
@@ -336,33 +340,66 @@ def _check_optimizer(stored: str | None, here: str) -> None:
         )
 
 
-def _chosen_curve(schedule: Schedule, manifest: Manifest, source: ScheduleSource) -> Any:
+def _chosen_curve(schedule: Schedule, manifest: Manifest, source: ScheduleSource) -> Curve:
     """Return the learning-rate curve to continue with; check the schedule's state.
 
     Raises:
-        CheckpointError: the curves differ and none was chosen.
+        CheckpointError: the curves differ and none was chosen, or the chosen one does not fit the optimizer.
         DamagedCheckpointError: the checkpoint's schedule is incomplete.
     """
     saved = manifest.schedule
     if not isinstance(saved.get("curve"), Mapping) or not is_count(saved.get("applied_updates")):
         raise DamagedCheckpointError("the manifest is damaged: schedule has no curve or no applied_updates")
-    there, here = saved["curve"], asdict(schedule.curve)
     if source == "checkpoint":
-        return _read_curve(type(schedule.curve), there)
+        return _stored_curve(schedule, saved)
+    there, here = _described(saved), {_CLASS: type(schedule.curve).__name__, **asdict(schedule.curve)}
     if source == "agreement" and there != here:
-        names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
-        differing = "; ".join(
-            f"{name} is {there.get(name)} in the checkpoint, {here.get(name)} in this run" for name in names
-        )
         raise CheckpointError(
-            f"the checkpoint's learning-rate schedule differs from the configuration's: {differing}; set "
-            "override-lr-scheduler: true to use the configuration's, "
+            "the checkpoint's learning-rate schedule differs from the configuration's: "
+            f"{_differences(there, here)}; set override-lr-scheduler: true to use the configuration's, "
             "or use-checkpoint-lr-scheduler: true to use the checkpoint's"
         )
     return schedule.curve
 
 
-def _read_curve(kind: type, values: Mapping[str, Any]) -> Any:
+def _described(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return class and values of a stored curve; earlier versions had one class and did not store it."""
+    return {_CLASS: saved.get(_CLASS, WarmupThenDecay.__name__), **saved["curve"]}
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Return what differs between two curves; of two classes only their names, as all values differ."""
+    if there[_CLASS] != here[_CLASS]:
+        return f"it is {quoted(str(there[_CLASS]))} in the checkpoint, {here[_CLASS]} in this run"
+    names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+    return "; ".join(
+        f"{name} is {there.get(name)} in the checkpoint, {here.get(name)} in this run" for name in names
+    )
+
+
+def _stored_curve(schedule: Schedule, saved: Mapping[str, Any]) -> Curve:
+    """Return the curve of a checkpoint.
+
+    Raises:
+        CheckpointError: it changes the momentum, and the optimizer has none.
+        DamagedCheckpointError: its class is unknown, or a value is not valid.
+    """
+    name = _described(saved)[_CLASS]
+    kind = CURVES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise DamagedCheckpointError(
+            f"the manifest is damaged: schedule / class: {quoted(str(name))!r} is none of {', '.join(CURVES)}"
+        )
+    curve = _read_curve(kind, saved["curve"])
+    if not schedule.accepts(curve):
+        raise CheckpointError(
+            f"the checkpoint's learning-rate schedule, {name}, changes the momentum, and this run's "
+            "optimizer has none; use the same optimizer, or set override-lr-scheduler: true"
+        )
+    return curve
+
+
+def _read_curve(kind: type[Curve], values: Mapping[str, Any]) -> Curve:
     try:
         return TypeAdapter(kind).validate_json(finite_json.dumps(values), strict=True)
     except ValidationError as error:

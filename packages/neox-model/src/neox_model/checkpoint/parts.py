@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from neox_config.facts.learning_rate import Curve
 from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
 
@@ -22,9 +23,12 @@ class Restorable(Protocol):
 
 
 class Schedule(Restorable, Protocol):
-    """A learning-rate schedule whose `curve` is a dataclass of plain values."""
+    """A learning-rate schedule."""
 
-    curve: Any
+    curve: Curve
+
+    def accepts(self, curve: Curve) -> bool:
+        """Return True unless the curve changes a momentum that the optimizer does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

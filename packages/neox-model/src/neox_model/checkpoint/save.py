@@ -96,7 +96,11 @@ def save_checkpoint(
                         name: held for shard in shards for name, held in shard.scalars.items()
                     },
                     engine=parts.engine.state_dict(),
-                    schedule={"curve": asdict(parts.schedule.curve), **parts.schedule.state_dict()},
+                    schedule={
+                        "class": type(parts.schedule.curve).__name__,
+                        "curve": asdict(parts.schedule.curve),
+                        **parts.schedule.state_dict(),
+                    },
                     training=parts.state.state_dict(),
                 )
                 write_durably(temporary / MANIFEST, manifest.to_json())

@@ -1,36 +1,53 @@
-"""Sets the learning rate of each update in an optimizer.
+"""Sets the learning rate, and the momentum if the curve changes it, of each update in an optimizer.
 
-The learning rate is a pure function of the number of applied updates (`neox_config.facts.learning_rate`), so
-a checkpoint stores only this number. Updates skipped because of a 16-bit overflow do not count.
+Both are pure functions of the number of applied updates (`neox_config.facts.learning_rate`), so a checkpoint
+stores only this number. Updates skipped because of a 16-bit overflow do not count.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from neox_config.facts.learning_rate import WarmupThenDecay
+from neox_config.facts.learning_rate import Curve
 
 __all__ = ["LearningRateSchedule"]
 
 
 class LearningRateSchedule:
-    """Sets the optimizer's learning rate after each applied update.
+    """Sets the optimizer's learning rate and momentum after each applied update.
 
     The count of applied updates is on the host, advanced by `step`, until `move_to` makes it a device tensor,
-    advanced by `advance`. The class has the methods that DeepSpeed requires of a scheduler (`step`, `get_lr`,
-    `state_dict`, `load_state_dict`).
+    advanced by `advance`. With a curve that changes the momentum it stays on the host, because optimizers
+    take a momentum only from there. The class has the methods that DeepSpeed requires of a scheduler (`step`,
+    `get_lr`, `state_dict`, `load_state_dict`).
 
     Args:
         optimizer: the learning rate is set in its groups, for the first update immediately.
         curve: learning rate by the number of applied updates. A curve assigned later takes effect after the
             next `load_state_dict`, because rates on a device are computed in advance.
+
+    Raises:
+        ValueError: the curve changes the momentum, and the optimizer has none.
     """
 
-    def __init__(self, optimizer: Optimizer, curve: WarmupThenDecay) -> None:
+    def __init__(self, optimizer: Optimizer, curve: Curve) -> None:
         self.optimizer = optimizer
         self.curve = curve
+        # Another curve may leave the momentum at its configured value.
+        self._configured_momentum = _momentum_of(optimizer.param_groups[0])
+        self._device: torch.device | None = None
         self._applied: int | _DeviceCount = 0
+        if not self.accepts(curve):
+            raise ValueError(
+                f"{type(curve).__name__} changes the momentum, and {type(optimizer).__name__} has none"
+            )
         self._set()
+
+    def accepts(self, curve: Curve) -> bool:
+        """Return True unless the curve changes a momentum that the optimizer does not have."""
+        return self._configured_momentum is not None or not curve.changes_momentum
 
     @property
     def applied_updates(self) -> int:
@@ -44,10 +61,20 @@ class LearningRateSchedule:
             return self._applied.rate(self.curve)
         return self.curve.rate(self._applied)
 
+    @property
+    def current_momentum(self) -> float | None:
+        """Return the momentum of the next update; None if the curve does not change it."""
+        return self.curve.momentum(self.applied_updates) if self.curve.changes_momentum else None
+
+    @property
+    def is_on_device(self) -> bool:
+        """Return True if the count is on a device: `advance` counts updates, not `step`."""
+        return isinstance(self._applied, _DeviceCount)
+
     def move_to(self, device: torch.device) -> None:
-        """Move the count and the learning rate to a device, for optimizers that accept tensors."""
-        self._applied = _DeviceCount(self.applied_updates, device)
-        self._set()
+        """Keep count and learning rate on a device where possible, for optimizers that accept tensors."""
+        self._device = device
+        self._continue_from(self.applied_updates)
 
     def step(self) -> None:
         """Count one applied update and set the learning rate of the next."""
@@ -75,15 +102,30 @@ class LearningRateSchedule:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after `state["applied_updates"]` updates."""
-        applied = int(state["applied_updates"])
-        on_device = isinstance(self._applied, _DeviceCount)
-        self._applied = _DeviceCount(applied, self._applied.device) if on_device else applied  # type: ignore[union-attr]
+        self._continue_from(int(state["applied_updates"]))
+
+    def _continue_from(self, applied: int) -> None:
+        stays_on_host = self._device is None or self.curve.changes_momentum
+        self._applied = applied if stays_on_host else _DeviceCount(applied, self._device)  # type: ignore[arg-type]
         self._set()
 
     def _set(self) -> None:
-        rate = self.current_rate
+        rate, momentum = self.current_rate, self.current_momentum
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+            _set_momentum(group, self._configured_momentum if momentum is None else momentum)
+
+
+def _momentum_of(group: dict[str, Any]) -> float | None:
+    """Return the momentum of a parameter group, which is the first beta of Adam; None if it has none."""
+    return group["betas"][0] if "betas" in group else group.get("momentum")
+
+
+def _set_momentum(group: dict[str, Any], momentum: float | None) -> None:
+    if "betas" in group:
+        group["betas"] = (momentum, *group["betas"][1:])
+    elif "momentum" in group:
+        group["momentum"] = momentum
 
 
 class _DeviceCount:
@@ -115,7 +157,7 @@ class _DeviceCount:
         self._counted = self._counted + (found_inf == 0)
         self._tried += 1
 
-    def rate(self, curve: WarmupThenDecay) -> Tensor:
+    def rate(self, curve: Curve) -> Tensor:
         if self._tried >= len(self._rates):
             first = self._start + len(self._rates)
             block = [curve.rate(update) for update in range(first, first + self._BLOCK)]

@@ -163,7 +163,7 @@ class MixedPrecisionOptimizer:
     def _apply(self) -> None:
         """Update the master weights unless a gradient is not finite, then the schedule and the loss scale."""
         assert self.found_inf is not None
-        if skips_on_device(self.optimizer):
+        if self.schedule.is_on_device:
             skip_on_device(self.optimizer, self.found_inf)
             self.optimizer.step()
             self.schedule.advance(self.found_inf)

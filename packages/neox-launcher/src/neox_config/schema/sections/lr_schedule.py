@@ -5,6 +5,9 @@ from neox_config.schema.parameter import Section, param
 
 __all__ = ["LrScheduleSection"]
 
+# With DeepSpeed's `scheduler` block, another curve is used.
+_OWN_CURVE = "scheduler.type is null"
+_LENGTH = "scheduler.type is null, or its total_num_steps is needed and null"
 _FORMULAS = "; ".join(f"{name}: {decay.formula}" for name, decay in DECAY_STYLES.items())
 
 
@@ -14,14 +17,16 @@ class LrScheduleSection(Section, resume="training"):
     lr_decay_style: DecayStyle = param(
         "linear",
         origin="Meg",
+        used_when=_OWN_CURVE,
         doc="Decay after warmup, where t counts the updates since warmup and T those until lr-decay-iters. "
-        f"{_FORMULAS}. Never below min-lr.",
+        f"{_FORMULAS}. Never below min-lr. Not together with scheduler.type, which replaces it.",
     )
     lr_decay_iters: int | None = param(
         None,
         origin="Meg",
         gt=0,
         le=1_000_000_000,
+        used_when=_LENGTH,
         none_means="lr_decay_fraction of train_iters if that is set, else train_iters",
         doc="Number of iterations, including warmup, over which the learning rate decays.",
     )
@@ -30,15 +35,19 @@ class LrScheduleSection(Section, resume="training"):
         origin="NeoX",
         gt=0,
         le=1_000_000,
+        used_when=_LENGTH,
         none_means="not set",
         doc="Sets lr-decay-iters to this fraction of train-iters, rounded down.",
     )
-    min_lr: float = param(0.0, origin="Meg", ge=0, doc="Minimum learning rate after warmup.")
+    min_lr: float = param(
+        0.0, origin="Meg", ge=0, used_when=_OWN_CURVE, doc="Minimum learning rate after warmup."
+    )
     decay_lr_to: float | None = param(
         None,
         origin="NeoX",
         ge=0,
         le=1,
+        used_when=_OWN_CURVE,
         none_means="not set",
         doc="Sets min-lr to this fraction of optimizer.params.lr.",
     )
@@ -47,6 +56,7 @@ class LrScheduleSection(Section, resume="training"):
         origin="Meg",
         ge=0,
         le=1,
+        used_when=_OWN_CURVE,
         doc="Fraction of lr-decay-iters for linear warmup; 0.01 is 1%.",
     )
     warmup_iters: int | None = param(
@@ -54,6 +64,7 @@ class LrScheduleSection(Section, resume="training"):
         origin="NeoX",
         ge=0,
         le=1_000_000_000,
+        used_when=_OWN_CURVE,
         none_means="not set",
         doc="Number of iterations of linear warmup, instead of the fraction `warmup`.",
     )

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from neox_config.facts.conditions import one_of
+from neox_config.facts.deepspeed_schedules import ScheduleType, WarmupType
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.schema.parameter import FILLED_IN, Section, block, param
 
@@ -191,46 +192,175 @@ class Optimizer(Section):
         return self.type.lower()
 
 
-_WARMUP = "type is WarmupLR or WarmupDecayLR"
+_WARMUP = "type is WarmupLR, WarmupDecayLR or WarmupCosineLR"
+_WARMUP_OF_RATES = "type is WarmupLR or WarmupDecayLR"
+_WARMUP_OF_RATIOS = "type is WarmupCosineLR"
+_DECAY = "type is WarmupDecayLR or WarmupCosineLR"
+_RANGE_TEST = "type is LRRangeTest"
+_ONE_CYCLE = "type is OneCycle"
+_ONE_CYCLE_MOMENTUM = "type is OneCycle and cycle_momentum is true"
 
 
 class SchedulerParams(Section):
-    """Arguments of the schedule; those of LRRangeTest, OneCycle and WarmupCosineLR are also accepted."""
-
-    model_config = ConfigDict(extra="allow")
+    """Arguments of the schedule."""
 
     warmup_min_lr: float = param(
-        0.0, origin="DSC", ge=0, used_when=_WARMUP, doc="Learning rate of the first iteration."
+        0.0,
+        origin="DSC",
+        ge=0,
+        used_when=_WARMUP_OF_RATES,
+        doc="Learning rate of the first two iterations; WarmupDecayLR decays to it.",
     )
     warmup_max_lr: float | None = param(
         None,
         origin="DSC",
         ge=0,
         none_means="optimizer.params.lr",
-        used_when=_WARMUP,
-        doc="Learning rate after warmup.",
+        used_when=_WARMUP_OF_RATES,
+        doc="Learning rate after warmup. DeepSpeed's default for WarmupDecayLR is 0.001.",
     )
     warmup_num_steps: int = param(
-        1000, origin="DSC", gt=0, used_when=_WARMUP, doc="Number of warmup iterations."
+        1000, origin="DSC", gt=0, used_when=_WARMUP, doc="Number of warmup iterations; 1 counts as 2."
     )
     total_num_steps: int | None = param(
         None,
         origin="DSC",
         gt=0,
         none_means="lr-decay-iters",
-        used_when="type is WarmupDecayLR",
-        doc="Iteration at which the learning rate reaches 0.",
+        used_when=_DECAY,
+        doc="Iteration at which the decay ends.",
     )
-    warmup_type: Literal["log", "linear"] = param(
-        "log", origin="DSC", used_when=_WARMUP, doc="Shape of the warmup."
+    warmup_type: WarmupType = param("log", origin="DSC", used_when=_WARMUP, doc="Shape of the warmup.")
+    warmup_min_ratio: float = param(
+        0.0,
+        origin="DSC",
+        ge=0,
+        le=1,
+        used_when=_WARMUP_OF_RATIOS,
+        doc="The warmup starts at this multiple of optimizer.params.lr, after one iteration with the rate 0.",
+    )
+    cos_min_ratio: float = param(
+        0.0001,
+        origin="DSC",
+        ge=0,
+        le=1,
+        used_when=_WARMUP_OF_RATIOS,
+        doc="The decay ends at this multiple of optimizer.params.lr.",
+    )
+    cycle_min_lr: float | None = param(
+        None,
+        origin="DSC",
+        ge=0,
+        none_means="required by OneCycle",
+        used_when=_ONE_CYCLE,
+        doc="Learning rate at both ends of the cycle.",
+    )
+    cycle_max_lr: float | None = param(
+        None,
+        origin="DSC",
+        ge=0,
+        none_means="required by OneCycle",
+        used_when=_ONE_CYCLE,
+        doc="Learning rate between the two halves of the cycle.",
+    )
+    decay_lr_rate: float = param(
+        0.0,
+        origin="DSC",
+        ge=0,
+        used_when=_ONE_CYCLE,
+        doc="After the cycle, the learning rate is cycle_min_lr / (1 + decay_lr_rate * steps of "
+        "decay_step_size).",
+    )
+    cycle_first_step_size: int = param(
+        2000, origin="DSC", gt=0, used_when=_ONE_CYCLE, doc="Iterations of the first half of the cycle."
+    )
+    cycle_second_step_size: int | None = param(
+        None,
+        origin="DSC",
+        ge=0,
+        none_means="cycle_first_step_size",
+        used_when=_ONE_CYCLE,
+        doc="Iterations of the second half of the cycle.",
+    )
+    cycle_first_stair_count: int = param(
+        0,
+        origin="DSC",
+        ge=0,
+        used_when=_ONE_CYCLE,
+        doc="Number of stairs in which learning rate and momentum change in the first half; 0: continuously.",
+    )
+    cycle_second_stair_count: int | None = param(
+        None,
+        origin="DSC",
+        ge=0,
+        none_means="cycle_first_stair_count",
+        used_when=_ONE_CYCLE,
+        doc="The same for the second half.",
+    )
+    decay_step_size: int = param(
+        0,
+        origin="DSC",
+        ge=0,
+        used_when=_ONE_CYCLE,
+        doc="Iterations after which decay_lr_rate and decay_mom_rate apply once; 0: no change after the "
+        "cycle.",
+    )
+    cycle_momentum: bool = param(
+        True,
+        origin="DSC",
+        used_when=_ONE_CYCLE,
+        doc="Change the momentum (the first beta of Adam) in the opposite direction. The second beta keeps "
+        "its value; DeepSpeed sets it to 0.99.",
+    )
+    cycle_min_mom: float = param(
+        0.8,
+        origin="DSC",
+        ge=0,
+        lt=1,
+        used_when=_ONE_CYCLE_MOMENTUM,
+        doc="Momentum between the two halves of the cycle, and of the first iteration.",
+    )
+    cycle_max_mom: float = param(
+        0.9, origin="DSC", ge=0, lt=1, used_when=_ONE_CYCLE_MOMENTUM, doc="Momentum at the ends of the cycle."
+    )
+    decay_mom_rate: float = param(
+        0.0,
+        origin="DSC",
+        ge=0,
+        used_when=_ONE_CYCLE_MOMENTUM,
+        doc="After the cycle, the momentum is cycle_max_mom * (1 + decay_mom_rate * steps of "
+        "decay_step_size).",
+    )
+    lr_range_test_min_lr: float = param(
+        0.001, origin="DSC", ge=0, used_when=_RANGE_TEST, doc="Learning rate of the first iteration."
+    )
+    lr_range_test_step_size: int = param(
+        2000,
+        origin="DSC",
+        gt=0,
+        used_when=_RANGE_TEST,
+        doc="Iterations in which the learning rate grows by lr_range_test_step_rate times "
+        "lr_range_test_min_lr.",
+    )
+    lr_range_test_step_rate: float = param(
+        1.0, origin="DSC", ge=0, used_when=_RANGE_TEST, doc="Growth of the learning rate per step."
+    )
+    lr_range_test_staircase: bool = param(
+        False, origin="DSC", used_when=_RANGE_TEST, doc="Grow once per step, not in every iteration."
     )
 
 
 class Scheduler(Section):
-    """Learning rate schedule of DeepSpeed, instead of lr-decay-style."""
+    """Learning rate schedule of DeepSpeed, instead of lr-decay-style, min-lr and warmup."""
 
-    type: Literal["LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"] | None = param(
-        None, origin="DSC", none_means="the schedule of lr-decay-style", doc="Name of the schedule."
+    type: ScheduleType | None = param(
+        None,
+        origin="DSC",
+        none_means="the schedule of lr-decay-style",
+        doc="Name of the schedule. WarmupLR: warmup, then constant. WarmupDecayLR: warmup, then linear. "
+        "WarmupCosineLR: warmup, then half a cosine. OneCycle: one rise and fall, the opposite of the "
+        "momentum, then a slow decay. LRRangeTest: grows, to find the largest rate that does not diverge. "
+        "Every value is DeepSpeed's.",
     )
     params: SchedulerParams = block(SchedulerParams, origin="DSC", doc="Arguments of the schedule.")
 

@@ -52,7 +52,7 @@ class LogHook(Hook):
     def on_start(self, state: TrainState) -> None:
         """Start the timer."""
         self._timers.read()
-        self._rate = self._schedule.current_rate
+        self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
         self._written_tokens, self._written_iteration = state.tokens, state.iteration
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
@@ -64,13 +64,14 @@ class LogHook(Hook):
         metrics: dict[str, Tensor | float | None] = {
             "loss/train": report.loss,
             "optimizer/learning_rate": self._rate,
+            "optimizer/momentum": self._momentum,
             "optimizer/grad_norm": report.grad_norm,
             "optimizer/loss_scale": report.loss_scale,
         }
         if state.iteration % self._interval == 0 or state.finished:
             metrics |= self._speed(state)
         self._pending.append((state.iteration, metrics))
-        self._rate = self._schedule.current_rate
+        self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
 
     def on_end(self, state: TrainState) -> None:
         """Write the remaining reports."""
