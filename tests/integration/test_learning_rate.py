@@ -43,6 +43,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "OneCycle": cycle(),
     "OneCycle, momentum unchanged": cycle(cycle_momentum=False),
     "OneCycle, in stairs": cycle(cycle_first_stair_count=2),
+    "wsd": {"lr_decay_style": "wsd", "min_lr": 4e-4, "lr_wsd_decay_iters": 6, "warmup_iters": 3},
+    "wsd, 1-sqrt": {"lr_decay_style": "wsd", "lr_wsd_decay_style": "1-sqrt", "lr_wsd_decay_fraction": 0.5},
+    "wsd, cosine": {"lr_decay_style": "wsd", "lr_wsd_decay_style": "cosine", "lr_decay_iters": 15},
     "LRRangeTest": scheduler("LRRangeTest", lr_range_test_min_lr=1e-4, lr_range_test_step_size=4),
     "LRRangeTest, staircase": scheduler(
         "LRRangeTest",

@@ -1,6 +1,7 @@
 """Learning rate and momentum of every update, computed from the configuration."""
 
 from collections.abc import Callable, Iterator, Mapping
+from math import floor
 from typing import Any
 
 from neox_config.derive.resolve import Resolved
@@ -11,11 +12,12 @@ from neox_config.facts.deepspeed_schedules import (
     WarmupDecayLR,
     WarmupLR,
 )
-from neox_config.facts.learning_rate import Curve, WarmupThenDecay
+from neox_config.facts.learning_rate import Curve, WarmupStableDecay, WarmupThenDecay
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.optimizer import SchedulerParams
 
 __all__ = [
+    "final_decay_iterations",
     "learning_rate",
     "learning_rate_curve",
     "learning_rates",
@@ -47,6 +49,14 @@ def warmup_fraction(config: NeoXConfig, *, decay_iterations: int) -> float:
     """Return the fraction of `decay_iterations` used for the warmup."""
     section = config.lr_schedule
     return section.warmup if section.warmup_iters is None else section.warmup_iters / decay_iterations
+
+
+def final_decay_iterations(config: NeoXConfig, *, decay_iterations: int) -> int:
+    """Return the number of the last iterations in which the learning rate of wsd decays."""
+    section = config.lr_schedule
+    if section.lr_wsd_decay_iters is not None:
+        return section.lr_wsd_decay_iters
+    return max(1, floor(section.lr_wsd_decay_fraction * decay_iterations))
 
 
 def uses_decay_iterations(config: NeoXConfig) -> bool:
@@ -82,12 +92,19 @@ def learning_rates(resolved: Resolved, points: int) -> Iterator[tuple[int, float
 
 def _own_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
     """Return the curve of lr-decay-style."""
-    return WarmupThenDecay(
-        style=config.lr_schedule.lr_decay_style,
-        peak=config.optimizer.optimizer.params.lr,
-        floor=minimum_rate(config),
-        warmup=warmup_fraction(config, decay_iterations=decay_iterations),
-        decay_iterations=decay_iterations,
+    style, peak = config.lr_schedule.lr_decay_style, config.optimizer.optimizer.params.lr
+    lowest, warmup = minimum_rate(config), warmup_fraction(config, decay_iterations=decay_iterations)
+    if style != "wsd":
+        return WarmupThenDecay(
+            style=style, peak=peak, floor=lowest, warmup=warmup, decay_iterations=decay_iterations
+        )
+    return WarmupStableDecay(
+        style=config.lr_schedule.lr_wsd_decay_style,
+        peak=peak,
+        floor=lowest,
+        warmup=warmup,
+        iterations=decay_iterations,
+        decay_iterations=final_decay_iterations(config, decay_iterations=decay_iterations),
     )
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from neox_config.derive.attention_layers import sliding_window, types_in
 from neox_config.derive.learning_rate import (
+    final_decay_iterations,
     learning_rate_curve,
     minimum_rate,
     peak_instead_of_lr,
@@ -50,6 +51,7 @@ IN_EFFECT = "in_effect"
 # A checkpoint contains the learning rate schedule itself, and the user chooses which of the two is used.
 LEARNING_RATE = (
     *("optimizer.params.lr", "lr_decay_style", "lr_decay_iters", "min_lr", "warmup"),
+    *("lr_wsd_decay_style", "lr_wsd_decay_iters"),
     *(parameter.name for parameter in Scheduler.parameters("scheduler.", "training")),
 )
 
@@ -444,6 +446,12 @@ _DECIDES: dict[str, Callable[[Resolved], Any]] = {
         resolved.derived.lr_decay_iters if uses_decay_iterations(resolved.config) else _UNUSED
     ),
     "lr_decay_fraction": _by_another,
+    "lr_wsd_decay_fraction": _by_another,
+    "lr_wsd_decay_iters": lambda resolved: (
+        final_decay_iterations(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
+        if is_in_use("lr_wsd_decay_iters", resolved.config)
+        else _UNUSED
+    ),
     "min_lr": lambda resolved: minimum_rate(resolved.config) if _has_own_curve(resolved) else _UNUSED,
     "decay_lr_to": _by_another,
     "warmup": lambda resolved: (

@@ -196,6 +196,8 @@ SUBJECTS: tuple[Subject, ...] = (
             "decay_lr_to",
             "warmup",
             "warmup_iters",
+            "lr_wsd_decay_style",
+            "scheduler.type",
         ),
     ),
     Subject("warmup, lr warmup, linear warmup", ("warmup", "warmup_iters")),

@@ -12,11 +12,15 @@ from pydantic import ConfigDict, Field
 
 __all__ = [
     "DECAY_STYLES",
+    "FINAL_DECAYS",
     "Count",
     "Curve",
     "Decay",
     "DecayStyle",
+    "LrDecayStyle",
     "Rate",
+    "StableDecayStyle",
+    "WarmupStableDecay",
     "WarmupThenDecay",
     "raised_cosine",
 ]
@@ -25,6 +29,9 @@ __all__ = [
 Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 DecayStyle = Literal["constant", "linear", "cosine", "exponential"]
+# The values of lr-decay-style: those above, and the curve that is constant until its last part.
+LrDecayStyle = Literal[DecayStyle, "wsd"]
+StableDecayStyle = Literal["linear", "cosine", "1-sqrt"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,11 @@ class Curve:
 def raised_cosine(progress: float) -> float:
     """Return a half cosine from 2, at progress 0, to 0, at progress 1."""
     return math.cos(math.pi * progress) + 1
+
+
+def _warming_up(place: int, warmup: float, peak: float) -> float:
+    """Return the learning rate during a warmup; the first update has a rate above 0."""
+    return peak * min(1.0, max(1, place) / warmup)
 
 
 def _constant(progress: float, *, peak: float, floor: float) -> float:
@@ -95,6 +107,21 @@ DECAY_STYLES: Mapping[str, Decay] = {
 }
 
 
+def _linear_to_floor(progress: float, *, peak: float, floor: float) -> float:
+    return floor + (peak - floor) * (1.0 - progress)
+
+
+def _one_minus_sqrt(progress: float, *, peak: float, floor: float) -> float:
+    return floor + (peak - floor) * (1.0 - math.sqrt(progress))
+
+
+FINAL_DECAYS: Mapping[str, Decay] = {
+    "linear": Decay(_linear_to_floor, "min-lr + (lr - min-lr) * (1 - d / L)"),
+    "cosine": Decay(_cosine, "min-lr + (lr - min-lr) / 2 * (cos(pi * d / L) + 1)"),
+    "1-sqrt": Decay(_one_minus_sqrt, "min-lr + (lr - min-lr) * (1 - sqrt(d / L))"),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmupThenDecay(Curve):
     """The learning rate as a function of the number of the update. Its types are those of a stored one.
@@ -125,7 +152,7 @@ class WarmupThenDecay(Curve):
         warmup = self.warmup * self.decay_iterations
         place = min(update, self.decay_iterations)
         if warmup > 0 and place <= warmup:
-            return self.peak * min(1.0, max(1, place) / warmup)
+            return _warming_up(place, warmup, self.peak)
         progress = (place - warmup) / (self.decay_iterations - warmup)
         decay = DECAY_STYLES[self.style]
         return max(self.floor, decay.rate(progress, peak=self.peak, floor=self.floor))
@@ -133,3 +160,45 @@ class WarmupThenDecay(Curve):
     def turns(self) -> tuple[int, ...]:
         """Return the ends of warmup and decay."""
         return (round(self.warmup * self.decay_iterations), self.decay_iterations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupStableDecay(Curve):
+    """A warmup, a constant learning rate, and a decay to the floor in the last updates.
+
+    Args:
+        style: a key of `FINAL_DECAYS`.
+        peak: learning rate from the end of the warmup to the start of the decay.
+        floor: learning rate at the end of the decay, and after it.
+        warmup: fraction of `iterations` used for the warmup; the product is not rounded.
+        iterations: updates from the start to the end of the decay, including the warmup.
+        decay_iterations: the last of these, in which the learning rate decays.
+
+    Source: arXiv:2404.06395 (the schedule), arXiv:2405.18392 (its forms).
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    style: StableDecayStyle
+    peak: Rate
+    floor: Rate
+    warmup: Rate
+    iterations: Count
+    decay_iterations: Count
+
+    def rate(self, update: int) -> float:
+        """Return the learning rate of update number `update`, counted from 0."""
+        warmup = self.warmup * self.iterations
+        place = min(update, self.iterations)
+        if warmup > 0 and place <= warmup:
+            return _warming_up(place, warmup, self.peak)
+        decayed = place - (self.iterations - self.decay_iterations)
+        if decayed <= 0:
+            return self.peak
+        decay = FINAL_DECAYS[self.style]
+        return decay.rate(decayed / self.decay_iterations, peak=self.peak, floor=self.floor)
+
+    def turns(self) -> tuple[int, ...]:
+        """Return the end of the warmup, and start and end of the decay."""
+        stable = self.iterations - self.decay_iterations
+        return (round(self.warmup * self.iterations), stable, self.iterations)

@@ -2,7 +2,11 @@
 
 from collections.abc import Iterator
 
-from neox_config.derive.learning_rate import learning_rate_curve
+from neox_config.derive.learning_rate import (
+    final_decay_iterations,
+    learning_rate_curve,
+    warmup_fraction,
+)
 from neox_config.derive.resolve import decay_iterations
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Problem
@@ -19,7 +23,12 @@ def floor_is_below_the_peak(c: NeoXConfig) -> Iterator[Problem]:
 
 
 # Parameters of which at most one sets the same value.
-_SAME_VALUE = {"warmup_iters": "warmup", "decay_lr_to": "min_lr", "lr_decay_fraction": "lr_decay_iters"}
+_SAME_VALUE = {
+    "warmup_iters": "warmup",
+    "decay_lr_to": "min_lr",
+    "lr_decay_fraction": "lr_decay_iters",
+    "lr_wsd_decay_iters": "lr_wsd_decay_fraction",
+}
 
 
 def each_part_of_the_schedule_is_set_once(c: NeoXConfig) -> Iterator[Problem]:
@@ -39,6 +48,23 @@ def the_warmup_ends_before_the_decay(c: NeoXConfig) -> Iterator[Problem]:
             "warmup_iters",
             f"is more than the {iterations:,} iterations of the schedule",
             f"use at most {iterations}, or set lr-decay-iters",
+        )
+
+
+def the_parts_of_wsd_fit_the_schedule(c: NeoXConfig) -> Iterator[Problem]:
+    """Require that the warmup ends before the decay of wsd starts."""
+    iterations = decay_iterations(c)
+    if c.optimizer.scheduler.type is not None or c.lr_schedule.lr_decay_style != "wsd":
+        return
+    warmup = warmup_fraction(c, decay_iterations=iterations) * iterations
+    decay = final_decay_iterations(c, decay_iterations=iterations)
+    if warmup + decay > iterations:
+        name = "lr_wsd_decay_iters" if c.lr_schedule.lr_wsd_decay_iters else "lr_wsd_decay_fraction"
+        yield Problem(
+            name,
+            f"makes a decay of {decay:,} iterations, which starts before the warmup of {warmup:g} ends: the "
+            f"schedule has {iterations:,}",
+            "set a shorter decay or warmup",
         )
 
 

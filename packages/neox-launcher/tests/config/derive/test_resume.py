@@ -56,6 +56,7 @@ TRAINING = set(
     weight_decay gradient_clipping
     zero_optimization.zero_quantized_weights zero_optimization.zero_quantized_gradients
     lr_decay_style lr_decay_iters lr_decay_fraction min_lr decay_lr_to warmup warmup_iters
+    lr_wsd_decay_style lr_wsd_decay_fraction lr_wsd_decay_iters
     train_iters train_batch_size
     train_micro_batch_size_per_gpu gradient_accumulation_steps loss_normalization seed
     data_path train_data_paths valid_data_paths test_data_paths

@@ -9,6 +9,7 @@ from neox_config.facts import activations, learning_rate, norms, tokenizers
 CHOICES = {
     "activation": (activations.ActivationName, activations.ACTIVATION_FACTS),
     "decay style": (learning_rate.DecayStyle, learning_rate.DECAY_STYLES),
+    "form of the decay of wsd": (learning_rate.StableDecayStyle, learning_rate.FINAL_DECAYS),
     "norm": (norms.NormName, norms.NORM_FACTS),
     "tokenizer": (tokenizers.TokenizerName, tokenizers.TOKENIZER_FACTS),
 }

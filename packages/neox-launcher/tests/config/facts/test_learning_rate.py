@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from neox_config.facts.learning_rate import DECAY_STYLES, WarmupThenDecay
+from neox_config.facts.learning_rate import DECAY_STYLES, FINAL_DECAYS, WarmupStableDecay, WarmupThenDecay
 
 # Computed by hand from the formulas: peak 0.4, floor 0.1, decay 10 updates, of which 2.5 are the warm-up.
 TABLE = {
@@ -50,3 +50,36 @@ def test_without_warmup_the_first_rate_is_the_peak():
 def test_warmup_over_everything_ends_at_the_peak_and_stays():
     schedule = rates("linear", warmup=1.0)
     assert [schedule.rate(5), schedule.rate(10), schedule.rate(11)] == pytest.approx([0.2, 0.4, 0.4])
+
+
+# By hand: 2 updates of warmup to 0.5, constant until 6, then 4 updates down to 0.1.
+STABLE = {
+    "linear": [0.25, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 0.1],
+    "cosine": [
+        *(0.25, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5),
+        *(0.3 + 0.2 * math.cos(math.pi * part / 4) for part in (1, 2, 3)),
+        *(0.1, 0.1),
+    ],
+    "1-sqrt": [
+        *(0.25, 0.25, 0.5, 0.5, 0.5, 0.5, 0.5),
+        *(0.5 - 0.4 * math.sqrt(part / 4) for part in (1, 2, 3)),
+        *(0.1, 0.1),
+    ],
+}
+
+
+@pytest.mark.parametrize("style", FINAL_DECAYS)
+def test_a_stable_rate_decays_in_the_last_updates(style):
+    curve = WarmupStableDecay(style=style, peak=0.5, floor=0.1, warmup=0.2, iterations=10, decay_iterations=4)
+    assert [curve.rate(update) for update in range(12)] == pytest.approx(STABLE[style], abs=1e-12)
+    assert curve.turns() == (2, 6, 10)
+
+
+def test_more_iterations_change_no_rate_before_the_decay():
+    short, long = (
+        WarmupStableDecay(
+            style="1-sqrt", peak=0.5, floor=0.1, warmup=2 / total, iterations=total, decay_iterations=4
+        )
+        for total in (16, 64)
+    )
+    assert [short.rate(update) for update in range(12)] == [long.rate(update) for update in range(12)]

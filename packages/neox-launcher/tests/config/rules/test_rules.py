@@ -203,6 +203,12 @@ EXAMPLES = {
         "is more than optimizer.params.lr: 0.001",
         "min-lr: 0.001",
     ),
+    "the_parts_of_wsd_fit_the_schedule": (
+        "lr-decay-style: wsd\nwarmup: 0.5\nlr-wsd-decay-iters: 6",
+        "lr_wsd_decay_iters",
+        "makes a decay of 6 iterations, which starts before the warmup of 5 ends: the schedule has 10",
+        "lr-decay-style: wsd\nwarmup: 0.5\nlr-wsd-decay-iters: 5",
+    ),
     "a_scheduler_has_a_type": (
         "scheduler: {params: {warmup_num_steps: 5}}",
         "scheduler.params",
