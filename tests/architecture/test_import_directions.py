@@ -105,7 +105,7 @@ FENCES = {
         "neox_model.engine",
     ),
     "apex": ("neox_kernels",),
-    "matplotlib": ("neox_model.report", "neox_data.indexed.chart"),
+    "matplotlib": ("neox_launcher.cli.schedule_chart", "neox_model.report", "neox_data.indexed.chart"),
     "rich": ("neox_model.metrics.writers.console", "neox_data"),
     "safetensors": ("neox_model.checkpoint",),
     "tensorboard": ("neox_model.metrics.writers.tensorboard",),

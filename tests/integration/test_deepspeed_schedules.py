@@ -1,6 +1,7 @@
 """The schedules of the `scheduler` block have the values of DeepSpeed's own classes, to the last bit."""
 
 import itertools
+import json
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from neox_config.facts.curves import CURVES
 from neox_config.facts.deepspeed_schedules import ScheduleType
+from neox_config.facts.difficulty import fixed_linear, fixed_root
 
 STEPS = 400
 STARTS = (0, 1, 2, 57, 250)
@@ -96,3 +98,27 @@ def test_every_value_is_deepspeeds(kind, monkeypatch):
 def test_every_schedule_is_compared():
     assert set(ARGUMENTS) == set(ScheduleType.__args__)
     assert all(ARGUMENTS.values())
+
+
+def test_paces_are_deepspeeds() -> None:
+    from deepspeed.runtime.data_pipeline import curriculum_scheduler as scheduler
+
+    for kind, build, config in (
+        ("fixed_linear", fixed_linear, {}),
+        ("fixed_root", fixed_root, {"degree": 2}),
+        ("fixed_root", fixed_root, {"degree": 3}),
+    ):
+        for smallest, largest, iterations, multiple in ((8, 128, 37, 8), (5, 100, 90, 7), (3, 60, 11, 16)):
+            schedule = build(
+                smallest=smallest, largest=largest, iterations=iterations, multiple=multiple, **config
+            )
+            settings = {"total_curriculum_step": iterations, "difficulty_step": multiple}
+            theirs = scheduler.CurriculumScheduler(
+                json.loads(json.dumps({
+                    "min_difficulty": smallest, "max_difficulty": largest, "schedule_type": kind,
+                    "schedule_config": settings | ({"root_degree": config["degree"]} if config else {}),
+                }))
+            )  # fmt: skip
+            assert [schedule(iteration) for iteration in range(150)] == [
+                theirs.update_difficulty(iteration + 1) for iteration in range(150)
+            ]

@@ -1,4 +1,5 @@
-import json
+from bisect import bisect_left
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ from neox_data.curriculum.analyze import num_documents, vocabulary_rarity
 from neox_data.curriculum.dataset import Clusters, CurriculumDataset, load_or_build_clusters
 from neox_data.curriculum.metric_index import MetricIndex, admissions, write_metric_index
 from neox_data.curriculum.sample_order import check_order, fingerprint_order, order_path
-from neox_data.curriculum.schedule import changes, fixed_discrete, fixed_linear, fixed_root
+from neox_data.curriculum.schedule import changes
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed import open_indexed
@@ -17,27 +18,13 @@ from neox_data.indexed import open_indexed
 NEVER = np.iinfo(np.int64).max
 
 
-def test_a_linear_pace_by_hand() -> None:
-    # After t of 10 iterations 8 + t / 10 * 24, down to a multiple of 8.
-    schedule = fixed_linear(smallest=8, largest=32, iterations=10, multiple=8)
-    assert [schedule(iteration) for iteration in range(12)] == [8, 8, 8, 16, 16, 16, 24, 24, 24, 32, 32, 32]
+def in_steps(*, difficulties: list[int], last_iterations: list[int]) -> Callable[[int], int]:
+    """Return given difficulties, each until its last iteration (from 1), the last forever."""
+    return lambda iteration: difficulties[bisect_left(last_iterations, iteration + 1)]
 
 
-def test_a_root_pace_by_hand() -> None:
-    # The square root of t / 16 at t = 1, 4, 9, 16 is 1/4, 1/2, 3/4, 1 of the way from 10 to 50.
-    schedule = fixed_root(smallest=10, largest=50, iterations=16, multiple=10, degree=2)
-    assert [schedule(t - 1) for t in (1, 3, 4, 8, 9, 15, 16, 100)] == [20, 20, 30, 30, 40, 40, 50, 50]
-
-
-def test_the_first_difficulty_is_a_multiple_at_or_above_the_smallest() -> None:
-    schedule = fixed_linear(smallest=8, largest=64, iterations=100, multiple=16)
-    assert schedule(0) == 16
-    assert fixed_linear(smallest=3, largest=5, iterations=9, multiple=16)(0) == 5
-
-
-def test_a_discrete_pace_by_hand() -> None:
-    schedule = fixed_discrete(difficulties=[1, 2, 3], last_iterations=[5, 10])
-    assert [schedule(t - 1) for t in (1, 5, 6, 10, 11, 99)] == [1, 1, 2, 2, 3, 3]
+def test_changes_of_a_difficulty_are_found() -> None:
+    schedule = in_steps(difficulties=[1, 2, 3], last_iterations=[5, 10])
     assert changes(schedule, 12) == [(0, 1), (5, 2), (10, 3)]
     assert changes(schedule, 8) == [(0, 1), (5, 2)]
 
@@ -51,7 +38,7 @@ def index_of(
     steps = {"difficulties": [2, 5, 9], "last_iterations": [4, 8]} | schedule
     return MetricIndex(
         samples=str(samples), difficulties=str(prefixes["index_to_metric"]), kind=kind,
-        largest=largest, schedule=fixed_discrete(**steps),
+        largest=largest, schedule=in_steps(**steps),
     )  # fmt: skip
 
 
@@ -243,28 +230,3 @@ def test_measures_by_hand(write_dataset) -> None:
     assert vocabulary_rarity(dataset, 2).tolist() == expected
     pieces = [sum(1 for _, _, length in dataset.pieces(item) if length) for item in range(2)]
     assert num_documents(dataset, 2).tolist() == pieces
-
-
-def test_paces_are_deepspeeds() -> None:
-    scheduler = pytest.importorskip(
-        "deepspeed.runtime.data_pipeline.curriculum_scheduler", reason="DeepSpeed is not installed"
-    )
-    for kind, build, config in (
-        ("fixed_linear", fixed_linear, {}),
-        ("fixed_root", fixed_root, {"degree": 2}),
-        ("fixed_root", fixed_root, {"degree": 3}),
-    ):
-        for smallest, largest, iterations, multiple in ((8, 128, 37, 8), (5, 100, 90, 7), (3, 60, 11, 16)):
-            schedule = build(
-                smallest=smallest, largest=largest, iterations=iterations, multiple=multiple, **config
-            )
-            settings = {"total_curriculum_step": iterations, "difficulty_step": multiple}
-            theirs = scheduler.CurriculumScheduler(
-                json.loads(json.dumps({
-                    "min_difficulty": smallest, "max_difficulty": largest, "schedule_type": kind,
-                    "schedule_config": settings | ({"root_degree": config["degree"]} if config else {}),
-                }))
-            )  # fmt: skip
-            assert [schedule(iteration) for iteration in range(150)] == [
-                theirs.update_difficulty(iteration + 1) for iteration in range(150)
-            ]

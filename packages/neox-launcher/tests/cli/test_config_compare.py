@@ -1,5 +1,8 @@
 """The commands `neox-config diff`, `schedule` and `check --files`, and the origins of implied values."""
 
+import struct
+import sys
+
 import pytest
 from click.testing import CliRunner
 
@@ -56,17 +59,64 @@ def test_a_derived_value_names_its_rule(minimal):
     assert "# from world_size / (model_parallel_size x pipe_parallel_size)" in shown
 
 
+HEADER = "iteration  learning rate  batch size  sequence length"
+CYCLE = (
+    "scheduler={type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.5, cycle_first_step_size: 4, "
+    "cycle_min_mom: 0.5}}"
+)
+LENGTHS = (
+    "curriculum_learning={enabled: true, curriculum_type: seqlen, min_difficulty: 8, max_difficulty: 32, "
+    "schedule_type: fixed_discrete, schedule_config: {difficulty: [8, 32], max_step: [3]}}"
+)
+
+
 def test_the_schedule_is_printed(minimal):
     shown = run("schedule", minimal, "--set", "warmup=0.2", "--points", 3).stdout
-    assert shown == "iteration  learning rate\n" + "".join(
-        f"{update:>9}  {rate}\n"
+    assert shown == f"{HEADER}\n" + "".join(
+        f"{update:>9}  {rate:<13}  2           32\n"
         for update, rate in ((0, "0.0005"), (2, "0.001"), (4, "0.00075"), (9, "0.000125"))
     )
 
 
 def test_one_iteration_of_the_schedule(minimal):
     shown = run("schedule", minimal, "--set", "warmup=0", "--at", 5).stdout
-    assert shown == "iteration  learning rate\n        5  0.0005\n"
+    assert shown == f"{HEADER}\n        5  0.0005         2           32\n"
+
+
+def test_a_changing_momentum_and_sequence_length_are_printed(minimal):
+    options = [option for text in (CYCLE, LENGTHS) for option in ("--set", text)]
+    shown = run("schedule", minimal, *options, "--devices", 4, "--points", 2).stdout
+    assert [line.split() for line in shown.splitlines()[1:]] == [
+        ["0", "0.1", "8", "8", "0.5"],
+        ["4", "0.5", "8", "32", "0.5"],
+        ["8", "0.1", "8", "32", "0.9"],
+        ["9", "0.1", "8", "32", "0.9"],
+    ]
+    assert shown.splitlines()[0] == f"{HEADER}  momentum"
+
+
+def test_the_schedule_is_drawn(minimal, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    picture = tmp_path / "schedule.png"
+    result = run("schedule", minimal, "--set", CYCLE, "--plot", picture)
+    assert result.exit_code == 0
+    assert result.stdout.endswith(f"\nwrote {picture}\n")
+    assert picture.read_bytes().startswith(b"\x89PNG\r\n")
+    width, height = struct.unpack(">II", picture.read_bytes()[16:24])
+    # Four charts, one below the other.
+    assert (width, height) == (960, 1056)
+
+
+def test_a_chart_that_cannot_be_drawn_or_written_is_an_error_without_output(minimal, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    result = run("schedule", minimal, "--plot", tmp_path / "none" / "schedule.png")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "schedule.png cannot be written: No such file or directory; name another file" in result.stderr
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = run("schedule", minimal, "--plot", tmp_path / "schedule.png")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert 'pip install "neox-launcher[plot]", or remove --plot' in result.stderr
+    assert list(tmp_path.glob("*.png")) == []
 
 
 def test_files_are_checked_on_request(minimal):

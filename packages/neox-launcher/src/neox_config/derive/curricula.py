@@ -1,23 +1,90 @@
-"""Enabled curricula, and those that set the length of samples."""
+"""Enabled curricula, how they grow, and those that set the length of samples."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from neox_config.facts.difficulty import DifficultySchedule, fixed_discrete, fixed_linear, fixed_root
 from neox_config.schema.config import NeoXConfig
-from neox_config.schema.sections.data_efficiency import TRUNCATES, DataSampling
+from neox_config.schema.sections.data_efficiency import (
+    TRUNCATES,
+    Curriculum,
+    CurriculumLearning,
+    DataSampling,
+    Metric,
+)
 
-__all__ = ["METRICS", "curricula_of_lengths", "enabled_sampling"]
+__all__ = [
+    "DIFFICULTY_SCHEDULES",
+    "METRICS",
+    "curricula_of_lengths",
+    "difficulty_schedule",
+    "enabled_curriculum",
+    "enabled_metrics",
+    "enabled_sampling",
+    "length_schedule",
+]
 
 METRICS = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics"
 
 
 def curricula_of_lengths(config: NeoXConfig) -> list[str]:
     """Return the names of the enabled blocks that set the length of samples."""
-    sampling = enabled_sampling(config)
     found = ["curriculum_learning"] if config.data_efficiency.curriculum_learning.enabled else []
-    if sampling is not None and sampling.curriculum_learning.enabled:
-        found += [f"{METRICS}.{TRUNCATES}"] * (TRUNCATES in sampling.curriculum_learning.curriculum_metrics)
-    return found
+    return found + [f"{METRICS}.{TRUNCATES}"] * (TRUNCATES in enabled_metrics(config))
 
 
 def enabled_sampling(config: NeoXConfig) -> DataSampling | None:
     """Return the block data_sampling if it and the block around it are enabled, else None."""
     efficiency = config.data_efficiency.data_efficiency
     return efficiency.data_sampling if efficiency.enabled and efficiency.data_sampling.enabled else None
+
+
+def enabled_curriculum(config: NeoXConfig) -> Curriculum | None:
+    """Return the curriculum of data_sampling if it and all blocks around it are enabled, else None."""
+    sampling = enabled_sampling(config)
+    is_on = sampling is not None and sampling.curriculum_learning.enabled
+    return sampling.curriculum_learning if sampling is not None and is_on else None
+
+
+def enabled_metrics(config: NeoXConfig) -> Mapping[str, Metric]:
+    """Return the metrics of the enabled curriculum; empty without one."""
+    curriculum = enabled_curriculum(config)
+    return {} if curriculum is None else curriculum.curriculum_metrics
+
+
+def length_schedule(config: NeoXConfig) -> DifficultySchedule | None:
+    """Return the schedule of sequence lengths by iteration; None: always the whole length."""
+    legacy, metrics = config.data_efficiency.curriculum_learning, enabled_metrics(config)
+    if legacy.enabled:
+        return difficulty_schedule(legacy)
+    return difficulty_schedule(metrics[TRUNCATES]) if TRUNCATES in metrics else None
+
+
+def difficulty_schedule(block: CurriculumLearning | Metric) -> DifficultySchedule:
+    """Return the maximum difficulty of a curriculum by iteration."""
+    return DIFFICULTY_SCHEDULES[str(block.schedule_type)](block)
+
+
+def _growth(block: Any) -> dict[str, Any]:
+    return {
+        "smallest": block.min_difficulty,
+        "largest": block.max_difficulty,
+        "iterations": block.schedule_config.total_curriculum_step,
+        "multiple": block.schedule_config.difficulty_step,
+    }
+
+
+def _by_root(block: Any) -> DifficultySchedule:
+    return fixed_root(**_growth(block), degree=block.schedule_config.root_degree)
+
+
+def _by_steps(block: Any) -> DifficultySchedule:
+    schedule = block.schedule_config
+    return fixed_discrete(difficulties=schedule.difficulty, last_iterations=schedule.max_step)
+
+
+DIFFICULTY_SCHEDULES: dict[str, Callable[[Any], DifficultySchedule]] = {
+    "fixed_linear": lambda block: fixed_linear(**_growth(block)),
+    "fixed_root": _by_root,
+    "fixed_discrete": _by_steps,
+}

@@ -1,10 +1,9 @@
 """Learning rate and momentum of every update, computed from the configuration."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from math import floor
 from typing import Any
 
-from neox_config.derive.resolve import Resolved
 from neox_config.facts.deepspeed_schedules import (
     LRRangeTest,
     OneCycle,
@@ -18,9 +17,7 @@ from neox_config.schema.sections.optimizer import SchedulerParams
 
 __all__ = [
     "final_decay_iterations",
-    "learning_rate",
     "learning_rate_curve",
-    "learning_rates",
     "minimum_rate",
     "peak_instead_of_lr",
     "uses_decay_iterations",
@@ -73,21 +70,6 @@ def peak_instead_of_lr(config: NeoXConfig) -> str | None:
     if scheduler.type in ("WarmupLR", "WarmupDecayLR") and scheduler.params.warmup_max_lr is not None:
         name = "warmup_max_lr"
     return None if name is None else f"scheduler.params.{name}"
-
-
-def learning_rate(resolved: Resolved, update: int) -> float:
-    """Return the learning rate of update number `update`, starting at 0."""
-    decay = resolved.derived.lr_decay_iters
-    return learning_rate_curve(resolved.config, decay_iterations=decay).rate(update)
-
-
-def learning_rates(resolved: Resolved, points: int) -> Iterator[tuple[int, float]]:
-    """Yield evenly spaced updates and their learning rates, including those at which the formula changes."""
-    last = resolved.config.training.train_iters - 1
-    curve = learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
-    spread = {round(last * place / max(1, points - 1)) for place in range(points)}
-    for update in sorted(spread | {turn for turn in curve.turns() if 0 <= turn <= last}):
-        yield update, curve.rate(update)
 
 
 def _own_curve(config: NeoXConfig, decay_iterations: int) -> Curve:

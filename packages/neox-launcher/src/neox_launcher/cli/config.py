@@ -5,12 +5,12 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from neox_config import NeoXConfig, Resolved, engine_json, load_config
-from neox_config.derive.learning_rate import learning_rate, learning_rates
 from neox_config.describe import explain as explanations
 from neox_config.describe.display import show_config, show_derived, show_difference
 from neox_config.describe.json_schema import json_schema_text
@@ -24,6 +24,7 @@ from neox_config.schema.parameter import InvalidValue
 from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for
 from neox_launcher.cli.commands import Commands
 from neox_launcher.cli.estimate import register
+from neox_launcher.cli.schedule import show_course
 from neox_launcher.plan.planning import refuse_hosts
 from neox_launcher.plan.preflight import check_files, notes_on_data
 from neox_launcher.resources.hosts import missing_hostfile
@@ -201,14 +202,19 @@ def diff(one: str, other: str, directory: str | None, devices: int | None, hostf
     multiple=True,
     help="Print only this iteration, counted from 0. May be given several times.",
 )
-def schedule(points: int, at: tuple[int, ...], **options: Any) -> None:
-    """Print the learning rate schedule."""
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.png",
+    help="Also draw the values to this PNG file.",
+)
+def schedule(points: int, at: tuple[int, ...], plot: Path | None, **options: Any) -> None:
+    """Print the learning rate, batch size and sequence length of iterations, and a changing momentum."""
     resolved = _resolved(**options)
-    rows = [(each, learning_rate(resolved, each)) for each in at] or [*learning_rates(resolved, points)]
-    width = max(len("iteration"), *(len(f"{update:,}") for update, _ in rows))
-    click.echo(f"{'iteration':>{width}}  learning rate")
-    for update, rate in rows:
-        click.echo(f"{update:>{width},}  {rate:.6g}")
+    try:
+        show_course(resolved, points=points, at=at, plot=plot)
+    except NeoXError as error:
+        _fail(error)
 
 
 @main.command()

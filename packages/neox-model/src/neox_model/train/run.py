@@ -11,6 +11,7 @@ from typing import Any
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.engine import engine_offers
+from neox_config.derive.curricula import length_schedule
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
@@ -38,7 +39,6 @@ from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 from neox_model.train.data.batch import Batch
-from neox_model.train.data.curriculum import length_schedule
 from neox_model.train.data.datasets import Datasets, check_tokenizers
 from neox_model.train.data.documents import documents_of
 from neox_model.train.data.position import START, Position

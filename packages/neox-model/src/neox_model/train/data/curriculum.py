@@ -1,28 +1,15 @@
-"""Build curriculum schedules and the order of samples from configuration. Without torch."""
-
-from collections.abc import Callable
-from typing import Any
+"""Build the order of samples of a curriculum from configuration. Without torch."""
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.schema.sections.data_efficiency import TRUNCATES, Curriculum, CurriculumLearning, Metric
+from neox_config.derive.curricula import difficulty_schedule, enabled_curriculum, enabled_metrics
 from neox_data.batch_sizes import BatchSizes
 from neox_data.blend import SampleDataset
 from neox_data.curriculum.dataset import CurriculumDataset, load_or_build_clusters
 from neox_data.curriculum.metric_index import MetricIndex
-from neox_data.curriculum.schedule import DifficultySchedule, fixed_discrete, fixed_linear, fixed_root
 from neox_data.errors import DataError
 from neox_model.train.data.position import Position
 
-__all__ = ["DIFFICULTY_SCHEDULES", "drawn_by_difficulty", "length_schedule", "prefetch_threads"]
-
-
-def length_schedule(config: NeoXConfig) -> DifficultySchedule | None:
-    """Return the schedule of sequence lengths by iteration; None: always the whole length."""
-    legacy = config.data_efficiency.curriculum_learning
-    if legacy.enabled:
-        return _difficulty_schedule(legacy)
-    metrics = _metrics(config)
-    return _difficulty_schedule(metrics[TRUNCATES]) if TRUNCATES in metrics else None
+__all__ = ["drawn_by_difficulty", "prefetch_threads"]
 
 
 def prefetch_threads(config: NeoXConfig) -> int:
@@ -57,12 +44,12 @@ def drawn_by_difficulty(resolved: Resolved, dataset: SampleDataset, position: Po
             difficulties=metric.index_to_metric_path,
             kind=metric.difficulty_type,
             largest=metric.max_difficulty,
-            schedule=_difficulty_schedule(metric),
+            schedule=difficulty_schedule(metric),
         )
-        for name, metric in _metrics(config).items()
+        for name, metric in enabled_metrics(config).items()
         if metric.clustering_type == "schedule_based"
     }
-    curriculum = _curriculum(config)
+    curriculum = enabled_curriculum(config)
     if curriculum is None or not indices:
         return dataset
     iterations, batch = config.training.train_iters, resolved.derived.train_batch_size
@@ -87,44 +74,3 @@ def drawn_by_difficulty(resolved: Resolved, dataset: SampleDataset, position: Po
         num_epochs=efficiency.data_sampling.num_epochs,
         seed=efficiency.seed,
     )
-
-
-def _curriculum(config: NeoXConfig) -> Curriculum | None:
-    efficiency = config.data_efficiency.data_efficiency
-    sampling = efficiency.data_sampling
-    is_on = efficiency.enabled and sampling.enabled and sampling.curriculum_learning.enabled
-    return sampling.curriculum_learning if is_on else None
-
-
-def _metrics(config: NeoXConfig) -> dict[str, Metric]:
-    curriculum = _curriculum(config)
-    return {} if curriculum is None else curriculum.curriculum_metrics
-
-
-def _difficulty_schedule(block: CurriculumLearning | Metric) -> DifficultySchedule:
-    return DIFFICULTY_SCHEDULES[str(block.schedule_type)](block)
-
-
-def _growth(block: Any) -> dict[str, Any]:
-    return {
-        "smallest": block.min_difficulty,
-        "largest": block.max_difficulty,
-        "iterations": block.schedule_config.total_curriculum_step,
-        "multiple": block.schedule_config.difficulty_step,
-    }
-
-
-def _by_root(block: Any) -> DifficultySchedule:
-    return fixed_root(**_growth(block), degree=block.schedule_config.root_degree)
-
-
-def _by_steps(block: Any) -> DifficultySchedule:
-    schedule = block.schedule_config
-    return fixed_discrete(difficulties=schedule.difficulty, last_iterations=schedule.max_step)
-
-
-DIFFICULTY_SCHEDULES: dict[str, Callable[[Any], DifficultySchedule]] = {
-    "fixed_linear": lambda block: fixed_linear(**_growth(block)),
-    "fixed_root": _by_root,
-    "fixed_discrete": _by_steps,
-}

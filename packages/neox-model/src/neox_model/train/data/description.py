@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from neox_config import NeoXConfig, Resolved, load_config, resolve
+from neox_config.derive.curricula import length_schedule
 from neox_config.errors import NeoXError
 from neox_config.estimate.shapes import fewest_devices
 from neox_config.facts.topology import Topology
@@ -13,7 +14,6 @@ from neox_data.errors import DataError
 from neox_data.tokenizers import build_tokenizer
 from neox_data.training_data import TrainingData
 from neox_launcher.protocol.kept_checkpoints import find_kept
-from neox_model.train.data.curriculum import length_schedule
 from neox_model.train.data.datasets import build_datasets, num_samples
 from neox_model.train.data.position import START, Position
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.derive.curricula import length_schedule
 from neox_data.blend import SampleDataset
 from neox_data.errors import DataError
 from neox_data.loader import PrefetchLoader
@@ -17,7 +18,7 @@ from neox_model.train.data.batch import (
     unweighted,
     weighted_globally,
 )
-from neox_model.train.data.curriculum import length_schedule, prefetch_threads
+from neox_model.train.data.curriculum import prefetch_threads
 from neox_model.train.data.datasets import Datasets, build_datasets, num_samples
 
 __all__ = ["Stream", "build_datasets", "choose_weighting", "num_samples", "open_streams"]

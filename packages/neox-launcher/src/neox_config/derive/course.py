@@ -1,0 +1,43 @@
+"""The values of each iteration of a training: learning rate, momentum, batch size, sequence length."""
+
+from collections.abc import Callable, Mapping
+
+from neox_config.derive.curricula import length_schedule
+from neox_config.derive.learning_rate import learning_rate_curve
+from neox_config.derive.resolve import Resolved
+
+__all__ = ["LEARNING_RATE", "MOMENTUM", "course_of", "learning_rate", "spread_iterations"]
+
+LEARNING_RATE, MOMENTUM = "learning rate", "momentum"
+
+Course = Mapping[str, Callable[[int], float]]
+
+
+def course_of(resolved: Resolved) -> Course:
+    """Return the values by iteration, counted from 0: name -> function. The momentum is there if it changes.
+
+    The learning rate and the momentum are those of an update; iterations whose update is skipped repeat it.
+    """
+    curve = learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
+    whole, batch = resolved.config.model.seq_length, resolved.derived.train_batch_size
+    course: dict[str, Callable[[int], float]] = {
+        LEARNING_RATE: curve.rate,
+        "batch size": lambda iteration: batch,
+        "sequence length": length_schedule(resolved.config) or (lambda iteration: whole),
+    }
+    if curve.changes_momentum:
+        course[MOMENTUM] = curve.momentum  # type: ignore[assignment]
+    return course
+
+
+def learning_rate(resolved: Resolved, update: int) -> float:
+    """Return the learning rate of update number `update`, starting at 0."""
+    return course_of(resolved)[LEARNING_RATE](update)
+
+
+def spread_iterations(resolved: Resolved, points: int) -> list[int]:
+    """Return evenly spaced iterations of the training, and those at which the learning rate turns."""
+    last = resolved.config.training.train_iters - 1
+    curve = learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
+    spread = {round(last * place / max(1, points - 1)) for place in range(points)}
+    return sorted(spread | {turn for turn in curve.turns() if 0 <= turn <= last})

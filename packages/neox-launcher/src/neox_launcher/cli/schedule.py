@@ -1,0 +1,48 @@
+"""The command `neox-config schedule`: the values that change in the course of a training."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from neox_config import Resolved
+from neox_config.derive.course import course_of, spread_iterations
+from neox_launcher.cli.schedule_chart import draw_course
+
+__all__ = ["show_course"]
+
+_NUMBERS: dict[type, Callable[[Any], str]] = {int: "{:,}".format, float: "{:.6g}".format}
+
+
+def show_course(resolved: Resolved, *, points: int, at: tuple[int, ...], plot: Path | None) -> None:
+    """Print a table of the values, and draw them if requested.
+
+    Args:
+        resolved: the configuration.
+        points: number of iterations to print.
+        at: iterations to print instead.
+        plot: PNG file to write.
+
+    Raises:
+        NeoXError: the chart cannot be drawn or written; nothing is printed.
+    """
+    if plot is not None:
+        draw_course(resolved, plot)
+    course = course_of(resolved)
+    iterations = at or spread_iterations(resolved, points)
+    rows = [("iteration", *course)]
+    rows += [
+        (f"{iteration:,}", *(_written(value(iteration)) for value in course.values()))
+        for iteration in iterations
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = (cell.ljust(width) for cell, width in zip(others, widths[1:], strict=True))
+        click.echo(f"{first:>{widths[0]}}  {'  '.join(cells)}".rstrip())
+    if plot is not None:
+        click.echo(f"\nwrote {plot}")
+
+
+def _written(value: float) -> str:
+    return _NUMBERS[type(value)](value)
