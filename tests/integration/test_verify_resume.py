@@ -1,5 +1,6 @@
 """The command `neox-launch verify-resume` with real launches."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -78,6 +79,14 @@ def test_kept_checkpoints_agree_and_a_changed_one_is_found(trained, tmp_path):
     assert (
         "first difference: final weight final_norm.weight at iteration 4: 1 of 16 elements" in result.stdout
     )
+
+
+def test_a_training_whose_momentum_changes_resumes_exactly(trained):
+    params = "cycle_min_lr: 0.001, cycle_max_lr: 0.01, cycle_first_step_size: 3, cycle_second_step_size: 6"
+    cycle = f"scheduler={{type: OneCycle, params: {{{params}}}}}"
+    result = verify(trained, "--steps", "3", "--set", "load=null", "--set", cycle)
+    assert result.returncode == 0, result.stdout + result.stderr[-3000:]
+    assert re.search(r"\noptimizer settings +6 groups +agree\n", result.stdout)
 
 
 def test_resumed_training_with_different_results_is_detected(trained):
