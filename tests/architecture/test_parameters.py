@@ -6,7 +6,8 @@ from functools import cache
 import pytest
 
 from neox_config.facts.attention import ATTENTION_FACTS, GMLP_TYPES
-from neox_config.facts.learning_rate import DECAY_STYLES
+from neox_config.facts.curves import CURVES
+from neox_config.facts.learning_rate import DECAY_STYLES, FINAL_DECAYS
 from neox_config.read.aliases import COMPUTED, OLDER_SPELLINGS, RETIRED, SHORTHANDS
 from neox_config.schema.config import all_parameters, sections
 from neox_config.schema.not_yet import NOT_YET, REFUSED
@@ -113,7 +114,10 @@ IMPLEMENTED = {
     "attention_config": (set(ATTENTION_FACTS), {*PATTERNS, *GMLP_TYPES}),
     "data_impl": (choices("data_impl") - {"infer"}, set(IMPLEMENTATIONS)),
     "init_method": (choices("init_method"), set(INIT_METHODS)),
-    "lr_decay_style": (choices("lr_decay_style"), set(DECAY_STYLES)),
+    # wsd is a curve of its own.
+    "lr_decay_style": (choices("lr_decay_style"), {*DECAY_STYLES, "wsd"}),
+    "lr_wsd_decay_style": (choices("lr_wsd_decay_style"), set(FINAL_DECAYS)),
+    "scheduler.type": (choices("scheduler.type"), CURVES.keys() & choices("scheduler.type")),
     "norm": (choices("norm"), set(NORMS)),
     "optimizer.type": ({name.lower() for name in KNOWN_OPTIMIZERS}, set(OPTIMIZERS)),
     "output_layer_init_method": (choices("output_layer_init_method"), set(INIT_METHODS)),

@@ -22,7 +22,7 @@ def fixed_root(
 
     Difficulties are multiples of `multiple`, except `largest`, if it is not a multiple.
     """
-    first = min(-(-smallest // multiple) * multiple, largest)
+    first = min(smallest + -smallest % multiple, largest)
 
     def difficulty(iteration: int) -> int:
         progress: float = ((iteration + 1) / iterations) ** (1.0 / degree)
