@@ -5,7 +5,7 @@ import math
 import pytest
 
 from neox_config import resolve
-from neox_config.derive.learning_rate import learning_rate, learning_rates
+from neox_config.derive.course import learning_rate, spread_iterations
 
 
 def gpt_neox_rate(update, *, peak, minimum, warmup, decay):
@@ -37,4 +37,5 @@ def test_the_rate_is_that_of_gpt_neox(load, text, expected):
 
 def test_a_curve_shows_the_end_of_the_warmup(load):
     resolved = resolve(load("warmup-iters: 30", "train-iters=100"), devices=1)
-    assert (30, pytest.approx(0.001)) in list(learning_rates(resolved, 2))
+    assert spread_iterations(resolved, 2) == [0, 30, 99]
+    assert learning_rate(resolved, 30) == pytest.approx(0.001)
