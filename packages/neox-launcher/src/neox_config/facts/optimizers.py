@@ -4,11 +4,42 @@ An optimizer is element-wise if the update of an element depends only on the gra
 such optimizers give the same update for any part of a weight, as ZeRO and tensor parallelism require.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
-__all__ = ["OPTIMIZER_FACTS", "OptimizerFacts"]
+__all__ = ["ARGUMENT_LIMITS", "OPTIMIZER_FACTS", "ArgumentLimit", "OptimizerFacts"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentLimit:
+    """The values that an undeclared argument of our optimizers may have.
+
+    Args:
+        holds: function that returns True for such a value.
+        what: what it must be, continuing "must be".
+        example: a valid value, in YAML.
+    """
+
+    holds: Callable[[Any], bool]
+    what: str
+    example: str
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+_FRACTION = ArgumentLimit(
+    lambda value: _is_number(value) and 0 <= value < 1, "a number, at least 0 and less than 1", "0.9"
+)
+
+# `betas` and `eps` are declared, and have their limits there.
+ARGUMENT_LIMITS: Mapping[str, ArgumentLimit] = {
+    "momentum": _FRACTION,
+}
+"""Argument -> limit, whichever of our optimizers takes it; torch's classes check their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +54,8 @@ class OptimizerFacts:
         optional: state -> argument without which the state is not stored.
         declared: declared parameters of `optimizer.params` that it takes; the others have no effect. Not used
             for torch.optim, whose classes refuse arguments that they do not take.
-        arguments: additional arguments and their defaults, besides `lr` and `weight_decay` and, if it is not
-            from torch.optim, the declared parameters of `optimizer.params`.
+        arguments: additional arguments and their defaults, besides `lr`, `weight_decay` and `declared`: those
+            that no parameter of `optimizer.params` declares, or that have another default there.
         refused: arguments of the class that cannot be given here -> reason.
         is_of_torch: True for a class of torch.optim with its own name.
         is_elementwise: True if the update of an element depends only on the gradients of that element.
@@ -50,6 +81,11 @@ class OptimizerFacts:
     skips_on_device: bool = False
     decays_weights: bool = True
     remark: str = ""
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """All arguments that it takes, besides `weight_decay`; of torch.optim also besides `lr`."""
+        return (*self.declared, *self.arguments)
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -82,6 +118,7 @@ class OptimizerFacts:
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _ADAM = ("lr", "betas", "eps", "bias_correction")
+_LION: Mapping[str, Any] = {"betas": (0.9, 0.99)}
 _ADAM_ARGUMENTS: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
 
 _NEVER_USED = {
@@ -150,6 +187,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             arguments={"momentum": 0.0, "beta": 0.0},
             is_elementwise=False,
         ),
+        OptimizerFacts(name="Lion", states=("exp_avg",), numbers=(), declared=("lr",), arguments=_LION),
         OptimizerFacts(
             name="madgrad_wd",
             states=("start", "grad_sum", "grad_sum_sq"),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from neox_config.derive.engine import engine_offers
-from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.facts.optimizers import ARGUMENT_LIMITS, OPTIMIZER_FACTS
 from neox_config.problems import Problem, did_you_mean
 from neox_config.schema.config import NeoXConfig
 
@@ -32,6 +32,19 @@ def optimizers_know_their_arguments(c: NeoXConfig) -> Iterator[Problem]:
             others = f"remove it, or use {', '.join(facts.arguments)}" if facts.is_of_torch else ""
             remedy = did_you_mean(name, known, cutoff=0.6) or others or "check its spelling"
             yield Problem(f"optimizer.params.{name}", f"is not an argument of {facts.name}", remedy)
+
+
+def arguments_are_within_their_limits(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse values of our optimizers' undeclared arguments that have no meaning; torch checks its own."""
+    optimizer = c.optimizer.optimizer
+    facts = OPTIMIZER_FACTS.get(optimizer.kind)
+    if facts is None or facts.is_of_torch:
+        return
+    given = optimizer.params.given()
+    for name in facts.arguments.keys() & given.keys() & ARGUMENT_LIMITS.keys():
+        limit = ARGUMENT_LIMITS[name]
+        if not limit.holds(given[name]):
+            yield Problem(f"optimizer.params.{name}", f"must be {limit.what}", f"use {limit.example}")
 
 
 def betas_are_below_one(c: NeoXConfig) -> Iterator[Problem]:

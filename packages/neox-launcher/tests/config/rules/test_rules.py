@@ -261,6 +261,12 @@ EXAMPLES = {
         "and use-checkpoint-lr-scheduler cannot both be true",
         "override-lr-scheduler: true",
     ),
+    "arguments_are_within_their_limits": (
+        "optimizer: {params: {momentum: 1.0}}\n--set optimizer.type=madgrad_wd",
+        "optimizer.params.momentum",
+        "must be a number, at least 0 and less than 1",
+        "optimizer: {params: {momentum: 0}}\n--set optimizer.type=madgrad_wd",
+    ),
     "betas_are_below_one": (
         "optimizer: {params: {betas: [0.9, 1]}}",
         "optimizer.params.betas",

@@ -36,8 +36,8 @@ def build_optimizer(config: NeoXConfig, model: nn.Module) -> Optimizer:
     if own is not None:
         _check_device(config, groups)
         values, facts = section.params.model_dump(), OPTIMIZER_FACTS[section.kind]
-        accepted = (*facts.declared, *facts.arguments)
-        return own(groups, **{name: values[name] for name in accepted if name in values})
+        arguments = facts.arguments_in_effect(section.params.given())
+        return own(groups, **{name: values[name] for name in facts.declared}, **arguments)
     if section.kind not in _TORCH_CLASSES:
         known = ", ".join(sorted({*OPTIMIZERS, *_TORCH_CLASSES}))
         raise ConfigError(f"optimizer.type: unknown optimizer {section.type!r}; set one of {known}")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from neox_model.optim.adam import adam
+from neox_model.optim.lion import Lion
 from neox_model.optim.madgrad import MadgradWD
 
 __all__ = ["OPTIMIZERS"]
@@ -14,6 +15,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": adam,
     "cpu_adam": adam,
     "cpu_torch_adam": torch.optim.Adam,
+    "lion": Lion,
     "madgrad_wd": MadgradWD,
 }
 """Name in lower case -> function of parameter groups and keyword settings."""

@@ -30,7 +30,7 @@ _ONE_BIT = "type is OneBitAdam, OneBitLamb or ZeroOneAdam"
 def _if_taken(argument: str) -> str | None:
     """Return the condition that the optimizer takes a declared parameter; None if every one does."""
     ours = [facts for facts in OPTIMIZER_FACTS.values() if not facts.is_of_torch]
-    names = [facts.name for facts in ours if argument not in facts.declared]
+    names = [facts.name for facts in ours if argument not in facts.taken]
     return f"type is not {one_of(names)}" if names else None
 
 
@@ -44,7 +44,8 @@ class OptimizerParams(Section):
         (0.9, 0.999),
         origin="DSC",
         used_when=_if_taken("betas"),
-        doc="Decay rates of the running averages of gradients and squared gradients.",
+        doc="Decay rates of the running averages of gradients and squared gradients. Lion and optimizers of "
+        "torch.optim have their own default.",
     )
     eps: float = param(
         1e-8,
