@@ -97,8 +97,12 @@ def test_the_table_and_the_matrix_have_every_optimizer():
 WHOLE_WEIGHTS = ("one process", "pipeline 2", "data 2")
 
 
-def is_elementwise(optimizer: str) -> bool:
-    return OPTIMIZER_FACTS[optimizer.split(",")[0].lower()].is_elementwise
+def layouts_of(optimizer: str) -> tuple[str, ...]:
+    """Return the layouts on which an optimizer trains."""
+    facts = OPTIMIZER_FACTS[optimizer.split(",")[0].lower()]
+    if facts.is_elementwise:
+        return tuple(LAYOUTS)
+    return (*WHOLE_WEIGHTS, "tensor 2") if facts.joins_split_weights else WHOLE_WEIGHTS
 
 
 def test_the_sample_has_every_optimizer_that_trains_every_layout_and_every_precision():
@@ -116,7 +120,7 @@ def test_only_optimizers_that_require_whole_weights_or_are_not_built_are_refused
             assert "is not implemented yet" in refusal or "means or norms over whole weights" in refusal, (
                 cell.name
             )
-        elif not is_elementwise(cell.optimizer) and cell.layout not in WHOLE_WEIGHTS:
+        elif cell.layout not in layouts_of(cell.optimizer):
             assert "means or norms over whole weights" in str(refusal), cell.name
         else:
             assert refusal is None, cell.name
@@ -134,7 +138,7 @@ def test_every_optimizer_resumes_to_the_last_bit_and_adagrad_is_the_same_under_z
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if not IS_MISSING(name.split(",")[0])])
 def test_every_optimizer_resumes_on_every_layout_in_every_precision(tmp_path, optimizer):
     cells = [cell for cell in all_cells() if cell.optimizer == optimizer and cell.refusal is None]
-    assert len(cells) == (len(LAYOUTS) if is_elementwise(optimizer) else len(WHOLE_WEIGHTS)) * len(PRECISIONS)
+    assert len(cells) == len(layouts_of(optimizer)) * len(PRECISIONS)
     check(cells, tmp_path, timeout_seconds=600)
     check_equal_updates([cell for cell in cells if cell.precision == "fp32"], tmp_path)
 

@@ -335,8 +335,8 @@ def betas(folder):
 def optimizer_setting(name: str, value: Any) -> Any:
     build = run.build_optimizer
 
-    def built(*args):
-        optimizer = build(*args)
+    def built(*args, **options):
+        optimizer = build(*args, **options)
         optimizer.param_groups[0][name] = value
         return optimizer
 

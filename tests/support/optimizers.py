@@ -53,7 +53,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {"betas": [0.8, 0.9]},
     "CPU_Adam": {},
     "CPU_torch_adam": {},
-    "Lamb": {},
+    "Lamb": {"max_coeff": 3.0, "min_coeff": 0.02},
     "OneBitAdam": {"freeze_step": 9, "cuda_aware": False, "comm_backend_name": "gloo"},
     "OneBitLamb": {"freeze_step": 9},
     "ZeroOneAdam": {},

@@ -1,7 +1,8 @@
 """Properties of each optimizer, used by the rules, the reference documentation and the tests.
 
 An optimizer is element-wise if the update of an element depends only on the gradients of that element. Only
-such optimizers give the same update for any part of a weight, as ZeRO and tensor parallelism require.
+such optimizers give the same update for any part of a weight, as ZeRO requires. Tensor parallelism requires
+the same, unless the optimizer itself joins what it computes of the parts.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,6 +60,8 @@ class OptimizerFacts:
         refused: arguments of the class that cannot be given here -> reason.
         is_of_torch: True for a class of torch.optim with its own name.
         is_elementwise: True if the update of an element depends only on the gradients of that element.
+        joins_split_weights: True if it is not element-wise, but computes what it requires of a whole weight
+            across the tensor-parallel ranks that split it.
         is_tried_with_zero: True if DeepSpeed has tested it with ZeRO; others require
             zero_allow_untested_optimizer.
         skips_on_device: True if non-finite updates are skipped without the host; otherwise the host reads one
@@ -77,6 +80,7 @@ class OptimizerFacts:
     refused: Mapping[str, str] = field(default_factory=dict)
     is_of_torch: bool = False
     is_elementwise: bool = True
+    joins_split_weights: bool = False
     is_tried_with_zero: bool = False
     skips_on_device: bool = False
     decays_weights: bool = True
@@ -176,7 +180,13 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         OptimizerFacts(
             name="CPU_torch_adam", states=_MOMENTS, declared=("lr", "betas", "eps"), is_tried_with_zero=True
         ),
-        OptimizerFacts(name="Lamb", states=_MOMENTS, declared=_ADAM, is_elementwise=False),
+        OptimizerFacts(
+            name="Lamb",
+            states=_MOMENTS,
+            declared=(*_ADAM, "max_coeff", "min_coeff"),
+            is_elementwise=False,
+            joins_split_weights=True,
+        ),
         OptimizerFacts(name="OneBitAdam", states=_MOMENTS, declared=_ADAM, is_tried_with_zero=True),
         OptimizerFacts(name="OneBitLamb", states=_MOMENTS, declared=_ADAM, is_elementwise=False),
         OptimizerFacts(name="ZeroOneAdam", states=_MOMENTS, declared=_ADAM, is_tried_with_zero=True),

@@ -58,6 +58,17 @@ def betas_are_below_one(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
+def the_trust_ratio_has_a_range(c: NeoXConfig) -> Iterator[Problem]:
+    """Require the minimum trust ratio of Lamb to be at most the maximum."""
+    params = c.optimizer.optimizer.params
+    if c.optimizer.optimizer.kind == "lamb" and params.min_coeff > params.max_coeff:
+        yield Problem(
+            "optimizer.params.min_coeff",
+            f"is more than max_coeff: {params.max_coeff:g}",
+            "set a smaller min_coeff, or a larger max_coeff",
+        )
+
+
 def one_bit_adam_is_told_how_to_communicate(c: NeoXConfig) -> Iterator[Problem]:
     """Require the three communication arguments of OneBitAdam, which have no generally valid default."""
     optimizer = c.optimizer.optimizer
@@ -88,7 +99,7 @@ def tensor_parallelism_splits_weights_for_elementwise_optimizers_only(c: NeoXCon
     """Refuse tensor parallelism with optimizers that need whole weights, because it splits them."""
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
     size = c.parallelism.model_parallel_size
-    if size > 1 and facts is not None and not facts.is_elementwise:
+    if size > 1 and facts is not None and not (facts.is_elementwise or facts.joins_split_weights):
         yield Problem(
             "optimizer.type",
             f"needs means or norms over whole weights, but model-parallel-size: {size} splits them",

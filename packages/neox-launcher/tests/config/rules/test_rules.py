@@ -267,6 +267,12 @@ EXAMPLES = {
         "must be a number, at least 0 and less than 1",
         "optimizer: {params: {momentum: 0}}\n--set optimizer.type=madgrad_wd",
     ),
+    "the_trust_ratio_has_a_range": (
+        "optimizer: {params: {min_coeff: 2, max_coeff: 1.5}}\n--set optimizer.type=Lamb",
+        "optimizer.params.min_coeff",
+        "is more than max_coeff: 1.5",
+        "optimizer: {params: {min_coeff: 1.5, max_coeff: 1.5}}\n--set optimizer.type=Lamb",
+    ),
     "betas_are_below_one": (
         "optimizer: {params: {betas: [0.9, 1]}}",
         "optimizer.params.betas",

@@ -14,6 +14,7 @@ from neox_model.optim import OPTIMIZERS
 from neox_model.optim.adagrad import Adagrad
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.param_groups import split_by_weight_decay
+from neox_model.parallel.groups import Group
 
 __all__ = ["build_optimizer", "build_schedule"]
 
@@ -24,8 +25,13 @@ _TORCH_CLASSES = {
 } | {"adagrad": Adagrad}
 
 
-def build_optimizer(config: NeoXConfig, model: nn.Module) -> Optimizer:
+def build_optimizer(config: NeoXConfig, model: nn.Module, *, model_group: Group) -> Optimizer:
     """Build the configured optimizer over a model's parameters: one of `OPTIMIZERS` or of torch.optim.
+
+    Args:
+        config: the configuration.
+        model: the model, or this stage's part.
+        model_group: the ranks that share each layer's matrices.
 
     Raises:
         ConfigError: there is no such optimizer, or it does not accept the given arguments.
@@ -37,6 +43,8 @@ def build_optimizer(config: NeoXConfig, model: nn.Module) -> Optimizer:
         _check_device(config, groups)
         values, facts = section.params.model_dump(), OPTIMIZER_FACTS[section.kind]
         arguments = facts.arguments_in_effect(section.params.given())
+        if facts.joins_split_weights:
+            arguments["model_group"] = model_group
         return own(groups, **{name: values[name] for name in facts.declared}, **arguments)
     if section.kind not in _TORCH_CLASSES:
         known = ", ".join(sorted({*OPTIMIZERS, *_TORCH_CLASSES}))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from neox_model.optim.adam import adam
+from neox_model.optim.lamb import Lamb
 from neox_model.optim.lion import Lion
 from neox_model.optim.madgrad import MadgradWD
 
@@ -15,6 +16,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": adam,
     "cpu_adam": adam,
     "cpu_torch_adam": torch.optim.Adam,
+    "lamb": Lamb,
     "lion": Lion,
     "madgrad_wd": MadgradWD,
 }

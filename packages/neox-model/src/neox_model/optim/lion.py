@@ -17,8 +17,8 @@ class Lion(Optimizer):
     zero does not move, except by weight decay.
 
     Args:
-        parameters: parameter groups, each with `weight_decay`: lr * weight_decay times the value of a weight is
-            subtracted from it.
+        parameters: parameter groups, each with `weight_decay`: lr * weight_decay times its value is
+            subtracted from a weight.
         lr: learning rate; a third to a tenth of Adam's.
         betas: b1 of the interpolation, b2 of the mean.
 

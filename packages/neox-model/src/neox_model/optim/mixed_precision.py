@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed import ProcessGroup, all_reduce
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -18,6 +18,7 @@ from neox_model.optim.gradient_norm import global_gradient_norm
 from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
+from neox_model.parallel.logical import master_weight
 from neox_model.torch_compat import foreach_copy_, foreach_mul_, skip_on_device
 
 __all__ = ["BeforeStep", "MixedPrecisionOptimizer", "Tie", "guard_loss", "skips_on_device"]
@@ -125,7 +126,7 @@ class MixedPrecisionOptimizer:
         """Cast the model's parameters; the previous data becomes the master weights, without a copy."""
         masters: list[Parameter] = []
         for group in self.param_groups:
-            made = [nn.Parameter(parameter.data) for parameter in group["params"]]
+            made = [master_weight(parameter) for parameter in group["params"]]
             for parameter in group["params"]:
                 parameter.data = parameter.data.to(dtype)
             group["params"] = made

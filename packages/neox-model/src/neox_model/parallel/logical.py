@@ -16,7 +16,15 @@ from neox_model.errors import LayoutError
 from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import SINGLE_RANK, Group
 
-__all__ = ["InitMethod", "Logical", "is_stage_copy", "logical_parameter", "named_logical_parameters"]
+__all__ = [
+    "InitMethod",
+    "Logical",
+    "is_stage_copy",
+    "logical_parameter",
+    "master_weight",
+    "named_logical_parameters",
+    "split_dim_of",
+]
 
 InitMethod = Callable[[Tensor, torch.Generator], None]
 
@@ -31,13 +39,18 @@ class Logical:
             tensor may be longer along the split dimension: the additional rows are zero, masked wherever
             used, and never stored.
         init: fills the whole float32 tensor in place from a generator.
-        model_parallel: True if the tensor is split over tensor-parallel ranks.
+        split_dim: the dimension that is split over tensor-parallel ranks; None if each has a copy.
     """
 
     shape: tuple[int, ...]
     slices: tuple[tuple[int, int], ...]
     init: InitMethod
-    model_parallel: bool
+    split_dim: int | None
+
+    @property
+    def model_parallel(self) -> bool:
+        """Return True if the tensor is split over tensor-parallel ranks."""
+        return self.split_dim is not None
 
 
 def logical_parameter(
@@ -75,14 +88,28 @@ def logical_parameter(
         local_shape[split_dim] = local
         slices[split_dim] = (start, min(start + local, length))
     parameter = nn.Parameter(torch.empty(local_shape))
-    is_split = split_dim is not None and group.size > 1
-    parameter.logical = Logical(tuple(shape), tuple(slices), init, is_split)  # type: ignore[attr-defined]
-    if is_split:
+    logical = Logical(tuple(shape), tuple(slices), init, split_dim if group.size > 1 else None)
+    parameter.logical = logical  # type: ignore[attr-defined]
+    if logical.model_parallel:
         # For DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
         parameter.model_parallel = True  # type: ignore[attr-defined]
     if split_dim is None and group.splits_sequence:
         parameter.register_hook(partial(_sum_gradients, group))
     return parameter
+
+
+def master_weight(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a parameter with the same data and the same logical tensor, if it has one."""
+    master = nn.Parameter(parameter.data)
+    if hasattr(parameter, "logical"):
+        master.logical = parameter.logical  # type: ignore[attr-defined]
+    return master
+
+
+def split_dim_of(parameter: Tensor) -> int | None:
+    """Return the dimension along which tensor-parallel ranks split a parameter or master weight, or None."""
+    logical: Logical | None = getattr(parameter, "logical", None)
+    return None if logical is None else logical.split_dim
 
 
 def _sum_gradients(group: Group, gradient: Tensor) -> Tensor:

@@ -132,7 +132,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
     position = _position(resolved, groups)
     datasets = build_datasets(resolved, position=position)
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
-    optimizer = build_optimizer(config, model)
+    optimizer = build_optimizer(config, model, model_group=groups.model)
     schedule = build_schedule(config, optimizer, decay_iterations=derived.lr_decay_iters)
     engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
     compile_layers(model, resolved, groups)
