@@ -58,6 +58,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "OneBitLamb": {"freeze_step": 9},
     "ZeroOneAdam": {},
     "SM3": {},
+    "SM3, momentum": {"momentum": 0.9, "beta": 0.9},
     "Lion": {"betas": [0.8, 0.95]},
     "madgrad_wd": {"momentum": 0.8},
     "Adadelta": {"rho": 0.8},

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.blocks import block_numel
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.logical import (
     Fragment,
     _scalar_device,
@@ -14,7 +15,10 @@ from neox_model.checkpoint.logical import (
     optimizer_parts,
     restore_scalars,
     state_range,
+    state_tensor,
 )
+from neox_model.optim.sm3 import SM3
+from neox_model.parallel.groups import Group
 from neox_model.parallel.held import Held
 from neox_model.parallel.logical import logical_parameter
 
@@ -64,7 +68,7 @@ def test_states_of_a_whole_weight_do_not_belong_to_a_flat_part_of_it():
     with pytest.raises(CheckpointError, match=r"state 'row_var' of weight in Adafactor is a tensor"):
         optimizer_parts(part, optimizer)
     with pytest.raises(CheckpointError, match=r"'row_var' of weight requires the whole .*stage: 0"):
-        state_range(part, "row_var", (4, 1))
+        state_range(part, optimizer, "row_var", (4, 1))
 
 
 def test_a_state_of_one_element_is_a_number_only_if_it_has_no_dimensions():
@@ -77,6 +81,60 @@ def test_a_state_of_one_element_is_a_number_only_if_it_has_no_dimensions():
         ("weight/row_var", (1, 1), ((0, 1), (0, 1)))
     ]
     assert scalars.keys() == {"step"}
+
+
+def blocks_of_two_ranks(shape, *, split_dim):
+    """Return each rank's fragment of a weight with states of SM3 that tell their index."""
+    for rank in range(2):
+        group = Group(rank, 2, None, (0, 1))
+        param = logical_parameter(
+            shape, init=lambda tensor, generator: None, group=group, split_dim=split_dim, pad=True
+        )
+        fragment = Fragment(
+            "weight",
+            param.logical,
+            Held(param, 0, block_numel(param.logical.slices), param, 0, tuple(param.shape)),
+        )
+        optimizer = SM3([{"params": [param]}], lr=0.1)
+        rows, columns = param.shape
+        first_row, first_column = (start for start, _ in param.logical.slices)
+        optimizer.state[param] = {
+            "accumulator_0": (torch.arange(rows) + first_row).reshape(-1, 1).float(),
+            "accumulator_1": (torch.arange(columns) + first_column).reshape(1, -1).float(),
+        }
+        yield fragment, optimizer
+
+
+@pytest.mark.parametrize(
+    ("shape", "split_dim"),
+    [((4, 3), 0), ((3, 4), 1), ((5, 3), 0), ((3, 2), 1), ((2, 3), 0)],
+    ids=["rows", "columns", "rows and padding", "a column each", "a row each"],
+)
+def test_states_by_row_and_column_are_written_once_and_read_by_any_rank(shape, split_dim):
+    """Also where a rank's block is one column, so that a state by row has the shape of the block."""
+    ranks = list(blocks_of_two_ranks(shape, split_dim=split_dim))
+    written = [part for fragment, optimizer in ranks for part in optimizer_parts(fragment, optimizer)[0]]
+    wholes = {"accumulator_0": (shape[0], 1), "accumulator_1": (1, shape[1])}
+    for dim, (state, whole) in enumerate(wholes.items()):
+        parts = [part for part in written if part.name == f"weight/{state}"]
+        assert {part.shape for part in parts} == {whole}
+        values = torch.cat([part.values for part in parts])
+        assert values.tolist() == list(range(shape[dim]))
+        for fragment, optimizer in ranks:
+            block, start, stop = state_range(fragment, optimizer, state, whole)
+            target = state_tensor(fragment, optimizer, state, whole)
+            assert (start, stop) == (0, target.numel())
+            assert target.tolist() == list(range(*block[dim]))
+            kept = optimizer.state.pop(fragment.held.holder)
+            assert state_tensor(fragment, optimizer, state, whole).shape == target.shape
+            assert optimizer.state[fragment.held.holder][state].shape == kept[state].shape
+            optimizer.state[fragment.held.holder] = kept
+
+
+def test_a_state_by_row_of_another_shape_is_damage():
+    (fragment, optimizer), _ = blocks_of_two_ranks((4, 3), split_dim=0)
+    with pytest.raises(DamagedCheckpointError, match=r"'accumulator_0' of weight has the shape \(4, 3\)"):
+        state_range(fragment, optimizer, "accumulator_0", (4, 3))
 
 
 def test_numbers_of_asgd_stay_on_the_device_of_the_weights():

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neox_model.optim.lamb import Lamb
+from neox_model.optim.sm3 import SM3
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import logical_parameter, master_weight
 from support.distributed import run_ranks
@@ -18,6 +19,8 @@ UPDATES = 3
 
 BUILDERS: dict[str, Callable[..., Optimizer]] = {
     "lamb": partial(Lamb, lr=0.1),
+    "sm3": partial(SM3, lr=0.1),
+    "sm3 with momentum": partial(SM3, lr=0.1, beta=0.9, momentum=0.8),
 }
 
 

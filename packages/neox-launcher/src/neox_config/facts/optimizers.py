@@ -36,8 +36,14 @@ _FRACTION = ArgumentLimit(
     lambda value: _is_number(value) and 0 <= value < 1, "a number, at least 0 and less than 1", "0.9"
 )
 
-# `betas` and `eps` are declared, and have their limits there.
+# Declared parameters with a default of their own in an optimizer have other limits where they are declared.
 ARGUMENT_LIMITS: Mapping[str, ArgumentLimit] = {
+    "beta": _FRACTION,
+    "eps": ArgumentLimit(
+        lambda value: _is_number(value) and value >= 1e-37,
+        "a number of at least 1e-37, because float32 has no smaller ones in full precision",
+        "1e-30",
+    ),
     "momentum": _FRACTION,
 }
 """Argument -> limit, whichever of our optimizers takes it; torch's classes check their own."""
@@ -50,6 +56,8 @@ class OptimizerFacts:
     Args:
         name: name as documented; compared in lower case.
         states: tensors that it may store for each weight, with the shape of the weight.
+        matrix_states: what it stores for each matrix of a linear layer in place of `states`; empty if there
+            is no difference.
         numbers: single numbers that it stores for each weight.
         other_shapes: smaller tensors of other shapes that it stores for each weight.
         optional: state -> argument without which the state is not stored.
@@ -72,6 +80,7 @@ class OptimizerFacts:
 
     name: str
     states: tuple[str, ...] = ()
+    matrix_states: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ("step",)
     other_shapes: tuple[str, ...] = ()
     optional: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +103,7 @@ class OptimizerFacts:
     @property
     def kept(self) -> tuple[str, ...]:
         """All states that a checkpoint may contain for each weight."""
-        return (*self.numbers, *self.states, *self.other_shapes)
+        return (*self.numbers, *self.matrix_states, *self.states, *self.other_shapes)
 
     @property
     def momentum(self) -> str | None:
@@ -111,7 +120,7 @@ class OptimizerFacts:
         return {name: given.get(name, default) for name, default in self.arguments.items()}
 
     def values_per_element(self, given: Mapping[str, Any]) -> int:
-        """Return the number of values stored for each element of a weight.
+        """Return the number of values stored for each element of a weight, other than `matrix_states`.
 
         Args:
             given: arguments set in the configuration.
@@ -193,9 +202,14 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
         OptimizerFacts(
             name="SM3",
             states=("momentum_buffer",),
-            declared=("lr", "eps"),
-            arguments={"momentum": 0.0, "beta": 0.0},
+            numbers=(),
+            other_shapes=("accumulator_0", "accumulator_1"),
+            optional={"momentum_buffer": "momentum"},
+            declared=("lr",),
+            arguments={"momentum": 0.0, "beta": 0.0, "eps": 1e-30},
             is_elementwise=False,
+            joins_split_weights=True,
+            decays_weights=False,
         ),
         OptimizerFacts(name="Lion", states=("exp_avg",), numbers=(), declared=("lr",), arguments=_LION),
         OptimizerFacts(

@@ -48,7 +48,6 @@ NOT_YET: Mapping[str, NotYet] = {
         "onebitadam",
         "onebitlamb",
         "zerooneadam",
-        "sm3",
         instead="use Adam, or a class of torch.optim",
     ),
     "zero_optimization.grad_hooks": _other_than(True, "remove it"),

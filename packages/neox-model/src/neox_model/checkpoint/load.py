@@ -294,7 +294,8 @@ def _fill_weights(fragments: list[Fragment], manifest: Manifest, reader: ShardRe
 def _check_states(fragments: list[Fragment], manifest: Manifest, reader: ShardReader, optimizer: Any) -> None:
     _check_optimizer(manifest.optimizer, type(optimizer).__name__)
     for fragment, key, record in _stored_states(fragments, manifest):
-        reader.check(f"{fragment.name}/{key}", record, state_range(fragment, key, record.shape))
+        wanted = state_range(fragment, optimizer, key, record.shape)
+        reader.check(f"{fragment.name}/{key}", record, wanted)
     same_class = manifest.optimizer == type(optimizer).__name__
     check_scalars(fragments, manifest.optimizer_scalars, same_class=same_class)
 
@@ -302,7 +303,7 @@ def _check_states(fragments: list[Fragment], manifest: Manifest, reader: ShardRe
 def _fill_states(fragments: list[Fragment], manifest: Manifest, reader: ShardReader, optimizer: Any) -> None:
     for fragment, key, record in _stored_states(fragments, manifest):
         target = state_tensor(fragment, optimizer, key, record.shape)
-        wanted = state_range(fragment, key, record.shape)
+        wanted = state_range(fragment, optimizer, key, record.shape)
         reader.fill(target, f"{fragment.name}/{key}", record, wanted)
     same_class = manifest.optimizer == type(optimizer).__name__
     restore_scalars(fragments, optimizer, manifest.optimizer_scalars, same_class=same_class)

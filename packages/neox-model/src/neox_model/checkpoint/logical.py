@@ -61,6 +61,19 @@ class Fragment:
         return tuple(holder.shape) == self.logical.shape and holder.numel() == self.held.numel
 
     @property
+    def is_block(self) -> bool:
+        """Return True if the optimizer's tensor is this rank's block of the weight, with its padding."""
+        held = self.held
+        is_complete = held.start == 0 and held.numel == block_numel(self.logical.slices)
+        return is_complete and tuple(held.holder.shape) == held.local_shape
+
+    def slices_along(self, dim: int) -> tuple[tuple[int, ...], Block]:
+        """Return the whole shape of a state with one value per slice along a dimension, and this block's."""
+        pairs = list(enumerate(zip(self.logical.shape, self.logical.slices, strict=True)))
+        shape = tuple(length if each == dim else 1 for each, (length, _) in pairs)
+        return shape, tuple(bounds if each == dim else (0, 1) for each, (_, bounds) in pairs)
+
+    @property
     def weight(self) -> Tensor:
         """Return a 1-D view of the run's weights, of the float32 master weights if there are any."""
         return self.part_of(self.held.holder)
@@ -135,8 +148,9 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
         optimizer: the optimizer with the states, unwrapped.
 
     Returns:
-        The tensor states, as parts named `NAME/STATE` (states with one value per element of the weight, and
-        states of any other shape if this rank holds the whole weight), and the single-number states.
+        The tensor states, as parts named `NAME/STATE` (states with one value per element of the weight,
+        states with one value per slice, and states of any other shape if this rank holds the whole weight),
+        and the single-number states.
 
     Raises:
         CheckpointError: a state has none of these forms.
@@ -145,7 +159,10 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
     scalars: dict[str, Any] = {}
     for key, value in optimizer.state.get(fragment.held.holder, {}).items():
         name = f"{fragment.name}/{key}"
-        if isinstance(value, Tensor) and value.shape == fragment.held.holder.shape and key != "step":
+        along = _dimension(optimizer, key)
+        if isinstance(value, Tensor) and along is not None and fragment.is_block:
+            parts += _slice_parts(fragment, name, value, along)
+        elif isinstance(value, Tensor) and value.shape == fragment.held.holder.shape and key != "step":
             parts.append(_part(fragment, name, fragment.part_of(value)))
         elif isinstance(value, Tensor) and value.dim() == 0:
             scalars[key] = {"value": value.item(), "dtype": DTYPE_NAMES[value.dtype]}
@@ -165,6 +182,21 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
     return parts, scalars
 
 
+def _dimension(optimizer: Any, key: str) -> int | None:
+    """Return the dimension along which a state has one value per slice; None for other states."""
+    return getattr(optimizer, "slice_states", {}).get(key)
+
+
+def _slice_parts(fragment: Fragment, name: str, value: Tensor, dim: int) -> list[Part]:
+    """Return a state with one value per slice; of the ranks that share the slices, only the first has it."""
+    shape, block = fragment.slices_along(dim)
+    others = (start for each, (start, _) in enumerate(fragment.logical.slices) if each != dim)
+    if any(others):
+        return []
+    values = value.detach().reshape(-1)[: block_numel(block)]
+    return [Part(name=name, shape=shape, block=block, start=0, values=values)]
+
+
 def _whole(shape: tuple[int, ...]) -> Block:
     return tuple((0, length) for length in shape)
 
@@ -180,18 +212,29 @@ def _part(fragment: Fragment, name: str, values: Tensor) -> Part:
     )
 
 
-def state_range(fragment: Fragment, key: str, shape: tuple[int, ...]) -> Range:
+def state_range(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, ...]) -> Range:
     """Return the range of a fragment's part in a whole optimizer state.
 
     Args:
         fragment: the fragment of a weight.
-        key: the state's name, for the message.
+        optimizer: the optimizer with the state, unwrapped.
+        key: the state's name.
         shape: shape of the whole state in the checkpoint.
 
     Raises:
         CheckpointError: the state does not have one value per weight, and this rank holds only a part of the
             weight.
+        DamagedCheckpointError: a state with one value per slice has another shape.
     """
+    along = _dimension(optimizer, key)
+    if along is not None and fragment.is_block and along < len(fragment.logical.shape):
+        expected, block = fragment.slices_along(along)
+        if shape != expected:
+            raise DamagedCheckpointError(
+                f"the manifest is damaged: the state {quoted(key)!r} of {fragment.name} has the shape "
+                f"{shape} instead of {expected}"
+            )
+        return block, 0, block_numel(block)
     if shape == fragment.logical.shape:
         return fragment.range
     if not fragment.is_whole:
@@ -209,9 +252,16 @@ def state_tensor(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int,
         fragment: the fragment of a weight.
         optimizer: the optimizer with the state, unwrapped.
         key: the state's name.
-        shape: shape of the whole state in the checkpoint.
+        shape: shape of the whole state in the checkpoint, which `state_range` has checked.
     """
     holder, state = fragment.held.holder, optimizer.state[fragment.held.holder]
+    along = _dimension(optimizer, key)
+    if along is not None:
+        if key not in state:
+            local = [length if dim == along else 1 for dim, length in enumerate(holder.shape)]
+            state[key] = holder.new_zeros(local)
+        _, block = fragment.slices_along(along)
+        return state[key].view(-1)[: block_numel(block)]
     if shape == fragment.logical.shape:
         if key not in state:
             state[key] = torch.zeros_like(holder)
