@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from neox_config.estimate.operations import keys_per_query
-from neox_config.estimate.parameters import local_parameters, stage_types
+from neox_config.estimate.parameters import local_parameters, local_state_values, stage_types
 from neox_config.estimate.shapes import Layout, Shape
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
@@ -57,7 +57,9 @@ def device_memory(shape: Shape, layout: Layout, stage: int = 0) -> Memory:
     weights = layout.element_bytes * (shared if zero >= 3 else local)
     gradients = layout.gradient_bytes * (shared if zero >= 2 else local)
     master = 4 if layout.element_bytes < 4 else 0
-    optimizer = (master + 4 * layout.optimizer_states) * (shared if zero >= 1 else local)
+    # ZeRO accepts only optimizers with the same states for every element.
+    values = layout.optimizer_states * shared if zero >= 1 else local_state_values(shape, layout, stage)
+    optimizer = master * (shared if zero >= 1 else local) + 4 * values
     host = 0
     if layout.optimizer_on_host:
         host, optimizer = optimizer, 0

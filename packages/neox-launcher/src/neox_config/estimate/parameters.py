@@ -16,7 +16,14 @@ from neox_config.estimate.shapes import Layout, Shape
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.facts.norms import NORM_FACTS
 
-__all__ = ["Weights", "count_parameters", "layer_weights", "local_parameters", "stage_types"]
+__all__ = [
+    "Weights",
+    "count_parameters",
+    "layer_weights",
+    "local_parameters",
+    "local_state_values",
+    "stage_types",
+]
 
 
 class Weights(NamedTuple):
@@ -27,7 +34,7 @@ class Weights(NamedTuple):
         numbers: number of elements.
         is_split: True if it is split across tensor-parallel ranks, in rows of `row` elements.
         multiplies: True if every token is multiplied by it.
-        row: number of elements per row.
+        row: number of elements of a matrix along the dimension that is not split; 1 for a vector.
     """
 
     part: str
@@ -50,16 +57,35 @@ def count_parameters(shape: Shape) -> dict[str, int]:
 
 def local_parameters(shape: Shape, layout: Layout, stage: int) -> int:
     """Return the number of parameters of one device of a stage, before partitioning by ZeRO."""
-    kinds = Counter(shape.owned_within(_stage_layers(shape, layout, stage)))
-    ranks = layout.model_parallel
-    total = sum(number * _local_count(layer_weights(shape, kind), ranks) for kind, number in kinds.items())
-    if stage == 0:
-        total += _local_count(_embedding(shape), ranks)
-    if stage == layout.stages - 1:
-        total += _local_count(_head(shape), ranks)
-        if shape.is_tied and layout.stages > 1:
-            total += ceil(shape.vocab_size / ranks) * shape.hidden_size
+    tensors = _stage_tensors(shape, layout, stage)
+    return sum(number * _local_count(tensor, layout.model_parallel) for number, tensor in tensors)
+
+
+def local_state_values(shape: Shape, layout: Layout, stage: int) -> int:
+    """Return how many float32 values the optimizer stores for one device of a stage, without ZeRO."""
+    ranks, total = layout.model_parallel, 0
+    for number, tensor in _stage_tensors(shape, layout, stage):
+        is_in_layer = tensor.multiplies and tensor.part != "head"
+        of_matrices = layout.optimizer_states if layout.matrix_states is None else layout.matrix_states
+        each = of_matrices if is_in_layer else layout.optimizer_states
+        total += number * each * _local_count(tensor, ranks)
+        if layout.has_slice_states:
+            rows = _local_count(tensor, ranks) // tensor.row
+            total += number * (rows + (tensor.row if tensor.row > 1 else 0))
     return total
+
+
+def _stage_tensors(shape: Shape, layout: Layout, stage: int) -> Iterator[tuple[int, Weights]]:
+    """Yield the tensors of a stage, each with how often it occurs."""
+    kinds = Counter(shape.owned_within(_stage_layers(shape, layout, stage)))
+    for kind, number in kinds.items():
+        yield from ((number, tensor) for tensor in layer_weights(shape, kind))
+    if stage == 0:
+        yield from ((1, tensor) for tensor in _embedding(shape))
+    if stage == layout.stages - 1:
+        yield from ((1, tensor) for tensor in _head(shape))
+        if shape.is_tied and layout.stages > 1:
+            yield 1, _vocabulary(shape, "head")
 
 
 def stage_types(shape: Shape, layout: Layout, stage: int) -> tuple[str, ...]:
@@ -74,24 +100,25 @@ def _stage_layers(shape: Shape, layout: Layout, stage: int) -> range:
     return range(start, start + each + (stage < rest))
 
 
-def _local_count(tensors: Iterator[Weights], ranks: int) -> int:
-    return sum(
-        ceil(tensor.numbers // tensor.row / ranks) * tensor.row if tensor.is_split else tensor.numbers
-        for tensor in tensors
-    )
+def _local_count(tensor: Weights, ranks: int) -> int:
+    return ceil(tensor.numbers // tensor.row / ranks) * tensor.row if tensor.is_split else tensor.numbers
+
+
+def _vocabulary(shape: Shape, part: str) -> Weights:
+    numbers, is_head = shape.vocab_size * shape.hidden_size, part == "head"
+    return Weights(part, numbers, is_split=True, multiplies=is_head, row=shape.hidden_size)
 
 
 def _embedding(shape: Shape) -> Iterator[Weights]:
-    yield Weights("embedding", shape.vocab_size * shape.hidden_size, is_split=True, row=shape.hidden_size)
+    yield _vocabulary(shape, "embedding")
     if shape.position == "learned":
-        yield Weights("positions", shape.max_positions * shape.hidden_size)
+        yield Weights("positions", shape.max_positions * shape.hidden_size, row=shape.hidden_size)
 
 
 def _head(shape: Shape) -> Iterator[Weights]:
     yield _norm(shape, shape.hidden_size)
     if not shape.is_tied:
-        numbers = shape.vocab_size * shape.hidden_size
-        yield Weights("head", numbers, is_split=True, multiplies=True, row=shape.hidden_size)
+        yield _vocabulary(shape, "head")
 
 
 def layer_weights(shape: Shape, kind: str) -> Iterator[Weights]:
@@ -104,7 +131,7 @@ def layer_weights(shape: Shape, kind: str) -> Iterator[Weights]:
     yield from _linear(shape, "attention", width, width + 2 * shape.key_width, is_column=True)
     yield from _linear(shape, "attention", width, width, is_column=False)
     if shape.position == "rpe":
-        yield Weights("positions", shape.rpe_buckets * shape.heads, is_split=True)
+        yield Weights("positions", shape.rpe_buckets * shape.heads, is_split=True, row=shape.rpe_buckets)
     yield _norm(shape, width)
     for _ in range(2 if shape.is_gated else 1):
         yield from _linear(shape, "mlp", width, shape.mlp_width, is_column=True)
@@ -117,7 +144,8 @@ def _gmlp_layer(shape: Shape, kind: str) -> Iterator[Weights]:
     yield _norm(shape, width)
     yield from _linear(shape, "mlp", width, 8 * width, is_column=True)
     yield _norm(shape, 4 * width)
-    yield Weights("mlp", shape.seq_length**2 + shape.seq_length)
+    yield Weights("mlp", shape.seq_length**2, row=shape.seq_length)
+    yield Weights("mlp", shape.seq_length)
     yield from _linear(shape, "mlp", 4 * width, width, is_column=False)
     if ATTENTION_FACTS[kind].has_inner_attention and shape.gmlp_attention_width is not None:
         yield from _linear(shape, "attention", 8 * width, 3 * shape.gmlp_attention_width, is_column=False)
@@ -130,6 +158,8 @@ def _norm(shape: Shape, width: int) -> Weights:
 
 def _linear(shape: Shape, part: str, inputs: int, outputs: int, *, is_column: bool) -> Iterator[Weights]:
     """Yield the tensors of a column-parallel (bias split) or row-parallel (bias replicated) projection."""
-    yield Weights(part, inputs * outputs, is_split=True, multiplies=True)
+    yield Weights(
+        part, inputs * outputs, is_split=True, multiplies=True, row=inputs if is_column else outputs
+    )
     if shape.has_attention_bias if part == "attention" else shape.has_bias:
         yield Weights(part, outputs, is_split=is_column)

@@ -109,6 +109,8 @@ class Layout:
         gradient_bytes: bytes per element of accumulated gradients, and of their sum for the noise scale.
         reduced_bytes: bytes per element of communicated gradients.
         optimizer_states: float32 numbers per parameter stored by the optimizer.
+        matrix_states: the same for the matrices of linear layers; None if there is no difference.
+        has_slice_states: True if the optimizer stores a number per row and column in addition.
         bucket: number of gradient elements per reduction.
         live_parameters: maximum number of parameters that ZeRO 3 keeps gathered.
     """
@@ -128,6 +130,8 @@ class Layout:
     gradient_bytes: int = 2
     reduced_bytes: int = 2
     optimizer_states: int = 2
+    matrix_states: int | None = None
+    has_slice_states: bool = False
     optimizer_on_host: bool = False
     parameters_on_host: bool = False
     bucket: int = 500_000_000
@@ -223,6 +227,7 @@ def layout_of(resolved: Resolved) -> Layout:
     config, derived = resolved.config, resolved.derived
     zero, recompute = config.zero.zero_optimization, config.activation_checkpointing
     kind, given = config.optimizer.optimizer.kind, config.optimizer.optimizer.params.given()
+    facts = OPTIMIZER_FACTS[kind]
     size = 4 if derived.precision == "fp32" else 2
     logged = config.logging
     sums_gradients = logged.log_gradient_noise_scale and not logged.gradient_noise_scale_cpu_offload
@@ -242,7 +247,9 @@ def layout_of(resolved: Resolved) -> Layout:
         element_bytes=size,
         gradient_bytes=_bytes_of(accumulation_dtype(resolved), size) + (4 if sums_gradients else 0),
         reduced_bytes=_bytes_of(config.engine.communication_data_type or _summed_in(resolved), size),
-        optimizer_states=OPTIMIZER_FACTS[kind].values_per_element(given),
+        optimizer_states=facts.values_per_element(given),
+        matrix_states=len(facts.matrix_states) or None,
+        has_slice_states=bool(facts.other_shapes),
         optimizer_on_host=zero.offload_optimizer.device != "none" or kind.startswith("cpu_"),
         parameters_on_host=zero.offload_param.device != "none",
         bucket=zero.reduce_bucket_size,
