@@ -15,10 +15,12 @@ from neox_config.estimate import (
     estimate,
     flops_per_token,
 )
+from neox_config.estimate.parameters import local_state_values
 from neox_config.estimate.shapes import Layout, Shape, layout_of, shape_of
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.model import build_model
-from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.assembly.optimizer import build_optimizer
+from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.parallel.logical import named_logical_parameters
 from support.settings import TINY, resolved_from
 
@@ -148,6 +150,37 @@ def test_stored_activations_equal_the_formula(norm, position, activation, dtype,
     layout = Layout(micro_batch=3, element_bytes=dtype.itemsize)
     # Statistics of the norms and tables of angles are the difference; it gets smaller in wider models.
     assert activation_bytes_per_layer(shape, layout) == pytest.approx(bytes_kept(model, 1), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params"),
+    [
+        ("Adam", {}),
+        ("Adafactor", {}),
+        ("Lamb", {}),
+        ("Lion", {}),
+        ("Muon", {}),
+        ("SM3", {}),
+        ("SM3", {"momentum": 0.9}),
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"no_weight_tying": True, "pos_emb": "rpe", "activation": "geglu"}])
+def test_estimated_states_equal_those_that_an_optimizer_stores(kind, params, settings):
+    optimizer = {"optimizer": {"type": kind, "params": {"lr": 0.1, **params}}}
+    resolved = resolved_from({"make_vocab_size_divisible_by": 8} | settings | optimizer)
+    model = build_model(resolved, SINGLE_PROCESS, vocab_size=VOCABULARY)
+    built = build_optimizer(resolved.config, model, model_group=SINGLE_RANK)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    built.step()
+    stored = sum(
+        value.numel()
+        for state in built.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.dim() > 0
+    )
+    shape = shape_of(resolved, vocab_size=VOCABULARY)
+    assert local_state_values(shape, layout_of(resolved), 0) == stored
 
 
 def test_a_resolved_configuration_gives_its_layout():

@@ -60,6 +60,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SM3": {},
     "SM3, momentum": {"momentum": 0.9, "beta": 0.9},
     "Lion": {"betas": [0.8, 0.95]},
+    "Muon": {"adam_lr": 0.005},
+    "Muon, momentum": {"momentum": 0.8, "nesterov": False, "ns_steps": 3},
     "madgrad_wd": {"momentum": 0.8},
     "Adadelta": {"rho": 0.8},
     "Adafactor": {},

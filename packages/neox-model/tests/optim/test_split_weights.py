@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neox_model.optim.lamb import Lamb
+from neox_model.optim.muon import Muon
+from neox_model.optim.param_groups import split_by_kind
 from neox_model.optim.sm3 import SM3
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import logical_parameter, master_weight
@@ -19,6 +21,7 @@ UPDATES = 3
 
 BUILDERS: dict[str, Callable[..., Optimizer]] = {
     "lamb": partial(Lamb, lr=0.1),
+    "muon": partial(Muon, lr=0.1),
     "sm3": partial(SM3, lr=0.1),
     "sm3 with momentum": partial(SM3, lr=0.1, beta=0.9, momentum=0.8),
 }
@@ -41,6 +44,9 @@ def train(kind: str, group: Group) -> list[list]:
         _held(parameter.data, blocks[-1]).copy_(values[blocks[-1]])
         masters.append(master_weight(parameter))
     groups = [{"params": masters[::2], "weight_decay": 0.2}, {"params": masters[1::2], "weight_decay": 0.0}]
+    if kind == "muon":
+        # As the vocabulary, which is no matrix of Muon, only the first has padding.
+        groups = split_by_kind(groups, {id(master) for master in masters[1:4]})
     optimizer = BUILDERS[kind](groups, model_group=group)
     for number in range(1, UPDATES + 1):
         for master, block, values in zip(masters, blocks, whole_values(number), strict=True):

@@ -38,6 +38,9 @@ _FRACTION = ArgumentLimit(
 
 # Declared parameters with a default of their own in an optimizer have other limits where they are declared.
 ARGUMENT_LIMITS: Mapping[str, ArgumentLimit] = {
+    "adam_lr": ArgumentLimit(
+        lambda value: value is None or (_is_number(value) and value >= 0), "a number of at least 0", "0.001"
+    ),
     "beta": _FRACTION,
     "eps": ArgumentLimit(
         lambda value: _is_number(value) and value >= 1e-37,
@@ -45,6 +48,12 @@ ARGUMENT_LIMITS: Mapping[str, ArgumentLimit] = {
         "1e-30",
     ),
     "momentum": _FRACTION,
+    "nesterov": ArgumentLimit(lambda value: isinstance(value, bool), "true or false", "true"),
+    "ns_steps": ArgumentLimit(
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 100,
+        "a whole number from 1 to 99",
+        "5",
+    ),
 }
 """Argument -> limit, whichever of our optimizers takes it; torch's classes check their own."""
 
@@ -212,6 +221,20 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             decays_weights=False,
         ),
         OptimizerFacts(name="Lion", states=("exp_avg",), numbers=(), declared=("lr",), arguments=_LION),
+        OptimizerFacts(
+            name="Muon",
+            states=_MOMENTS,
+            matrix_states=("momentum_buffer",),
+            declared=("lr", "betas", "eps"),
+            arguments={"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adam_lr": None},
+            is_elementwise=False,
+            joins_split_weights=True,
+            remark="The matrices of linear layers have a `momentum_buffer`. Embeddings, the head, norms "
+            "and biases are updated by Adam with decoupled weight decay, with `betas`, `eps` and the "
+            "learning rate `adam_lr` (null: `lr`), which the schedule changes in proportion to `lr`. With "
+            "tensor parallelism the momentum is gathered in every update. The iteration that makes it "
+            "orthogonal is in float32 in a training in fp32, else in bfloat16.",
+        ),
         OptimizerFacts(
             name="madgrad_wd",
             states=("start", "grad_sum", "grad_sum_sq"),

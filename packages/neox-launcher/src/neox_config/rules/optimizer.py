@@ -69,6 +69,17 @@ def the_trust_ratio_has_a_range(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
+def a_second_learning_rate_is_relative_to_the_first(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse adam_lr of Muon without a learning rate that the schedule changes."""
+    optimizer = c.optimizer.optimizer
+    if optimizer.kind == "muon" and optimizer.params.lr == 0 and optimizer.params.given().get("adam_lr"):
+        yield Problem(
+            "optimizer.params.adam_lr",
+            "follows the schedule in proportion to lr, which is 0",
+            "set lr to more than 0",
+        )
+
+
 def one_bit_adam_is_told_how_to_communicate(c: NeoXConfig) -> Iterator[Problem]:
     """Require the three communication arguments of OneBitAdam, which have no generally valid default."""
     optimizer = c.optimizer.optimizer
@@ -89,7 +100,7 @@ def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator
     if facts is not None and not facts.is_elementwise and not engine_offers(c, "whole_weights"):
         yield Problem(
             "optimizer.type",
-            "needs means or norms over whole weights, but ZeRO partitions weights; "
+            "needs whole weights for its update, but ZeRO partitions weights; "
             "zero_allow_untested_optimizer does not change that",
             "set zero_optimization.stage: 0, or use Adam",
         )
@@ -102,7 +113,7 @@ def tensor_parallelism_splits_weights_for_elementwise_optimizers_only(c: NeoXCon
     if size > 1 and facts is not None and not (facts.is_elementwise or facts.joins_split_weights):
         yield Problem(
             "optimizer.type",
-            f"needs means or norms over whole weights, but model-parallel-size: {size} splits them",
+            f"needs whole weights for its update, but model-parallel-size: {size} splits them",
             "set model-parallel-size: 1, or use Adam",
         )
 

@@ -273,6 +273,12 @@ EXAMPLES = {
         "is more than max_coeff: 1.5",
         "optimizer: {params: {min_coeff: 1.5, max_coeff: 1.5}}\n--set optimizer.type=Lamb",
     ),
+    "a_second_learning_rate_is_relative_to_the_first": (
+        "optimizer: {params: {adam_lr: 0.1}}\n--set optimizer.type=Muon\n--set optimizer.params.lr=0",
+        "optimizer.params.adam_lr",
+        "in proportion to lr, which is 0",
+        "optimizer: {params: {adam_lr: 0.1}}\n--set optimizer.type=Muon",
+    ),
     "betas_are_below_one": (
         "optimizer: {params: {betas: [0.9, 1]}}",
         "optimizer.params.betas",
@@ -497,7 +503,7 @@ def test_an_optimizer_that_is_not_elementwise_has_one_problem_under_zero(load, k
     with pytest.raises(ConfigError) as caught:
         load("zero-stage: 2\nzero-allow-untested-optimizer: true", f"optimizer.type={kind}")
     assert [problem.name for problem in caught.value.problems] == ["optimizer.type"]
-    assert "means or norms over whole weights" in caught.value.problems[0].what
+    assert "whole weights for its update" in caught.value.problems[0].what
 
 
 _CYCLE = "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2"

@@ -13,8 +13,9 @@ from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_model.optim import OPTIMIZERS
 from neox_model.optim.adagrad import Adagrad
 from neox_model.optim.lr_schedule import LearningRateSchedule
-from neox_model.optim.param_groups import split_by_weight_decay
+from neox_model.optim.param_groups import split_by_kind, split_by_weight_decay
 from neox_model.parallel.groups import Group
+from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 
 __all__ = ["build_optimizer", "build_schedule"]
 
@@ -42,9 +43,14 @@ def build_optimizer(config: NeoXConfig, model: nn.Module, *, model_group: Group)
     if own is not None:
         _check_device(config, groups)
         values, facts = section.params.model_dump(), OPTIMIZER_FACTS[section.kind]
+        if facts.matrix_states:
+            groups = split_by_kind(groups, _matrices_of_layers(model))
         arguments = facts.arguments_in_effect(section.params.given())
         if facts.joins_split_weights:
             arguments["model_group"] = model_group
+        if facts.matrix_states:
+            is_16_bit = config.precision.is_fp16 or config.precision.is_bf16
+            arguments["iteration_dtype"] = torch.bfloat16 if is_16_bit else torch.float32
         return own(groups, **{name: values[name] for name in facts.declared}, **arguments)
     if section.kind not in _TORCH_CLASSES:
         known = ", ".join(sorted({*OPTIMIZERS, *_TORCH_CLASSES}))
@@ -63,6 +69,12 @@ def _check_device(config: NeoXConfig, groups: list[dict[str, Any]]) -> None:
             f"optimizer.type: {section.type} requires CPU-resident or offloaded parameters, but the weights "
             f"are on {device}; add zero_optimization: {{stage: 1, offload_optimizer: {{device: cpu}}}}"
         )
+
+
+def _matrices_of_layers(model: nn.Module) -> set[int]:
+    """Return the ids of the weights of linear layers, without the head, which is not one of these."""
+    linear = (ColumnParallelLinear, RowParallelLinear)
+    return {id(module.weight) for module in model.modules() if isinstance(module, linear)}
 
 
 def build_schedule(

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.nn import Parameter
 
-__all__ = ["split_by_weight_decay"]
+__all__ = ["split_by_kind", "split_by_weight_decay"]
 
 
 def split_by_weight_decay(parameters: Iterable[Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -27,6 +27,22 @@ def split_by_weight_decay(parameters: Iterable[Parameter], weight_decay: float) 
             (decayed if _num_dimensions(parameter) >= 2 else plain).append(parameter)
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def split_by_kind(groups: Iterable[dict[str, Any]], matrices: set[int]) -> list[dict[str, Any]]:
+    """Return parameter groups in which `is_of_matrices` is the same for all; empty groups are omitted.
+
+    Args:
+        groups: parameter groups; each is divided.
+        matrices: ids of the parameters for which it is True.
+    """
+    divided = [
+        {**group, "params": [each for each in group["params"] if (id(each) in matrices) is is_matrix]}
+        | {"is_of_matrices": is_matrix}
+        for group in groups
+        for is_matrix in (True, False)
+    ]
+    return [group for group in divided if group["params"]]
 
 
 def _num_dimensions(parameter: Parameter) -> int:

@@ -19,8 +19,8 @@ __all__ = [
     "SchedulerParams",
 ]
 
-# Any other name is looked up in torch.optim. Three of its classes cannot train these models: LBFGS calls the
-# loss itself, SparseAdam requires sparse gradients, and Muon takes only matrices.
+# Any other name is looked up in torch.optim. Two of its classes cannot train these models: LBFGS calls the
+# loss itself, and SparseAdam requires sparse gradients. Its Muon takes only matrices; ours is used.
 KNOWN_OPTIMIZERS = tuple(facts.name for facts in OPTIMIZER_FACTS.values() if not facts.is_of_torch)
 TORCH_OPTIMIZERS = tuple(facts.name for facts in OPTIMIZER_FACTS.values() if facts.is_of_torch)
 
