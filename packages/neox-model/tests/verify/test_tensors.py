@@ -110,6 +110,30 @@ def test_elements_with_noisy_gradients_are_skipped(state):
     assert beyond(state, wanted, there, moment=moment).text == ""
 
 
+@pytest.mark.parametrize(("key", "power"), [("exp_avg", 1), ("accumulator_0", 2)])
+def test_other_states_show_noisy_gradients_too(state, key, power):
+    """Lion's mean, and SM3's sums of squares of a vector."""
+    wanted = torch.ones(100) + 0.01
+    there = wanted.clone()
+    there[:10] -= 0.02
+
+    def text(sizes):
+        middle = state({WEIGHT: torch.ones(100)})
+        kept = {f"{WEIGHT}/{key}": sizes.pow(power), f"{WEIGHT}/row_sums": torch.ones(7)}
+        one, other = (state({WEIGHT: values} | kept) for values in (wanted, there))
+        (difference,) = differences_beyond_rounding(middle, one, other, LIMITS["fp32"], of_weights=True)
+        assert not any(
+            found.text
+            for found in differences_beyond_rounding(middle, one, other, LIMITS["fp32"], of_weights=False)
+        )
+        return difference.text
+
+    sizes = torch.full((100,), 1e-2)
+    assert text(sizes)
+    sizes[:10] = 1e-8
+    assert text(sizes) == ""
+
+
 def test_a_weight_that_did_not_move_and_should_have_is_found(state):
     wanted = torch.ones(100) + 0.01
     assert beyond(state, wanted, torch.ones(100)).relative == pytest.approx(1.0)

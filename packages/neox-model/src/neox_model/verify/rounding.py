@@ -1,8 +1,11 @@
 """Largest allowed differences between trainings on different layouts, by precision.
 
 Layouts sum in different orders. An adaptive optimizer divides each gradient by its magnitude, so an element
-whose gradient is rounding noise changes at random; such elements, identified by their second moment, are
-skipped.
+whose gradient is rounding noise changes at random, as it does if only the sign of the gradient counts; such
+elements, identified by their second moment or a state that also shows the size of gradients, are skipped.
+
+Known limit: with Lion in 16 bit, rounding changes the signs of more elements than are skipped, so a resume on
+another layout may exceed the limit of a tensor.
 """
 
 from dataclasses import dataclass

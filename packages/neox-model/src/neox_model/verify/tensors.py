@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,7 +20,15 @@ __all__ = ["State", "TensorDifference", "differences", "differences_beyond_round
 # Number of elements per chunk.
 _CHUNK = 2**24
 _ROUNDINGS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-_SECOND_MOMENT = "exp_avg_sq"
+# States that show how large an element's gradients were, and how; the first that a weight has, in its shape,
+# is used.
+_SIZES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "exp_avg_sq": torch.sqrt,
+    # SM3's, of a vector.
+    "accumulator_0": torch.sqrt,
+    # Lion's.
+    "exp_avg": torch.abs,
+}
 
 
 class State:
@@ -226,13 +234,24 @@ def differences_beyond_rounding(
 
 
 def _loudest(state: State) -> float:
-    """Return the largest root mean square gradient of any tensor, from second moments; 0 without them."""
+    """Return the largest root mean square gradient of any tensor, from `_SIZES`; 0 without them."""
     largest = 0.0
-    for name in state.names(of_weights=False):
-        if name.endswith(f"/{_SECOND_MOMENT}"):
-            total = sum(float(values.double().sum()) for values in state.chunks(name))
+    for name in state.names(of_weights=True):
+        sizes = _gradient_sizes(state, name)
+        if sizes is not None:
+            total = sum(float(values.square().sum()) for values in sizes)
             largest = max(largest, total / state.numel(name))
     return math.sqrt(largest)
+
+
+def _gradient_sizes(state: State, weight: str) -> Iterator[Tensor] | None:
+    """Return the sizes of the gradients of a weight's elements, in chunks; None if no state shows them."""
+    tensors = state.manifest.tensors
+    for key, size in _SIZES.items():
+        name = f"{weight}/{key}"
+        if name in tensors and weight in tensors and tensors[name].shape == tensors[weight].shape:
+            return (size(values.double()) for values in state.chunks(name))
+    return None
 
 
 def _relative_change(
@@ -240,8 +259,8 @@ def _relative_change(
 ) -> tuple[float, int]:
     """Return the 2-norm of the difference relative to that of the change (weights) or value (states)."""
     weight = name.partition("/")[0]
-    moment = f"{weight}/{_SECOND_MOMENT}"
-    masks = expected.chunks(moment) if moment in expected.manifest.tensors else None
+    has_form = expected.manifest.tensors[name].shape == expected.manifest.tensors[weight].shape
+    sizes = _gradient_sizes(expected, weight) if has_form else None
     before = middle.chunks(name) if name == weight and name in middle.manifest.tensors else None
     difference = size = 0.0
     left_out = 0
@@ -249,8 +268,8 @@ def _relative_change(
         wanted, there = one.double(), other.double()
         start = 0.0 if before is None else next(before).double()
         apart, change = wanted - there, wanted - start
-        if masks is not None:
-            is_loud = next(masks).double().sqrt() >= noise
+        if sizes is not None:
+            is_loud = next(sizes) >= noise
             left_out += int((~is_loud).sum())
             apart, change = apart[is_loud], change[is_loud]
         difference += float(apart.square().sum())
