@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import signal
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from neox_model.train.hooks.checkpoint import CheckpointHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.log import LogHook
+from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.loop import train
 from neox_model.train.state import TrainState
@@ -248,6 +250,75 @@ def test_a_stopped_training_saves_where_it_stopped():
     saved = []
     run_saving(lambda state: saved.append(state.iteration), hooks=[StopHook(SINGLE_RANK, exit_interval=4)])
     assert saved == [3, 4]
+
+
+def save_extra(*, extra=(), clock=None, last=9, iteration=0, watched=None, failing=()):
+    """Train with saves at 4 and 8, and return the saved iterations."""
+    saved = []
+
+    def save(state):
+        saved.append(state.iteration)
+        if state.iteration in failing:
+            raise CheckpointError("the disk is full")
+
+    def watch(iteration):
+        watched.append(iteration)
+        return nullcontext()
+
+    hook = CheckpointHook(
+        save,
+        interval=4,
+        extra=extra,
+        clock=clock,
+        timers=Timers(),
+        before_save=lambda: None,
+        while_saving=nullcontext if watched is None else watch,
+    )
+    run(hook, last=last, iteration=iteration)
+    return saved
+
+
+def test_extra_iterations_are_saved_once_and_in_any_order():
+    assert save_extra(extra=(7, 4, 1)) == [1, 4, 7, 8, 9]
+    assert save_extra(extra=(9, 10)) == [4, 8, 9]
+
+
+def test_iteration_0_is_saved_before_the_first_one_without_reporting_it_as_progress():
+    watched = []
+    assert save_extra(extra=(0, 2), watched=watched) == [0, 2, 4, 8, 9]
+    assert watched == [2, 4, 8, 9]
+    assert save_extra(extra=(0, 2), iteration=5) == [8, 9]
+    assert save_extra(extra=(0,), iteration=9) == []
+
+
+class Ticks:
+    """A clock that each reading advances by half a minute."""
+
+    def __init__(self):
+        self.readings = 0
+
+    def __call__(self):
+        self.readings += 1
+        return 30.0 * self.readings
+
+
+@pytest.mark.parametrize(
+    ("minutes", "saved"), [(0.5, [1, 2, 3, 4, 5, 6, 7, 8, 9]), (1, [2, 4, 6, 8, 9]), (100, [4, 8, 9])]
+)
+def test_a_save_is_due_that_many_minutes_after_the_last_one(minutes, saved):
+    """One reading starts the clock anew, and one follows each iteration."""
+    assert save_extra(clock=SaveClock(SINGLE_RANK, minutes=minutes, now=Ticks())) == saved
+
+
+def test_a_save_at_the_interval_restarts_the_clock():
+    """Due after 3 readings: at 3; then the interval saves at 4, so that the next one is due at 7."""
+    assert save_extra(clock=SaveClock(SINGLE_RANK, minutes=1.5, now=Ticks())) == [3, 4, 7, 8, 9]
+
+
+def test_a_save_by_time_that_fails_is_tried_again_after_the_same_time(caplog):
+    clock = SaveClock(SINGLE_RANK, minutes=1, now=Ticks())
+    assert save_extra(clock=clock, failing={2}) == [2, 4, 6, 8, 9]
+    assert caplog.messages == ["iteration 2 was not saved, training continues: the disk is full"]
 
 
 def full_disk(failing):

@@ -153,8 +153,18 @@ def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem
             config,
             places,
         )
+    yield from _saving_advice(config, places)
     yield from _curriculum_advice(config, places)
     yield from _width_advice(config, places)
+
+
+def _saving_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
+    """Yield a notice about iterations of `extra_save_iters` that the training does not reach."""
+    last = config.training.train_iters
+    beyond = sorted(each for each in config.checkpoint.extra_save_iters or () if each > last)
+    if beyond and config.checkpoint.save is not None:
+        what = f"contains {', '.join(map(str, beyond))}, after the last iteration ({last:,}): not saved"
+        yield _note("extra_save_iters", what, "", config, places)
 
 
 def _width_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:

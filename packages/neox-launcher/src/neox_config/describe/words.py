@@ -234,7 +234,10 @@ SUBJECTS: tuple[Subject, ...] = (
     ),
     Subject(
         "checkpoint dir, save dir, checkpoint path, checkpoints, saving, save strategy, save every",
-        ("save", "load", "save_interval", "save_growth", "keep_last_n_checkpoints", "no_save_optim"),
+        (
+            *("save", "load", "save_interval", "save_growth", "extra_save_iters", "save_interval_minutes"),
+            *("keep_last_n_checkpoints", "no_save_optim"),
+        ),
     ),
     Subject(
         "resume, resume from checkpoint, continue, restart, load checkpoint, restore",

@@ -1,5 +1,6 @@
 """Rules about batch sizes, checkpoints and the engine."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from neox_config.problems import Problem
@@ -20,9 +21,14 @@ def micro_batch_or_batch_is_given(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def saving_needs_an_interval(c: NeoXConfig) -> Iterator[Problem]:
-    """Require save_interval, save_growth or extra_save_iters with `save`."""
+    """Require save_interval, save_growth, save_interval_minutes or extra_save_iters with `save`."""
     section = c.checkpoint
-    when = (section.save_interval, section.save_growth, section.extra_save_iters)
+    when = (
+        section.save_interval,
+        section.save_growth,
+        section.save_interval_minutes,
+        section.extra_save_iters,
+    )
     if section.save is not None and not any(when):
         yield Problem(
             "save", "requires save-interval", "add save-interval: 1000 (iterations between checkpoints)"
@@ -33,6 +39,19 @@ def one_spacing_of_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse save_growth together with save_interval."""
     if c.checkpoint.save_growth is not None and c.checkpoint.save_interval is not None:
         yield Problem("save_growth", "and save-interval cannot both be set", "remove one of them")
+
+
+def extra_saves_are_different_iterations(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse negative and repeated numbers in extra_save_iters."""
+    counts = Counter(c.checkpoint.extra_save_iters or ())
+    for iteration, times in sorted(counts.items()):
+        if iteration < 0:
+            what = f"contains {iteration:,}, but iterations are counted from 0"
+        elif times > 1:
+            what = f"contains {iteration:,} {times:,} times"
+        else:
+            continue
+        yield Problem("extra_save_iters", what, "remove it from the list")
 
 
 def deepspeed_is_the_engine(c: NeoXConfig) -> Iterator[Problem]:

@@ -56,7 +56,6 @@ NOT_YET: Mapping[str, NotYet] = {
     "zero_optimization.zero_quantized_gradients": _on("remove it; DeepSpeed's quantizer requires CUDA"),
     "adlr_autoresume": _on(),
     "checkpoint_validation_with_forward_pass": _on(),
-    "extra_save_iters": _on("remove it; save-growth saves at 1, 2, 4, 8, ..."),
     "profile": _on(),
     "memory_profiling": _on(),
     "train_label_data_paths": _on(),

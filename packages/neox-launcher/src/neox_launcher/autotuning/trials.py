@@ -24,8 +24,8 @@ __all__ = ["LEFT_OUT", "StoppedError", "Trials", "describe", "fingerprint", "mea
 
 LEFT_OUT = (
     *("autotuning", "train_batch_size"),
-    *("save", "load", "save_interval", "save_growth", "extra_save_iters", "keep_last_n_checkpoints"),
-    *("checkpoint", "exit_interval"),
+    *("save", "load", "save_interval", "save_growth", "extra_save_iters", "save_interval_minutes"),
+    *("keep_last_n_checkpoints", "checkpoint", "exit_interval"),
     *("finetune", "no_load_optim", "no_load_rng", "checkpoint_validation_with_forward_pass"),
     *("tensorboard", "wandb", "comet", "csv_monitor", "tensorboard_dir"),
     *("wandb_group", "wandb_run_name", "wandb_team", "wandb_project", "wandb_host"),

@@ -182,6 +182,7 @@ def _for_phase(config: NeoXConfig, folder: Path, *, span: Span, last: int, evalu
                 save_interval=last,
                 save_growth=None,
                 extra_save_iters=None,
+                save_interval_minutes=None,
                 keep_last_n_checkpoints=None,
             ),
             "training": config.training.replaced(

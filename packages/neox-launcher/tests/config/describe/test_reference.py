@@ -77,7 +77,6 @@ ASKED = {
     "exclude": "x",
     "num_unique_layers": "2",
     "eval_tasks": "[x]",
-    "extra_save_iters": "[0, 5]",
     "train_label_data_paths": "[x]",
     "valid_label_data_paths": "[x]",
     "test_label_data_paths": "[x]",

@@ -260,6 +260,21 @@ def test_implied_settings_are_applied(load):
     assert load("lazy-mpu-init: true").model.use_cpu_initialization
 
 
+def test_extra_saves_after_the_last_iteration_are_noted(load):
+    config = load("extra-save-iters: [512, 10, 0, 256]\nsave: x\ntrain-iters: 10")
+    (notice,) = config.notices
+    assert (notice.name, notice.what) == (
+        "extra_save_iters",
+        "contains 256, 512, after the last iteration (10): not saved",
+    )
+    assert load("extra-save-iters: [10, 0]\nsave: x\ntrain-iters: 10").notices == ()
+    (notice,) = load("save-interval-minutes: 5").notices
+    assert (notice.name, notice.what) == (
+        "save_interval_minutes",
+        "has no effect: it is used only when save is set, but it is null",
+    )
+
+
 def test_the_inner_weight_decay_wins_and_the_outer_is_noted(load):
     config = load("weight-decay: 0.1\noptimizer: {params: {weight_decay: 0.2}}")
     assert config.optimizer.optimizer.params.weight_decay == 0.2

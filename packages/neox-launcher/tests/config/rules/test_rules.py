@@ -107,6 +107,12 @@ EXAMPLES = {
         "and save-interval cannot both be set",
         "save: x\nsave-growth: 2",
     ),
+    "extra_saves_are_different_iterations": (
+        "extra-save-iters: [4, -1]",
+        "extra_save_iters",
+        "contains -1, but iterations are counted from 0",
+        "extra-save-iters: [512, 0, 1]",
+    ),
     "rmsnorm_fusion_needs_rmsnorm": (
         "rmsnorm-fusion: true",
         "rmsnorm_fusion",
@@ -450,6 +456,7 @@ MORE = [
     (f"data-path: x\n{PATHS}", "train_data_paths", "cannot be combined with data-path"),
     (PATHS.replace("[a]", "[]"), "train_data_paths", "is empty"),
     ("save: x\nextra-save-iters: []", "save", "requires save-interval"),
+    ("save: x\nextra-save-iters: [2, 3, 2]", "extra_save_iters", "contains 2 2 times"),
     (f"split: {'9' * 400},1", "split", "contains a number that is too large"),
     (f"{PATHS}\ntrain-data-weights: [-1]", "train_data_weights", "must not contain a negative weight"),
     ("train-data-weights: [1]", "train_data_weights", "is given without train-data-paths"),

@@ -1,7 +1,7 @@
 """Run a training from its resolved configuration: set up every part, in order, and train."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -58,6 +58,7 @@ from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.norms import NormsHook, tensor_norms
 from neox_model.train.hooks.progress import ProgressHook
 from neox_model.train.hooks.record import RecordHook
+from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.loop import train
 from neox_model.train.state import TrainState
@@ -327,17 +328,7 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
         hooks.append(_norms(training, writers, log))
     hooks += _gradient_hooks(training, writers, log)
     if config.checkpoint.save is not None:
-        directory = Path(config.checkpoint.save)
-        hooks.append(
-            CheckpointHook(
-                lambda state: _save(training, directory),
-                interval=config.checkpoint.save_interval,
-                growth=config.checkpoint.save_growth,
-                timers=timers,
-                before_save=before_save,
-                while_saving=progress.repeated,
-            )
-        )
+        hooks.append(_saving(training, Path(config.checkpoint.save), timers, before_save, progress))
     kept = kept_tokens(config)
     if kept is not None:
         hooks.append(DropTokensHook(training.model, kept.at))
@@ -363,6 +354,27 @@ def _gradient_hooks(training: _Training, writers: Sequence[MetricWriter], log: L
             interval=section.log_interval,
             before_writing=log.write_pending,
         )
+
+
+def _saving(
+    training: _Training,
+    directory: Path,
+    timers: Timers,
+    before_save: Callable[[], None],
+    progress: Progress,
+) -> CheckpointHook:
+    section = training.config.checkpoint
+    minutes = section.save_interval_minutes
+    return CheckpointHook(
+        lambda state: _save(training, directory),
+        interval=section.save_interval,
+        growth=section.save_growth,
+        extra=section.extra_save_iters or (),
+        clock=None if minutes is None else SaveClock(training.groups.control, minutes=minutes),
+        timers=timers,
+        before_save=before_save,
+        while_saving=progress.repeated,
+    )
 
 
 def _norms(training: _Training, writers: Sequence[MetricWriter], log: LogHook) -> NormsHook:

@@ -49,7 +49,8 @@ class CheckpointSection(Section, resume="free"):
         None,
         origin="Meg",
         gt=0,
-        none_means="not set; required with `save`, unless save_growth is set",
+        none_means="not set; required with `save`, unless save_growth, save_interval_minutes or "
+        "extra_save_iters is set",
         doc="Iterations between checkpoints.",
     )
     save_growth: float | None = param(
@@ -62,7 +63,21 @@ class CheckpointSection(Section, resume="free"):
         "2 saves at 1, 2, 4, 8. Called checkpoint_factor with checkpoint_scale: log in GPT-NeoX.",
     )
     extra_save_iters: tuple[int, ...] | None = param(
-        None, origin="NeoX", none_means="none", doc="Iterations at which to save in addition."
+        None,
+        origin="NeoX",
+        none_means="none",
+        used_when="save is set",
+        doc="Iterations after which to save in addition, in any order. 0 saves the state before the first "
+        "iteration.",
+    )
+    save_interval_minutes: float | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        none_means="not set",
+        used_when="save is set",
+        doc="Save as well when this many minutes have passed since the last save, or since the start, by the "
+        "clock of rank 0. The save follows the next iteration.",
     )
     keep_last_n_checkpoints: int | None = param(
         None,

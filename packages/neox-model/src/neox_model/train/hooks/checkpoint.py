@@ -1,13 +1,14 @@
-"""Save checkpoints at the configured iterations and after the last iteration."""
+"""Save checkpoints at the configured iterations and times, and after the last iteration."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 
 from neox_config.errors import NeoXError
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.metrics.timers import Timers
 from neox_model.train.hooks.base import Hook
+from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
@@ -41,6 +42,8 @@ class CheckpointHook(Hook):
         save: saves the state; collective, and fails on all ranks or on none.
         interval: iterations between saves; None without `growth`: save only at the end.
         growth: save at iterations 1, growth, growth^2, ..., rounded down.
+        extra: iterations at which to save in addition; 0 saves before the first one.
+        clock: requests further saves by time; None: none.
         timers: measures saving as the activity `checkpoint`.
         before_save: called before each save, to write pending logs first.
         while_saving: function of the iteration that returns a context manager around the save.
@@ -52,6 +55,8 @@ class CheckpointHook(Hook):
         *,
         interval: int | None,
         growth: float | None = None,
+        extra: Collection[int] = (),
+        clock: SaveClock | None = None,
         timers: Timers,
         before_save: Callable[[], None],
         while_saving: Callable[[int], AbstractContextManager[object]] = nullcontext,
@@ -59,9 +64,21 @@ class CheckpointHook(Hook):
         self._save = save
         self._interval = interval
         self._growth = growth
+        self._extra = frozenset(extra)
+        self._clock = clock
         self._timers = timers
         self._before_save = before_save
         self._while_saving = while_saving
+
+    def on_start(self, state: TrainState) -> None:
+        """Save the state before the first iteration if `extra` contains 0; start the clock."""
+        if state.finished:
+            return
+        if state.iteration == 0 and 0 in self._extra:
+            self._try_to_save(state)
+        if self._clock is not None:
+            self._clock.restart()
+            self._clock.send()
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Save if it is due, and after the last iteration of this process.
@@ -69,20 +86,39 @@ class CheckpointHook(Hook):
         Raises:
             NeoXError: the last iteration cannot be saved.
         """
+        is_time = self._clock is not None and self._clock.receive()
         if state.finished:
-            try:
-                self._save_now(state)
-            except CheckpointError as error:
-                raise NeoXError(
-                    f"cannot save the training's last iteration, {state.iteration}: {error}"
-                ) from error
-        elif is_save_due(state.iteration, interval=self._interval, growth=self._growth):
-            try:
-                self._save_now(state)
-            except CheckpointError as error:
-                logger.error("iteration %d was not saved, training continues: %s", state.iteration, error)
+            self._save_last(state)
+            return
+        if is_time or self._is_due(state.iteration):
+            self._try_to_save(state)
+            if self._clock is not None:
+                self._clock.restart()
+        if self._clock is not None:
+            self._clock.send()
+
+    def _is_due(self, iteration: int) -> bool:
+        return iteration in self._extra or is_save_due(
+            iteration, interval=self._interval, growth=self._growth
+        )
+
+    def _save_last(self, state: TrainState) -> None:
+        try:
+            self._save_now(state)
+        except CheckpointError as error:
+            raise NeoXError(
+                f"cannot save the training's last iteration, {state.iteration}: {error}"
+            ) from error
+
+    def _try_to_save(self, state: TrainState) -> None:
+        try:
+            self._save_now(state)
+        except CheckpointError as error:
+            logger.error("iteration %d was not saved, training continues: %s", state.iteration, error)
 
     def _save_now(self, state: TrainState) -> None:
         self._before_save()
-        with self._timers.measure("checkpoint"), self._while_saving(state.iteration):
+        # A report would be taken for the first iteration, and the time until that has a limit of its own.
+        watched = self._while_saving(state.iteration) if state.iteration else nullcontext()
+        with self._timers.measure("checkpoint"), watched:
             self._save(state)

@@ -1,0 +1,97 @@
+"""Checkpoints at listed iterations and by time, in trainings of two ranks whose clocks disagree."""
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from neox_config.facts.checkpoints import LATEST, checkpoint_name, complete_checkpoints, iteration_of
+from neox_model.checkpoint.contents import Manifest
+from support.corpus import write_corpus
+from support.distributed import run_ranks
+from support.settings import SMALL_TRAINING, resolved_from
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "zero2": {"zero_optimization": {"stage": 2}},
+    "pipeline": {"pipe_parallel_size": 2, "gradient_accumulation_steps": 2},
+}
+# Due in every third reading of the clock: after 3 iterations without another save.
+TIMED = {"save_interval_minutes": 3.0, "extra_save_iters": [5, 0]}
+
+
+class Ticks:
+    """A clock that each reading advances by the same time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self._seconds = 0.0, seconds
+
+    def __call__(self) -> float:
+        self.now += self._seconds
+        return self.now
+
+
+def train_each(trainings: list[dict[str, Any]], resumed_from: str) -> None:
+    """Train each in the same two processes; the clock of rank 1 runs an hour where rank 0's runs a minute.
+
+    Args:
+        trainings: settings; `start` is the iteration in `resumed_from` that the training resumes from.
+        resumed_from: folder of checkpoints.
+    """
+    from torch import distributed
+
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train import run
+
+    seconds = (60.0, 3600.0)[int(os.environ["RANK"])]
+    for settings in trainings:
+        start = settings.pop("start", None)
+        if start is not None:
+            (Path(resumed_from) / LATEST).write_text(checkpoint_name(start))
+            distributed.barrier()
+            settings["load"] = resumed_from
+        resolved = resolved_from(SMALL_TRAINING | {"train_iters": 10} | settings, devices=2)
+        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        with patch.object(run, "SaveClock", partial(run.SaveClock, now=Ticks(seconds))):
+            run.train_in(groups, resolved)
+        distributed.barrier()
+
+
+def saved_in(folder: Path) -> list[int | None]:
+    return [iteration_of(path.name) for path in complete_checkpoints(folder)]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_ranks_save_by_the_clock_of_rank_0_and_each_checkpoint_resumes_bit_for_bit(
+    tmp_path, corpus, layout
+):
+    folders = {name: tmp_path / name for name in ("whole", "kept", "plain", "from 0", "from 3")}
+    base = {"data_path": corpus, **LAYOUTS[layout]}
+    timed = {**base, **TIMED}
+    trainings = [
+        {**timed, "save": str(folders["whole"])},
+        {**timed, "save": str(folders["kept"]), "keep_last_n_checkpoints": 2},
+        {**base, "save": str(folders["plain"]), "save_interval": 100},
+        {**timed, "save": str(folders["from 0"]), "start": 0},
+        {**timed, "save": str(folders["from 3"]), "start": 3},
+    ]
+    run_ranks(train_each, size=2, trainings=trainings, resumed_from=str(folders["whole"]))
+    # By time at 3; listed at 5, which starts the clock anew; by time at 8; the end.
+    assert {name: saved_in(folder) for name, folder in folders.items()} == {
+        "whole": [0, 3, 5, 8, 10],
+        "kept": [8, 10],
+        "plain": [10],
+        # Iteration 0 is saved by every training that starts there.
+        "from 0": [0, 3, 5, 8, 10],
+        "from 3": [5, 8, 10],
+    }
+    last = {name: Manifest.read(folder / checkpoint_name(10)).tensors for name, folder in folders.items()}
+    assert [name for name, tensors in last.items() if tensors != last["plain"]] == []
