@@ -52,6 +52,7 @@ ROOMS = {
         "optional": {"errors"},
         # -- plain arguments
         "torch_compat": set(),
+        "versions": set(),
         "parallel": {"torch_compat", "errors"},
         "initialization": {"parallel", "errors"},
         "layers": {"parallel", "initialization", "errors"},
@@ -61,14 +62,14 @@ ROOMS = {
         "report": {"metrics", "optional", "errors"},
         # -- read the configuration
         "worker": {"errors"},
-        "doctor": {"worker", "processes", "errors"},
+        "doctor": {"worker", "processes", "versions", "errors"},
         "processes": {"parallel", "errors"},
         "assembly": {
             *("layers", "optim", "parallel", "initialization", "deepspeed_compat", "torch_compat"),
             "errors",
         },
         "engine": {"assembly", "optim", "parallel", "deepspeed_compat", "errors"},
-        "checkpoint": {"engine", "parallel", "errors"},
+        "checkpoint": {"engine", "parallel", "versions", "errors"},
         "train": {
             *("assembly", "checkpoint", "engine", "metrics", "optim", "parallel", "processes", "worker"),
             *("optional", "errors"),

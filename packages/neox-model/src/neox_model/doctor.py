@@ -5,7 +5,6 @@ process group and again after, so that they are available even if the network fa
 """
 
 import os
-import platform
 import secrets
 import shutil
 import subprocess
@@ -13,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,13 @@ from neox_config import NeoXConfig, Resolved
 from neox_launcher.worker.ranks import read_rank
 from neox_launcher.worker.reporting import report_facts
 from neox_model.processes import join_process_group
+from neox_model.versions import package_versions
 from neox_model.worker import exit_worker, request_options, run_worker
 
 __all__ = ["examine", "main"]
 
 _JOIN_SECONDS = 15
 _DRIVER_SECONDS = 10.0
-_PACKAGES = ("torch", "deepspeed", "neox-model", "numpy")
 _ROUNDS = 5
 _BYTES = {"cpu": 4 * 2**20, "cuda": 64 * 2**20}
 
@@ -45,7 +43,7 @@ def examine(resolved: Resolved) -> None:
     me = read_rank()
     rank, local_rank = (me.rank, me.local_rank) if me else (0, 0)
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
-    facts = {**_software(), **_devices(device), "files": _files(resolved.config)}
+    facts = {**package_versions(), **_devices(device), "files": _files(resolved.config)}
     report_facts(rank, facts)
     backend = resolved.derived.backend or ("nccl" if device.type == "cuda" else "gloo")
     if device.type == "cuda":
@@ -55,16 +53,6 @@ def examine(resolved: Resolved) -> None:
     facts["all_reduce"] = _measure_all_reduce(device)
     report_facts(rank, facts)
     distributed.destroy_process_group()
-
-
-def _software() -> dict[str, Any]:
-    found: dict[str, Any] = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
 
 
 def _devices(device: torch.device) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def test_a_manifest_reads_back_equal(tmp_path):
         optimizer_scalars={"w": {"step": {"value": 3.0, "dtype": "F32"}}},
         schedule={"curve": {"peak": 1e-05}},
         files={"a": 100, "b": 80},
+        packages={"python": "3.12.1", "torch": "2.11.0"},
     )
     (tmp_path / MANIFEST).write_text(manifest.to_json())
     assert Manifest.read(tmp_path) == manifest

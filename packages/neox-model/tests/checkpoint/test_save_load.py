@@ -1,10 +1,13 @@
 """What is restored, what is left out and what is refused, on one process without DeepSpeed."""
 
 import errno
+import importlib.metadata
 import json
 import logging
 import math
+import platform
 import random
+import zlib
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,13 @@ from neox_model.checkpoint import (
     load_weights,
     save,
 )
-from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.contents import FORMAT, Manifest
 from neox_model.checkpoint.load import read_training_state
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.topology import create_groups
+from neox_model.versions import package_versions
+from support.checkpoint_edits import edit_manifest
 from support.checkpoint_runs import COUNTS, CURVE, CYCLE, STATE, Run
 from support.distributed import run_ranks
 
@@ -56,6 +61,47 @@ def test_an_empty_folder_means_from_scratch_for_training_and_is_an_error_for_gen
     assert run.iteration is None
     with pytest.raises(CheckpointError, match="none contains no checkpoint"):
         load_weights(tmp_path / "none", model=run.model, groups=SINGLE_PROCESS, config={})
+
+
+def without_packages(folder: Path) -> None:
+    """Rewrite a manifest as earlier versions wrote it."""
+    contents = json.loads((folder / MANIFEST).read_text())["contents"]
+    del contents["packages"]
+    text = json.dumps(contents, separators=(",", ":"), sort_keys=True)
+    document = f'{{"format": "{FORMAT}", "crc32": {zlib.crc32(text.encode())}, "contents": {text}}}'
+    (folder / MANIFEST).unlink()
+    (folder / MANIFEST).write_text(document)
+
+
+def test_other_versions_than_the_checkpoints_are_named_in_one_line(tmp_path, trained, caplog):
+    folder = trained.save(tmp_path)
+    recorded = Manifest.read(folder).packages
+    assert recorded == package_versions()
+    assert recorded["python"] == platform.python_version()
+    assert recorded["torch"] == importlib.metadata.version("torch")
+    assert {"deepspeed", "numpy", "safetensors", "neox-model", "neox-launcher"} < recorded.keys()
+    Run().load(tmp_path)
+    assert not [message for message in caplog.messages if "versions" in message]
+    edit_manifest(folder, "packages", {"torch": "2.9.1", "cuda": "12.8"}, without={"numpy"})
+    Run().load(tmp_path)
+    (message,) = (message for message in caplog.messages if "versions" in message)
+    there = {**recorded, "numpy": "none", "torch": "2.9.1", "cuda": "12.8"}
+    here = {"cuda": "none", **recorded}
+    assert message == "the checkpoint was written with other versions: " + "; ".join(
+        f"{name} {there[name]} in the checkpoint, {here[name]} in this run"
+        for name in ("cuda", "numpy", "torch")
+        if there[name] != here[name]
+    )
+
+
+def test_a_checkpoint_without_versions_loads_silently(tmp_path, trained, caplog):
+    folder = trained.save(tmp_path)
+    without_packages(folder)
+    assert Manifest.read(folder).packages == {}
+    run = Run()
+    run.load(tmp_path)
+    assert (run.iteration, run.weights) == (2, trained.weights)
+    assert not [message for message in caplog.messages if "versions" in message]
 
 
 def test_finetune_takes_the_weights_alone(tmp_path, trained):

@@ -14,7 +14,7 @@ from neox_config.derive.resume import (
 from neox_config.errors import ConfigError
 from neox_config.problems import in_words
 from neox_model.checkpoint.contents import Manifest, is_count
-from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
 
 __all__ = [
     "SAMPLES_DIGEST",
@@ -22,6 +22,7 @@ __all__ = [
     "data_state",
     "log_another_order",
     "log_model_changes",
+    "log_other_versions",
     "log_training_changes",
     "log_unknown_changes",
     "refuse_model_changes",
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 # Recorded with the parameters: digests of the samples read, by part.
 SAMPLES_DIGEST = "samples_digest"
 _PARTS = {"train": "training samples", "valid": "validation samples"}
+_NONE = "none"
 _DAMAGED = "the manifest is damaged: config"
 # Counts in the training loop's state: those that give the position in the data, and the others.
 _USED = {
@@ -128,6 +130,24 @@ def log_another_order(manifest: Manifest, config: Mapping[str, Any]) -> None:
                 "at all",
                 samples,
             )
+
+
+def log_other_versions(manifest: Manifest, packages: Mapping[str, str]) -> None:
+    """Log the packages whose versions differ from those that wrote the checkpoint, if it records them.
+
+    Args:
+        manifest: the checkpoint's.
+        packages: versions of this run.
+    """
+    there = manifest.packages
+    names = sorted(name for name in there.keys() | packages.keys() if there.get(name) != packages.get(name))
+    if there and names:
+        listed = "; ".join(
+            f"{quoted(name)} {quoted(there.get(name, _NONE))} in the checkpoint, "
+            f"{packages.get(name, _NONE)} in this run"
+            for name in names
+        )
+        logger.warning("the checkpoint was written with other versions: %s", listed)
 
 
 def training_state(manifest: Manifest) -> dict[str, Any]:

@@ -99,6 +99,7 @@ class Manifest:
         schedule: state of the learning-rate schedule.
         training: state of the training loop.
         files: shard name to size in bytes.
+        packages: package name to version, of the program that wrote it; empty in older checkpoints.
     """
 
     __pydantic_config__ = _EXACT
@@ -113,6 +114,7 @@ class Manifest:
     schedule: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, _Count] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the text of the manifest file, which includes a checksum of its contents."""

@@ -28,6 +28,7 @@ from neox_model.checkpoint.comparison import (
     data_state,
     log_another_order,
     log_model_changes,
+    log_other_versions,
     log_training_changes,
     log_unknown_changes,
     refuse_model_changes,
@@ -54,6 +55,7 @@ from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import mixed_seed, seed_streams
+from neox_model.versions import package_versions
 
 __all__ = ["ScheduleSource", "load_checkpoint", "load_weights", "read_training_state"]
 
@@ -148,6 +150,7 @@ def load_checkpoint(
         log_unknown_changes(changes)
         log_training_changes(changes, keeps_curve=schedule_source == "checkpoint")
         log_another_order(manifest, config)
+        log_other_versions(manifest, package_versions())
     return manifest.iteration
 
 

@@ -22,6 +22,7 @@ from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.shards import Part, WrittenPiece, write_durably, write_shard
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
+from neox_model.versions import package_versions
 
 __all__ = ["layout_of", "rng_prefix", "save_checkpoint"]
 
@@ -102,6 +103,7 @@ def save_checkpoint(
                         **parts.schedule.state_dict(),
                     },
                     training=parts.state.state_dict(),
+                    packages=package_versions(),
                 )
                 write_durably(temporary / MANIFEST, manifest.to_json())
                 folders.publish(temporary, final)

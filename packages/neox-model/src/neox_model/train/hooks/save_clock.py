@@ -46,7 +46,7 @@ class SaveClock:
         self._sent = decision, work
 
     def receive(self) -> bool:
-        """Return the decision that was sent last, and forget it; False if none was."""
+        """Return the decision that was sent last, once; False if none was."""
         if self._sent is None:
             return False
         (decision, work), self._sent = self._sent, None
