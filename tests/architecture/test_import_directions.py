@@ -80,12 +80,13 @@ ROOMS = {
             "errors",
         },
         "verify": {"checkpoint", "metrics", "worker", "errors"},
+        "inspection": {"checkpoint", "verify", "errors"},
     },
 }
 # Rooms of neox_model that may read configurations; the others take plain arguments.
 READS_CONFIGURATION = (
     *("worker", "doctor", "processes", "assembly", "engine", "checkpoint", "train", "generate"),
-    *("evaluate", "verify"),
+    *("evaluate", "verify", "inspection"),
 )
 # What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
 # that one handler reports them all; the others have nothing to do with a configuration.

@@ -44,7 +44,13 @@ def test_only_the_loader_of_neox_data_imports_torch():
 
 
 @pytest.mark.parametrize(
-    "module", ["neox_model.worker", "neox_model.report", "neox_model.train.data.description"]
+    "module",
+    [
+        "neox_model.worker",
+        "neox_model.report",
+        "neox_model.inspection.cli",
+        "neox_model.train.data.description",
+    ],
 )
 def test_light_modules_import_no_heavy_package(module):
     assert loaded_by([module]) & HEAVY == set()

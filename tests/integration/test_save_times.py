@@ -1,5 +1,9 @@
-"""Checkpoints at listed iterations and by time, in trainings of two ranks whose clocks disagree."""
+"""Checkpoints at listed iterations and by time, in trainings of two ranks whose clocks disagree.
 
+Those of iteration 0 contain the same model on every layout, which `neox-checkpoint diff` confirms.
+"""
+
+import json
 import os
 from functools import partial
 from pathlib import Path
@@ -7,9 +11,11 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from click.testing import CliRunner
 
 from neox_config.facts.checkpoints import LATEST, checkpoint_name, complete_checkpoints, iteration_of
 from neox_model.checkpoint.contents import Manifest
+from neox_model.inspection.cli import main
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
@@ -95,3 +101,29 @@ def test_all_ranks_save_by_the_clock_of_rank_0_and_each_checkpoint_resumes_bit_f
     }
     last = {name: Manifest.read(folder / checkpoint_name(10)).tensors for name, folder in folders.items()}
     assert [name for name, tensors in last.items() if tensors != last["plain"]] == []
+
+
+@pytest.mark.slow
+def test_the_model_of_iteration_0_is_the_same_on_every_layout(tmp_path, corpus):
+    layouts = {**LAYOUTS, "tensor": {"model_parallel_size": 2}}
+    sizes = {
+        name: {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": 1}
+        for name, micro in (("zero2", 2), ("pipeline", 4), ("tensor", 4))
+    }
+    once = {"data_path": corpus, "train_iters": 1, "extra_save_iters": [0], "hidden_dropout": 0.0}
+    trainings = [
+        {**once, **layout, "train_batch_size": 4, "save": str(tmp_path / name)} | sizes[name]
+        for name, layout in layouts.items()
+    ]
+    run_ranks(train_each, size=2, trainings=trainings, resumed_from="")
+    first = tmp_path / "zero2"
+    for name in layouts:
+        words = ["diff", str(first / "global_step0"), str(tmp_path / name / "global_step0"), "--json"]
+        result = CliRunner().invoke(main, words)
+        found = json.loads(result.stdout)
+        assert (result.exit_code, found["is_equal"]) == (0, True), result.stdout
+        assert len([each for each in found["tensors"] if each["kind"] == "weights"]) == 28
+    words = ["diff", str(first / "global_step0"), str(first / "global_step1"), "--json"]
+    update = json.loads(CliRunner().invoke(main, words).stdout)
+    assert min(each["relative_norm"] for each in update["tensors"] if each["kind"] == "weights") > 1e-4
+    assert update["counters"]["iteration"] == [0, 1]

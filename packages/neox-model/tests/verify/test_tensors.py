@@ -7,8 +7,9 @@ import torch
 
 from neox_config.facts.checkpoints import MANIFEST
 from neox_model.checkpoint.contents import Layout, Manifest
+from neox_model.checkpoint.names import in_model_order
 from neox_model.verify.rounding import LIMITS
-from neox_model.verify.tensors import State, differences, differences_beyond_rounding, in_model_order
+from neox_model.verify.tensors import State, differences, differences_beyond_rounding
 from support.checkpoint_edits import write_tensors
 
 WEIGHT = "layers.0.mlp.up.weight"
@@ -73,7 +74,7 @@ def test_missing_further_and_reshaped_tensors_are_differences(state):
 
 def test_layers_are_compared_in_the_order_of_the_model():
     names = ["lm_head.weight", "layers.10.a", "layers.9.b", "embedding.w", "final_norm.weight", "layers.9.a"]
-    assert in_model_order(iter(names)) == [
+    assert in_model_order(names) == [
         "embedding.w",
         "layers.9.a",
         "layers.9.b",

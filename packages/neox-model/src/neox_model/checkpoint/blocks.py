@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["Block", "Box", "Overlap", "Range", "block_numel", "boxes", "find_overlaps", "overlapping"]
 
@@ -48,7 +50,7 @@ class Overlap:
         """Return the number of shared elements."""
         return block_numel(self.shared)
 
-    def copy(self, source: Tensor, target: Tensor) -> None:
+    def copy(self, source: "Tensor", target: "Tensor") -> None:
         """Copy the shared elements from one flat tensor to another, converting the dtype."""
         _view(target, self.target, self.shared).copy_(_view(source, self.source, self.shared))
 
@@ -120,7 +122,7 @@ def _intersection(one: Block, other: Block) -> Block | None:
     return shared if all(start < stop for start, stop in shared) else None
 
 
-def _view(flat: Tensor, box: Box, shared: Block) -> Tensor:
+def _view(flat: "Tensor", box: Box, shared: Block) -> "Tensor":
     shape = [stop - start for start, stop in box.bounds]
     whole = flat.narrow(0, box.offset, block_numel(box.bounds)).view(shape)
     return whole[

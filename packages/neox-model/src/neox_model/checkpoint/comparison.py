@@ -19,6 +19,7 @@ from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 __all__ = [
     "SAMPLES_DIGEST",
     "changes_since",
+    "check_schedule",
     "data_state",
     "log_another_order",
     "log_model_changes",
@@ -148,6 +149,17 @@ def log_other_versions(manifest: Manifest, packages: Mapping[str, str]) -> None:
             for name in names
         )
         logger.warning("the checkpoint was written with other versions: %s", listed)
+
+
+def check_schedule(manifest: Manifest) -> None:
+    """Check that the checkpoint records a learning-rate schedule.
+
+    Raises:
+        DamagedCheckpointError: the curve or the number of updates is missing.
+    """
+    saved = manifest.schedule
+    if not isinstance(saved.get("curve"), Mapping) or not is_count(saved.get("applied_updates")):
+        raise DamagedCheckpointError("the manifest is damaged: schedule has no curve or no applied_updates")
 
 
 def training_state(manifest: Manifest) -> dict[str, Any]:

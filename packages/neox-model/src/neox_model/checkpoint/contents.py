@@ -15,14 +15,14 @@ from math import inf, prod
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from neox_config import finite_json
 from neox_config.facts.checkpoints import MANIFEST
 from neox_model.checkpoint.blocks import block_numel, overlapping
-from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
+from neox_model.checkpoint.names import is_weight
+from neox_model.checkpoint.stored_types import STORED_TYPES
 
 __all__ = ["FORMAT", "Layout", "Manifest", "Piece", "TensorRecord", "is_count"]
 
@@ -70,6 +70,11 @@ class TensorRecord:
     def is_complete(self) -> bool:
         """Return True if the pieces contain exactly as many elements as the tensor."""
         return sum(piece.numel for piece in self.pieces) == prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the size of the whole tensor in bytes."""
+        return prod(self.shape) * STORED_TYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +129,7 @@ class Manifest:
     @property
     def weight_names(self) -> set[str]:
         """Return the logical names of the weights; all other tensors have a slash in their name."""
-        return {name for name in self.tensors if "/" not in name}
+        return set(filter(is_weight, self.tensors))
 
     @staticmethod
     def read(folder: Path) -> "Manifest":
@@ -191,7 +196,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     for name, record in manifest.tensors.items():
         yield from (f"{quoted(name)}: {problem}" for problem in _problems_of_tensor(record, manifest.files))
         for piece in record.pieces:
-            stored[piece.file] += piece.numel * DTYPES[record.dtype].itemsize
+            stored[piece.file] += piece.numel * STORED_TYPES[record.dtype].itemsize
     for name, size in stored.items():
         if size > manifest.files[name]:
             yield f"{quoted(name)} has {manifest.files[name]:,} bytes, but its tensors have {size:,}"
@@ -210,7 +215,7 @@ def _problems_of_states(manifest: Manifest) -> Iterator[str]:
         yield "optimizer_scalars contains a state that is not a number with a dtype"
     if not all(value is None or _is_number(value) for value in manifest.engine.values()):
         yield "engine contains a value that is not a number"
-    elif torch.finfo(torch.float32).max < abs(manifest.engine.get("cur_scale") or 0) < inf:
+    elif STORED_TYPES["F32"].largest < abs(manifest.engine.get("cur_scale") or 0) < inf:
         yield "engine / cur_scale is too large"
     for name in _ENGINE_INTEGERS:
         if not isinstance(manifest.engine.get(name, 0), int | None):
@@ -218,7 +223,7 @@ def _problems_of_states(manifest: Manifest) -> Iterator[str]:
 
 
 def _problems_of_tensor(record: TensorRecord, files: Mapping[str, int]) -> Iterator[str]:
-    if record.dtype not in DTYPES:
+    if record.dtype not in STORED_TYPES:
         yield f"its dtype {quoted(record.dtype)!r} is unknown"
     for piece in record.pieces:
         if piece.file not in files:
@@ -251,16 +256,9 @@ def _is_scalar(state: Any) -> bool:
     value, dtype = state["value"], state["dtype"]
     if dtype is None:
         return value is None or _is_number(value)
-    return _is_number(value) and isinstance(dtype, str) and dtype in DTYPES and _fits(value, DTYPES[dtype])
+    is_known = isinstance(dtype, str) and dtype in STORED_TYPES
+    return is_known and _is_number(value) and STORED_TYPES[dtype].holds(value)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63)
-
-
-def _fits(value: float, dtype: torch.dtype) -> bool:
-    try:
-        torch.tensor(value, dtype=dtype)
-    except (RuntimeError, OverflowError, ValueError):
-        return False
-    return True

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +24,7 @@ from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.comparison import (
     changes_since,
+    check_schedule,
     data_state,
     log_another_order,
     log_model_changes,
@@ -35,8 +35,7 @@ from neox_model.checkpoint.comparison import (
     refuse_state_changes,
     training_state,
 )
-from neox_model.checkpoint.contents import Manifest, TensorRecord, is_count
-from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.contents import Manifest, TensorRecord
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
 from neox_model.checkpoint.logical import (
     Fragment,
@@ -47,9 +46,10 @@ from neox_model.checkpoint.logical import (
     state_range,
     state_tensor,
 )
+from neox_model.checkpoint.names import rng_prefix
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts, Schedule
-from neox_model.checkpoint.save import layout_of, rng_prefix
+from neox_model.checkpoint.save import layout_of
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
@@ -352,8 +352,7 @@ def _chosen_curve(schedule: Schedule, manifest: Manifest, source: ScheduleSource
         DamagedCheckpointError: the checkpoint's schedule is incomplete.
     """
     saved = manifest.schedule
-    if not isinstance(saved.get("curve"), Mapping) or not is_count(saved.get("applied_updates")):
-        raise DamagedCheckpointError("the manifest is damaged: schedule has no curve or no applied_updates")
+    check_schedule(manifest)
     if source == "checkpoint":
         return _stored_curve(schedule, saved)
     there, here = _described(saved), {_CLASS: type(schedule.curve).__name__, **asdict(schedule.curve)}
@@ -418,22 +417,9 @@ def _read_rng(manifest: Manifest, reader: ShardReader, groups: Groups) -> dict[s
     Raises:
         DamagedCheckpointError: a state is damaged.
     """
-    prefix = rng_prefix(groups.world.rank)
-    records = {name: record for name, record in manifest.tensors.items() if name.startswith(prefix)}
-    if layout_of(groups) != manifest.layout or not records:
+    if layout_of(groups) != manifest.layout:
         return None
-    states = {}
-    for name, record in records.items():
-        if len(record.shape) != 1:
-            raise DamagedCheckpointError(f"the manifest is damaged: {quoted(name)} is not one-dimensional")
-        numel = prod(record.shape)
-        wanted = (((0, numel),), 0, numel)
-        # Before memory is allocated for a size that the manifest only claims.
-        reader.check(name, record, wanted)
-        states[name.removeprefix(prefix)] = values = torch.empty(record.shape, dtype=DTYPES[record.dtype])
-        reader.fill(values, name, record, wanted)
-    rng_state.check(states)
-    return states
+    return rng_state.read(manifest, reader, groups.world.rank)
 
 
 def _restore_rng(

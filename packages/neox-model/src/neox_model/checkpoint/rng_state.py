@@ -5,15 +5,20 @@ The parallel random streams have no other state (`neox_model.parallel.random`).
 
 import random
 from collections.abc import Callable, Collection, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
+from neox_model.checkpoint.names import rng_prefix
+from neox_model.checkpoint.shards import ShardReader
 
-__all__ = ["capture", "check", "restore"]
+__all__ = ["capture", "check", "read", "restore"]
 
 
 def capture() -> dict[str, Tensor]:
@@ -33,6 +38,35 @@ def capture() -> dict[str, Tensor]:
     }
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def read(manifest: Manifest, reader: ShardReader, rank: int) -> dict[str, Tensor] | None:
+    """Read and check the states of a rank's generators; None if they were not saved.
+
+    Args:
+        manifest: the checkpoint's.
+        reader: reads its shards.
+        rank: of the run that wrote it.
+
+    Raises:
+        DamagedCheckpointError: a state is damaged.
+    """
+    prefix = rng_prefix(rank)
+    records = {name: record for name, record in manifest.tensors.items() if name.startswith(prefix)}
+    if not records:
+        return None
+    states = {}
+    for name, record in records.items():
+        if len(record.shape) != 1:
+            raise DamagedCheckpointError(f"the manifest is damaged: {quoted(name)} is not one-dimensional")
+        numel = prod(record.shape)
+        wanted = (((0, numel),), 0, numel)
+        # Before memory is allocated for a size that the manifest only claims.
+        reader.check(name, record, wanted)
+        states[name.removeprefix(prefix)] = values = torch.empty(record.shape, dtype=DTYPES[record.dtype])
+        reader.fill(values, name, record, wanted)
+    check(states)
     return states
 
 

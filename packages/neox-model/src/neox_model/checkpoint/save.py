@@ -17,6 +17,7 @@ from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.contents import Layout, Manifest, TensorRecord
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts, weight_part
+from neox_model.checkpoint.names import rng_prefix
 from neox_model.checkpoint.outcome import collect, shared_outcome
 from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.shards import Part, WrittenPiece, write_durably, write_shard
@@ -24,7 +25,7 @@ from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.versions import package_versions
 
-__all__ = ["layout_of", "rng_prefix", "save_checkpoint"]
+__all__ = ["layout_of", "save_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -116,11 +117,6 @@ def save_checkpoint(
 def layout_of(groups: Groups) -> Layout:
     """Return the sizes of a run's parallel groups."""
     return Layout(data=groups.data.size, model=groups.model.size, pipe=groups.pipe.size)
-
-
-def rng_prefix(rank: int) -> str:
-    """Return the prefix of the tensor names of a rank's random generators."""
-    return f"rng/{rank}/"
 
 
 @contextmanager

@@ -178,7 +178,7 @@ class ShardReader:
             overlaps = find_overlaps((piece.block, piece.start, piece.stop), wanted)
             missing -= sum(overlap.numel for overlap in overlaps)
             if overlaps and (piece.file, piece.key) not in self._verified:
-                values = self._read(piece, record.dtype)
+                values = self.read(piece, record.dtype)
                 if dtype is not None and not bool(values.to(dtype).isfinite().all()):
                     raise DamagedCheckpointError(
                         f"{self.folder / piece.file}: {name} contains values that are not finite"
@@ -202,7 +202,7 @@ class ShardReader:
         for piece in record.pieces:
             overlaps = find_overlaps((piece.block, piece.start, piece.stop), wanted)
             if overlaps:
-                values = self._read(piece, record.dtype)
+                values = self.read(piece, record.dtype)
                 for overlap in overlaps:
                     overlap.copy(values, target)
                     missing -= overlap.numel
@@ -212,8 +212,16 @@ class ShardReader:
         if missing:
             raise DamagedCheckpointError(f"{missing:,} elements of {name} are missing in {self.folder}")
 
-    def _read(self, piece: Piece, dtype: str) -> Tensor:
-        """Read and verify the flat values of one piece."""
+    def read(self, piece: Piece, dtype: str) -> Tensor:
+        """Read and verify the flat values of one piece.
+
+        Args:
+            piece: a piece of a tensor of this checkpoint.
+            dtype: safetensors' name of the tensor's dtype.
+
+        Raises:
+            DamagedCheckpointError: its shard is missing, truncated or damaged.
+        """
         path = self.folder / piece.file
         try:
             values = self._shard(path).get_tensor(piece.key).reshape(-1)

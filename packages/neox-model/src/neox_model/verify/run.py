@@ -12,6 +12,7 @@ from neox_launcher.protocol.verification import Answer, Comparison, Side
 from neox_launcher.worker.ranks import read_rank
 from neox_launcher.worker.reporting import report_facts
 from neox_model.checkpoint.comparison import SAMPLES_DIGEST, training_state
+from neox_model.checkpoint.names import in_model_order, is_random_state
 from neox_model.metrics.writers.jsonl import read_metrics
 from neox_model.verify.copies import compare_copies
 from neox_model.verify.findings import Findings
@@ -33,7 +34,6 @@ from neox_model.verify.tensors import (
     TensorDifference,
     differences,
     differences_beyond_rounding,
-    in_model_order,
 )
 
 __all__ = ["compare", "compare_from"]
@@ -172,7 +172,7 @@ def _compare_memory(
         for kind, what in (("kept", "in the optimizer"), ("used", "in the model")):
             here, there = wanted[rank][kind], found[rank][kind]
             findings.count(row, len(there))
-            for place in in_model_order(iter(here.keys() | there.keys())):
+            for place in in_model_order(here.keys() | there.keys()):
                 if here.get(place) != there.get(place):
                     text = f"{place} {what} of rank {rank} is not what the uninterrupted training held"
                     findings.differ(row, text, iteration=middle, advice="restored")
@@ -184,7 +184,7 @@ def _compare_random(comparison: Comparison, one: State, other: State, findings: 
         findings.skip(row, "streams", "random streams start anew on other parallel sizes")
         return
     findings.row(row, "streams")
-    names = {name for state in (one, other) for name in state.manifest.tensors if name.startswith("rng/")}
+    names = {name for state in (one, other) for name in state.manifest.tensors if is_random_state(name)}
     findings.count(row, len(names))
     for name in sorted(names):
         _, rank, stream = name.split("/")

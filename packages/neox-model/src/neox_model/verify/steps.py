@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from neox_model.checkpoint.names import in_model_order
 from neox_model.verify.findings import Findings
 from neox_model.verify.records import Record
 from neox_model.verify.rounding import Limits
-from neox_model.verify.tensors import in_model_order
 
 __all__ = [
     "Steps",
@@ -232,7 +232,7 @@ def _updates(steps: Steps, iteration: int) -> _Result:
         texts += [
             f"weight {place} of rank {rank} after the update of iteration {iteration:,}: its sum is "
             f"{_compared(found.get(place), wanted.get(place))}"
-            for place in in_model_order(iter(wanted.keys() | found.keys()))
+            for place in in_model_order(wanted.keys() | found.keys())
             if not is_close(wanted.get(place), found.get(place), None)
         ]
     return _Result(count, texts)

@@ -1,7 +1,6 @@
 """Compare two checkpoints tensor by tensor, in chunks."""
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -12,10 +11,11 @@ from torch import Tensor
 
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.verify.rounding import Limits
 
-__all__ = ["State", "TensorDifference", "differences", "differences_beyond_rounding", "in_model_order"]
+__all__ = ["State", "TensorDifference", "differences", "differences_beyond_rounding"]
 
 # Number of elements per chunk.
 _CHUNK = 2**24
@@ -48,8 +48,8 @@ class State:
 
     def names(self, *, of_weights: bool) -> list[str]:
         """Return the names of weights or of optimizer states, in the order of the model."""
-        names = (name for name in self.manifest.tensors if not name.startswith("rng/"))
-        return in_model_order(name for name in names if ("/" not in name) == of_weights)
+        names = (name for name in self.manifest.tensors if not is_random_state(name))
+        return in_model_order(name for name in names if is_weight(name) == of_weights)
 
     def chunks(self, name: str) -> Iterator[Tensor]:
         """Yield the tensor's values in row-major order, in chunks."""
@@ -74,21 +74,10 @@ class TensorDifference:
     relative: float
 
 
-def in_model_order(names: Iterator[str]) -> list[str]:
-    """Return the names sorted: layer 10 comes after layer 9, and the final parts come after the layers."""
-
-    def key(name: str) -> tuple[int, list[tuple[int, int | str]]]:
-        parts = [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
-        place = 0 if name.startswith("embedding") else 1 if name.startswith("layers.") else 2
-        return place, parts
-
-    return sorted(names, key=key)
-
-
 def differences(expected: State, found: State, *, of_weights: bool) -> Iterator[TensorDifference]:
     """Compare two checkpoints to the last bit; yield the differences in the order of the model."""
     wanted, there = expected.names(of_weights=of_weights), found.names(of_weights=of_weights)
-    for name in in_model_order(iter({*wanted, *there})):
+    for name in in_model_order({*wanted, *there}):
         reason = _unlike(expected, found, name)
         if reason:
             yield TensorDifference(name, reason, math.inf)
@@ -219,7 +208,7 @@ def differences_beyond_rounding(
     """
     loudest = _loudest(expected)
     wanted, there = expected.names(of_weights=of_weights), found.names(of_weights=of_weights)
-    for name in in_model_order(iter({*wanted, *there})):
+    for name in in_model_order({*wanted, *there}):
         reason = _unlike(expected, found, name)
         if reason:
             yield TensorDifference(name, reason, math.inf)

@@ -1,0 +1,39 @@
+"""What the names of logical tensors mean."""
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["in_model_order", "is_random_state", "is_weight", "rng_prefix", "state_of"]
+
+_RANDOM = "rng/"
+
+
+def is_weight(name: str) -> bool:
+    """Return whether a tensor is a weight; the names of all others have a slash."""
+    return "/" not in name
+
+
+def is_random_state(name: str) -> bool:
+    """Return whether a tensor is the state of a random generator."""
+    return name.startswith(_RANDOM)
+
+
+def rng_prefix(rank: int) -> str:
+    """Return the prefix of the tensor names of a rank's random generators."""
+    return f"{_RANDOM}{rank}/"
+
+
+def state_of(name: str) -> str | None:
+    """Return the name of an optimizer state, such as exp_avg; None for other tensors."""
+    return None if is_weight(name) or is_random_state(name) else name.rpartition("/")[2]
+
+
+def in_model_order(names: Iterable[str]) -> list[str]:
+    """Return the names sorted: layer 10 comes after layer 9, and the final parts come after the layers."""
+
+    def key(name: str) -> tuple[int, list[tuple[int, int | str]]]:
+        parts = [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
+        place = 0 if name.startswith("embedding") else 1 if name.startswith("layers.") else 2
+        return place, parts
+
+    return sorted(names, key=key)

@@ -1,0 +1,262 @@
+"""Compare two checkpoints by logical names, whatever layouts wrote them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from neox_config.derive.resume import IN_EFFECT, SAMPLES_PER_ITERATION
+from neox_config.problems import in_words
+from neox_model.checkpoint.comparison import SAMPLES_DIGEST, changes_since
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.errors import quoted
+from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight
+from neox_model.inspection.ulps import Distance
+from neox_model.verify.tensors import State
+
+__all__ = ["Comparison", "TensorComparison", "compare", "lines"]
+
+_DERIVED = {IN_EFFECT, SAMPLES_PER_ITERATION, SAMPLES_DIGEST}
+# Tensors that are listed without --all.
+_WORST = 10
+_KINDS = ("weights", "optimizer states", "random states")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorComparison:
+    """One logical tensor in two checkpoints.
+
+    Args:
+        name: its name.
+        kind: weights, optimizer states or random states.
+        numel: number of elements.
+        differing: number of elements that differ.
+        ulps: largest difference in units of the last place.
+        relative_norm: 2-norm of the difference, relative to the larger 2-norm of the two.
+        reason: why it cannot be compared, such as "only in A"; empty if it was.
+    """
+
+    name: str
+    kind: str
+    numel: int = 0
+    differing: int = 0
+    ulps: float = 0.0
+    relative_norm: float = 0.0
+    reason: str = ""
+
+    @property
+    def is_equal(self) -> bool:
+        """Return whether all elements are equal."""
+        return not self.reason and not self.differing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The differences between the checkpoints A and B; each value is a pair (A, B).
+
+    Args:
+        tensors: every tensor that is in one of them, in the order of the model.
+        counters: counters, optimizer and schedule that differ.
+        model: parameters of the model that differ.
+        training: parameters of the training that differ.
+        free: other parameters that differ; they change neither the model nor the training.
+        layout: sizes of the parallel groups that differ.
+        packages: versions that differ.
+        not_compared: what was not compared, with the reason.
+    """
+
+    tensors: tuple[TensorComparison, ...]
+    counters: Mapping[str, tuple[Any, Any]]
+    model: Mapping[str, tuple[Any, Any]]
+    training: Mapping[str, tuple[Any, Any]]
+    free: Mapping[str, tuple[Any, Any]]
+    layout: Mapping[str, tuple[Any, Any]]
+    packages: Mapping[str, tuple[Any, Any]]
+    not_compared: Mapping[str, str]
+
+    @property
+    def is_equal(self) -> bool:
+        """Return whether the states are equal: tensors, counters, and parameters of model and training."""
+        tensors_are_equal = all(tensor.is_equal for tensor in self.tensors)
+        return tensors_are_equal and not (self.counters or self.model or self.training)
+
+    @property
+    def differing(self) -> list[TensorComparison]:
+        """The tensors that differ, those that cannot be compared and the largest differences first."""
+        found = [tensor for tensor in self.tensors if not tensor.is_equal]
+        return sorted(found, key=lambda tensor: -inf if tensor.reason else -tensor.relative_norm)
+
+    def of_kind(self, kind: str) -> list[TensorComparison]:
+        """Return the tensors of a kind."""
+        return [tensor for tensor in self.tensors if tensor.kind == kind]
+
+    def plain(self) -> dict[str, Any]:
+        """Return the comparison as plain values."""
+        values = asdict(self)
+        return {"is_equal": self.is_equal, **values, "tensors": [asdict(each) for each in self.tensors]}
+
+
+def compare(one: Path, other: Path) -> Comparison:
+    """Compare two checkpoints, reading a part of one tensor at a time.
+
+    Raises:
+        CheckpointError: one of them is damaged.
+    """
+    a, b = State(one), State(other)
+    same_layout = a.manifest.layout == b.manifest.layout
+    changes = changes_since(a.manifest, b.manifest.config)
+    skipped = {} if same_layout else {"random states": "the layouts differ, so each rank has another stream"}
+    if changes.unknown is not None:
+        skipped["parameters of model and training"] = changes.unknown
+    names = in_model_order(a.manifest.tensors.keys() | b.manifest.tensors.keys())
+    model = {change.label: (change.there, change.here) for change in changes.model}
+    training = {change.label: (change.there, change.here) for change in changes.training}
+    return Comparison(
+        tensors=tuple(_compared(name, a, b) for name in names if same_layout or not is_random_state(name)),
+        counters=dict(_counters(a.manifest, b.manifest)),
+        model=model,
+        training=training,
+        free=_free(a.manifest.config, b.manifest.config, {*model, *training}),
+        layout=_pairs(asdict(a.manifest.layout), asdict(b.manifest.layout)),
+        packages=_pairs(a.manifest.packages, b.manifest.packages),
+        not_compared=skipped,
+    )
+
+
+def _kind(name: str) -> str:
+    weights, states, random = _KINDS
+    return weights if is_weight(name) else random if is_random_state(name) else states
+
+
+def _compared(name: str, a: State, b: State) -> TensorComparison:
+    one, other = a.manifest.tensors.get(name), b.manifest.tensors.get(name)
+    if one is None or other is None:
+        return TensorComparison(name=name, kind=_kind(name), reason=f"only in {'B' if one is None else 'A'}")
+    if one.shape != other.shape:
+        reason = f"shape {list(one.shape)} in A, {list(other.shape)} in B"
+        return TensorComparison(name=name, kind=_kind(name), reason=reason)
+    distance = Distance()
+    for left, right in zip(a.chunks(name), b.chunks(name), strict=True):
+        distance.add(left, right)
+    return TensorComparison(
+        name=name,
+        kind=_kind(name),
+        numel=distance.numel,
+        differing=distance.differing,
+        ulps=distance.ulps,
+        relative_norm=distance.relative_norm,
+    )
+
+
+def _counters(a: Manifest, b: Manifest) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield what differs outside of tensors and parameters; engines may record different counters."""
+    if a.iteration != b.iteration:
+        yield "iteration", (a.iteration, b.iteration)
+    if a.optimizer != b.optimizer:
+        yield "optimizer", (a.optimizer, b.optimizer)
+    parts = (("training", a.training, b.training), ("engine", a.engine, b.engine))
+    for part, one, other in (*parts, ("schedule", a.schedule, b.schedule)):
+        for name, values in _pairs(one, other).items():
+            if None not in values:
+                yield f"{part}.{name}", values
+    yield from _numbers(a, b)
+
+
+def _numbers(a: Manifest, b: Manifest) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the first difference of each single-number optimizer state, with the number of weights."""
+    found: dict[str, list[tuple[Any, Any]]] = {}
+    for name in in_model_order(a.optimizer_scalars.keys() & b.optimizer_scalars.keys()):
+        for key, (one, other) in _pairs(a.optimizer_scalars[name], b.optimizer_scalars[name]).items():
+            values = tuple(None if each is None else each["value"] for each in (one, other))
+            if values[0] != values[1]:
+                found.setdefault(key, []).append((values[0], values[1]))
+    for key, pairs in found.items():
+        yield f"optimizer state {key} of {len(pairs):,} weights", pairs[0]
+
+
+def _free(a: Mapping[str, Any], b: Mapping[str, Any], known: set[str]) -> dict[str, tuple[Any, Any]]:
+    """Return the recorded parameters that differ, except those that belong to a known difference."""
+    one, other = dict(_leaves(a)), dict(_leaves(b))
+    return {name: pair for name, pair in _pairs(one, other).items() if name not in known}
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the parameters inside of blocks, by dotted name, without derived values."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and prefix + name not in _DERIVED:
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif prefix + name not in _DERIVED:
+            yield prefix + name, value
+
+
+def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the values that differ, by name."""
+    names = sorted(one.keys() | other.keys())
+    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+
+
+def lines(found: Comparison, *, all_tensors: bool) -> Iterator[str]:
+    """Yield the text of a comparison: the summary, then the tensors with the largest differences."""
+    for kind in _KINDS:
+        yield f"  {kind:18}{_of_tensors(found.of_kind(kind), found.not_compared.get(kind))}"
+    for label, values in _sections(found).items():
+        yield from _table(label, values)
+    for what, reason in found.not_compared.items():
+        if what not in _KINDS:
+            yield f"  {what}: not compared: {quoted(reason)}"
+    shown = list(found.tensors) if all_tensors else found.differing[:_WORST]
+    if shown:
+        yield ""
+        yield "all tensors:" if all_tensors else "tensors with the largest differences:"
+        yield from map(_tensor_line, shown)
+        left = len(found.differing) - len(shown)
+        if left > 0:
+            yield f"  and {left:,} more; --all lists every tensor"
+
+
+def _sections(found: Comparison) -> dict[str, Mapping[str, tuple[Any, Any]]]:
+    return {
+        "counters": found.counters,
+        "model": found.model,
+        "training": found.training,
+        "other parameters": found.free,
+        "layout": found.layout,
+        "packages": found.packages,
+    }
+
+
+def _of_tensors(tensors: list[TensorComparison], skipped: str | None) -> str:
+    if skipped is not None:
+        return f"not compared: {skipped}"
+    differing = [tensor for tensor in tensors if not tensor.is_equal]
+    if not differing:
+        return f"equal ({len(tensors):,} tensors)" if tensors else "none"
+    compared = [tensor for tensor in differing if not tensor.reason]
+    text = f"{len(differing):,} of {len(tensors):,} tensors differ"
+    if compared:
+        text += (
+            f", by at most {max(tensor.ulps for tensor in compared):,.0f} ulp, relative norm at most "
+            f"{max(tensor.relative_norm for tensor in compared):.2e}"
+        )
+    return text
+
+
+def _table(label: str, values: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
+    for name, (one, other) in values.items():
+        yield f"  {label:18}{quoted(name)}: {quoted(in_words(one))} in A, {quoted(in_words(other))} in B"
+    if not values:
+        yield f"  {label:18}equal"
+
+
+def _tensor_line(tensor: TensorComparison) -> str:
+    if tensor.reason:
+        text = tensor.reason
+    elif tensor.is_equal:
+        text = "equal"
+    else:
+        text = (
+            f"{tensor.differing:,} of {tensor.numel:,} elements differ, by at most {tensor.ulps:,.0f} ulp, "
+            f"relative norm {tensor.relative_norm:.2e}"
+        )
+    return f"  {quoted(tensor.name)}: {text}"

@@ -1,0 +1,402 @@
+"""The command `neox-checkpoint`, on checkpoints of small trainings and on damaged ones."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+
+from neox_config.facts.checkpoints import LATEST, MANIFEST
+from neox_model.checkpoint.contents import Manifest, TensorRecord
+from neox_model.checkpoint.shards import Part, write_shard
+from neox_model.inspection.cli import main
+from neox_model.verify import tensors as verified_tensors
+from neox_model.versions import package_versions
+from support.checkpoint_edits import edit_manifest, edit_tensors
+from support.checkpoint_runs import Run
+
+WEIGHT = "layers.0"
+SHARD = "shard-00000.safetensors"
+
+
+def command(*words: Any) -> Result:
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def answer(*words: Any) -> dict[str, Any]:
+    return json.loads(command(*words, "--json").stdout)
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    """Return a folder with checkpoints of iterations 1, 2 and 3."""
+    run = Run()
+    for _ in range(3):
+        run.train()
+        run.save(tmp_path / "save")
+    return tmp_path / "save"
+
+
+@pytest.fixture
+def folder(saved) -> Path:
+    return saved / "global_step3"
+
+
+def rewritten(folder: Path, copy: Path) -> Path:
+    """Write the same tensors as two ranks would: weights by blocks, states by ranges, in two shards."""
+    manifest = Manifest.read(folder)
+    values = load_file(folder / SHARD)
+    shards: list[list[Part]] = [[], []]
+    for name, record in manifest.tensors.items():
+        flat = values[name].reshape(-1)
+        whole = tuple((0, length) for length in record.shape)
+        if name == WEIGHT:
+            for rank, rows in enumerate(((0, 1), (1, 4))):
+                block = (rows, (0, 3))
+                held = values[name][slice(*rows)].reshape(-1)
+                shards[rank].append(Part(name=name, shape=record.shape, block=block, start=0, values=held))
+        else:
+            middle = flat.numel() // 3
+            for rank, (start, held) in enumerate(((0, flat[:middle]), (middle, flat[middle:]))):
+                shards[rank].append(
+                    Part(name=name, shape=record.shape, block=whole, start=start, values=held)
+                )
+    copy.mkdir(parents=True)
+    pieces: dict[str, list[Any]] = {name: [] for name in manifest.tensors}
+    files = {}
+    for rank, parts in enumerate(shards):
+        written, size = write_shard(copy / f"part-{rank}.safetensors", parts)
+        files[f"part-{rank}.safetensors"] = size
+        for each in written:
+            pieces[each.name].append(each.piece)
+    records = {
+        name: TensorRecord(shape=record.shape, dtype=record.dtype, pieces=tuple(pieces[name]))
+        for name, record in manifest.tensors.items()
+    }
+    (copy / MANIFEST).write_text(replace(manifest, tensors=records, files=files).to_json())
+    return copy
+
+
+def one_more_ulp(tensors: dict[str, torch.Tensor]) -> None:
+    values = tensors[WEIGHT]
+    values[1, 2] = torch.nextafter(values[1, 2], torch.tensor(torch.inf))
+
+
+# inspect
+
+
+def test_inspect_shows_the_latest_or_the_given_iteration(saved, folder):
+    found = answer("inspect", saved, "--tensors")
+    assert (found["folder"], found["iteration"], found["is_latest"]) == (str(folder), 3, True)
+    assert (found["parameters"], found["weights"], found["dtypes"]) == (12, 1, {"F32": 1})
+    assert found["model"] == {"layers": 1, "hidden size": 4, "activation": "gelu"}
+    assert found["layout"] == {"data": 1, "model": 1, "pipe": 1, "zero_stage": None}
+    assert found["optimizer"] == {"class": "AdamW", "states": ["exp_avg", "exp_avg_sq"], "numbers": ["step"]}
+    assert (found["data"]["samples"], found["random_states"]) == (48, 1)
+    assert found["schedule"]["applied_updates"] == 3
+    assert found["packages"] == package_versions()
+    assert found["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    (weight,) = (tensor for tensor in found["tensors"] if tensor["name"] == WEIGHT)
+    assert weight == {
+        "name": WEIGHT,
+        "shape": [4, 3],
+        "dtype": "F32",
+        "bytes": 48,
+        "files": [SHARD],
+        "pieces": 1,
+    }
+    assert "tensors" not in answer("inspect", saved)
+    for words in ((saved, 2), (saved / "global_step2",)):
+        assert (answer("inspect", *words)["iteration"], answer("inspect", *words)["is_latest"]) == (2, False)
+    text = command("inspect", saved, "--tensors").stdout
+    assert "any other layout loads it as well" in text
+    assert "12 in 1 weights, stored as F32 (1)" in text
+    assert "layers.0/exp_avg_sq" in text
+
+
+def test_inspect_neither_reads_shards_nor_loads_torch(saved, folder):
+    (folder / SHARD).unlink()
+    program = (
+        "import sys\nfrom neox_model.inspection.cli import main\n"
+        "main(['inspect', sys.argv[1]], standalone_mode=False)\n"
+        "assert not {'torch', 'deepspeed'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program, str(saved)], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_comparing_loads_no_deepspeed(saved):
+    program = (
+        "import sys\nfrom neox_model.inspection.cli import main\n"
+        "main(['diff', sys.argv[1], sys.argv[1]], standalone_mode=False)\n"
+        "main(['verify', sys.argv[1]], standalone_mode=False)\n"
+        "assert 'deepspeed' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(saved)], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["inspect", "{}/none"], "is not a folder; pass the folder given by `save`"),
+        (["inspect", "{}/empty"], "contains no checkpoint; pass the folder given by `save`"),
+        (["inspect", "{}/save", 7], "contains no checkpoint of iteration 7; choose one of 1, 2, 3"),
+        (["verify", "{}/save/global_step2", 3], "is one checkpoint; leave out the iteration 3"),
+        (["verify", "{}/save/global_step2", "--all"], "is one checkpoint; leave out --all"),
+        (["verify", "{}/save", 2, "--all"], "--all verifies every iteration; leave out one of the two"),
+        (["verify", "{}/empty", "--all"], "contains no checkpoint"),
+        (["diff", "{}/save", "{}/none"], "is not a folder"),
+    ],
+)
+def test_requests_for_no_checkpoint_are_refused(saved, tmp_path, words, sentence):
+    (tmp_path / "empty").mkdir()
+    result = command(*(str(word).format(tmp_path) for word in words))
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: ")
+    assert sentence in line
+
+
+# verify
+
+
+def test_sound_checkpoints_are_sound(saved, folder):
+    result = command("verify", saved)
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"{folder}: sound (8 tensors, ")
+    result = command("verify", saved, "--all")
+    assert result.exit_code == 0
+    assert result.stdout.count(": sound (") == 3
+
+
+def without_the_shard(folder: Path) -> None:
+    (folder / SHARD).unlink()
+
+
+def truncated(folder: Path) -> None:
+    with (folder / SHARD).open("r+b") as file:
+        file.truncate(1000)
+
+
+def flipped(folder: Path) -> None:
+    content = bytearray((folder / SHARD).read_bytes())
+    content[-1] ^= 1
+    (folder / SHARD).write_bytes(content)
+
+
+def with_values_that_are_not_finite(folder: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{WEIGHT}/exp_avg"][0] = torch.tensor([torch.nan, -torch.inf, torch.nan])
+
+    edit_tensors(folder, change)
+
+
+def without_a_random_state(folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: tensors.pop("rng/0/torch"))
+
+
+def with_a_state_without_weight(folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: tensors.update({"layers.7/exp_avg": torch.zeros(2)}))
+
+
+def without_a_schedule(folder: Path) -> None:
+    edit_manifest(folder, "schedule", {}, without={"applied_updates"})
+
+
+def without_a_count(folder: Path) -> None:
+    edit_manifest(folder, "training", {}, without={"tokens"})
+
+
+def of_another_iteration(folder: Path) -> None:
+    edit_manifest(folder, "training", {"iteration": 5})
+
+
+def with_an_incomplete_tensor(folder: Path) -> None:
+    manifest = Manifest.read(folder)
+    record = manifest.tensors[WEIGHT]
+    tensors = {**manifest.tensors, WEIGHT: replace(record, shape=(5, 3))}
+    (folder / MANIFEST).unlink()
+    (folder / MANIFEST).write_text(replace(manifest, tensors=tensors).to_json())
+
+
+def without_the_manifest(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+
+
+def with_a_changed_manifest(folder: Path) -> None:
+    text = (folder / MANIFEST).read_text()
+    (folder / MANIFEST).unlink()
+    (folder / MANIFEST).write_text(text.replace('"samples":48', '"samples":49'))
+
+
+DAMAGES = [
+    (without_the_shard, [f"cannot read {{folder}}/{SHARD}: No such file or directory"]),
+    (truncated, [f"{{folder}}/{SHARD} is damaged: it has 1,000 bytes instead of"]),
+    (flipped, [f"{{folder}}/{SHARD} is damaged: the checksum of "]),
+    (with_values_that_are_not_finite, [f"{WEIGHT}/exp_avg ({SHARD}) has 2 NaN and 1 infinite values"]),
+    (without_a_random_state, ["rank 0: the state 'torch' of the random generators is missing or damaged"]),
+    (with_a_state_without_weight, ["layers.7/exp_avg is a state of a weight that is not there"]),
+    (without_a_schedule, ["schedule has no curve or no applied_updates"]),
+    (without_a_count, ["does not record the number of tokens read"]),
+    (of_another_iteration, ["iteration is 3, but training / iteration is 5"]),
+    (with_an_incomplete_tensor, [f"the pieces of {WEIGHT} are not the whole tensor"]),
+    (without_the_manifest, [f"cannot read {{folder}}/{MANIFEST}: No such file or directory"]),
+    (with_a_changed_manifest, ["is damaged: its checksum does not match its contents"]),
+]
+
+
+@pytest.mark.parametrize(("damage", "sentences"), DAMAGES, ids=lambda value: getattr(value, "__name__", ""))
+def test_each_damage_is_named_once_with_what_to_do(saved, folder, damage, sentences):
+    damage(folder)
+    result = command("verify", saved, 3)
+    assert result.exit_code == 1
+    first, *problems, remedy = result.stdout.splitlines()
+    assert first == f"{folder}: NOT SOUND"
+    assert len(problems) == len(sentences)
+    for problem, sentence in zip(problems, sentences, strict=True):
+        assert sentence.format(folder=folder) in problem
+    assert remedy.endswith(
+        f"to resume from the complete checkpoint global_step2, run: echo global_step2 > {saved / LATEST}"
+    )
+    shown = answer("verify", saved, 3)
+    assert [f"  {text}" for text in shown["checkpoints"][0]["problems"]] == problems
+    assert shown["checkpoints"][0]["is_sound"] is False
+
+
+def test_every_flipped_byte_is_found_or_changes_no_value(folder, tmp_path):
+    expected = load_file(folder / SHARD)
+    chosen, found = random.Random(5), 0
+    for name in (SHARD, MANIFEST):
+        content = (folder / name).read_bytes()
+        places = chosen.sample(range(len(content)), 60)
+        for place in places:
+            changed = bytearray(content)
+            changed[place] ^= 1 << chosen.randrange(8)
+            (folder / name).write_bytes(changed)
+            if command("verify", folder).exit_code == 1:
+                found += 1
+            else:
+                values = load_file(folder / SHARD)
+                assert all(torch.equal(values[key], expected[key]) for key in expected)
+        (folder / name).write_bytes(content)
+    assert found > 100
+
+
+def test_verify_all_names_the_newest_sound_one_and_a_wrong_latest(saved, folder):
+    flipped(folder)
+    without_the_shard(saved / "global_step1")
+    (saved / LATEST).write_text("global_step9\n")
+    result = command("verify", saved, "--all")
+    assert result.exit_code == 1
+    verdicts = [line.partition(" (")[0] for line in result.stdout.splitlines() if line.startswith(str(saved))]
+    assert verdicts[:3] == [
+        f"{saved}/global_step1: NOT SOUND",
+        f"{saved}/global_step2: sound",
+        f"{folder}: NOT SOUND",
+    ]
+    assert "names 'global_step9', which is not a checkpoint in this folder" in result.stdout
+    assert result.stdout.splitlines()[-1].endswith(f"run: echo global_step2 > {saved / LATEST}")
+    without_the_shard(saved / "global_step2")
+    assert "this folder contains no sound checkpoint" in command("verify", saved, "--all").stdout
+
+
+def test_other_files_are_noted_and_do_no_harm(saved, folder):
+    (folder / "notes.txt").write_text("ours")
+    result = command("verify", saved)
+    assert result.exit_code == 0
+    assert "1 files that are not part of the checkpoint: notes.txt" in result.stdout
+
+
+# diff
+
+
+def test_the_same_state_written_by_another_layout_is_equal(folder, tmp_path, monkeypatch):
+    copy = rewritten(folder, tmp_path / "copy")
+    assert command("verify", copy).exit_code == 0
+    monkeypatch.setattr(verified_tensors, "_CHUNK", 5)
+    result = command("diff", folder, copy)
+    assert result.exit_code == 0, result.stdout
+    assert result.stdout.splitlines()[2] == "equal:"
+    found = answer("diff", folder, copy)
+    assert found["is_equal"]
+    assert {tensor["differing"] for tensor in found["tensors"]} == {0}
+    edit_tensors(folder, one_more_ulp)
+    (tensor,) = (each for each in answer("diff", folder, copy)["tensors"] if each["differing"])
+    assert (tensor["name"], tensor["differing"], tensor["ulps"]) == (WEIGHT, 1, 1.0)
+
+
+def test_one_ulp_is_found_and_measured(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    before = load_file(folder / SHARD)[WEIGHT].double()
+    edit_tensors(tmp_path / "copy", one_more_ulp)
+    after = load_file(tmp_path / "copy" / SHARD)[WEIGHT].double()
+    result = command("diff", folder, tmp_path / "copy")
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    norm = float((after - before).norm()) / max(float(before.norm()), float(after.norm()))
+    measure = f"by at most 1 ulp, relative norm {norm:.2e}"
+    assert lines[-1] == f"  {WEIGHT}: 1 of 12 elements differ, {measure}"
+    assert "weights           1 of 1 tensors differ" in lines[3]
+    assert "optimizer states  equal (2 tensors)" in lines[4]
+    every = command("diff", folder, tmp_path / "copy", "--all").stdout.splitlines()
+    assert f"  {WEIGHT}/exp_avg: equal" in every
+    assert len(every) == len(lines) + 7
+
+
+def test_counters_settings_and_missing_tensors_are_named(saved, folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    copy = tmp_path / "copy"
+    edit_tensors(copy, lambda tensors: tensors.pop(f"{WEIGHT}/exp_avg_sq"))
+    edit_tensors(copy, lambda tensors: tensors.update(extra=torch.ones(2)))
+    edit_manifest(copy, "config", {"save": "elsewhere", "zero_optimization": {"stage": 1}})
+    edit_manifest(copy, "packages", {"torch": "0.1"})
+    found = answer("diff", folder, copy)
+    assert {each["name"]: each["reason"] for each in found["tensors"] if each["reason"]} == {
+        f"{WEIGHT}/exp_avg_sq": "only in A",
+        "extra": "only in B",
+    }
+    assert found["free"] == {"save": [None, "elsewhere"], "zero_optimization.stage": [None, 1]}
+    assert found["packages"]["torch"][1] == "0.1"
+    assert (found["counters"], found["model"], found["training"]) == ({}, {}, {})
+    found = answer("diff", saved / "global_step2", folder)
+    assert found["counters"] == {
+        "iteration": [2, 3],
+        "training.iteration": [2, 3],
+        "training.samples": [32, 48],
+        "engine.steps": [2, 3],
+        "schedule.applied_updates": [2, 3],
+        "optimizer state step of 1 weights": [2.0, 3.0],
+    }
+
+
+def test_changed_parameters_of_model_and_training_count_and_others_do_not(folder, tmp_path):
+    effects = Manifest.read(folder).config["in_effect"]
+    for name, config, equal in (
+        ("free", {"save": "elsewhere"}, True),
+        ("model", {"in_effect": {**effects, "model": {**effects["model"], "activation": "relu"}}}, False),
+        ("training", {"in_effect": {**effects, "training": {"train_batch_size": 8}}}, False),
+    ):
+        shutil.copytree(folder, tmp_path / name)
+        edit_manifest(tmp_path / name, "config", config)
+        result = command("diff", folder, tmp_path / name)
+        assert (result.exit_code == 0) == equal, name
+    assert answer("diff", folder, tmp_path / "model")["model"] == {"activation": ["gelu", "relu"]}
+    assert answer("diff", folder, tmp_path / "training")["training"]["train_batch_size"] == [16, 8]
+
+
+def test_a_damaged_checkpoint_is_not_compared(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    flipped(tmp_path / "copy")
+    result = command("diff", folder, tmp_path / "copy")
+    assert result.exit_code == 1
+    assert "is damaged: the checksum of" in result.stderr
+    assert result.stdout == ""
