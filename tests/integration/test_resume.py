@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from neox_config.derive.resume import LEARNING_RATE
 from neox_config.derive.unused import is_in_use
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import MANIFEST
@@ -232,6 +233,8 @@ _BY_ANOTHER = {
     "bf16.enabled",
     "make_vocab_size_divisible_by",
     "sparsity_config.global_block_end_indices",
+    # Refused by the learning-rate curve, whose values are named peak, floor, style, ...
+    *LEARNING_RATE,
 }
 # In use as far as `used_when` says, but possibly without effect: no layer is sparse, the padded vocabulary
 # has the same size, or no position is learned.
