@@ -79,9 +79,10 @@ def one_schedule_after_loading(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def a_scheduler_has_a_type(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse arguments of a scheduler without its type."""
+    """Refuse arguments of a scheduler, other than their defaults, without its type."""
     scheduler = c.optimizer.scheduler
-    if scheduler.type is None and scheduler.params.model_fields_set:
+    defaults = type(scheduler.params)().model_dump()
+    if scheduler.type is None and scheduler.params.model_dump() != defaults:
         remedy = "add scheduler: {type: WarmupLR}, for example, or remove the block"
         yield Problem("scheduler.params", "requires scheduler.type", remedy, value="")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.derive.engine import engine_offers
 from neox_config.derive.curricula import length_schedule
+from neox_config.derive.engine import engine_offers
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
