@@ -1,11 +1,14 @@
 """A flipped bit in one copy of a weight or state is located and ends the training before the next save."""
 
+import random
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from support import layouts
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
@@ -121,3 +124,57 @@ def test_copies_are_compared_before_a_save(ended, folder):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_copies_of_a_sound_training_are_equal(ended, layout):
     assert [found[f"{layout}-"] for found in ended] == ["the end", "the end"]
+
+
+FLIPS, CLEAN_STEPS = 200, 20_000
+
+
+def flip_and_train(flips: int, steps: int) -> dict[str, int]:
+    """Compare after each of many steps without a fault and after random flips; return the alarms of both."""
+    from neox_model.train.hooks.copies import CopiesDifferError, CopiesHook, _pieces
+    from support.worlds import forget_deepspeeds_world
+
+    found = {"steps": 0, "false": 0, "flips": 0, "located": 0}
+    chosen = random.Random(1)
+    for name, settings in LAYOUTS.items():
+        if "pipe" in name:
+            continue
+        forget_deepspeeds_world()
+        resolved = resolved_from(layouts.SETTINGS | layouts.WIDE | ADAM | settings, devices=2)
+        engine, step, groups, _ = layouts.start(resolved)
+        batches = cycle(list(layouts.batches_of(resolved, groups)))
+        hook = CopiesHook(engine, groups, interval=1)
+        for iteration in range(steps // len(LAYOUTS)):
+            step(batches)
+            found["steps"] += 1
+            try:
+                hook.compare(iteration)
+            except CopiesDifferError:
+                found["false"] += 1
+        for number in range(flips // len(LAYOUTS)):
+            pieces = [one for one in _pieces(engine) if "tensor" not in name or not one.is_split]
+            piece = chosen.choice(pieces)
+            data = piece.values.reshape(-1).view(torch.uint8)
+            place, bit, rank = chosen.randrange(data.numel()), 1 << chosen.randrange(8), chosen.randrange(2)
+            is_mine = groups.world.rank == rank
+            data[place] ^= bit if is_mine else 0
+            found["flips"] += 1
+            try:
+                hook.compare(-1 - number)
+            except CopiesDifferError as error:
+                found["located"] += f"the copies of {piece.name} on rank 0" in str(error)
+            data[place] ^= bit if is_mine else 0
+    return found
+
+
+ADAM: dict[str, Any] = {"optimizer": {"type": "Adam", "params": {"lr": 1e-4}}, "lr_decay_style": "constant"}
+
+
+@pytest.mark.sweep
+def test_every_random_flip_is_located_and_no_clean_step_is_an_alarm():
+    results = run_ranks(flip_and_train, size=2, timeout_seconds=3000, flips=2 * FLIPS, steps=2 * CLEAN_STEPS)
+    for found in results:
+        assert found["steps"] >= CLEAN_STEPS
+        assert found["flips"] >= FLIPS
+        assert found["false"] == 0
+        assert found["located"] == found["flips"]
