@@ -4,7 +4,7 @@
 #   tools/test.sh launcher data kernels model equalities integration
 #
 # launcher, data and kernels run in separate environments without our other packages, which shows missing
-# dependencies; the first two on every Python of PYTHONS (3.11 and 3.13) that is installed. Two lanes run at the same
+# dependencies; the first two on every Python of PYTHONS (3.11, 3.13, .venv's) that is installed. Two lanes run at the same
 # time: launcher, then equalities; and the others, one after another. Each suite's output is shown when it ends.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,7 +22,12 @@ count() {
 }
 
 # A suite failed or did not end if its `.broken` file remains.
-run_suite() {
+run_# Print the version of .venv's Python, if it exists.
+own_python() {
+    .venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
+}
+
+suite() {
     local title=$1 environment=$2 log
     shift 2
     log=$(mktemp -p "$results" --suffix=.log)
@@ -50,9 +55,9 @@ run_alone() {
 
 suite() {
     case $1 in
-        launcher | data) run_alone "$1" ${PYTHONS:-3.11 3.13} ;;
+        launcher | data) run_alone "$1" $(printf '%s\n' ${PYTHONS:-3.11 3.13 "$(own_python)"} | sort -u) ;;
         # With the Python of .venv only, because torch is large.
-        kernels) run_alone "$1" "$(.venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')" ;;
+        kernels) run_alone "$1" "$(own_python)" ;;
         # Includes tests that are skipped in the other environments, which lack torch and DeepSpeed.
         model) run_suite neox-model .venv packages/neox-model packages/neox-data/tests/test_loader.py \
             packages/neox-data/tests/indexed/test_chart.py \

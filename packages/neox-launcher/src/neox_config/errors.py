@@ -9,7 +9,7 @@ __all__ = ["ConfigError", "HostfileError", "LaunchError", "NeoXError"]
 class NeoXError(Exception):
     """Base class of errors that are shown to the user without a traceback.
 
-    `exit_code` is 1 if the command failed, and 2 if the request was invalid.
+    `exit_code` is 1 if the command failed, 2 if the request was invalid; some errors have one of their own.
     """
 
     exit_code = 1

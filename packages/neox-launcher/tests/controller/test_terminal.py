@@ -113,7 +113,10 @@ LAUNCH = """
 import sys
 from neox_launcher.cli import launch
 from neox_launcher.controller import terminal
-launch._run = lambda *arguments: terminal.pass_on(sys.stdout, b"words")
+def run(*arguments):
+    terminal.pass_on(sys.stdout, b"words")
+    sys.exit(143)
+launch._run = run
 launch.main(["x.yml"])
 """
 
@@ -123,8 +126,20 @@ def test_neox_launch_prints_everything_before_it_exits():
         program = subprocess.run(
             [sys.executable, "-c", LAUNCH], stdout=full, stderr=subprocess.PIPE, timeout=60
         )
-    assert program.returncode == 0
+    assert program.returncode == 143
     assert b"standard output cannot be written: No space left on device" in program.stderr
+
+
+def test_a_deleted_working_directory_does_not_change_the_exit_code(tmp_path):
+    (tmp_path / "gone").mkdir()
+    lines = "import os\nos.rmdir(os.getcwd())" + LAUNCH.replace(
+        "def run", "terminal._PATIENCE_SECONDS = 0.1\ndef run"
+    ).replace('b"words"', 'b"words" * 1_000_000')
+    program = subprocess.Popen(
+        [sys.executable, "-c", lines], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path / "gone"
+    )
+    assert program.wait(timeout=60) == 143
+    assert b"Traceback" not in program.stderr.read()
 
 
 FAILING_FILE = """

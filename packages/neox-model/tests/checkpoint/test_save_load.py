@@ -55,6 +55,14 @@ def test_everything_comes_back(tmp_path, trained):
     assert run.schedule.state == {"applied_updates": 2}
 
 
+@pytest.mark.parametrize("source", ["agreement", "checkpoint"])
+def test_a_schedule_without_a_class_is_that_of_earlier_versions(tmp_path, trained, source):
+    edit_manifest(trained.save(tmp_path), "schedule", {}, without={"class"})
+    run = Run()
+    run.load(tmp_path, schedule_source=source)
+    assert run.schedule.curve == CURVE
+
+
 def test_an_empty_folder_means_from_scratch_for_training_and_is_an_error_for_generation(tmp_path):
     run = Run()
     run.load(tmp_path / "none")

@@ -11,6 +11,7 @@ from neox_model.optim.loss_scale import LossScale, LossScaleSettings
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss, skips_on_device
 from neox_model.parallel.groups import SINGLE_PROCESS
+from support.distributed import run_ranks
 from support.read_backs import ReadBacks
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -250,3 +251,41 @@ def test_an_update_reads_back_only_for_optimizers_that_cannot_skip(kind, expecte
         run.update.step()
         _ = run.update.schedule.current_rate
     assert reads.count == expected
+
+
+def copies_of_a_tied_weight() -> list[int]:
+    """Train two stages with a tied weight and other weights on three replicas; runs in six ranks."""
+    from neox_model.parallel.gradient_reduction import GradientReduction
+    from neox_model.parallel.topology import create_groups
+
+    groups = create_groups(1, 2)
+    generator = torch.Generator().manual_seed(1)
+    tied = torch.nn.Parameter(torch.randn(5000, generator=generator))
+    other = torch.nn.Parameter(torch.randn(20_000, generator=generator))
+    # As in a pipeline: first in the message of one stage, last in that of the other.
+    parameters = [tied, other] if groups.pipe.rank == 0 else [other, tied]
+    tied.is_stage_copy = groups.pipe.rank > 0
+    optimizer = torch.optim.Adam(parameters, lr=0.1)
+    update = MixedPrecisionOptimizer(
+        optimizer,
+        LearningRateSchedule(optimizer, curve()),
+        dtype=torch.float32,
+        accumulation_dtype=torch.float32,
+        max_norm=1.0,
+        reduce=GradientReduction(group=groups.data),
+        groups=groups,
+        ties=[(tied, groups.pipe.process_group)],
+    )
+    generator = torch.Generator().manual_seed(groups.world.rank)
+    for _ in range(2):
+        for parameter in parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        update.step()
+    found = [torch.empty_like(tied.data) for _ in range(6)]
+    torch.distributed.all_gather(found, tied.data)
+    return [int((one != found[0]).sum()) for one in found]
+
+
+@pytest.mark.slow
+def test_copies_of_a_tied_weight_stay_equal_on_three_replicas():
+    assert run_ranks(copies_of_a_tied_weight, size=6) == [[0] * 6] * 6

@@ -9,10 +9,19 @@ from neox_model.parallel.fingerprint import fingerprint
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool]
 
 
+MODULUS = 2**64
+PLACE, MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
+
+
 def expected(values: torch.Tensor) -> int:
+    """The documented sum, in Python's integers."""
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
-    total = sum((2 * i + 1) * bits for i, bits in enumerate(values.flatten().view(integers).tolist()))
-    return (total + 2**63) % 2**64 - 2**63
+    total = 0
+    for place, bits in enumerate(values.flatten().view(integers).tolist(), start=1):
+        mixed = (bits + place * PLACE) * MIX % MODULUS
+        mixed = (mixed ^ mixed >> 32) * PLACE % MODULUS
+        total += mixed ^ mixed >> 29
+    return (total + MODULUS // 2) % MODULUS - MODULUS // 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -38,3 +47,17 @@ def test_every_flipped_bit_changes_it(dtype):
 
 def test_nothing_has_a_fingerprint():
     assert fingerprint(torch.empty(0, 3)).item() == 0
+
+
+@pytest.mark.parametrize("neighbours", [2, 4, 8])
+def test_the_same_bit_of_neighbours_changes_it(neighbours):
+    """As a faulty data line does: changes of neighbours must not cancel."""
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(400, generator=generator).to(torch.bfloat16)
+    original = fingerprint(values).item()
+    bits = values.view(torch.int16)
+    for start in range(len(bits) - neighbours):
+        for bit in range(15):
+            bits[start : start + neighbours] ^= 1 << bit
+            assert fingerprint(values).item() != original
+            bits[start : start + neighbours] ^= 1 << bit

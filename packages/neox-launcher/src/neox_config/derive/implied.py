@@ -134,7 +134,7 @@ def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem
         yield _note("optimizer.type", "does not work well with fp16", "use bf16", config, places)
     peak, lr = peak_instead_of_lr(config), config.optimizer.optimizer.params.lr
     if peak is not None and "optimizer.params.lr" in places and config.value_of(peak) != lr:
-        what = f"has no effect: scheduler.type is {config.optimizer.scheduler.type}, and {peak} is given"
+        what = f"has no effect: scheduler.type is {config.optimizer.scheduler.type}, which uses {peak}"
         yield _note("optimizer.params.lr", what, "", config, places)
     if config.optimizer.scheduler.type is not None and "lr_decay_style" in places:
         what = f"has no effect: scheduler.type is {config.optimizer.scheduler.type}"

@@ -53,7 +53,8 @@ def final_decay_iterations(config: NeoXConfig, *, decay_iterations: int) -> int:
     section = config.lr_schedule
     if section.lr_wsd_decay_iters is not None:
         return section.lr_wsd_decay_iters
-    return max(1, floor(section.lr_wsd_decay_fraction * decay_iterations))
+    # 0.29 * 100 is a little less than 29.
+    return max(1, floor(section.lr_wsd_decay_fraction * decay_iterations + 1e-9))
 
 
 def uses_decay_iterations(config: NeoXConfig) -> bool:
@@ -91,12 +92,16 @@ def _own_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
 
 
 def _one_bit_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
-    """Return the curve of OneBitAdam, as GPT-NeoX documents it: WarmupDecayLR from lr, min-lr and warmup."""
-    warmup = warmup_fraction(config, decay_iterations=decay_iterations)
+    """Return the curve of OneBitAdam, as GPT-NeoX documents it: WarmupDecayLR from lr, min-lr and warmup.
+
+    The warmup is a fraction of all iterations of the training.
+    """
+    iterations = config.training.train_iters
+    warmup = warmup_fraction(config, decay_iterations=iterations)
     return WarmupDecayLR(
         warmup_min_lr=minimum_rate(config),
         warmup_max_lr=config.optimizer.optimizer.params.lr,
-        warmup_num_steps=max(1, int(warmup * decay_iterations)),
+        warmup_num_steps=max(1, int(warmup * iterations + 1e-9)),
         warmup_type="log",
         total_num_steps=decay_iterations,
     )

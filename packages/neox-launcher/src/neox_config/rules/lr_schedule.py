@@ -35,7 +35,9 @@ def each_part_of_the_schedule_is_set_once(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse two parameters that set the same part of the learning rate schedule."""
     given = c.lr_schedule.model_fields_set
     for name, other in _SAME_VALUE.items():
-        if c.value_of(name) is not None and other in given and c.value_of(other) is not None:
+        # A shown configuration also contains defaults.
+        unset = (None, type(c.lr_schedule).model_fields[other].default)
+        if c.value_of(name) is not None and other in given and c.value_of(other) not in unset:
             one, two = name.replace("_", "-"), other.replace("_", "-")
             yield Problem(name, f"and {two} set the same value", f"remove {one} or {two}")
 

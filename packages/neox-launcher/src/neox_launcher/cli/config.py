@@ -210,6 +210,8 @@ def diff(one: str, other: str, directory: str | None, devices: int | None, hostf
 )
 def schedule(points: int, at: tuple[int, ...], plot: Path | None, **options: Any) -> None:
     """Print the learning rate, batch size and sequence length of iterations, and a changing momentum."""
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise click.UsageError(f"--plot {plot}: the picture is a PNG; choose a name that ends in .png")
     resolved = _resolved(**options)
     try:
         show_course(resolved, points=points, at=at, plot=plot)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -226,7 +227,9 @@ def _launch(request: Request, dry_run: DryRun, wanted: VerifyRequest | None = No
             _run(request, dry_run, wanted)
         finally:
             ignore_warning()
-            finish_output()
+            # Neither a second Ctrl-C nor a working directory that is gone changes the exit code.
+            with suppress(KeyboardInterrupt, OSError):
+                finish_output()
 
 
 def _run(request: Request, dry_run: DryRun, wanted: VerifyRequest | None) -> NoReturn:

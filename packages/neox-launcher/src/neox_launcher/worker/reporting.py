@@ -171,7 +171,7 @@ def report_failure(rank: int, error: BaseException) -> int:
     A `NeoXError` is reported by its message, any other exception with its traceback.
 
     Returns:
-        The exit code of the process: 2 for an invalid request, else 1.
+        The exit code of the process: that of a `NeoXError`, else 1.
     """
     if isinstance(error, NeoXError):
         exit_code, trace, message = error.exit_code, None, str(error)

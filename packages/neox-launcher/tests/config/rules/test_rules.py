@@ -550,7 +550,7 @@ def test_values_without_effect_beside_a_scheduler_are_noted(load):
     config = load(f"{_CYCLE}, {momentum}}}}}\nmin-lr: 0.0001\nlr-decay-iters: 5")
     assert {notice.name: notice.what for notice in config.notices} == {
         "optimizer.params.lr": (
-            "has no effect: scheduler.type is OneCycle, and scheduler.params.cycle_max_lr is given"
+            "has no effect: scheduler.type is OneCycle, which uses scheduler.params.cycle_max_lr"
         ),
         "min_lr": "has no effect: it is used only when scheduler.type is null",
         "lr_decay_iters": (

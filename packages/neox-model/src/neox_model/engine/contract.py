@@ -72,7 +72,10 @@ class Update(Protocol):
         """The loss scale of the next backward pass; None if the loss is not scaled."""
 
     def before(self, call: BeforeUpdate) -> None:
-        """Call the function before every update from now on; it reads nothing back from the device."""
+        """Call the function before every update from now on.
+
+        It reads nothing back from the device, unless the configuration requests copies in host memory.
+        """
 
     def held(self) -> Iterator[Held]:
         """Yield the master weights that this rank holds, in the order of the optimizer."""

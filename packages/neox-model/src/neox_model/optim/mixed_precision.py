@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup, all_reduce
+from torch.distributed import ProcessGroup, all_reduce, broadcast, get_global_rank
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -106,6 +106,7 @@ class MixedPrecisionOptimizer:
         pairs = list(zip(self.parameters, self.masters, strict=True))
         trained = [pair for pair in pairs if _gradient(*pair) is not None]
         self._reduce([_gradient(*pair) for pair in trained])  # type: ignore[misc]
+        self._equalize_ties()
         gradients = [self._master_gradient(*pair) for pair in trained]
         parameters = [parameter for parameter, _ in trained]
         scaled_norm = global_gradient_norm(parameters, gradients, self._groups)
@@ -132,6 +133,19 @@ class MixedPrecisionOptimizer:
             group["params"] = made
             masters += made
         return masters
+
+    def _equalize_ties(self) -> None:
+        """Send the gradients of tied weights from their first stage to the others.
+
+        The last bit of a sum over three or more replicas depends on the place of a gradient in its message,
+        and a tied weight has another place on every stage. Copies that differ once would stay different.
+        """
+        if self._groups.data.size <= 2:
+            return
+        for parameter, master, group in self._ties:
+            gradient = _gradient(parameter, master)
+            if gradient is not None:
+                broadcast(gradient, src=get_global_rank(group, 0), group=group)
 
     def _sum_over_stages(self) -> None:
         """Sum the gradients of tied weights over the pipeline stages with a copy."""

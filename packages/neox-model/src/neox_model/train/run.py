@@ -248,10 +248,21 @@ def _load(training: _Training, position: Position) -> None:
     )
     if iteration is None:
         logger.info("%s contains no checkpoint: starting from newly initialized weights", section.load)
+    _check_momentum(training)
     if training.state.position != position:
         raise CheckpointError(
             f"another checkpoint appeared in {section.load} while this training was starting; start again, "
             "and make sure that no other training saves to that folder"
+        )
+
+
+def _check_momentum(training: _Training) -> None:
+    """Check that a checkpoint's schedule, whose momentum may grow, keeps it below 1 until the end."""
+    momentum = training.schedule.curve.momentum(training.state.last_iteration - 1)
+    if momentum is not None and momentum >= 1:
+        raise CheckpointError(
+            f"the checkpoint's learning-rate schedule makes the momentum {momentum:.6g} in the last "
+            "iteration; it must be less than 1; set override-lr-scheduler: true, or a smaller train-iters"
         )
 
 
@@ -296,7 +307,11 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
     )
 
     interval = config.training.sdc_check_interval
-    copies = None if interval is None else CopiesHook(training.engine, training.groups, interval=interval)
+    copies = (
+        None
+        if interval is None
+        else CopiesHook(training.engine, training.groups, interval=interval, before_end=log.write_pending)
+    )
 
     def before_save() -> None:
         log.write_pending()

@@ -80,7 +80,8 @@ class LoggingSection(Section, resume="free"):
         doc="Log the gradient noise scale: the batch size in samples beyond which larger batches save few "
         "iterations, as gradient_noise_scale/simple, and the two averages whose ratio it is, "
         "gradient_noise_scale/noise and gradient_noise_scale/signal. Stores another copy of the gradients. "
-        "Not under ZeRO, where gradients cannot be read before the update.",
+        "The averages start anew when a training is resumed. Not under ZeRO, where gradients cannot be read "
+        "before the update.",
     )
     gradient_noise_scale_n_batches: int = param(
         5,

@@ -310,8 +310,8 @@ class SchedulerParams(Section):
         True,
         origin="DSC",
         used_when=_ONE_CYCLE,
-        doc="Change the momentum (the first beta of Adam) in the opposite direction. The second beta keeps "
-        "its value; DeepSpeed sets it to 0.99.",
+        doc="Change the momentum in the opposite direction: the first beta of Adam, the momentum of others, "
+        "which DeepSpeed leaves alone. The second beta keeps its value; DeepSpeed sets it to 0.99.",
     )
     cycle_min_mom: float = param(
         0.8,

@@ -70,8 +70,9 @@ class TrainingSection(Section, resume="training"):
         doc="Iterations between comparisons of the weights and optimizer states that several ranks hold as "
         "copies, to detect silent data corruption, such as flipped bits; they are also compared before each "
         "save. If copies differ, the training ends with exit code 3 and names tensor, ranks and hosts. "
-        "Compared are copies of data-parallel ranks (under ZeRO the weights that the model computes with), "
-        "weights that tensor-parallel ranks do not split and, without ZeRO, tied weights of pipeline stages.",
+        "Compared are copies of data-parallel ranks (under ZeRO the weights that the model computes with); "
+        "with one data-parallel rank, weights that tensor-parallel ranks do not split and, without ZeRO, "
+        "tied weights of pipeline stages.",
     )
     eval_iters: int = param(
         100,

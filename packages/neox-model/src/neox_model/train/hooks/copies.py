@@ -1,8 +1,9 @@
 """Compare the copies of weights and optimizer states on different ranks, to detect silent data corruption."""
 
+import logging
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,12 +22,14 @@ from neox_model.train.step import StepReport
 
 __all__ = ["CopiesDifferError", "CopiesHook"]
 
+logger = logging.getLogger(__name__)
+
 _SHOWN = 5
 _ABSENT = torch.iinfo(torch.int64).min
 _ADVICE = (
     "a device or the memory of that host may be faulty, or an operation is not deterministic; check the "
     "hosts with neox-launch doctor, leave out a faulty one (exclude), and resume from the latest checkpoint, "
-    "which was saved before"
+    "if there is one"
 )
 
 
@@ -71,23 +74,36 @@ class _Copy:
 class CopiesHook(Hook):
     """Compares copies at the end of each interval, and when `compare` is called before a save.
 
-    Copies are: what data-parallel ranks hold whole, what tensor-parallel ranks do not split, and the tied
-    weights of pipeline stages. Under ZeRO, data-parallel ranks hold different master weights and optimizer
-    states, and DeepSpeed does not keep tied weights equal to the last bit; these are not compared.
+    Copies are what data-parallel ranks hold whole. With one data-parallel rank, they are what tensor-parallel
+    ranks do not split, and the tied weights of pipeline stages: these may differ in the last bit where
+    several groups of replicas average gradients. Under ZeRO, data-parallel ranks hold different master weights and
+    optimizer states, and DeepSpeed does not keep tied weights equal to the last bit; these are not compared.
 
     Args:
         engine: the engine.
         groups: this rank's process groups.
         interval: iterations between two comparisons.
+        before_end: called before the training is ended, to write pending logs.
     """
 
-    def __init__(self, engine: Engine, groups: Groups, *, interval: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        groups: Groups,
+        *,
+        interval: int,
+        before_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self._engine = engine
         self._groups = groups
         self._interval = interval
+        self._before_end = before_end
         self._compared: int | None = None
         copies = [] if engine.update.splits_over_data else _names_of_stage_copies(engine)
         self._tied = sorted({name for names in gather(groups.control, copies) for name in names})
+        has_copies = groups.data.size > 1 or groups.model.size > 1 or bool(self._tied)
+        if not has_copies and groups.world.rank == 0:
+            logger.warning("sdc-check-interval has no effect: no rank holds a copy of another's weights")
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Compare at the end of each interval.
@@ -112,7 +128,9 @@ class CopiesHook(Hook):
         if control.size > 1:
             distributed.all_reduce(count, distributed.ReduceOp.MAX, group=control.process_group)
         if count.item():
-            raise CopiesDifferError(_describe(gather(control, (socket.gethostname(), different)), iteration))
+            reports = gather(control, (socket.gethostname(), different))
+            self._before_end()
+            raise CopiesDifferError(_describe(reports, iteration))
 
     def _different(self) -> list[_Copy]:
         """Return this rank's copies that differ from those of other ranks. Collective over all ranks."""
@@ -134,7 +152,9 @@ class CopiesHook(Hook):
         """
         indices = range(len(pieces))
         used = {piece.name: index for index, piece in enumerate(pieces) if piece.is_used}
-        yield self._groups.data, list(indices)
+        if self._groups.data.size > 1:
+            yield self._groups.data, list(indices)
+            return
         yield self._groups.model, [index for index in indices if not pieces[index].is_split]
         yield self._groups.pipe, [used.get(name) for name in self._tied]
 
