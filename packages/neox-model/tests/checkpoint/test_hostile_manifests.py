@@ -287,7 +287,7 @@ def test_learning_rate_curve_of_a_hostile_manifest_is_refused(folder, values, pl
 @pytest.mark.parametrize(
     ("kind", "values", "place"),
     [
-        ("Curve", {}, "class: 'Curve' is none of WarmupThenDecay, WarmupLR"),
+        ("Curve", {}, "class: 'Curve' is none of WarmupThenDecay, WarmupStableDecay, WarmupLR"),
         (["OneCycle"], {}, r"class: .* is none of WarmupThenDecay"),
         ("OneCycle", {"cycle_max_mom": 1.0}, "curve / cycle_max_mom: Input should be less than 1"),
         ("OneCycle", {"cycle_min_lr": -1.0}, "curve / cycle_min_lr: "),
