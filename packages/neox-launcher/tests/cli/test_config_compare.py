@@ -6,6 +6,11 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from neox_config import load_config
+from neox_config.derive.optimizer_arguments import own_arguments
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.problems import in_words
+from neox_config.schema.not_yet import NOT_YET
 from neox_launcher.cli.config import main
 
 
@@ -124,3 +129,42 @@ def test_files_are_checked_on_request(minimal):
     result = run("check", minimal, "--set", "data-path=nowhere", "--files")
     assert result.exit_code == 2
     assert "nowhere.idx does not exist" in result.stderr
+
+
+OWN_DEFAULTS = [
+    facts.name
+    for facts in OPTIMIZER_FACTS.values()
+    if facts.arguments and not NOT_YET["optimizer.type"].is_asked_for(facts.name)
+]
+
+
+@pytest.mark.parametrize("kind", OWN_DEFAULTS)
+@pytest.mark.parametrize("command", [("show",), ("show", "--changed")], ids=" ".join)
+def test_a_shown_optimizer_is_read_with_the_values_that_it_uses(minimal, kind, command):
+    """Not with the defaults of the declared parameters, which are Adam's."""
+    minimal.write_text(minimal.read_text().replace("type: Adam", f"type: {kind}"))
+    shown = minimal.with_name("shown.yml")
+    shown.write_text(run(*command, minimal).stdout)
+    values = [own_arguments(load_config([path])) for path in (minimal, shown)]
+    plain = [{name: in_words(value) for name, value in each.items()} for each in values]
+    assert plain[0] == plain[1]
+    assert run("diff", minimal, shown).stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines"),
+    [
+        ("Lion", ["betas: [0.9, 0.99]"]),
+        ("SM3", ["momentum: 0.0", "beta: 0.0", "eps: 1e-30"]),
+        ("madgrad_wd", ["momentum: 0.9", "eps: 1e-06"]),
+    ],
+)
+def test_shown_defaults_are_those_of_the_optimizer(minimal, kind, lines):
+    shown = run("show", minimal, "--set", f"optimizer.type={kind}").stdout
+    rows = [" ".join(row.split()) for row in shown.splitlines()]
+    assert [line for line in lines if f"{line} # default" not in rows] == []
+
+
+def test_a_changed_optimizer_shows_values_that_equal_the_defaults_of_adam(minimal):
+    sets = ("--set", "optimizer.type=Lion", "--set", "optimizer.params.betas=[0.9, 0.999]")
+    assert "betas: [0.9, 0.999]" in run("show", "--changed", minimal, *sets).stdout

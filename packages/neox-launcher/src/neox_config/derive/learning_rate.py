@@ -20,6 +20,7 @@ __all__ = [
     "learning_rate_curve",
     "minimum_rate",
     "peak_instead_of_lr",
+    "peak_rate",
     "uses_decay_iterations",
     "warmup_fraction",
 ]
@@ -71,6 +72,12 @@ def peak_instead_of_lr(config: NeoXConfig) -> str | None:
     if scheduler.type in ("WarmupLR", "WarmupDecayLR") and scheduler.params.warmup_max_lr is not None:
         name = "warmup_max_lr"
     return None if name is None else f"scheduler.params.{name}"
+
+
+def peak_rate(config: NeoXConfig) -> float | None:
+    """Return the largest learning rate of the schedule, of LRRangeTest the first; None if it is missing."""
+    rate: float | None = config.value_of(peak_instead_of_lr(config) or "optimizer.params.lr")
+    return rate
 
 
 def _own_curve(config: NeoXConfig, decay_iterations: int) -> Curve:

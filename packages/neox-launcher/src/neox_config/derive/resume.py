@@ -22,11 +22,12 @@ from neox_config.derive.learning_rate import (
     uses_decay_iterations,
     warmup_fraction,
 )
+from neox_config.derive.optimizer_arguments import optimizer_facts, own_arguments, refused_parameters
 from neox_config.derive.resolve import Resolved, resolve
 from neox_config.derive.unused import is_in_use
 from neox_config.errors import ConfigError
 from neox_config.facts.attention import ATTENTION_FACTS, GMLP_TYPES
-from neox_config.facts.optimizers import OPTIMIZER_FACTS, OptimizerFacts
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import in_words
 from neox_config.schema.config import NeoXConfig, all_parameters, section_of, sections
 from neox_config.schema.parameter import Resume, Section, entry_section, inner_section, resume_of
@@ -55,8 +56,6 @@ LEARNING_RATE = (
     *(parameter.name for parameter in Scheduler.parameters("scheduler.", "training")),
 )
 
-# Switching one of these arguments on or off changes the meaning of the optimizer states.
-_MEANING_OF_STATES = ("adam_w_mode", "bias_correction", "decoupled_weight_decay")
 _ARGUMENTS = "optimizer.params."
 # Versions without mlp_width recorded it under this name, whose meaning is another one today.
 _FORMER_WIDTH = "intermediate_size"
@@ -190,8 +189,8 @@ def _differing(
 def _deciding_states(recorded: Mapping[str, Any]) -> set[str]:
     """Return the arguments that, on or off, determine which optimizer states there are or what they mean."""
     facts = OPTIMIZER_FACTS.get(_optimizer_kind(recorded))
-    optional = () if facts is None else facts.optional.values()
-    return {f"{_ARGUMENTS}{name}" for name in (*_MEANING_OF_STATES, *optional)}
+    names = () if facts is None else (*facts.redefining, *facts.optional.values())
+    return {f"{_ARGUMENTS}{name}" for name in names}
 
 
 def _absent(label: str, recorded: Mapping[str, Any]) -> Any:
@@ -247,10 +246,10 @@ def _reconstructed(recorded: Mapping[str, Any], devices: int) -> dict[str, dict[
         found = in_effect(resolved)
     except ValidationError as error:
         raise ConfigError(f"{error.error_count()} of its parameters are unknown to this version") from error
-    # Not recorded: which of two parameters was given, and if an optimizer of torch.optim was given an eps.
+    # Not recorded: which of two parameters was given, and if an optimizer with its own default was given one.
     found["model"].pop(_LOCAL, None)
-    if _optimizer_facts(resolved).is_of_torch:
-        found["training"].pop(f"{_ARGUMENTS}eps", None)
+    for name in optimizer_facts(config).arguments.keys() & OptimizerParams.model_fields.keys():
+        found["training"].pop(f"{_ARGUMENTS}{name}", None)
     return found
 
 
@@ -287,16 +286,9 @@ def _value(name: str, written: Any, resolved: Resolved) -> Any:
 
 def _optimizer_arguments(resolved: Resolved) -> dict[str, Any]:
     """Return the arguments of the optimizer whose names or defaults differ from the declared parameters."""
-    facts, given = _optimizer_facts(resolved), resolved.config.optimizer.optimizer.params.given()
-    # Of the declared parameters, optimizers of torch.optim take only these two.
-    others = OptimizerParams.model_fields.keys() - {"lr", "weight_decay"} if facts.is_of_torch else ()
-    values = dict.fromkeys(others, _UNUSED) | facts.arguments_in_effect(given)
+    config = resolved.config
+    values = dict.fromkeys(refused_parameters(config), _UNUSED) | own_arguments(config)
     return {f"{_ARGUMENTS}{name}": _plain(value) for name, value in values.items()}
-
-
-def _optimizer_facts(resolved: Resolved) -> OptimizerFacts:
-    optimizer = resolved.config.optimizer.optimizer
-    return OPTIMIZER_FACTS.get(optimizer.kind, OptimizerFacts(name=optimizer.type))
 
 
 def _plain(value: Any) -> Any:

@@ -9,10 +9,12 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from neox_config.derive.implied import default_in, follows_from
+from neox_config.derive.optimizer_arguments import optimizer_facts, own_arguments, refused_parameters
 from neox_config.derive.resolve import Resolved
 from neox_config.problems import Place, in_words, place_of
 from neox_config.schema.config import NeoXConfig, sections
 from neox_config.schema.parameter import Section, entry_section, inner_section
+from neox_config.schema.sections.optimizer import OptimizerParams
 
 __all__ = ["show_config", "show_derived", "show_difference"]
 
@@ -69,7 +71,7 @@ def show_derived(resolved: Resolved) -> str:
 
 def show_difference(one: Resolved, other: Resolved) -> str:
     """Return the differences between two resolved configurations, with the origin of both values."""
-    ones, others = (_flat(resolved.config.model_dump(mode="json")) for resolved in (one, other))
+    ones, others = (_flat(_values_in_effect(resolved.config)) for resolved in (one, other))
     lines: list[str] = []
     for path in dict.fromkeys((*ones, *others)):
         if ones.get(path) != others.get(path):
@@ -82,6 +84,21 @@ def show_difference(one: Resolved, other: Resolved) -> str:
             texts = (in_words(value), in_words(derived[1][name]))
             lines += [f"{name} (derived)", *(f"  {text}  # from {_DERIVED_BY[name]}" for text in texts)]
     return "\n".join(lines)
+
+
+def _values_in_effect(config: NeoXConfig) -> dict[str, Any]:
+    """Return the plain values by section, with the arguments that the optimizer uses."""
+    values = config.model_dump(mode="json")
+    params = values["optimizer"]["optimizer"]["params"]
+    for name in refused_parameters(config):
+        del params[name]
+    params |= {name: _plain(value) for name, value in own_arguments(config).items()}
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as its JSON equivalent."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _flat(tree: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
@@ -116,7 +133,12 @@ class _Printed:
 
 
 def _rows(section: Section, at: _Printed) -> Iterator[_Row]:
+    is_of_optimizer = isinstance(section, OptimizerParams)
+    own = own_arguments(at.config) if is_of_optimizer else {}
+    elsewhere = {*own, *refused_parameters(at.config)} if is_of_optimizer else set()
     for name, declared in type(section).model_fields.items():
+        if name in elsewhere:
+            continue
         value = getattr(section, name)
         if inner_section(declared) is not None:
             inside = list(_rows(value, at.inside(name)))
@@ -126,8 +148,12 @@ def _rows(section: Section, at: _Printed) -> Iterator[_Row]:
             yield from _entry_rows(value, at.inside(name))
         elif not at.leaves_out(name, value, declared):
             yield _row(name, value, declared, at)
-    for name, value in (section.model_extra or {}).items():
-        yield f"{at.indent}{name}: {_as_yaml(value)}", _origin(f"{at.prefix}{name}", value, None, at.config)
+    defaults = optimizer_facts(at.config).arguments if is_of_optimizer else {}
+    for name, value in ((section.model_extra or {}) | own).items():
+        default = _plain(defaults.get(name))
+        if name not in defaults or not at.changed or _plain(value) != default:
+            origin = _origin(f"{at.prefix}{name}", _plain(value), default, at.config)
+            yield f"{at.indent}{name}: {_as_yaml(value)}", origin
 
 
 def _entry_rows(entries: Mapping[str, Section], at: _Printed) -> Iterator[_Row]:

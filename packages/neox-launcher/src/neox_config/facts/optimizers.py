@@ -7,7 +7,6 @@ the same, unless the optimizer itself joins what it computes of the parts.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 __all__ = ["ARGUMENT_LIMITS", "OPTIMIZER_FACTS", "ArgumentLimit", "OptimizerFacts"]
@@ -28,8 +27,12 @@ class ArgumentLimit:
     example: str
 
 
+_LARGEST = 1e30
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    # Far enough below the largest number of float32, about 3e38, that no update overflows by it alone.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 _FRACTION = ArgumentLimit(
@@ -39,12 +42,14 @@ _FRACTION = ArgumentLimit(
 # Declared parameters with a default of their own in an optimizer have other limits where they are declared.
 ARGUMENT_LIMITS: Mapping[str, ArgumentLimit] = {
     "adam_lr": ArgumentLimit(
-        lambda value: value is None or (_is_number(value) and value >= 0), "a number of at least 0", "0.001"
+        lambda value: value is None or (_is_number(value) and value >= 0),
+        "a number of at least 0 and at most 1e30, or null",
+        "0.001",
     ),
     "beta": _FRACTION,
     "eps": ArgumentLimit(
         lambda value: _is_number(value) and value >= 1e-37,
-        "a number of at least 1e-37, because float32 has no smaller ones in full precision",
+        "a number of at least 1e-37, because float32 has no smaller ones in full precision, and at most 1e30",
         "1e-30",
     ),
     "momentum": _FRACTION,
@@ -70,6 +75,7 @@ class OptimizerFacts:
         numbers: single numbers that it stores for each weight.
         other_shapes: smaller tensors of other shapes that it stores for each weight.
         optional: state -> argument without which the state is not stored.
+        redefining: arguments that, switched on or off, make states of before useless.
         declared: declared parameters of `optimizer.params` that it takes; the others have no effect. Not used
             for torch.optim, whose classes refuse arguments that they do not take.
         arguments: additional arguments and their defaults, besides `lr`, `weight_decay` and `declared`: those
@@ -93,6 +99,7 @@ class OptimizerFacts:
     numbers: tuple[str, ...] = ("step",)
     other_shapes: tuple[str, ...] = ()
     optional: Mapping[str, str] = field(default_factory=dict)
+    redefining: tuple[str, ...] = ()
     declared: tuple[str, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -140,6 +147,7 @@ class OptimizerFacts:
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _ADAM = ("lr", "betas", "eps", "bias_correction")
+_SWITCHES = ("adam_w_mode", "bias_correction")
 _LION: Mapping[str, Any] = {"betas": (0.9, 0.99)}
 _ADAM_ARGUMENTS: Mapping[str, Any] = {"betas": (0.9, 0.999), "eps": 1e-8}
 
@@ -182,21 +190,32 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             name="Adam",
             states=_MOMENTS,
             declared=(*_ADAM, "adam_w_mode"),
+            redefining=_SWITCHES,
             is_tried_with_zero=True,
             skips_on_device=True,
         ),
         OptimizerFacts(
-            name="AdamW", states=_MOMENTS, declared=_ADAM, is_tried_with_zero=True, skips_on_device=True
+            name="AdamW",
+            states=_MOMENTS,
+            declared=_ADAM,
+            redefining=_SWITCHES,
+            is_tried_with_zero=True,
+            skips_on_device=True,
         ),
         OptimizerFacts(
             name="CPU_Adam",
             states=_MOMENTS,
             declared=(*_ADAM, "adam_w_mode"),
+            redefining=_SWITCHES,
             is_tried_with_zero=True,
             skips_on_device=True,
         ),
         OptimizerFacts(
-            name="CPU_torch_adam", states=_MOMENTS, declared=("lr", "betas", "eps"), is_tried_with_zero=True
+            name="CPU_torch_adam",
+            states=_MOMENTS,
+            declared=("lr", "betas", "eps"),
+            redefining=_SWITCHES,
+            is_tried_with_zero=True,
         ),
         OptimizerFacts(
             name="Lamb",
@@ -204,23 +223,41 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             declared=(*_ADAM, "max_coeff", "min_coeff"),
             is_elementwise=False,
             joins_split_weights=True,
+            remark="The trust ratio is that of the paper: the bias correction is inside it. DeepSpeed "
+            "corrects the step after the ratio, so with the default `betas` its first update is smaller by "
+            "a factor of 3.2; add warmup.",
         ),
-        OptimizerFacts(name="OneBitAdam", states=_MOMENTS, declared=_ADAM, is_tried_with_zero=True),
-        OptimizerFacts(name="OneBitLamb", states=_MOMENTS, declared=_ADAM, is_elementwise=False),
-        OptimizerFacts(name="ZeroOneAdam", states=_MOMENTS, declared=_ADAM, is_tried_with_zero=True),
+        OptimizerFacts(
+            name="OneBitAdam", states=_MOMENTS, declared=_ADAM, redefining=_SWITCHES, is_tried_with_zero=True
+        ),
+        OptimizerFacts(
+            name="OneBitLamb", states=_MOMENTS, declared=_ADAM, redefining=_SWITCHES, is_elementwise=False
+        ),
+        OptimizerFacts(
+            name="ZeroOneAdam", states=_MOMENTS, declared=_ADAM, redefining=_SWITCHES, is_tried_with_zero=True
+        ),
         OptimizerFacts(
             name="SM3",
             states=("momentum_buffer",),
             numbers=(),
             other_shapes=("accumulator_0", "accumulator_1"),
             optional={"momentum_buffer": "momentum"},
+            # A sum of squares only grows: it is too large for a decaying mean, and the reverse.
+            redefining=("beta",),
             declared=("lr",),
             arguments={"momentum": 0.0, "beta": 0.0, "eps": 1e-30},
             is_elementwise=False,
             joins_split_weights=True,
             decays_weights=False,
         ),
-        OptimizerFacts(name="Lion", states=("exp_avg",), numbers=(), declared=("lr",), arguments=_LION),
+        OptimizerFacts(
+            name="Lion",
+            states=("exp_avg",),
+            numbers=(),
+            declared=("lr",),
+            arguments=_LION,
+            is_tried_with_zero=True,
+        ),
         OptimizerFacts(
             name="Muon",
             states=_MOMENTS,
@@ -231,15 +268,15 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             joins_split_weights=True,
             remark="The matrices of linear layers have a `momentum_buffer`. Embeddings, the head, norms "
             "and biases are updated by Adam with decoupled weight decay, with `betas`, `eps` and the "
-            "learning rate `adam_lr` (null: `lr`), which the schedule changes in proportion to `lr`. With "
+            "learning rate `adam_lr` (null: that of the matrices), the largest of the schedule. With "
             "tensor parallelism the momentum is gathered in every update. The iteration that makes it "
             "orthogonal is in float32 in a training in fp32, else in bfloat16.",
         ),
         OptimizerFacts(
             name="madgrad_wd",
             states=("start", "grad_sum", "grad_sum_sq"),
-            declared=("lr", "eps"),
-            arguments={"momentum": 0.9},
+            declared=("lr",),
+            arguments={"momentum": 0.9, "eps": 1e-6},
         ),
         _of_torch("Adadelta", ("square_avg", "acc_delta"), {"rho": 0.9, "eps": 1e-6}),
         _of_torch(
@@ -255,6 +292,7 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             ("sum",),
             {"lr_decay": 0.0, "initial_accumulator_value": 0.0, "eps": 1e-10, "fused": None},
             refused=_NOT_CAPTURABLE,
+            is_tried_with_zero=True,
         ),
         _of_torch("Adamax", ("exp_avg", "exp_inf"), _ADAM_ARGUMENTS),
         _of_torch(
@@ -269,8 +307,14 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             _MOMENTS,
             {**_ADAM_ARGUMENTS, "momentum_decay": 4e-3, "decoupled_weight_decay": False},
             numbers=("step", "mu_product"),
+            redefining=("decoupled_weight_decay",),
         ),
-        _of_torch("RAdam", _MOMENTS, {**_ADAM_ARGUMENTS, "decoupled_weight_decay": False}),
+        _of_torch(
+            "RAdam",
+            _MOMENTS,
+            {**_ADAM_ARGUMENTS, "decoupled_weight_decay": False},
+            redefining=("decoupled_weight_decay",),
+        ),
         _of_torch(
             "RMSprop",
             ("square_avg", "momentum_buffer", "grad_avg"),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from neox_config.derive.engine import engine_offers
+from neox_config.derive.learning_rate import peak_instead_of_lr, peak_rate
 from neox_config.facts.optimizers import ARGUMENT_LIMITS, OPTIMIZER_FACTS
 from neox_config.problems import Problem, did_you_mean
 from neox_config.schema.config import NeoXConfig
@@ -41,9 +42,9 @@ def arguments_are_within_their_limits(c: NeoXConfig) -> Iterator[Problem]:
     if facts is None or facts.is_of_torch:
         return
     given = optimizer.params.given()
-    for name in facts.arguments.keys() & given.keys() & ARGUMENT_LIMITS.keys():
-        limit = ARGUMENT_LIMITS[name]
-        if not limit.holds(given[name]):
+    for name in facts.arguments:
+        limit = ARGUMENT_LIMITS.get(name)
+        if limit is not None and name in given and not limit.holds(given[name]):
             yield Problem(f"optimizer.params.{name}", f"must be {limit.what}", f"use {limit.example}")
 
 
@@ -72,11 +73,13 @@ def the_trust_ratio_has_a_range(c: NeoXConfig) -> Iterator[Problem]:
 def a_second_learning_rate_is_relative_to_the_first(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse adam_lr of Muon without a learning rate that the schedule changes."""
     optimizer = c.optimizer.optimizer
-    if optimizer.kind == "muon" and optimizer.params.lr == 0 and optimizer.params.given().get("adam_lr"):
+    is_given = optimizer.params.given().get("adam_lr") is not None
+    if optimizer.kind == "muon" and is_given and peak_rate(c) == 0:
         yield Problem(
             "optimizer.params.adam_lr",
-            "follows the schedule in proportion to lr, which is 0",
-            "set lr to more than 0",
+            f"follows the schedule in proportion to its largest learning rate "
+            f"({peak_instead_of_lr(c) or 'optimizer.params.lr'}), which is 0",
+            "set that to more than 0, or remove adam_lr",
         )
 
 

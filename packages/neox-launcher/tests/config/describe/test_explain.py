@@ -74,6 +74,7 @@ def test_every_word_finds_all_parameters_of_its_row(subject):
         ("wandb", "use_wandb"),
         ("ddp", "train_batch_size"),
         ("cosine", "lr_decay_style"),
+        *((name, "optimizer.type") for name in ("lamb", "lion", "muon", "sm3")),
         ("clip", "gradient_clipping"),
         ("--num-layers", "num_layers"),
         ("Learning Rate", "optimizer.params.lr"),

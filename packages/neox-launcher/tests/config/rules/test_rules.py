@@ -282,7 +282,7 @@ EXAMPLES = {
     "a_second_learning_rate_is_relative_to_the_first": (
         "optimizer: {params: {adam_lr: 0.1}}\n--set optimizer.type=Muon\n--set optimizer.params.lr=0",
         "optimizer.params.adam_lr",
-        "in proportion to lr, which is 0",
+        "in proportion to its largest learning rate (optimizer.params.lr), which is 0",
         "optimizer: {params: {adam_lr: 0.1}}\n--set optimizer.type=Muon",
     ),
     "betas_are_below_one": (
