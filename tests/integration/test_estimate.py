@@ -164,7 +164,14 @@ def test_stored_activations_equal_the_formula(norm, position, activation, dtype,
         ("SM3", {"momentum": 0.9}),
     ],
 )
-@pytest.mark.parametrize("settings", [{}, {"no_weight_tying": True, "pos_emb": "rpe", "activation": "geglu"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"no_weight_tying": True, "pos_emb": "rpe", "activation": "geglu"},
+        {"attention_config": ["gmlp", "amlp"], "num_layers": 2, "gmlp_attn_dim": 5},
+    ],
+)
 def test_estimated_states_equal_those_that_an_optimizer_stores(kind, params, settings):
     optimizer = {"optimizer": {"type": kind, "params": {"lr": 0.1, **params}}}
     resolved = resolved_from({"make_vocab_size_divisible_by": 8} | settings | optimizer)

@@ -111,3 +111,30 @@ def test_the_schedule_is_the_configured_one():
     schedule = build_schedule(resolved_from(settings).config, build("SGD"), decay_iterations=50)
     expected = WarmupThenDecay(style="cosine", peak=0.01, floor=0.001, warmup=0.1, decay_iterations=50)
     assert schedule.curve == expected
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "peak"),
+    [
+        ({}, 0.02),
+        ({"type": "WarmupLR", "params": {"warmup_max_lr": 0.5, "warmup_num_steps": 2}}, 0.5),
+        ({"type": "WarmupCosineLR", "params": {"warmup_num_steps": 2}}, 0.02),
+        ({"type": "LRRangeTest", "params": {"lr_range_test_min_lr": 0.25}}, 0.25),
+        (
+            {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.4}},
+            0.4,
+        ),
+    ],
+)
+def test_adam_of_muon_reaches_its_learning_rate_when_the_schedule_reaches_its_own(scheduler, peak):
+    params = {"lr": 0.02, "adam_lr": 0.004, "eps": 1e-30}
+    settings = {"optimizer": {"type": "Muon", "params": params}, "scheduler": scheduler, "weight_decay": 0.0}
+    norm = torch.nn.LayerNorm(3)
+    optimizer = build_optimizer(resolved_from(settings).config, norm, model_group=SINGLE_RANK)
+    before = norm.bias.detach().clone()
+    norm.bias.grad = torch.tensor([1.0, -2.0, 3.0])
+    for group in optimizer.param_groups:
+        group["lr"] = peak
+    optimizer.step()
+    # The first step of Adam is the sign of the gradient.
+    torch.testing.assert_close(before - norm.bias.detach(), 0.004 * norm.bias.grad.sign())

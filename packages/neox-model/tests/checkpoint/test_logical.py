@@ -105,6 +105,16 @@ def blocks_of_two_ranks(shape, *, split_dim):
         yield fragment, optimizer
 
 
+@pytest.mark.parametrize("shape", [(5,), (1, 5)])
+def test_a_state_along_a_dimension_that_the_weight_lacks_is_damage(shape):
+    param = logical_parameter((5,), init=lambda tensor, generator: None)
+    fragment = Fragment("weight", param.logical, Held(param, 0, 5, param, 0, (5,)))
+    optimizer = SM3([{"params": [param]}], lr=0.1)
+    assert state_range(fragment, optimizer, "accumulator_0", (5,)) == (((0, 5),), 0, 5)
+    with pytest.raises(DamagedCheckpointError, match=r"'accumulator_1' of weight .*along dimension 1"):
+        state_range(fragment, optimizer, "accumulator_1", shape)
+
+
 @pytest.mark.parametrize(
     ("shape", "split_dim"),
     [((4, 3), 0), ((3, 4), 1), ((5, 3), 0), ((3, 2), 1), ((2, 3), 0)],

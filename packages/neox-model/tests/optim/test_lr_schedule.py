@@ -6,6 +6,7 @@ import torch
 from neox_config.facts.deepspeed_schedules import OneCycle
 from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.optim.muon import Muon
 
 
 def rates(style, **changes):
@@ -132,3 +133,21 @@ def test_an_optimizer_without_a_momentum_is_refused():
     assert not schedule.accepts(CYCLE)
     assert "betas" not in optimizer.param_groups[0]
     assert "momentum" not in optimizer.param_groups[0]
+
+
+def test_the_momentum_of_muon_is_that_of_both_parts_and_comes_back():
+    """Its groups have `momentum` and `betas`; matrices use the first, other weights the second."""
+    groups = [
+        {"params": [torch.nn.Parameter(torch.zeros(2, 2))], "is_of_matrices": is_of_matrices}
+        for is_of_matrices in (True, False)
+    ]
+    optimizer = Muon(groups, lr=1.0, momentum=0.6, betas=(0.5, 0.7))
+    schedule = LearningRateSchedule(optimizer, CYCLE)
+    schedule.step()
+    matrices, others = optimizer.param_groups
+    momentum = CYCLE.momentum(1)
+    assert (matrices["momentum"], matrices["betas"]) == (momentum, (0.5, 0.7))
+    assert (others["momentum"], others["betas"]) == (0.6, (momentum, 0.7))
+    schedule.curve = rates("linear")
+    schedule.load_state_dict({"applied_updates": 2})
+    assert (matrices["momentum"], others["betas"]) == (0.6, (0.5, 0.7))

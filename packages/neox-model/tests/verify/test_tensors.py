@@ -111,9 +111,9 @@ def test_elements_with_noisy_gradients_are_skipped(state):
     assert beyond(state, wanted, there, moment=moment).text == ""
 
 
-@pytest.mark.parametrize(("key", "power"), [("exp_avg", 1), ("accumulator_0", 2)])
+@pytest.mark.parametrize(("key", "power"), [("exp_avg", 1), ("exp_inf", 1), ("accumulator_0", 2)])
 def test_other_states_show_noisy_gradients_too(state, key, power):
-    """Lion's mean, and SM3's sums of squares of a vector."""
+    """Lion's mean, Adamax's maximum, and SM3's sums of squares of a vector."""
     wanted = torch.ones(100) + 0.01
     there = wanted.clone()
     there[:10] -= 0.02
@@ -133,6 +133,19 @@ def test_other_states_show_noisy_gradients_too(state, key, power):
     assert text(sizes)
     sizes[:10] = 1e-8
     assert text(sizes) == ""
+
+
+def test_adamaxs_maximum_counts_before_its_mean(state):
+    """A mean may be small by chance, where gradients of both signs meet."""
+    wanted, mean = torch.ones(100) + 0.01, torch.full((100,), 1e-2)
+    there = wanted.clone()
+    there[:10] -= 0.02
+    mean[:10] = 1e-8
+    kept = {f"{WEIGHT}/exp_avg": mean, f"{WEIGHT}/exp_inf": torch.full((100,), 1e-2)}
+    middle = state({WEIGHT: torch.ones(100)})
+    one, other = (state({WEIGHT: values} | kept) for values in (wanted, there))
+    (difference,) = differences_beyond_rounding(middle, one, other, LIMITS["fp32"], of_weights=True)
+    assert difference.text
 
 
 def test_a_weight_that_did_not_move_and_should_have_is_found(state):

@@ -139,16 +139,19 @@ def layer_weights(shape: Shape, kind: str) -> Iterator[Weights]:
 
 
 def _gmlp_layer(shape: Shape, kind: str) -> Iterator[Weights]:
-    """Yield the tensors of a gMLP layer: norm, h to 8h, spatial gate, 4h to h; amlp adds attention."""
+    """Yield the tensors of a gMLP layer: norm, twice h to 4h, spatial gate, 4h to h; amlp adds attention."""
     width = shape.hidden_size
     yield _norm(shape, width)
-    yield from _linear(shape, "mlp", width, 8 * width, is_column=True)
+    for _ in range(2):
+        yield from _linear(shape, "mlp", width, 4 * width, is_column=True)
     yield _norm(shape, 4 * width)
     yield Weights("mlp", shape.seq_length**2, row=shape.seq_length)
     yield Weights("mlp", shape.seq_length)
     yield from _linear(shape, "mlp", 4 * width, width, is_column=False)
     if ATTENTION_FACTS[kind].has_inner_attention and shape.gmlp_attention_width is not None:
-        yield from _linear(shape, "attention", 8 * width, 3 * shape.gmlp_attention_width, is_column=False)
+        inner = 3 * shape.gmlp_attention_width
+        yield from _linear(shape, "attention", 4 * width, inner, is_column=False)
+        yield Weights("attention", 4 * width * inner, is_split=True, multiplies=True, row=inner)
         yield from _linear(shape, "attention", shape.gmlp_attention_width, 4 * width, is_column=True)
 
 

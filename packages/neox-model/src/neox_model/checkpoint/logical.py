@@ -224,10 +224,16 @@ def state_range(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, 
     Raises:
         CheckpointError: the state does not have one value per weight, and this rank holds only a part of the
             weight.
-        DamagedCheckpointError: a state with one value per slice has another shape.
+        DamagedCheckpointError: a state with one value per slice has another shape, or the weight has no such
+            slices.
     """
     along = _dimension(optimizer, key)
-    if along is not None and fragment.is_block and along < len(fragment.logical.shape):
+    if along is not None and along >= len(fragment.logical.shape):
+        raise DamagedCheckpointError(
+            f"the manifest is damaged: the state {quoted(key)!r} of {fragment.name} has one value per slice "
+            f"along dimension {along}, and the weight has the shape {fragment.logical.shape}"
+        )
+    if along is not None and fragment.is_block:
         expected, block = fragment.slices_along(along)
         if shape != expected:
             raise DamagedCheckpointError(

@@ -36,7 +36,7 @@ class LearningRateSchedule:
         self.optimizer = optimizer
         self.curve = curve
         # Another curve may leave the momentum at its configured value.
-        self._configured_momentum = _momentum_of(optimizer.param_groups[0])
+        self._configured_momenta = [_momentum_of(group) for group in optimizer.param_groups]
         self._device: torch.device | None = None
         self._applied: int | _DeviceCount = 0
         if not self.accepts(curve):
@@ -47,7 +47,7 @@ class LearningRateSchedule:
 
     def accepts(self, curve: Curve) -> bool:
         """Return True unless the curve changes a momentum that the optimizer does not have."""
-        return self._configured_momentum is not None or not curve.changes_momentum
+        return None not in self._configured_momenta or not curve.changes_momentum
 
     @property
     def applied_updates(self) -> int:
@@ -111,21 +111,31 @@ class LearningRateSchedule:
 
     def _set(self) -> None:
         rate, momentum = self.current_rate, self.current_momentum
-        for group in self.optimizer.param_groups:
+        for group, configured in zip(self.optimizer.param_groups, self._configured_momenta, strict=True):
             group["lr"] = rate
-            _set_momentum(group, self._configured_momentum if momentum is None else momentum)
+            _set_momentum(group, configured if momentum is None else momentum)
+
+
+def _momentum_name(group: dict[str, Any]) -> str | None:
+    """Return the key of a group's momentum: of Muon's matrices `momentum`, else `betas` if it has them."""
+    if group.get("is_of_matrices"):
+        return "momentum"
+    return next((name for name in ("betas", "momentum") if name in group), None)
 
 
 def _momentum_of(group: dict[str, Any]) -> float | None:
     """Return the momentum of a parameter group, which is the first beta of Adam; None if it has none."""
-    return group["betas"][0] if "betas" in group else group.get("momentum")
+    name = _momentum_name(group)
+    if name is None:
+        return None
+    momentum: float = group["betas"][0] if name == "betas" else group[name]
+    return momentum
 
 
 def _set_momentum(group: dict[str, Any], momentum: float | None) -> None:
-    if "betas" in group:
-        group["betas"] = (momentum, *group["betas"][1:])
-    elif "momentum" in group:
-        group["momentum"] = momentum
+    name = _momentum_name(group)
+    if name is not None:
+        group[name] = (momentum, *group["betas"][1:]) if name == "betas" else momentum
 
 
 class _DeviceCount:

@@ -33,7 +33,7 @@ class Muon(Optimizer):
 
     Args:
         parameters: parameter groups, each with `weight_decay`, and `is_of_matrices`: True for Muon.
-        lr: learning rate of the matrices.
+        lr: learning rate of the matrices, the largest of the schedule.
         momentum: decay of the momentum.
         nesterov: Nesterov momentum.
         ns_steps: steps of the Newton-Schulz iteration.
@@ -92,7 +92,7 @@ class Muon(Optimizer):
         direction = gradient.lerp(mean, momentum) if self._nesterov else mean
         dim = split_dim_of(parameter)
         if dim is not None:
-            direction = whole_weight(direction, dim, self._model_group)
+            direction = whole_weight(direction.to(self._dtype), dim, self._model_group)
         rows, columns = direction.shape
         step = orthogonalized(direction, self._steps, dtype=self._dtype)
         if dim is not None:

@@ -24,10 +24,13 @@ def whole_norms(weights: Sequence[Tensor], norms: Tensor, group: Group) -> Tenso
     split = [row for row, weight in enumerate(weights) if split_dim_of(weight) is not None]
     if not split:
         return norms
+    # Summed in the order of the ranks: that of a reduction depends on the position among all the norms, so
+    # copies of a weight on different pipeline stages would differ.
     squares = norms[split].square()
-    all_reduce(squares, group=group.process_group)
+    parts = [torch.empty_like(squares) for _ in range(group.size)]
+    all_gather(parts, squares, group=group.process_group)
     whole = norms.clone()
-    whole[split] = squares.sqrt()
+    whole[split] = torch.stack(parts).sum(dim=0).sqrt()
     return whole
 
 

@@ -26,6 +26,8 @@ _SIZES: Mapping[str, Callable[[Tensor], Tensor]] = {
     "exp_avg_sq": torch.sqrt,
     # SM3's, of a vector.
     "accumulator_0": torch.sqrt,
+    # Adamax's.
+    "exp_inf": torch.abs,
     # Lion's.
     "exp_avg": torch.abs,
 }
