@@ -171,7 +171,8 @@ SUBJECTS: tuple[Subject, ...] = (
     ),
     # Optimizer and learning rate
     Subject(
-        "optimizer, sgd, adamw, lion, madgrad, optim, optimiser, adam", ("optimizer.type", "optimizer.params")
+        "optimizer, sgd, adamw, lamb, lion, madgrad, muon, sm3, optim, optimiser, adam",
+        ("optimizer.type", "optimizer.params"),
     ),
     Subject("beta, beta1, beta2, momentum", ("optimizer.params.betas",)),
     Subject(

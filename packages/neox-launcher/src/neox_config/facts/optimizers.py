@@ -268,9 +268,10 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             joins_split_weights=True,
             remark="The matrices of linear layers have a `momentum_buffer`. Embeddings, the head, norms "
             "and biases are updated by Adam with decoupled weight decay, with `betas`, `eps` and the "
-            "learning rate `adam_lr` (null: that of the matrices), the largest of the schedule. With "
-            "tensor parallelism the momentum is gathered in every update. The iteration that makes it "
-            "orthogonal is in float32 in a training in fp32, else in bfloat16.",
+            "learning rate `adam_lr` (null: the same as the matrices). Where the schedule is below its "
+            "largest rate, `adam_lr` is reduced in proportion. With tensor parallelism the momentum is "
+            "gathered in every update. The iteration that makes it orthogonal is in float32 in a training "
+            "in fp32, else in bfloat16.",
         ),
         OptimizerFacts(
             name="madgrad_wd",

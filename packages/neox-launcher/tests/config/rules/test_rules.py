@@ -513,6 +513,45 @@ def test_an_optimizer_that_is_not_elementwise_has_one_problem_under_zero(load, k
     assert "whole weights for its update" in caught.value.problems[0].what
 
 
+@pytest.mark.parametrize("kind", ["Adagrad", "Lion"])
+def test_zero_accepts_the_optimizers_that_deepspeed_lists(load, kind):
+    assert load("zero-stage: 2", f"optimizer.type={kind}").optimizer.zero_allow_untested_optimizer is False
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "params", "sentence"),
+    [
+        ("{}", "{lr: 0, adam_lr: 0}", "in proportion to its largest learning rate (optimizer.params.lr)"),
+        (
+            "{type: WarmupLR, params: {warmup_max_lr: 0}}",
+            "{lr: 0.1, adam_lr: 0.1}",
+            "in proportion to its largest learning rate (scheduler.params.warmup_max_lr)",
+        ),
+        ("{}", "{lr: 0.1, adam_lr: 1.0e+300}", "must be a number of at least 0 and at most 1e30, or null"),
+    ],
+)
+def test_learning_rates_of_muon_that_cannot_be_reached_are_refused(load, scheduler, params, sentence):
+    with pytest.raises(ConfigError) as found:
+        load(f"scheduler: {scheduler}", f"optimizer={{type: Muon, params: {params}}}")
+    (problem,) = found.value.problems
+    assert problem.name == "optimizer.params.adam_lr"
+    assert sentence in problem.what
+
+
+@pytest.mark.parametrize("given", ["{lr: 0, adam_lr: null}", "{lr: 0.1, adam_lr: 0}"])
+def test_further_learning_rates_of_muon_are_accepted(load, given):
+    assert load("", f"optimizer={{type: Muon, params: {given}}}").optimizer.optimizer.kind == "muon"
+
+
+def test_problems_of_arguments_are_in_the_order_of_the_optimizer(load):
+    with pytest.raises(ConfigError) as found:
+        load(
+            "", "optimizer={type: Muon, params: {lr: 1, ns_steps: 0, adam_lr: -1, nesterov: 1, momentum: 1}}"
+        )
+    names = [problem.name.rpartition(".")[2] for problem in found.value.problems]
+    assert names == ["momentum", "nesterov", "ns_steps", "adam_lr"]
+
+
 _CYCLE = "scheduler: {type: OneCycle, params: {cycle_min_lr: 0.1, cycle_max_lr: 0.2"
 
 

@@ -52,8 +52,8 @@ class OptimizerParams(Section):
         origin="DSC",
         ge=0,
         used_when=_if_taken("eps"),
-        doc="Constant added to the denominator of the update. Optimizers of torch.optim have their own "
-        "default.",
+        doc="Constant added to the denominator of the update. SM3 (1e-30), madgrad_wd (1e-6) and optimizers "
+        "of torch.optim have their own default.",
     )
     weight_decay: float = param(
         FILLED_IN,
@@ -382,5 +382,8 @@ class OptimizerSection(Section, resume="training"):
         0.0, origin="DSC", ge=0, doc="Maximum L2 norm of the global gradient; 0 disables clipping."
     )
     zero_allow_untested_optimizer: bool = param(
-        False, origin="DSC", resume="free", doc="Allow ZeRO with element-wise optimizers other than Adam."
+        False,
+        origin="DSC",
+        resume="free",
+        doc="Allow ZeRO with element-wise optimizers that DeepSpeed does not list as tested.",
     )
