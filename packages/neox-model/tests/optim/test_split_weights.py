@@ -11,6 +11,7 @@ from neox_model.optim.lamb import Lamb
 from neox_model.optim.muon import Muon
 from neox_model.optim.param_groups import split_by_kind
 from neox_model.optim.sm3 import SM3
+from neox_model.optim.split_weights import whole_norms
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import logical_parameter, master_weight
 from support.distributed import run_ranks
@@ -77,3 +78,19 @@ def test_two_ranks_make_the_updates_of_one():
             parts = [torch.tensor(found[kind][number]) for found in ranks]
             joined = parts[0] if dim is None else torch.cat(parts, dim)
             torch.testing.assert_close(joined, alone[number], rtol=1e-5, atol=1e-6)
+
+
+def positions_agree(copies: int) -> bool:
+    """Return True if copies of a split weight have the same norms at all positions of a list."""
+    from neox_model.parallel.topology import create_groups
+
+    group = create_groups(3, 0).model
+    weight = logical_parameter((3, 2), init=lambda tensor, generator: None, group=group, split_dim=0)
+    parts = torch.rand(3, 100, generator=torch.Generator().manual_seed(4))
+    norms = whole_norms([weight] * copies, parts[group.rank].expand(copies, 100), group)
+    return bool((norms == norms[0]).all())
+
+
+def test_the_norm_of_a_weight_does_not_depend_on_its_position():
+    """Copies on pipeline stages are at different positions, and must remain copies."""
+    assert run_ranks(positions_agree, size=3, copies=300) == [True] * 3
