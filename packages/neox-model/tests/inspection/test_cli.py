@@ -120,7 +120,7 @@ def test_inspect_shows_the_latest_or_the_given_iteration(saved, folder):
         assert (answer("inspect", *words)["iteration"], answer("inspect", *words)["is_latest"]) == (2, False)
     text = command("inspect", saved, "--tensors").stdout
     assert "any other layout loads it as well" in text
-    assert "12 in 1 weights, stored as F32 (1)" in text
+    assert "12 in 1 weight, stored as F32 (1)" in text
     assert "layers.0/exp_avg_sq" in text
 
 
@@ -313,7 +313,7 @@ def test_other_files_are_noted_and_do_no_harm(saved, folder):
     (folder / "notes.txt").write_text("ours")
     result = command("verify", saved)
     assert result.exit_code == 0
-    assert "1 files that are not part of the checkpoint: notes.txt" in result.stdout
+    assert "has files that are not part of the checkpoint (1): notes.txt" in result.stdout
 
 
 # diff
@@ -374,7 +374,7 @@ def test_counters_settings_and_missing_tensors_are_named(saved, folder, tmp_path
         "training.samples": [32, 48],
         "engine.steps": [2, 3],
         "schedule.applied_updates": [2, 3],
-        "optimizer state step of 1 weights": [2.0, 3.0],
+        "optimizer state step (weights: 1)": [2.0, 3.0],
     }
 
 

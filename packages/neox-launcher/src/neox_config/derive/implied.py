@@ -163,7 +163,9 @@ def _saving_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[
     last = config.training.train_iters
     beyond = sorted(each for each in config.checkpoint.extra_save_iters or () if each > last)
     if beyond and config.checkpoint.save is not None:
-        what = f"contains {', '.join(map(str, beyond))}, after the last iteration ({last:,}): not saved"
+        more = f" and {len(beyond) - 3:,} more" if len(beyond) > 3 else ""
+        listed = ", ".join(map(str, beyond[:3]))
+        what = f"contains {listed}{more}, after the last iteration ({last:,}): not saved"
         yield _note("extra_save_iters", what, "", config, places)
 
 

@@ -23,7 +23,7 @@ TOKEN_EMBEDDING = "embedding.word_embeddings.weight"
 """Logical tensor with one row per entry of the vocabulary."""
 
 _PREFIX = "global_step"
-_NAME = re.compile(_PREFIX + r"(\d+)")
+_NAME = re.compile(_PREFIX + r"(\d{1,18})")
 
 
 def checkpoint_name(iteration: int) -> str:

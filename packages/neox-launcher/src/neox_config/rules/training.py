@@ -46,12 +46,15 @@ def extra_saves_are_different_iterations(c: NeoXConfig) -> Iterator[Problem]:
     counts = Counter(c.checkpoint.extra_save_iters or ())
     for iteration, times in sorted(counts.items()):
         if iteration < 0:
-            what = f"contains {iteration:,}, but iterations are counted from 0"
+            what, remedy = (
+                f"contains {iteration:,}, but iterations are counted from 0",
+                "remove it from the list",
+            )
         elif times > 1:
-            what = f"contains {iteration:,} {times:,} times"
+            what, remedy = f"contains {iteration:,} more than once", "list it once"
         else:
             continue
-        yield Problem("extra_save_iters", what, "remove it from the list")
+        yield Problem("extra_save_iters", what, remedy)
 
 
 def deepspeed_is_the_engine(c: NeoXConfig) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from neox_config import Resolved
 from neox_config.errors import LaunchError
-from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints
+from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
 from neox_launcher.controller.elastic import can_shrink, describe_change, without_hosts
 from neox_launcher.controller.terminal import print_message
 from neox_launcher.plan.plan import LaunchPlan
@@ -57,7 +57,9 @@ def run_with_restarts(plan: LaunchPlan, attempt: Callable[[LaunchPlan], Outcome]
                 change = describe_change(whole, before, plan, lost) + "\n"
         except LaunchError as error:
             return _ended_by(outcome, str(error))
-        failed.add(outcome, has_saved=bool(found - found_earlier))
+        # A checkpoint of iteration 0 is no progress.
+        has_saved = any(iteration_of(name) for name, _ in found - found_earlier)
+        failed.add(outcome, has_saved=has_saved)
         if failed.is_permanent:
             return _ended_by(outcome, failed.describe())
         if found - found_before:
@@ -83,7 +85,7 @@ class _Failures:
 
         Args:
             outcome: outcome of the attempt.
-            has_saved: the attempt saved a checkpoint.
+            has_saved: the attempt saved a checkpoint after iteration 0.
         """
         failure = outcome.first_failure
         assert failure is not None, "only failures are added"

@@ -4,6 +4,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from neox_config import finite_json
 from neox_config.derive.resume import (
     LEARNING_RATE,
     SAMPLES_PER_ITERATION,
@@ -12,15 +15,19 @@ from neox_config.derive.resume import (
     compare,
 )
 from neox_config.errors import ConfigError
+from neox_config.facts.curves import CURVES
+from neox_config.facts.learning_rate import Curve, WarmupThenDecay
 from neox_config.problems import in_words
 from neox_model.checkpoint.contents import Manifest, is_count
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
 
 __all__ = [
+    "CURVE_CLASS",
     "SAMPLES_DIGEST",
     "changes_since",
     "check_schedule",
     "data_state",
+    "described_curve",
     "log_another_order",
     "log_model_changes",
     "log_other_versions",
@@ -28,6 +35,7 @@ __all__ = [
     "log_unknown_changes",
     "refuse_model_changes",
     "refuse_state_changes",
+    "stored_curve",
     "training_state",
 ]
 
@@ -35,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 # Recorded with the parameters: digests of the samples read, by part.
 SAMPLES_DIGEST = "samples_digest"
+# Entry of the schedule besides the curve's values.
+CURVE_CLASS = "class"
 _PARTS = {"train": "training samples", "valid": "validation samples"}
 _NONE = "none"
 _DAMAGED = "the manifest is damaged: config"
@@ -160,6 +170,34 @@ def check_schedule(manifest: Manifest) -> None:
     saved = manifest.schedule
     if not isinstance(saved.get("curve"), Mapping) or not is_count(saved.get("applied_updates")):
         raise DamagedCheckpointError("the manifest is damaged: schedule has no curve or no applied_updates")
+
+
+def described_curve(manifest: Manifest) -> dict[str, Any]:
+    """Return class and values of the curve; earlier versions had one class and did not store it."""
+    saved = manifest.schedule
+    return {CURVE_CLASS: saved.get(CURVE_CLASS, WarmupThenDecay.__name__), **saved["curve"]}
+
+
+def stored_curve(manifest: Manifest) -> Curve:
+    """Return the learning-rate curve of a checkpoint.
+
+    Raises:
+        DamagedCheckpointError: it is missing, its class is unknown, or a value is not valid.
+    """
+    check_schedule(manifest)
+    name = described_curve(manifest)[CURVE_CLASS]
+    kind = CURVES.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise DamagedCheckpointError(
+            f"the manifest is damaged: schedule / class: {quoted(str(name))!r} is none of {', '.join(CURVES)}"
+        )
+    try:
+        text = finite_json.dumps(manifest.schedule["curve"])
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = quoted(" / ".join(map(str, ("schedule", "curve", *first["loc"]))))
+        raise DamagedCheckpointError(f"the manifest is damaged: {place}: {first['msg']}") from error
 
 
 def training_state(manifest: Manifest) -> dict[str, Any]:

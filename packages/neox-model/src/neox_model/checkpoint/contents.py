@@ -31,6 +31,9 @@ FORMAT = "neox-checkpoint-1"
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 _Size = Annotated[int, Field(ge=1, lt=2**63)]
 _Checksum = Annotated[int, Field(ge=0, lt=2**32)]
+# Longest name of a file on common file systems.
+_NAME_BYTES = 255
+_MOST_DIMENSIONS = 64
 # The engine's counters, and the loss scale's. `cur_scale`, the scale itself, may have a fraction.
 _ENGINE_INTEGERS = ("global_steps", "global_samples", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 # A field that this version does not know would be lost, so it is an error.
@@ -190,7 +193,7 @@ def _encode(contents: Mapping[str, Any]) -> str:
 def _problems(manifest: Manifest) -> Iterator[str]:
     """Yield what is wrong with the values of a manifest whose types are right; later ones rely on earlier."""
     for name in manifest.files:
-        if name != Path(name).name or name in ("", ".", "..") or "\0" in name:
+        if name != Path(name).name or name in ("", ".", "..") or not _is_writable(name):
             yield f"files contains {quoted(name)!r}, which is not a plain file name"
     stored: dict[str, int] = defaultdict(int)
     for name, record in manifest.tensors.items():
@@ -201,6 +204,11 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         if size > manifest.files[name]:
             yield f"{quoted(name)} has {manifest.files[name]:,} bytes, but its tensors have {size:,}"
     yield from _problems_of_states(manifest)
+
+
+def _is_writable(name: str) -> bool:
+    """Return whether a file name has only printable characters, and not too many for a file system."""
+    return name.isprintable() and len(name.encode()) <= _NAME_BYTES
 
 
 def _problems_of_states(manifest: Manifest) -> Iterator[str]:
@@ -225,6 +233,8 @@ def _problems_of_states(manifest: Manifest) -> Iterator[str]:
 def _problems_of_tensor(record: TensorRecord, files: Mapping[str, int]) -> Iterator[str]:
     if record.dtype not in STORED_TYPES:
         yield f"its dtype {quoted(record.dtype)!r} is unknown"
+    if len(record.shape) > _MOST_DIMENSIONS or prod(record.shape) >= 2**63:
+        yield "its shape is too large"
     for piece in record.pieces:
         if piece.file not in files:
             yield f"its file {quoted(piece.file)!r} is not one of the checkpoint's files"

@@ -17,6 +17,7 @@ from neox_model.checkpoint.errors import CheckpointError, quoted
 __all__ = [
     "abandon",
     "begin",
+    "final_name",
     "find_latest",
     "keep_newest",
     "offer_earlier",
@@ -68,15 +69,22 @@ def _newest_without_latest(directory: Path) -> Path | None:
 
 def offer_earlier(directory: Path, damaged: Path | None) -> str:
     """Return the end of an error message: how to resume from the newest complete one before `damaged`."""
+    before = None if damaged is None else iteration_of(final_name(damaged))
     others = [
         path
         for path in complete_checkpoints(directory)
-        if damaged is None or _iteration(path) < _iteration(damaged)
+        if path != damaged and (before is None or _iteration(path) < before)
     ]
     if not others:
         return "; this folder contains no earlier complete checkpoint"
     name = others[-1].name
     return f"; to resume from the complete checkpoint {name}, run: echo {name} > {directory / LATEST}"
+
+
+def final_name(folder: Path) -> str:
+    """Return the name of a checkpoint's folder; of one that was being replaced, the one that it had."""
+    found = _LEFTOVER.fullmatch(folder.name)
+    return found[1] if found is not None and found[2] == "replaced" else folder.name
 
 
 def unfinished(final: Path) -> Path:

@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from neox_config import finite_json
 from neox_config.derive.resume import Changes
-from neox_config.facts.curves import CURVES
-from neox_config.facts.learning_rate import Curve, WarmupThenDecay
+from neox_config.facts.learning_rate import Curve
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.comparison import (
+    CURVE_CLASS,
     changes_since,
     check_schedule,
     data_state,
+    described_curve,
     log_another_order,
     log_model_changes,
     log_other_versions,
@@ -33,6 +32,7 @@ from neox_model.checkpoint.comparison import (
     log_unknown_changes,
     refuse_model_changes,
     refuse_state_changes,
+    stored_curve,
     training_state,
 )
 from neox_model.checkpoint.contents import Manifest, TensorRecord
@@ -66,8 +66,6 @@ ScheduleSource = Literal["agreement", "config", "checkpoint"]
 # Optimizers with the same states, so that one can continue from another's.
 _ADAM = {"Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam", "ZenFlowCPUAdam"}
 
-# Entry of the manifest's schedule besides the curve's values.
-_CLASS = "class"
 _SAME_MODEL = "set the checkpoint's values, or set load to another folder"
 _OR_FINETUNE = "set the checkpoint's values, or set finetune: true to load only the weights"
 
@@ -351,11 +349,13 @@ def _chosen_curve(schedule: Schedule, manifest: Manifest, source: ScheduleSource
         CheckpointError: the curves differ and none was chosen, or the chosen one does not fit the optimizer.
         DamagedCheckpointError: the checkpoint's schedule is incomplete.
     """
-    saved = manifest.schedule
     check_schedule(manifest)
     if source == "checkpoint":
-        return _stored_curve(schedule, saved)
-    there, here = _described(saved), {_CLASS: type(schedule.curve).__name__, **asdict(schedule.curve)}
+        return _accepted_curve(schedule, manifest)
+    there, here = (
+        described_curve(manifest),
+        {CURVE_CLASS: type(schedule.curve).__name__, **asdict(schedule.curve)},
+    )
     if source == "agreement" and there != here:
         raise CheckpointError(
             "the checkpoint's learning-rate schedule differs from the configuration's: "
@@ -365,50 +365,30 @@ def _chosen_curve(schedule: Schedule, manifest: Manifest, source: ScheduleSource
     return schedule.curve
 
 
-def _described(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return class and values of a stored curve; earlier versions had one class and did not store it."""
-    return {_CLASS: saved.get(_CLASS, WarmupThenDecay.__name__), **saved["curve"]}
-
-
 def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """Return what differs between two curves; of two classes only their names, as all values differ."""
-    if there[_CLASS] != here[_CLASS]:
-        return f"it is {quoted(str(there[_CLASS]))} in the checkpoint, {here[_CLASS]} in this run"
+    if there[CURVE_CLASS] != here[CURVE_CLASS]:
+        return f"it is {quoted(str(there[CURVE_CLASS]))} in the checkpoint, {here[CURVE_CLASS]} in this run"
     names = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
     return "; ".join(
         f"{name} is {there.get(name)} in the checkpoint, {here.get(name)} in this run" for name in names
     )
 
 
-def _stored_curve(schedule: Schedule, saved: Mapping[str, Any]) -> Curve:
+def _accepted_curve(schedule: Schedule, manifest: Manifest) -> Curve:
     """Return the curve of a checkpoint.
 
     Raises:
         CheckpointError: it changes the momentum, and the optimizer has none.
         DamagedCheckpointError: its class is unknown, or a value is not valid.
     """
-    name = _described(saved)[_CLASS]
-    kind = CURVES.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise DamagedCheckpointError(
-            f"the manifest is damaged: schedule / class: {quoted(str(name))!r} is none of {', '.join(CURVES)}"
-        )
-    curve = _read_curve(kind, saved["curve"])
+    curve = stored_curve(manifest)
     if not schedule.accepts(curve):
         raise CheckpointError(
-            f"the checkpoint's learning-rate schedule, {name}, changes the momentum, and this run's "
-            "optimizer has none; use the same optimizer, or set override-lr-scheduler: true"
+            f"the checkpoint's learning-rate schedule, {type(curve).__name__}, changes the momentum, "
+            "and this run's optimizer has none; use the same optimizer, or set override-lr-scheduler: true"
         )
     return curve
-
-
-def _read_curve(kind: type[Curve], values: Mapping[str, Any]) -> Curve:
-    try:
-        return TypeAdapter(kind).validate_json(finite_json.dumps(values), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = quoted(" / ".join(map(str, ("schedule", "curve", *first["loc"]))))
-        raise DamagedCheckpointError(f"the manifest is damaged: {place}: {first['msg']}") from error
 
 
 def _read_rng(manifest: Manifest, reader: ShardReader, groups: Groups) -> dict[str, torch.Tensor] | None:

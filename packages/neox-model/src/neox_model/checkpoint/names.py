@@ -6,6 +6,8 @@ from collections.abc import Iterable
 __all__ = ["in_model_order", "is_random_state", "is_weight", "rng_prefix", "state_of"]
 
 _RANDOM = "rng/"
+# Python converts no more than 4,300 digits.
+_NUMBER = re.compile(r"(\d{1,18})")
 
 
 def is_weight(name: str) -> bool:
@@ -32,7 +34,7 @@ def in_model_order(names: Iterable[str]) -> list[str]:
     """Return the names sorted: layer 10 comes after layer 9, and the final parts come after the layers."""
 
     def key(name: str) -> tuple[int, list[tuple[int, int | str]]]:
-        parts = [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
+        parts = [(0, int(part)) if part.isdecimal() else (1, part) for part in _NUMBER.split(name)]
         place = 0 if name.startswith("embedding") else 1 if name.startswith("layers.") else 2
         return place, parts
 

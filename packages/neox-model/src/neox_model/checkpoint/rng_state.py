@@ -60,6 +60,7 @@ def read(manifest: Manifest, reader: ShardReader, rank: int) -> dict[str, Tensor
     for name, record in records.items():
         if len(record.shape) != 1:
             raise DamagedCheckpointError(f"the manifest is damaged: {quoted(name)} is not one-dimensional")
+        _require_form(name.removeprefix(prefix), DTYPES[record.dtype], record.shape[0])
         numel = prod(record.shape)
         wanted = (((0, numel),), 0, numel)
         # Before memory is allocated for a size that the manifest only claims.
@@ -76,10 +77,9 @@ def check(states: Mapping[str, Tensor]) -> None:
     Raises:
         DamagedCheckpointError: a state is missing or cannot be restored.
     """
-    for name, (dtype, sizes) in _FORMS.items():
+    for name in _FORMS:
         state = states.get(name)
-        if state is None or state.dtype != dtype or (sizes is not None and state.numel() not in sizes):
-            raise DamagedCheckpointError(f"the state {name!r} of the random generators is missing or damaged")
+        _require_form(name, None if state is None else state.dtype, 0 if state is None else state.numel())
     for name, set_state in _SETTERS.items():
         try:
             set_state(states)
@@ -96,6 +96,13 @@ def restore(states: Mapping[str, Tensor]) -> None:
     torch.set_rng_state(states["torch"])
     if torch.cuda.is_available() and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"])
+
+
+def _require_form(name: str, dtype: torch.dtype | None, numel: int) -> None:
+    """Raise an error if a known state has another dtype, None if it is missing, or number of elements."""
+    expected, sizes = _FORMS.get(name, (dtype, None))
+    if dtype != expected or (sizes is not None and numel not in sizes):
+        raise DamagedCheckpointError(f"the state {name!r} of the random generators is missing or damaged")
 
 
 def _python_state(states: Mapping[str, Tensor]) -> tuple[Any, ...]:

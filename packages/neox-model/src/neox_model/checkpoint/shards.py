@@ -158,6 +158,8 @@ class ShardReader:
         self.folder = folder
         self._sizes = files
         self._open: dict[str, Any] = {}
+        # Pieces whose checksum fits, and pieces that `check` has verified.
+        self._intact: set[tuple[str, str]] = set()
         self._verified: set[tuple[str, str]] = set()
 
     def check(self, name: str, record: TensorRecord, wanted: Range, dtype: torch.dtype | None = None) -> None:
@@ -181,7 +183,7 @@ class ShardReader:
                 values = self.read(piece, record.dtype)
                 if dtype is not None and not bool(values.to(dtype).isfinite().all()):
                     raise DamagedCheckpointError(
-                        f"{self.folder / piece.file}: {name} contains values that are not finite"
+                        f"{self.folder / piece.file}: {quoted(name)} contains values that are not finite"
                     )
                 self._verified.add((piece.file, piece.key))
         self._refuse_missing(missing, name)
@@ -210,7 +212,9 @@ class ShardReader:
 
     def _refuse_missing(self, missing: int, name: str) -> None:
         if missing:
-            raise DamagedCheckpointError(f"{missing:,} elements of {name} are missing in {self.folder}")
+            raise DamagedCheckpointError(
+                f"{missing:,} elements of {quoted(name)} are missing in {self.folder}"
+            )
 
     def read(self, piece: Piece, dtype: str) -> Tensor:
         """Read and verify the flat values of one piece.
@@ -229,12 +233,15 @@ class ShardReader:
             raise DamagedCheckpointError(f"{path} is damaged: {quoted(str(error))}") from error
         if DTYPE_NAMES.get(values.dtype) != dtype or values.numel() != piece.numel:
             raise DamagedCheckpointError(
-                f"{path} is damaged: {piece.key} has {values.numel():,} elements of {values.dtype}, but the "
-                f"manifest records {piece.numel:,} of {dtype}"
+                f"{path} is damaged: {quoted(piece.key)} has {values.numel():,} elements of {values.dtype}, "
+                f"but the manifest records {piece.numel:,} of {dtype}"
             )
-        is_verified = (piece.file, piece.key) in self._verified
-        if not is_verified and zlib.crc32(_bytes(values)) != piece.crc32:
-            raise DamagedCheckpointError(f"{path} is damaged: the checksum of {piece.key} does not match")
+        place = (piece.file, piece.key)
+        if place not in self._intact and zlib.crc32(_bytes(values)) != piece.crc32:
+            raise DamagedCheckpointError(
+                f"{path} is damaged: the checksum of {quoted(piece.key)} does not match"
+            )
+        self._intact.add(place)
         return values
 
     def _shard(self, path: Path) -> Any:

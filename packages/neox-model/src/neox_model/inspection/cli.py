@@ -15,7 +15,7 @@ from neox_config.output import checked_output
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.directory import find_latest, offer_earlier
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.inspection.finding import RequestError, all_checkpoints, find_checkpoint
+from neox_model.inspection.finding import RequestError, all_checkpoints, find_checkpoint, is_latest
 from neox_model.inspection.summary import describe, summary
 
 __all__ = ["main"]
@@ -23,6 +23,8 @@ __all__ = ["main"]
 _FOLDER = click.Path(path_type=Path)
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+_RESTORE = "restore the damaged files from a copy, if there is one"
 
 
 class _BadRequest(click.ClickException):
@@ -70,7 +72,10 @@ def main() -> None:
 @click.option("--tensors", "with_tensors", is_flag=True, help="List all tensors.")
 @_JSON
 def inspect(folder: Path, iteration: int | None, with_tensors: bool, as_json: bool) -> None:
-    """Show what a checkpoint contains, without reading its tensors."""
+    """Show what a checkpoint contains, without reading its tensors.
+
+    The exit code is 1 if its manifest is damaged.
+    """
     found = find_checkpoint(folder, iteration)
     shown = summary(found, Manifest.read(found), with_tensors=with_tensors)
     _print(shown, list(describe(shown)), as_json=as_json)
@@ -82,7 +87,7 @@ def inspect(folder: Path, iteration: int | None, with_tensors: bool, as_json: bo
 @click.option("--all", "every", is_flag=True, help="Verify all checkpoints in the folder.")
 @_JSON
 def verify(folder: Path, iteration: int | None, every: bool, as_json: bool) -> None:
-    """Verify a checkpoint: its files, checksums and manifest, and that all values are finite.
+    """Verify a checkpoint: its files, checksums, that its manifest fits together, and that values are finite.
 
     The exit code is 1 if one is not sound.
     """
@@ -90,14 +95,18 @@ def verify(folder: Path, iteration: int | None, every: bool, as_json: bool) -> N
         raise RequestError("--all verifies every iteration; leave out one of the two")
     folders = all_checkpoints(folder) if every else [find_checkpoint(folder, iteration)]
     soundness = _with_torch("soundness")
-    results = [soundness.examine(each) for each in folders]
-    lines = [line for result in results for line in _verdict(result)]
-    remedy = _remedy(folder, results, every=every)
+    results = []
+    for each in folders:
+        results.append(soundness.examine(each))
+        if not as_json:
+            click.echo("\n".join(_verdict(results[-1])))
     latest = _latest_problem(folder) if every else None
-    if latest is not None:
-        lines.append(latest)
-    plain = {"checkpoints": [result.plain() for result in results], "latest": latest, "remedy": remedy}
-    _print(plain, [*lines, *([remedy] if remedy else [])], as_json=as_json)
+    remedy = _remedy_for_all(folder, results, latest) if every else _remedy(results[0])
+    if as_json:
+        plain = {"checkpoints": [result.plain() for result in results], "latest": latest, "remedy": remedy}
+        click.echo(finite_json.dumps(plain, indent=2))
+    else:
+        click.echo("".join(f"{text}\n" for text in (latest, remedy) if text is not None), nl=False)
     if latest is not None or not all(result.is_sound for result in results):
         sys.exit(1)
 
@@ -110,14 +119,13 @@ def verify(folder: Path, iteration: int | None, every: bool, as_json: bool) -> N
 def diff(one: Path, other: Path, every: bool, as_json: bool) -> None:
     """Compare two checkpoints, of any layouts, tensor by tensor.
 
-    The exit code is 1 if weights, states, counters, or parameters of the model or the training differ. Other
-    parameters, layouts and versions are shown and do not count.
+    The exit code is 1 if weights, states, counters, or parameters of the model or the training differ, or if
+    one is damaged. Other parameters, layouts and versions are shown and do not count.
     """
     folders = find_checkpoint(one), find_checkpoint(other)
     difference = _with_torch("difference")
     found = difference.compare(*folders)
-    verdict = "equal" if found.is_equal else "different"
-    lines = [f"A  {folders[0]}", f"B  {folders[1]}", f"{verdict}:"]
+    lines = [f"A  {folders[0]}", f"B  {folders[1]}", f"{found.verdict}:"]
     plain = {"a": str(folders[0]), "b": str(folders[1]), **found.plain()}
     _print(plain, [*lines, *difference.lines(found, all_tensors=every)], as_json=as_json)
     if not found.is_equal:
@@ -148,19 +156,35 @@ def _latest_problem(folder: Path) -> str | None:
     try:
         find_latest(folder)
     except CheckpointError as error:
-        return str(error)
+        # The advice follows from what is sound.
+        return str(error).removesuffix(offer_earlier(folder, None))
     return None
 
 
-def _remedy(given: Path, results: Sequence[Any], *, every: bool) -> str | None:
-    """Return what to do about checkpoints that are not sound; None if all are sound."""
-    broken = [result.folder for result in results if not result.is_sound]
-    if not broken:
+def _remedy(result: Any) -> str | None:
+    """Return what to do about one checkpoint; offer an earlier one if a training would resume from it."""
+    if result.is_sound:
         return None
-    restore = "restore the damaged files from a copy, if there is one"
-    if not every:
-        return f"{restore}{offer_earlier(broken[0].absolute().parent, broken[0].absolute())}"
-    sound = [result.folder.name for result in results if result.is_sound]
+    if not is_latest(result.folder):
+        return _RESTORE
+    folder = result.folder.absolute()
+    every = f"neox-checkpoint verify {folder.parent} --all names the newest sound one"
+    return f"{_RESTORE}; {every}{offer_earlier(folder.parent, folder)}"
+
+
+def _remedy_for_all(given: Path, results: Sequence[Any], latest: str | None) -> str | None:
+    """Return what to do about all checkpoints of a folder; None if nothing is wrong.
+
+    Args:
+        given: the folder.
+        results: of all checkpoints, lowest iteration first.
+        latest: what is wrong with the file `latest`.
+    """
+    sound = [result.folder for result in results if result.is_sound]
+    restore = [] if len(sound) == len(results) else [_RESTORE]
     if not sound:
-        return f"{restore}; this folder contains no sound checkpoint"
-    return f"{restore}; to resume from the newest sound one, run: echo {sound[-1]} > {given / LATEST}"
+        return "; ".join([*restore, "this folder contains no sound checkpoint"])
+    if latest is None and any(map(is_latest, sound)):
+        return "; ".join(restore) or None
+    name = sound[-1].name
+    return "; ".join([*restore, f"to resume from the newest sound one, run: echo {name} > {given / LATEST}"])

@@ -1,16 +1,19 @@
 """Compare two checkpoints by logical names, whatever layouts wrote them."""
 
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from neox_config.derive.resume import IN_EFFECT, SAMPLES_PER_ITERATION
+from neox_config.derive.resume import IN_EFFECT, SAMPLES_PER_ITERATION, Change, Changes
+from neox_config.facts.checkpoints import MANIFEST
 from neox_config.problems import in_words
 from neox_model.checkpoint.comparison import SAMPLES_DIGEST, changes_since
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.errors import quoted
+from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
 from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight
 from neox_model.inspection.ulps import Distance
 from neox_model.verify.tensors import State
@@ -21,6 +24,8 @@ _DERIVED = {IN_EFFECT, SAMPLES_PER_ITERATION, SAMPLES_DIGEST}
 # Tensors that are listed without --all.
 _WORST = 10
 _KINDS = ("weights", "optimizer states", "random states")
+# Characters before the first difference of long values.
+_CONTEXT = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,7 @@ class TensorComparison:
         differing: number of elements that differ.
         ulps: largest difference in units of the last place.
         relative_norm: 2-norm of the difference, relative to the larger 2-norm of the two.
+        dtypes: the stored dtypes (A, B).
         reason: why it cannot be compared, such as "only in A"; empty if it was.
     """
 
@@ -43,12 +49,18 @@ class TensorComparison:
     differing: int = 0
     ulps: float = 0.0
     relative_norm: float = 0.0
+    dtypes: tuple[str, str] = ("", "")
     reason: str = ""
 
     @property
     def is_equal(self) -> bool:
-        """Return whether all elements are equal."""
-        return not self.reason and not self.differing
+        """Return whether all elements are equal, and stored in the same dtype."""
+        return not self.reason and not self.differing and not self.has_two_dtypes
+
+    @property
+    def has_two_dtypes(self) -> bool:
+        """Return whether the stored dtypes differ."""
+        return self.dtypes[0] != self.dtypes[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +94,23 @@ class Comparison:
         return tensors_are_equal and not (self.counters or self.model or self.training)
 
     @property
+    def verdict(self) -> str:
+        """Return the result in words."""
+        if not self.is_equal:
+            return "different"
+        return "equal, as far as compared" if self.not_compared else "equal"
+
+    @property
     def differing(self) -> list[TensorComparison]:
-        """The tensors that differ, those that cannot be compared and the largest differences first."""
-        found = [tensor for tensor in self.tensors if not tensor.is_equal]
-        return sorted(found, key=lambda tensor: -inf if tensor.reason else -tensor.relative_norm)
+        """The tensors that differ, those that cannot be compared and the largest differences first.
+
+        Random states come last: their numbers have no size.
+        """
+
+        def key(tensor: TensorComparison) -> tuple[bool, float]:
+            return tensor.kind == _KINDS[2], -inf if tensor.reason else -tensor.relative_norm
+
+        return sorted((tensor for tensor in self.tensors if not tensor.is_equal), key=key)
 
     def of_kind(self, kind: str) -> list[TensorComparison]:
         """Return the tensors of a kind."""
@@ -104,11 +129,13 @@ def compare(one: Path, other: Path) -> Comparison:
         CheckpointError: one of them is damaged.
     """
     a, b = State(one), State(other)
+    for state in (a, b):
+        _require_form(state)
     same_layout = a.manifest.layout == b.manifest.layout
-    changes = changes_since(a.manifest, b.manifest.config)
+    changes = _changes(a.manifest, b.manifest)
     skipped = {} if same_layout else {"random states": "the layouts differ, so each rank has another stream"}
     if changes.unknown is not None:
-        skipped["parameters of model and training"] = changes.unknown
+        skipped |= dict.fromkeys(("model", "training"), changes.unknown)
     names = in_model_order(a.manifest.tensors.keys() | b.manifest.tensors.keys())
     model = {change.label: (change.there, change.here) for change in changes.model}
     training = {change.label: (change.there, change.here) for change in changes.training}
@@ -122,6 +149,28 @@ def compare(one: Path, other: Path) -> Comparison:
         packages=_pairs(a.manifest.packages, b.manifest.packages),
         not_compared=skipped,
     )
+
+
+def _require_form(state: State) -> None:
+    """Raise an error, with the file, if the recorded parameters have another form."""
+    try:
+        changes_since(state.manifest, state.manifest.config)
+    except DamagedCheckpointError as error:
+        raise DamagedCheckpointError(f"{state.folder / MANIFEST}: {error}") from error
+
+
+def _changes(a: Manifest, b: Manifest) -> Changes:
+    """Return the changes from A to B; values in effect can be computed for one of them only."""
+    if IN_EFFECT in b.config:
+        return changes_since(a, b.config)
+    if IN_EFFECT not in a.config:
+        return Changes(unknown="neither checkpoint records its values in effect")
+    found = changes_since(b, a.config)
+    return replace(found, model=_reversed(found.model), training=_reversed(found.training))
+
+
+def _reversed(changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    return tuple(replace(change, there=change.here, here=change.there) for change in changes)
 
 
 def _kind(name: str) -> str:
@@ -146,6 +195,7 @@ def _compared(name: str, a: State, b: State) -> TensorComparison:
         differing=distance.differing,
         ulps=distance.ulps,
         relative_norm=distance.relative_norm,
+        dtypes=(one.dtype, other.dtype),
     )
 
 
@@ -155,24 +205,40 @@ def _counters(a: Manifest, b: Manifest) -> Iterator[tuple[str, tuple[Any, Any]]]
         yield "iteration", (a.iteration, b.iteration)
     if a.optimizer != b.optimizer:
         yield "optimizer", (a.optimizer, b.optimizer)
+    yield from _orders(a, b)
     parts = (("training", a.training, b.training), ("engine", a.engine, b.engine))
     for part, one, other in (*parts, ("schedule", a.schedule, b.schedule)):
-        for name, values in _pairs(one, other).items():
-            if None not in values:
+        for name, values in _pairs(dict(_leaves(one)), dict(_leaves(other))).items():
+            if part != "engine" or None not in values:
                 yield f"{part}.{name}", values
     yield from _numbers(a, b)
 
 
+def _orders(a: Manifest, b: Manifest) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield the digests that differ of the samples read, if both have read as many."""
+    if a.training.get("samples") != b.training.get("samples"):
+        return
+    one, other = (each.config.get(SAMPLES_DIGEST, {}) for each in (a, b))
+    for part, values in _pairs(one, other).items():
+        if None not in values:
+            yield f"data order of {part}", values
+
+
 def _numbers(a: Manifest, b: Manifest) -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield the first difference of each single-number optimizer state, with the number of weights."""
+    if a.optimizer is None or b.optimizer is None:
+        return
     found: dict[str, list[tuple[Any, Any]]] = {}
-    for name in in_model_order(a.optimizer_scalars.keys() & b.optimizer_scalars.keys()):
-        for key, (one, other) in _pairs(a.optimizer_scalars[name], b.optimizer_scalars[name]).items():
-            values = tuple(None if each is None else each["value"] for each in (one, other))
-            if values[0] != values[1]:
-                found.setdefault(key, []).append((values[0], values[1]))
+    for name in in_model_order(a.weight_names & b.weight_names):
+        one, other = (_values(each.optimizer_scalars.get(name, {})) for each in (a, b))
+        for key, values in _pairs(one, other).items():
+            found.setdefault(key, []).append(values)
     for key, pairs in found.items():
-        yield f"optimizer state {key} of {len(pairs):,} weights", pairs[0]
+        yield f"optimizer state {key} (weights: {len(pairs):,})", pairs[0]
+
+
+def _values(states: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: state["value"] for key, state in states.items()}
 
 
 def _free(a: Mapping[str, Any], b: Mapping[str, Any], known: set[str]) -> dict[str, tuple[Any, Any]]:
@@ -192,8 +258,13 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _pairs(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the values that differ, by name."""
-    names = sorted(one.keys() | other.keys())
-    return {name: (one.get(name), other.get(name)) for name in names if one.get(name) != other.get(name)}
+    found = {name: (one.get(name), other.get(name)) for name in sorted(one.keys() | other.keys())}
+    return {name: values for name, values in found.items() if not _is_same(*values)}
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Compare two values; NaN is equal to NaN."""
+    return bool(one == other or (one != one and other != other))
 
 
 def lines(found: Comparison, *, all_tensors: bool) -> Iterator[str]:
@@ -201,10 +272,10 @@ def lines(found: Comparison, *, all_tensors: bool) -> Iterator[str]:
     for kind in _KINDS:
         yield f"  {kind:18}{_of_tensors(found.of_kind(kind), found.not_compared.get(kind))}"
     for label, values in _sections(found).items():
-        yield from _table(label, values)
-    for what, reason in found.not_compared.items():
-        if what not in _KINDS:
-            yield f"  {what}: not compared: {quoted(reason)}"
+        if label in found.not_compared:
+            yield f"  {label:18}not compared: {quoted(found.not_compared[label])}"
+        else:
+            yield from _table(label, values)
     shown = list(found.tensors) if all_tensors else found.differing[:_WORST]
     if shown:
         yield ""
@@ -243,10 +314,22 @@ def _of_tensors(tensors: list[TensorComparison], skipped: str | None) -> str:
 
 
 def _table(label: str, values: Mapping[str, tuple[Any, Any]]) -> Iterator[str]:
-    for name, (one, other) in values.items():
-        yield f"  {label:18}{quoted(name)}: {quoted(in_words(one))} in A, {quoted(in_words(other))} in B"
+    for name, pair in values.items():
+        one, other = map(quoted, _in_words(*pair))
+        yield f"  {label:18}{quoted(name)}: {one} in A, {other} in B"
     if not values:
         yield f"  {label:18}equal"
+
+
+def _in_words(one: Any, other: Any) -> tuple[str, str]:
+    """Return two different values in words, of long ones the part around the first difference."""
+    texts = in_words(one), in_words(other)
+    if texts[0] != texts[1]:
+        return texts
+    whole = json.dumps(one), json.dumps(other)
+    first = next(place for place, (left, right) in enumerate(zip_longest(*whole)) if left != right)
+    start = max(0, first - _CONTEXT)
+    return f"...{whole[0][start:]}", f"...{whole[1][start:]}"
 
 
 def _tensor_line(tensor: TensorComparison) -> str:
@@ -259,4 +342,6 @@ def _tensor_line(tensor: TensorComparison) -> str:
             f"{tensor.differing:,} of {tensor.numel:,} elements differ, by at most {tensor.ulps:,.0f} ulp, "
             f"relative norm {tensor.relative_norm:.2e}"
         )
+    if tensor.has_two_dtypes:
+        text += f"; stored as {tensor.dtypes[0]} in A, {tensor.dtypes[1]} in B"
     return f"  {quoted(tensor.name)}: {text}"

@@ -10,7 +10,7 @@ from neox_config.facts.checkpoints import (
     complete_checkpoints,
     iteration_of,
 )
-from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.directory import final_name, find_latest
 from neox_model.checkpoint.errors import CheckpointError
 
 __all__ = ["RequestError", "all_checkpoints", "find_checkpoint", "is_latest"]
@@ -37,7 +37,7 @@ def find_checkpoint(given: Path, iteration: int | None = None) -> Path:
     """
     _require_folder(given)
     if _is_one(given):
-        if iteration is not None and iteration != iteration_of(given.name):
+        if iteration is not None and iteration != iteration_of(given.absolute().name):
             raise RequestError(f"{given} is one checkpoint; leave out the iteration {iteration:,}")
         return given
     if iteration is None:
@@ -72,12 +72,17 @@ def all_checkpoints(given: Path) -> list[Path]:
 
 
 def is_latest(folder: Path) -> bool:
-    """Return whether `latest`, in the folder of a checkpoint, names it."""
+    """Return whether a training would resume from a checkpoint: `latest` names it, or else it is the last."""
+    here = folder.absolute()
     try:
-        text = (folder.absolute().parent / LATEST).read_text(encoding="utf-8")
+        text = (here.parent / LATEST).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return complete_checkpoints(here.parent)[-1:] == [here]
     except (OSError, UnicodeDecodeError):
         return False
-    return text.strip() == folder.absolute().name
+    name = final_name(here)
+    # The old folder is used only as long as a new one of the same name is not complete.
+    return text.strip() == name and (here.name == name or not (here.parent / name / MANIFEST).is_file())
 
 
 def _is_one(given: Path) -> bool:

@@ -1,5 +1,6 @@
 """Verify a checkpoint: its files, its manifest, and every value."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,14 +9,19 @@ from typing import Any
 
 from neox_config.facts.checkpoints import MANIFEST, iteration_of
 from neox_model.checkpoint import rng_state
-from neox_model.checkpoint.comparison import check_schedule, training_state
+from neox_model.checkpoint.comparison import stored_curve, training_state
 from neox_model.checkpoint.contents import Manifest, TensorRecord
 from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
-from neox_model.checkpoint.names import in_model_order, is_random_state, rng_prefix, state_of
+from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight, rng_prefix, state_of
 from neox_model.checkpoint.shards import ShardReader
+from neox_model.checkpoint.stored_types import STORED_TYPES
 
 __all__ = ["Soundness", "examine"]
+
+# Bytes of a file, and elements of a tensor, that are examined at once.
+_BLOCK_BYTES = 2**24
+_SLICE = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,16 +83,31 @@ def examine(folder: Path) -> Soundness:
 
 
 def _damaged_files(folder: Path, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Yield each shard that is missing or has another size, with its problem."""
+    """Yield each shard that is missing, has another size or cannot be read, with its problem.
+
+    Shards are mapped into memory later, where an unreadable block would end the process by a signal.
+    """
     for name, expected in manifest.files.items():
         path = folder / name
         try:
-            size = path.stat().st_size
+            if path.is_dir():
+                yield name, f"{path} is a folder, not a file"
+                continue
+            size = _readable_bytes(path)
         except OSError as error:
             yield name, f"cannot read {path}: {error.strerror}"
             continue
         if size != expected:
             yield name, f"{path} is damaged: it has {size:,} bytes instead of {expected:,}"
+
+
+def _readable_bytes(path: Path) -> int:
+    """Read a file, and return its size."""
+    block, size = bytearray(_BLOCK_BYTES), 0
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(block):
+            size += count
+    return size
 
 
 def _manifest_problems(folder: Path, manifest: Manifest) -> Iterator[str]:
@@ -106,11 +127,36 @@ def _manifest_problems(folder: Path, manifest: Manifest) -> Iterator[str]:
             yield f"{path}: the pieces of {quoted(name)} are not the whole tensor"
         if state_of(name) is not None and name.rpartition("/")[0] not in weights:
             yield f"{path}: {quoted(name)} is a state of a weight that is not there"
-    for check in (check_schedule, training_state):
+        if is_weight(name) and not STORED_TYPES[record.dtype].is_floating_point:
+            yield f"{path}: the weight {quoted(name)} has the dtype {record.dtype}"
+    yield from (f"{path}: {problem}" for problem in _state_problems(manifest))
+    for check in (stored_curve, training_state):
         try:
             check(manifest)
         except CheckpointError as error:
             yield f"{path}: {error}"
+
+
+def _state_problems(manifest: Manifest) -> Iterator[str]:
+    """Yield what is wrong with the numbers of the optimizer and the engine."""
+    scalars, engine = manifest.optimizer_scalars, manifest.engine
+    if manifest.optimizer is None and (scalars or any(map(state_of, manifest.tensors))):
+        yield "has optimizer states, but no optimizer"
+    for name in sorted(scalars.keys() - manifest.weight_names):
+        yield f"optimizer_scalars has {quoted(name)}, which is no weight"
+    for name, states in scalars.items():
+        for key, state in states.items():
+            if not _is_finite(state["value"]):
+                yield f"optimizer_scalars / {quoted(name)} / {quoted(key)} is {state['value']}"
+    if not engine:
+        yield "engine has no counters"
+    for name, value in engine.items():
+        if not _is_finite(value):
+            yield f"engine / {quoted(name)} is {value}"
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is None or math.isfinite(value)
 
 
 def _tensor_problems(
@@ -127,8 +173,9 @@ def _tensor_problems(
             yield str(error)
             continue
         if DTYPES[record.dtype].is_floating_point:
-            broken["NaN"] += int(values.isnan().sum())
-            broken["infinite"] += int(values.isinf().sum())
+            for part in values.split(_SLICE):
+                broken["NaN"] += int(part.isnan().sum())
+                broken["infinite"] += int(part.isinf().sum())
     found = [f"{count:,} {what}" for what, count in broken.items() if count]
     if found:
         files = ", ".join(sorted({piece.file for piece in record.pieces}))
@@ -140,7 +187,15 @@ def _random_problems(manifest: Manifest, reader: ShardReader) -> Iterator[str]:
     layout = manifest.layout
     if not any(map(is_random_state, manifest.tensors)):
         return
-    for rank in range(layout.data * layout.model * layout.pipe):
+    ranks = layout.data * layout.model * layout.pipe
+    saved = {name.split("/")[1] for name in manifest.tensors if is_random_state(name)}
+    if len(saved) != ranks:
+        yield (
+            f"the manifest has random generators of {len(saved):,} ranks, but its layout has {ranks:,}: data "
+            f"{layout.data:,} x model {layout.model:,} x pipe {layout.pipe:,}"
+        )
+        return
+    for rank in range(ranks):
         try:
             if rng_state.read(manifest, reader, rank) is None:
                 yield f"the manifest has random generators, but none of rank {rank} ({rng_prefix(rank)}...)"
@@ -153,4 +208,4 @@ def _notes(folder: Path, manifest: Manifest) -> Iterator[str]:
     others = sorted(path.name for path in folder.iterdir() if path.name not in known)
     if others:
         shown = ", ".join(map(quoted, others[:3])) + (", ..." if len(others) > 3 else "")
-        yield f"{folder} has {len(others):,} files that are not part of the checkpoint: {shown}"
+        yield f"{folder} has files that are not part of the checkpoint ({len(others):,}): {shown}"

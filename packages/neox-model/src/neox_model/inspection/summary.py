@@ -95,15 +95,17 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
     rows = {
         "iteration": f"{found['iteration']:,}{latest}",
         "model": ", ".join(f"{label} {_value(value)}" for label, value in found["model"].items()),
-        "parameters": f"{found['parameters']:,} in {found['weights']:,} weights, stored as "
-        + ", ".join(f"{dtype} ({count:,})" for dtype, count in found["dtypes"].items()),
+        "parameters": f"{found['parameters']:,} in {found['weights']:,} weight{_s(found['weights'])}, "
+        "stored as " + ", ".join(f"{dtype} ({count:,})" for dtype, count in found["dtypes"].items()),
         "layout": _layout(found["layout"]),
         "precision": _value(found["precision"]),
         "optimizer": _optimizer(found["optimizer"]),
         "schedule": _schedule(found["schedule"]),
         "data": _pairs(found["data"]),
         "engine": _pairs(found["engine"]),
-        "random states": f"of {found['random_states']:,} ranks" if found["random_states"] else "not saved",
+        "random states": f"of {found['random_states']:,} rank{_s(found['random_states'])}"
+        if found["random_states"]
+        else "not saved",
         "files": f"{len(found['files']):,} shards and the manifest, {_size(found['bytes'])}",
         "packages": " ".join(
             f"{quoted(name)} {quoted(text)}," for name, text in found["packages"].items()
@@ -159,8 +161,9 @@ def _layout(layout: Mapping[str, Any]) -> str:
     ranks = layout["data"] * layout["model"] * layout["pipe"]
     stage = "" if layout["zero_stage"] is None else f"; ZeRO stage {_value(layout['zero_stage'])}"
     return (
-        f"written by {ranks:,} ranks: data-parallel {layout['data']:,} x model-parallel {layout['model']:,} "
-        f"x pipe-parallel {layout['pipe']:,}{stage}; any other layout loads it as well"
+        f"written by {ranks:,} rank{_s(ranks)}: data-parallel {layout['data']:,} "
+        f"x model-parallel {layout['model']:,} x pipe-parallel {layout['pipe']:,}{stage}; "
+        "any other layout loads it as well"
     )
 
 
@@ -185,6 +188,11 @@ def _value(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return "unknown" if value is None else quoted(in_words(value))
+
+
+def _s(count: int) -> str:
+    """Return the ending of a noun after a number."""
+    return "" if count == 1 else "s"
 
 
 def _size(count: int) -> str:

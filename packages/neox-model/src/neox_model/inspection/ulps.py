@@ -5,9 +5,10 @@ import math
 import torch
 from torch import Tensor
 
+from neox_model.verify.tensors import BITS, is_same
+
 __all__ = ["Distance"]
 
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Limits the memory for values in float64.
 _SLICE = 2**20
 
@@ -22,15 +23,14 @@ class Distance:
     def __init__(self) -> None:
         self.numel = self.differing = 0
         self.ulps = 0.0
-        self._squares = self._squares_a = self._squares_b = 0.0
+        self._norm = self._norm_a = self._norm_b = 0.0
 
     @property
     def relative_norm(self) -> float:
-        """The 2-norm of the difference, relative to the larger 2-norm of the two."""
-        if math.isnan(self._squares) or math.isinf(self._squares):
+        """The 2-norm of the difference, relative to the larger 2-norm of the finite values of the two."""
+        if not math.isfinite(self._norm):
             return math.inf
-        largest = max(self._squares_a, self._squares_b)
-        return math.sqrt(self._squares / largest) if self._squares else 0.0
+        return self._norm / max(self._norm_a, self._norm_b) if self._norm else 0.0
 
     def add(self, one: Tensor, other: Tensor) -> None:
         """Add the next values, flat, of the same number."""
@@ -39,42 +39,53 @@ class Distance:
             self._add(a, b)
 
     def _add(self, one: Tensor, other: Tensor) -> None:
-        differing = ~_same(one, other)
+        differing = ~is_same(one, other)
         count = int(differing.sum())
         self.differing += count
-        a, b = one.double(), other.double()
-        self._squares_a += float(a.square().sum())
-        self._squares_b += float(b.square().sum())
+        a, b = (each.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) for each in (one, other))
+        self._norm_a = math.hypot(self._norm_a, _norm(a))
+        self._norm_b = math.hypot(self._norm_b, _norm(b))
         if count:
-            self._squares += float((a[differing] - b[differing]).square().sum())
+            apart = one[differing].double() - other[differing].double()
+            self._norm = math.hypot(self._norm, _norm(apart))
             self.ulps = max(self.ulps, _ulps(one[differing], other[differing]))
 
 
-def _same(one: Tensor, other: Tensor) -> Tensor:
-    """Compare elementwise: all bits if the dtypes are the same, else values."""
-    if one.dtype != other.dtype:
-        return one.double() == other.double()
-    if not one.is_floating_point():
-        return one == other
-    bits = _BITS[one.element_size()]
-    return one.view(bits) == other.view(bits)
+def _norm(values: Tensor) -> float:
+    """Return the 2-norm; squares of very large and very small numbers are not in the range of float64."""
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    return largest * float(torch.linalg.vector_norm(values / largest))
 
 
 def _ulps(one: Tensor, other: Tensor) -> float:
     """Return the largest distance in ulp; for integers, the largest difference; inf if one is not finite."""
+    if not _are_finite(one, other):
+        return math.inf
+    if not (one.is_floating_point() or other.is_floating_point()):
+        return _farthest(one.to(torch.int64), other.to(torch.int64))
     if not (one.is_floating_point() and other.is_floating_point()):
         return float((one.double() - other.double()).abs().max())
-    if not bool((one.isfinite() & other.isfinite()).all()):
-        return math.inf
     coarser = max((one.dtype, other.dtype), key=lambda dtype: torch.finfo(dtype).eps)
-    a, b = _rank(one.to(coarser)), _rank(other.to(coarser))
-    # Of opposite signs, the distance may not fit into an integer.
-    apart = torch.where((a < 0) == (b < 0), (a - b).abs().double(), a.double().abs() + b.double().abs())
+    one, other = one.to(coarser), other.to(coarser)
+    # The coarser one may have the smaller range.
+    return _farthest(_rank(one), _rank(other)) if _are_finite(one, other) else math.inf
+
+
+def _are_finite(*tensors: Tensor) -> bool:
+    return all(bool(each.isfinite().all()) for each in tensors)
+
+
+def _farthest(one: Tensor, other: Tensor) -> float:
+    """Return the largest distance between integers; of opposite signs, it may not fit into an integer."""
+    has_one_sign = (one < 0) == (other < 0)
+    apart = torch.where(has_one_sign, (one - other).abs().double(), one.double().abs() + other.double().abs())
     return float(apart.max())
 
 
 def _rank(values: Tensor) -> Tensor:
     """Return the place of each number among all numbers of the dtype, counted from zero."""
-    dtype = _BITS[values.element_size()]
+    dtype = BITS[values.element_size()]
     bits = values.view(dtype).to(torch.int64)
     return torch.where(bits < 0, torch.iinfo(dtype).min - bits, bits)

@@ -1,7 +1,7 @@
 """Run a training from its resolved configuration: set up every part, in order, and train."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -150,7 +150,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         tokenizer=tokenizer,
         datasets=datasets,
     )
-    _load(training, position)
+    resumes = _load(training, position)
     if state.finished:
         logger.info("all %d iterations are finished: only evaluation remains", state.last_iteration)
     streams = open_streams(
@@ -172,7 +172,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         batches = resources.enter_context(closing(streams["train"](state.samples, state.iteration)))
         opened = open_writers(resolved, position=state.position) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
-        hooks = _build_hooks(training, evaluator, writers)
+        hooks = _build_hooks(training, evaluator, writers, saves_start=not _has_start(config, resumes))
         train(state, step, *_recorded(training, batches, hooks))
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None
@@ -227,15 +227,18 @@ def _position(resolved: Resolved, groups: Groups) -> Position:
     return Position.from_state(read_training_state(Path(section.load), groups=groups))
 
 
-def _load(training: _Training, position: Position) -> None:
+def _load(training: _Training, position: Position) -> bool:
     """Continue from the latest checkpoint in `load`, if there is one.
+
+    Returns:
+        Whether there is one.
 
     Raises:
         CheckpointError: it cannot be loaded, or is not the one that `position` was read from.
     """
     section = training.config.checkpoint
     if section.load is None:
-        return
+        return False
     iteration = load_checkpoint(
         Path(section.load),
         training,
@@ -254,6 +257,16 @@ def _load(training: _Training, position: Position) -> None:
             f"another checkpoint appeared in {section.load} while this training was starting; start again, "
             "and make sure that no other training saves to that folder"
         )
+    return iteration is not None
+
+
+def _has_start(config: NeoXConfig, resumes: bool) -> bool:
+    """Return whether `save` already contains the state from which this training starts."""
+    section = config.checkpoint
+    if section.load is None or section.save is None or not resumes:
+        return False
+    starts_anew = section.finetune or section.no_load_optim or section.no_load_rng
+    return not starts_anew and Path(section.load).resolve() == Path(section.save).resolve()
 
 
 def _check_momentum(training: _Training) -> None:
@@ -285,7 +298,9 @@ def _save(training: _Training, directory: Path) -> None:
     )
 
 
-def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[MetricWriter]) -> list[Hook]:
+def _build_hooks(
+    training: _Training, evaluator: Evaluator, writers: Sequence[MetricWriter], *, saves_start: bool
+) -> list[Hook]:
     """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
     config, timers = training.config, Timers()
     progress = Progress(training.groups.world.rank)
@@ -343,7 +358,8 @@ def _build_hooks(training: _Training, evaluator: Evaluator, writers: Sequence[Me
         hooks.append(_norms(training, writers, log))
     hooks += _gradient_hooks(training, writers, log)
     if config.checkpoint.save is not None:
-        hooks.append(_saving(training, Path(config.checkpoint.save), timers, before_save, progress))
+        extra = {each for each in config.checkpoint.extra_save_iters or () if each or saves_start}
+        hooks.append(_saving(training, Path(config.checkpoint.save), extra, timers, before_save, progress))
     kept = kept_tokens(config)
     if kept is not None:
         hooks.append(DropTokensHook(training.model, kept.at))
@@ -374,6 +390,7 @@ def _gradient_hooks(training: _Training, writers: Sequence[MetricWriter], log: L
 def _saving(
     training: _Training,
     directory: Path,
+    extra: Collection[int],
     timers: Timers,
     before_save: Callable[[], None],
     progress: Progress,
@@ -384,7 +401,7 @@ def _saving(
         lambda state: _save(training, directory),
         interval=section.save_interval,
         growth=section.save_growth,
-        extra=section.extra_save_iters or (),
+        extra=extra,
         clock=None if minutes is None else SaveClock(training.groups.control, minutes=minutes),
         timers=timers,
         before_save=before_save,

@@ -15,7 +15,10 @@ from neox_model.checkpoint.names import in_model_order, is_random_state, is_weig
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.verify.rounding import Limits
 
-__all__ = ["State", "TensorDifference", "differences", "differences_beyond_rounding"]
+__all__ = ["BITS", "State", "TensorDifference", "differences", "differences_beyond_rounding", "is_same"]
+
+BITS: Mapping[int, torch.dtype] = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integer dtype with the bits of a floating-point number, by its bytes."""
 
 # Number of elements per chunk.
 _CHUNK = 2**24
@@ -119,7 +122,7 @@ class _Difference:
 
     def add(self, expected: Tensor, found: Tensor) -> None:
         """Compare the next chunk."""
-        differing = ~_is_same(expected, found)
+        differing = ~is_same(expected, found)
         count = int(differing.sum())
         one, other = expected.double(), found.double()
         if expected.numel():
@@ -147,13 +150,13 @@ class _Difference:
         )
 
 
-def _is_same(expected: Tensor, found: Tensor) -> Tensor:
+def is_same(expected: Tensor, found: Tensor) -> Tensor:
     """Compare elementwise: all bits if the dtypes are the same, else values."""
     if expected.dtype != found.dtype:
         return expected.double() == found.double()
     if not expected.is_floating_point():
         return expected == found
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[expected.element_size()]
+    bits = BITS[expected.element_size()]
     return expected.view(bits) == found.view(bits)
 
 
@@ -180,7 +183,7 @@ def _same_values_elsewhere(expected: State, found: State, name: str) -> str | No
     for other, record in expected.manifest.tensors.items():
         if other != name and record.shape == shape:
             pairs = zip(expected.chunks(other), found.chunks(name), strict=True)
-            if all(bool(_is_same(one, values).all()) for one, values in pairs):
+            if all(bool(is_same(one, values).all()) for one, values in pairs):
                 return other
     return None
 

@@ -68,7 +68,8 @@ class CheckpointSection(Section, resume="free"):
         none_means="none",
         used_when="save is set",
         doc="Iterations after which to save in addition, in any order. 0 saves the state before the first "
-        "iteration.",
+        "iteration, except in a training that resumes from that checkpoint in the same folder. "
+        "keep-last-n-checkpoints counts and deletes these too.",
     )
     save_interval_minutes: float | None = param(
         None,
@@ -77,7 +78,7 @@ class CheckpointSection(Section, resume="free"):
         none_means="not set",
         used_when="save is set",
         doc="Save as well when this many minutes have passed since the last save, or since the start, by the "
-        "clock of rank 0. The save follows the next iteration.",
+        "clock of rank 0. The time is checked after each iteration; the save follows one iteration later.",
     )
     keep_last_n_checkpoints: int | None = param(
         None,

@@ -157,7 +157,7 @@ class LaunchSection(Section, resume="free"):
         none_means="hangs after the first iteration are not detected",
         doc="Seconds without a finished iteration, after the first one, until every rank reports its stack "
         "and the job stops. Must be longer than the longest evaluation between iterations. Saving is not "
-        "limited.",
+        "limited, except that of iteration 0, which first-iteration-timeout limits.",
     )
     first_iteration_timeout: float | None = param(
         7200.0,
@@ -167,5 +167,5 @@ class LaunchSection(Section, resume="free"):
         none_means="hangs before the first iteration are not detected",
         doc="Seconds from the start of the workers within which a training must finish its first iteration; "
         "else every rank reports its stack and the job stops. Must be longer than building indices, loading "
-        "the checkpoint and compiling take together.",
+        "the checkpoint, saving iteration 0 (extra-save-iters) and compiling take together.",
     )
