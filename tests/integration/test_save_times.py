@@ -13,7 +13,13 @@ from unittest.mock import patch
 import pytest
 from click.testing import CliRunner
 
-from neox_config.facts.checkpoints import LATEST, checkpoint_name, complete_checkpoints, iteration_of
+from neox_config.facts.checkpoints import (
+    LATEST,
+    MANIFEST,
+    checkpoint_name,
+    complete_checkpoints,
+    iteration_of,
+)
 from neox_model.checkpoint.contents import Manifest
 from neox_model.inspection.cli import main
 from support.corpus import write_corpus
@@ -88,6 +94,7 @@ def test_all_ranks_save_by_the_clock_of_rank_0_and_each_checkpoint_resumes_bit_f
         {**base, "save": str(folders["plain"]), "save_interval": 100},
         {**timed, "save": str(folders["from 0"]), "start": 0},
         {**timed, "save": str(folders["from 3"]), "start": 3},
+        {**timed, "save": str(folders["whole"]), "start": 0},
     ]
     run_ranks(train_each, size=2, trainings=trainings, resumed_from=str(folders["whole"]))
     # By time at 3; listed at 5, which starts the clock anew; by time at 8; the end.
@@ -95,10 +102,15 @@ def test_all_ranks_save_by_the_clock_of_rank_0_and_each_checkpoint_resumes_bit_f
         "whole": [0, 3, 5, 8, 10],
         "kept": [8, 10],
         "plain": [10],
-        # Iteration 0 is saved by every training that starts there.
+        # Iteration 0 is saved by every training that starts there, unless it is in that folder already.
         "from 0": [0, 3, 5, 8, 10],
         "from 3": [5, 8, 10],
     }
+    times = [
+        (folders[name] / checkpoint_name(iteration) / MANIFEST).stat().st_mtime
+        for name, iteration in (("whole", 0), ("plain", 10), ("whole", 3))
+    ]
+    assert times == sorted(set(times))
     last = {name: Manifest.read(folder / checkpoint_name(10)).tensors for name, folder in folders.items()}
     assert [name for name, tensors in last.items() if tensors != last["plain"]] == []
 

@@ -110,6 +110,17 @@ def test_waits_double_up_to_five_minutes_and_start_again_after_a_checkpoint(plan
     assert waits == [2, 4, 8, 16, 32, 64, 128, 256, 300, 2, 2]
 
 
+def test_a_checkpoint_of_iteration_0_is_no_progress(plan, tmp_path, waits, capsys):
+    lost = replace(FAILED, first_failure=replace(FAILURE, unreported=True))
+    attempts(
+        replace(plan, max_restarts=3),
+        *[lost] * 4,
+        between=lambda number: number == 2 and save(tmp_path, "global_step0"),
+    )
+    assert waits == [2, 4, 8]
+    assert "from the latest checkpoint in saved" in capsys.readouterr().err
+
+
 def test_the_same_error_in_the_same_iteration_is_not_retried(plan):
     again = [
         replace(FAILED, iteration=7, first_failure=replace(FAILURE, message=f"loss is nan at 0x{number}f"))

@@ -83,3 +83,20 @@ def test_keep_newest_counts_from_the_checkpoint_just_saved(tmp_path):
         save(tmp_path, iteration)
     folders.keep_newest(tmp_path, 2, 6)
     assert names(tmp_path) == ["global_step100", "global_step4", "global_step6", "latest"]
+
+
+@pytest.mark.parametrize(
+    ("damaged", "offered"),
+    [("global_step5", "global_step3"), (".global_step5.replaced", "global_step3"), ("copy", "global_step7")],
+)
+def test_an_earlier_one_is_offered_whatever_the_name_of_the_damaged_one(tmp_path, damaged, offered):
+    for iteration in (3, 5, 7):
+        save(tmp_path, iteration)
+    text = folders.offer_earlier(tmp_path, tmp_path / damaged)
+    assert text.endswith(f"run: echo {offered} > {tmp_path / 'latest'}")
+
+
+def test_latest_with_too_many_digits_is_an_error(tmp_path):
+    (tmp_path / "latest").write_text("global_step" + "1" * 5000)
+    with pytest.raises(CheckpointError, match="is not a checkpoint in this folder"):
+        folders.find_latest(tmp_path)

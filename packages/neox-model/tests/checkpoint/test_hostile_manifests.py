@@ -114,6 +114,10 @@ CASES: dict[str, tuple[Edit, str]] = {
     "an absolute path": (point_at("/etc/passwd"), "'/etc/passwd', which is not a plain file name"),
     "a folder": (point_at(".."), "'..', which is not a plain file name"),
     "no name": (point_at(""), "'', which is not a plain file name"),
+    "a name of two lines": (point_at("a\nb"), "which is not a plain file name"),
+    "a name too long": (point_at("x" * 256), "which is not a plain file name"),
+    "too many elements": (lambda c: weight(c).update(shape=[2**62] * 20), "its shape is too large"),
+    "too many dimensions": (lambda c: weight(c).update(shape=[1] * 300), "its shape is too large"),
     "an unknown file": (
         lambda c: first_piece(c).update(file="x"),
         "its file 'x' is not one of the checkpoint's",

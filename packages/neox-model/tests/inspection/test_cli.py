@@ -1,6 +1,7 @@
 """The command `neox-checkpoint`, on checkpoints of small trainings and on damaged ones."""
 
 import json
+import math
 import random
 import shutil
 import subprocess
@@ -238,11 +239,68 @@ def with_a_changed_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(text.replace('"samples":48', '"samples":49'))
 
 
+def with_a_folder_for_a_shard(folder: Path) -> None:
+    (folder / SHARD).unlink()
+    (folder / SHARD).mkdir()
+
+
+def without_counters(folder: Path) -> None:
+    edit_manifest(folder, "engine", {}, without=Manifest.read(folder).engine.keys())
+
+
+def with_an_infinite_counter(folder: Path) -> None:
+    edit_manifest(folder, "engine", {"cur_scale": math.inf})
+
+
+def with_another_ranks_random_states(folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: tensors.update({"rng/9/torch": torch.zeros(2)}))
+
+
+def replaced(folder: Path, **values: Any) -> None:
+    manifest = Manifest.read(folder)
+    (folder / MANIFEST).unlink()
+    (folder / MANIFEST).write_text(replace(manifest, **values).to_json())
+
+
+def with_a_huge_layout(folder: Path) -> None:
+    replaced(folder, layout=replace(Manifest.read(folder).layout, data=10**12))
+
+
+def with_an_integer_weight(folder: Path) -> None:
+    edit_tensors(folder, lambda tensors: tensors.update(extra=torch.ones(2, dtype=torch.int64)))
+
+
+def with_the_number_of_no_weight(folder: Path) -> None:
+    edit_manifest(folder, "optimizer_scalars", {"layers.7": {"step": {"value": 1.0, "dtype": "F32"}}})
+
+
+def with_a_state_that_is_nan(folder: Path) -> None:
+    edit_manifest(folder, "optimizer_scalars", {WEIGHT: {"step": {"value": math.nan, "dtype": "F32"}}})
+
+
+def without_an_optimizer(folder: Path) -> None:
+    replaced(folder, optimizer=None)
+
+
+def with_an_empty_curve(folder: Path) -> None:
+    edit_manifest(folder, "schedule", {"curve": {}})
+
+
 DAMAGES = [
     (without_the_shard, [f"cannot read {{folder}}/{SHARD}: No such file or directory"]),
     (truncated, [f"{{folder}}/{SHARD} is damaged: it has 1,000 bytes instead of"]),
     (flipped, [f"{{folder}}/{SHARD} is damaged: the checksum of "]),
     (with_values_that_are_not_finite, [f"{WEIGHT}/exp_avg ({SHARD}) has 2 NaN and 1 infinite values"]),
+    (with_a_folder_for_a_shard, [f"{{folder}}/{SHARD} is a folder, not a file"]),
+    (without_counters, ["engine has no counters"]),
+    (with_an_infinite_counter, ["engine / cur_scale is inf"]),
+    (with_another_ranks_random_states, ["random generators of 2 ranks, but its layout has 1"]),
+    (with_a_huge_layout, ["random generators of 1 ranks, but its layout has 1,000,000,000,000"]),
+    (with_an_integer_weight, ["the weight extra has the dtype I64"]),
+    (with_the_number_of_no_weight, ["optimizer_scalars has layers.7, which is no weight"]),
+    (with_a_state_that_is_nan, [f"optimizer_scalars / {WEIGHT} / step is nan"]),
+    (without_an_optimizer, ["has optimizer states, but no optimizer"]),
+    (with_an_empty_curve, ["schedule / curve / "]),
     (without_a_random_state, ["rank 0: the state 'torch' of the random generators is missing or damaged"]),
     (with_a_state_without_weight, ["layers.7/exp_avg is a state of a weight that is not there"]),
     (without_a_schedule, ["schedule has no curve or no applied_updates"]),
@@ -314,6 +372,41 @@ def test_other_files_are_noted_and_do_no_harm(saved, folder):
     result = command("verify", saved)
     assert result.exit_code == 0
     assert "has files that are not part of the checkpoint (1): notes.txt" in result.stdout
+
+
+def test_an_earlier_one_is_offered_only_instead_of_the_latest(saved, folder, tmp_path):
+    flipped(saved / "global_step2")
+    assert command("verify", saved, 2).stdout.splitlines()[-1] == (
+        "restore the damaged files from a copy, if there is one"
+    )
+    shown = command("verify", saved, "--all").stdout.splitlines()[-1]
+    assert shown == "restore the damaged files from a copy, if there is one"
+    (saved / LATEST).unlink()
+    flipped(folder)
+    assert "global_step2 > " in command("verify", folder).stdout
+    shutil.copytree(folder, tmp_path / "copy")
+    result = command("verify", tmp_path / "copy")
+    assert (result.exit_code, "echo" in result.stdout) == (1, False)
+    folder.rename(saved / ".global_step3.replaced")
+    (saved / LATEST).write_text("global_step3\n")
+    assert "global_step2 > " in command("verify", saved).stdout
+
+
+def test_a_wrong_latest_gives_one_advice(saved, folder):
+    (saved / LATEST).write_text("global_step9\n")
+    *_, latest, remedy = command("verify", saved, "--all").stdout.splitlines()
+    assert latest == f"{saved / LATEST} names 'global_step9', which is not a checkpoint in this folder"
+    assert remedy == f"to resume from the newest sound one, run: echo global_step3 > {saved / LATEST}"
+
+
+def test_a_checkpoint_is_named_by_the_working_directory(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert command("verify", ".", 3).exit_code == 0
+
+
+def test_a_tensor_name_of_many_digits_is_shown(folder):
+    edit_tensors(folder, lambda tensors: tensors.update({"layers." + "1" * 5000: torch.ones(2)}))
+    assert command("inspect", folder, "--tensors").exit_code == 0
 
 
 # diff
@@ -400,3 +493,96 @@ def test_a_damaged_checkpoint_is_not_compared(folder, tmp_path):
     assert result.exit_code == 1
     assert "is damaged: the checksum of" in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("value", [5, None, {"model": 5}])
+def test_parameters_of_another_form_are_refused_with_their_file(folder, tmp_path, value):
+    shutil.copytree(folder, tmp_path / "copy")
+    edit_manifest(tmp_path / "copy", "config", {"in_effect": value})
+    for pair in ((folder, tmp_path / "copy"), (tmp_path / "copy", folder)):
+        result = command("diff", *pair)
+        assert result.exit_code == 1
+        assert f"{tmp_path}/copy/{MANIFEST}: the manifest is damaged: config / in_effect" in result.stderr
+
+
+def test_parameters_are_compared_as_far_as_one_records_its_values_in_effect(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "old")
+    edit_manifest(tmp_path / "old", "config", {}, without={"in_effect"})
+    shutil.copytree(tmp_path / "old", tmp_path / "older")
+    found, reverse = answer("diff", folder, tmp_path / "old"), answer("diff", tmp_path / "old", folder)
+    for part in ("model", "training"):
+        assert {name: pair[::-1] for name, pair in reverse[part].items()} == found[part]
+    assert (found["not_compared"], found["is_equal"]) == (reverse["not_compared"], reverse["is_equal"])
+    result = command("diff", tmp_path / "old", tmp_path / "older")
+    lines = result.stdout.splitlines()
+    assert (result.exit_code, lines[2]) == (0, "equal, as far as compared:")
+    for part in ("model", "training"):
+        assert f"  {part:18}not compared: neither checkpoint records its values in effect" in lines
+
+
+def test_missing_counters_and_numbers_are_differences(folder, tmp_path):
+    for name, part, lost in (
+        ("a", "training", "samples"),
+        ("b", "schedule", "applied_updates"),
+        ("c", "optimizer_scalars", WEIGHT),
+    ):
+        shutil.copytree(folder, tmp_path / name)
+        edit_manifest(tmp_path / name, part, {}, without={lost})
+    found = [answer("diff", folder, tmp_path / name)["counters"] for name in "abc"]
+    assert found == [
+        {"training.samples": [48, None]},
+        {"schedule.applied_updates": [3, None]},
+        {"optimizer state step (weights: 1)": [3.0, None]},
+    ]
+
+
+def test_long_values_are_shown_from_their_first_difference(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    sizes = [[number, 16] for number in range(40)]
+    edit_manifest(folder, "training", {"batch_sizes": sizes})
+    edit_manifest(tmp_path / "copy", "training", {"batch_sizes": [*sizes[:-1], [39, 17]]})
+    shown = [line for line in command("diff", folder, tmp_path / "copy").stdout.splitlines() if "..." in line]
+    assert len(shown) == 1
+    assert shown[0].endswith("[39, 16]] in A, ... 16], [39, 17]] in B")
+
+
+def test_curves_are_compared_value_by_value(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    curve = Manifest.read(folder).schedule["curve"]
+    name = sorted(curve)[0]
+    edit_manifest(tmp_path / "copy", "schedule", {"curve": {**curve, name: 0.125}})
+    assert answer("diff", folder, tmp_path / "copy")["counters"] == {
+        f"schedule.curve.{name}": [curve[name], 0.125]
+    }
+
+
+def test_a_stored_dtype_is_a_difference(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    edit_tensors(tmp_path / "copy", lambda tensors: tensors.update({WEIGHT: tensors[WEIGHT].double()}))
+    result = command("diff", folder, tmp_path / "copy")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1].endswith("stored as F32 in A, F64 in B")
+
+
+def test_another_order_of_the_same_samples_is_a_difference(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    edit_manifest(folder, "config", {"samples_digest": {"train": 1, "valid": 2}})
+    edit_manifest(tmp_path / "copy", "config", {"samples_digest": {"train": 3}})
+    assert answer("diff", folder, tmp_path / "copy")["counters"] == {"data order of train": [1, 3]}
+
+
+def test_nan_in_both_is_no_difference(folder, tmp_path):
+    edit_manifest(folder, "engine", {"cur_scale": math.nan})
+    shutil.copytree(folder, tmp_path / "copy")
+    assert command("diff", folder, tmp_path / "copy").exit_code == 0
+
+
+def test_random_states_come_last(folder, tmp_path):
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        one_more_ulp(tensors)
+        tensors["rng/0/numpy"][0] += 10**9
+
+    shutil.copytree(folder, tmp_path / "copy")
+    edit_tensors(tmp_path / "copy", change)
+    lines = command("diff", folder, tmp_path / "copy").stdout.splitlines()
+    assert [line.split(":")[0].strip() for line in lines[-2:]] == [WEIGHT, "rng/0/numpy"]

@@ -64,3 +64,31 @@ def test_the_norm_is_relative_to_the_larger_of_both_and_does_not_depend_on_slice
     assert distance(zeros, one).relative_norm == 1.0
     monkeypatch.setattr(ulps, "_SLICE", 2)
     assert distance(one, other).relative_norm == 4 / 5
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_values_that_are_not_finite_in_both_leave_the_norm_of_the_others(value):
+    found = distance(torch.tensor([3.0, 4.0, value]), torch.tensor([3.0, 0.0, value]))
+    assert (found.differing, found.relative_norm) == (1, 4 / 5)
+
+
+@pytest.mark.parametrize("scale", [1e200, 1e-200])
+def test_norms_of_very_large_and_small_numbers(scale):
+    one = scale * torch.tensor([3.0, 4.0, 0.0], dtype=torch.float64)
+    other = scale * torch.tensor([3.0, 0.0, 0.0], dtype=torch.float64)
+    assert distance(one, other).relative_norm == pytest.approx(4 / 5)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (torch.tensor([3]), torch.tensor([math.nan]), math.inf),
+        (torch.tensor([1e30]), torch.tensor([65504.0], dtype=torch.float16), math.inf),
+        (torch.tensor([2**62]), torch.tensor([2**62 + 1]), 1.0),
+        (torch.tensor([2**63 - 1]), torch.tensor([-(2**63)]), 2.0**64),
+        (torch.tensor([7], dtype=torch.uint8), torch.tensor([4]), 3.0),
+        (torch.tensor([7]), torch.tensor([4.5]), 2.5),
+    ],
+)
+def test_distances_between_dtypes_and_of_large_integers(one, other, expected):
+    assert distance(one, other).ulps == expected

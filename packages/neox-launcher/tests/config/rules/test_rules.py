@@ -456,7 +456,7 @@ MORE = [
     (f"data-path: x\n{PATHS}", "train_data_paths", "cannot be combined with data-path"),
     (PATHS.replace("[a]", "[]"), "train_data_paths", "is empty"),
     ("save: x\nextra-save-iters: []", "save", "requires save-interval"),
-    ("save: x\nextra-save-iters: [2, 3, 2]", "extra_save_iters", "contains 2 2 times"),
+    ("save: x\nextra-save-iters: [2, 3, 2]", "extra_save_iters", "contains 2 more than once"),
     (f"split: {'9' * 400},1", "split", "contains a number that is too large"),
     (f"{PATHS}\ntrain-data-weights: [-1]", "train_data_weights", "must not contain a negative weight"),
     ("train-data-weights: [1]", "train_data_weights", "is given without train-data-paths"),
