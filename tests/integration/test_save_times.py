@@ -106,6 +106,9 @@ def test_all_ranks_save_by_the_clock_of_rank_0_and_each_checkpoint_resumes_bit_f
         "from 0": [0, 3, 5, 8, 10],
         "from 3": [5, 8, 10],
     }
+    for folder in folders.values():
+        result = CliRunner().invoke(main, ["verify", str(folder), "--all"])
+        assert result.exit_code == 0, result.stdout
     times = [
         (folders[name] / checkpoint_name(iteration) / MANIFEST).stat().st_mtime
         for name, iteration in (("whole", 0), ("plain", 10), ("whole", 3))

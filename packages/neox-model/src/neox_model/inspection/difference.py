@@ -1,6 +1,5 @@
 """Compare two checkpoints by logical names, whatever layouts wrote them."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
@@ -326,7 +325,7 @@ def _in_words(one: Any, other: Any) -> tuple[str, str]:
     texts = in_words(one), in_words(other)
     if texts[0] != texts[1]:
         return texts
-    whole = json.dumps(one), json.dumps(other)
+    whole = str(one), str(other)
     first = next(place for place, (left, right) in enumerate(zip_longest(*whole)) if left != right)
     start = max(0, first - _CONTEXT)
     return f"...{whole[0][start:]}", f"...{whole[1][start:]}"
