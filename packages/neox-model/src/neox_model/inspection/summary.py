@@ -106,7 +106,8 @@ def describe(found: Mapping[str, Any]) -> Iterator[str]:
         "random states": f"of {found['random_states']:,} rank{_s(found['random_states'])}"
         if found["random_states"]
         else "not saved",
-        "files": f"{len(found['files']):,} shards and the manifest, {_size(found['bytes'])}",
+        "files": f"{len(found['files']):,} shard{_s(len(found['files']))} and the manifest, "
+        + _size(found["bytes"]),
         "packages": " ".join(
             f"{quoted(name)} {quoted(text)}," for name, text in found["packages"].items()
         ).rstrip(",")
