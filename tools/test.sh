@@ -22,12 +22,7 @@ count() {
 }
 
 # A suite failed or did not end if its `.broken` file remains.
-run_# Print the version of .venv's Python, if it exists.
-own_python() {
-    .venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
-}
-
-suite() {
+run_suite() {
     local title=$1 environment=$2 log
     shift 2
     log=$(mktemp -p "$results" --suffix=.log)
@@ -51,6 +46,11 @@ run_alone() {
         runs=$((runs + 1))
     done
     [ "$runs" -gt 0 ] || touch "$results/$name.broken"
+}
+
+# Print the version of .venv's Python, if it exists.
+own_python() {
+    .venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
 }
 
 suite() {

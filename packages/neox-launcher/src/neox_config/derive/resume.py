@@ -218,7 +218,7 @@ def _default_argument(label: str, recorded: Mapping[str, Any]) -> Any:
 
 
 def _optimizer_kind(recorded: Mapping[str, Any]) -> str:
-    return str(recorded.get("optimizer", {}).get("type", "")).lower()
+    return str(recorded.get("optimizer", {}).get("type", _defaults()["optimizer.type"])).lower()
 
 
 @cache
