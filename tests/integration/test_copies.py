@@ -78,8 +78,9 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
             settings |= {"sdc_check_interval": 1000, "save_interval": 4}
         resolved = resolved_from(settings, devices=2)
 
-        def with_flip(training, *rest, what=what):
-            return [Flip(training.engine, "master" if what == "save" else what), *build(training, *rest)]
+        def with_flip(training, *rest, what=what, **named):
+            flip = Flip(training.engine, "master" if what == "save" else what)
+            return [flip, *build(training, *rest, **named)]
 
         run._build_hooks = with_flip if what else build
         with world_of(2, Path(folder), name=str(number)):
