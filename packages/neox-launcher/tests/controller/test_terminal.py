@@ -132,11 +132,14 @@ def test_neox_launch_prints_everything_before_it_exits():
 
 def test_a_deleted_working_directory_does_not_change_the_exit_code(tmp_path):
     (tmp_path / "gone").mkdir()
-    lines = "import os\nos.rmdir(os.getcwd())" + LAUNCH.replace(
-        "def run", "terminal._PATIENCE_SECONDS = 0.1\ndef run"
-    ).replace('b"words"', 'b"words" * 1_000_000')
+    lines = LAUNCH.replace("import sys", "import os, sys", 1)
+    gone = "terminal._PATIENCE_SECONDS = 0.1\nos.rmdir(os.getcwd())\n"
+    lines = lines.replace("launch.main", f"{gone}launch.main")
     program = subprocess.Popen(
-        [sys.executable, "-c", lines], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path / "gone"
+        [sys.executable, "-c", lines.replace('b"words"', 'b"words" * 1_000_000')],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path / "gone",
     )
     assert program.wait(timeout=60) == 143
     assert b"Traceback" not in program.stderr.read()
