@@ -243,7 +243,7 @@ RECIPES = {
         row="a decay style",
         most_files=1,
         edits=(
-            Edit("neox_config/facts/learning_rate.py", '"square", ', after="DecayStyle = Literal["),
+            Edit("neox_config/facts/learning_rate.py", '"square", ', after="\nDecayStyle = Literal["),
             Edit(
                 "neox_config/facts/learning_rate.py",
                 '    "square": Decay(\n'

@@ -233,12 +233,20 @@ _BY_ANOTHER = {
     "bf16.enabled",
     "make_vocab_size_divisible_by",
     "sparsity_config.global_block_end_indices",
+    "intermediate_size",
     # Refused by the learning-rate curve, whose values are named peak, floor, style, ...
     *LEARNING_RATE,
+    *("warmup_iters", "decay_lr_to", "lr_decay_fraction", "lr_wsd_decay_iters"),
 }
 # In use as far as `used_when` says, but possibly without effect: no layer is sparse, the padded vocabulary
-# has the same size, or no position is learned.
-_SAME_IN_EFFECT = {"sparsity_config.block", "make_vocab_size_divisible_by", "max_position_embeddings"}
+# has the same size, no position is learned, the width is a multiple already, or scores are not stored.
+_SAME_IN_EFFECT = {
+    "sparsity_config.block",
+    "make_vocab_size_divisible_by",
+    "max_position_embeddings",
+    "mlp_multiple_of",
+    "apply_query_key_layer_scaling",
+}
 _BASE: dict[str, Any] = SETTINGS | batch(2, 2, train_iters=3, eval_iters=0, sample_order="lazy")
 # Architectures between which the parameters of each kind are in use.
 _ARCHITECTURES: list[dict[str, Any]] = [
