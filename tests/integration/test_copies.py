@@ -173,7 +173,7 @@ ADAM: dict[str, Any] = {"optimizer": {"type": "Adam", "params": {"lr": 1e-4}}, "
 
 @pytest.mark.sweep
 def test_every_random_flip_is_located_and_no_clean_step_is_an_alarm():
-    results = run_ranks(flip_and_train, size=2, timeout_seconds=3000, flips=2 * FLIPS, steps=2 * CLEAN_STEPS)
+    results = run_ranks(flip_and_train, size=2, timeout_seconds=7200, flips=2 * FLIPS, steps=2 * CLEAN_STEPS)
     for found in results:
         assert found["steps"] >= CLEAN_STEPS
         assert found["flips"] >= FLIPS
