@@ -51,7 +51,7 @@ class DataCommand(click.Command):
         return super().parse_args(ctx, list(one_option_per_word(args, self._several)))
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command as a program of its own."""
+        """Run the command as a standalone program."""
         with checked_output():
             return super().main(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""The port of the launcher: agents with the token are let in, and guests can only lose their connection."""
+"""The port of the launcher: agents with the token are accepted; guests can only lose their connection."""
 
 import errno
 import json

@@ -194,7 +194,7 @@ class Workers:
     def _code_of(self, rank: int) -> int | None:
         """Return the exit code of a worker, negative for a signal; None if it is running.
 
-        The process is not waited for, so that its id stays that of the group of its own child processes.
+        The process is not waited for, so that its id remains the id of the process group of its children.
         """
         if rank not in self._codes:
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT

@@ -115,7 +115,7 @@ def _numpy_state(states: Mapping[str, Tensor]) -> tuple[Any, ...]:
     return "MT19937", np.array(words, dtype=np.uint32), position, has_gauss, states["numpy_gauss"].item()
 
 
-# The dtype and the permitted numbers of elements of each state; torch checks the size of its own.
+# The dtype and the permitted numbers of elements of each state; torch checks the sizes of its states.
 _FORMS: Mapping[str, tuple[torch.dtype, Collection[int] | None]] = {
     "python": (torch.int64, (625,)),
     "python_gauss": (torch.float64, (0, 1)),

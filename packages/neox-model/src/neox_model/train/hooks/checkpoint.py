@@ -118,7 +118,7 @@ class CheckpointHook(Hook):
 
     def _save_now(self, state: TrainState) -> None:
         self._before_save()
-        # A report would be taken for the first iteration, and the time until that has a limit of its own.
+        # A report would be taken for the first iteration, which has its own time limit.
         watched = self._while_saving(state.iteration) if state.iteration else nullcontext()
         with self._timers.measure("checkpoint"), watched:
             self._save(state)
