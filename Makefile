@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart test check lint types format docs clean \
-	test-launcher test-data test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
+	test-launcher test-data test-pythons test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
 	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-sanitizers test-recipes test-architecture coverage gpu-check
 
 help:  ## List the targets
@@ -17,7 +17,7 @@ quickstart: install  ## Corpus, tokenizer, training and samples on this machine,
 	@$(MAKE) --no-print-directory -f tools/quickstart.mk
 
 test: check  ## Everything CI runs: lint, types and all tests
-	@tools/test.sh launcher data kernels model equalities integration
+	@tools/test.sh model equalities integration launcher data kernels
 
 check: lint types  ## Lint and types
 
@@ -32,11 +32,14 @@ format: install  ## Format the code and apply ruff's fixes
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format --quiet .
 
-test-launcher:  ## neox-launcher alone, on Python 3.11 and 3.13 (PYTHONS="3.12" for another)
+test-launcher:  ## neox-launcher alone (PYTHONS="3.12 3.13" to choose the interpreters)
 	@PYTHONS="$(PYTHONS)" tools/test.sh launcher
 
-test-data:  ## neox-data alone, on Python 3.11 and 3.13
+test-data:  ## neox-data alone (PYTHONS as above)
 	@PYTHONS="$(PYTHONS)" tools/test.sh data
+
+test-pythons:  ## neox-launcher and neox-data alone, on Python 3.12 and 3.13, or those of PYTHONS
+	@PYTHONS="$(or $(PYTHONS),3.12 3.13)" tools/test.sh launcher data
 
 test-kernels: install  ## neox-kernels alone
 	@tools/test.sh kernels
@@ -52,7 +55,7 @@ test-architecture: install  ## Rules of the repository: imports, names, document
 
 coverage: install  ## Line and branch coverage of the packages' fast tests
 	@$(BIN)/coverage erase
-	@OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -q -m "not slow and not sweep and not cluster" packages
+	@OMP_NUM_THREADS=1 env --default-signal=INT,QUIT,HUP $(BIN)/coverage run -m pytest -q -m "not slow and not sweep and not cluster" packages
 	@$(BIN)/coverage combine --quiet && $(BIN)/coverage report
 
 test-chaos: install  ## Long sweeps: kill training at random moments and resume; read damaged files

@@ -4,8 +4,8 @@
 #   tools/test.sh launcher data kernels model equalities integration
 #
 # launcher, data and kernels run in separate environments without our other packages, which shows missing
-# dependencies; the first two on every Python of PYTHONS (3.11, 3.13, .venv's) that is installed. Two lanes run at the same
-# time: launcher, then equalities; and the others, one after another. Each suite's output is shown when it ends.
+# dependencies; the first two on every Python of PYTHONS ("3.12 3.13") that is installed, by default .venv's.
+# Two suites run at a time, in the order given. Each suite's output is shown when it ends.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Distributed tests start a process per rank; with one thread each they do not compete for the cores.
@@ -17,7 +17,7 @@ trap 'jobs -p | xargs -r kill 2>/dev/null || true; rm -rf "$results"' EXIT
 
 # Sum the numbers before words with this prefix in the last lines of the suites.
 count() {
-    tail -qn 1 "$results"/*.log | awk -v word="^($1)" '{ for (i = 2; i <= NF; i++) if ($i ~ word) sum += $(i - 1) }
+    tail -qn 1 "$results"/*.log 2>/dev/null | awk -v word="^($1)" '{ for (i = 2; i <= NF; i++) if ($i ~ word) sum += $(i - 1) }
         END { print sum + 0 }'
 }
 
@@ -34,30 +34,26 @@ run_suite() {
 }
 
 run_alone() {
-    local name=$1 version code runs=0
-    shift
-    for version in "$@"; do
-        code=0
-        tools/environment.sh "$name" "$version" || code=$?
-        # 3: this Python is not installed, which was reported.
-        [ "$code" -ne 3 ] || continue
-        [ "$code" -eq 0 ] || { touch "$results/$name.broken" && return; }
-        run_suite "neox-$name alone, Python $version" ".venvs/$name-$version" "packages/neox-$name"
-        runs=$((runs + 1))
-    done
-    [ "$runs" -gt 0 ] || touch "$results/$name.broken"
+    local name=$1 version=$2 code=0
+    tools/environment.sh "$name" "$version" || code=$?
+    # 3: this Python is not installed, which was reported.
+    [ "$code" -ne 3 ] || return 0
+    touch "$results/$name.ran"
+    [ "$code" -eq 0 ] || { touch "$results/$name.broken" && return; }
+    run_suite "neox-$name alone, Python $version" ".venvs/$name-$version" "packages/neox-$name"
 }
 
-# Print the version of .venv's Python, if it exists.
+# Print the version of .venv's Python, or 3.11 if there is no .venv.
 own_python() {
-    .venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
+    .venv/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo 3.11
 }
+
+# Trainings that are compared with each other, the part of the integration tests that computes most.
+equalities=(tests/integration/test_{copies,layouts,nonfinite,optimizers,precision,verify_faults,verify_kept,verify_layouts}.py)
 
 suite() {
     case $1 in
-        launcher | data) run_alone "$1" $(printf '%s\n' ${PYTHONS:-3.11 3.13 "$(own_python)"} | sort -u) ;;
-        # With the Python of .venv only, because torch is large.
-        kernels) run_alone "$1" "$(own_python)" ;;
+        launcher | data | kernels) run_alone "$1" "$2" ;;
         # Includes tests that are skipped in the other environments, which lack torch and DeepSpeed.
         model) run_suite neox-model .venv packages/neox-model packages/neox-data/tests/test_loader.py \
             packages/neox-data/tests/indexed/test_chart.py \
@@ -68,21 +64,28 @@ suite() {
     esac
 }
 
-# Trainings that are compared with each other, the part of the integration tests that computes most.
-equalities=(tests/integration/test_{copies,layouts,nonfinite,optimizers,precision,verify_faults,verify_kept,verify_layouts}.py)
-
-first=() second=()
+# Each line: a suite and, if it has an environment of its own, the version of Python.
+own=$(own_python)
+chosen=()
 for name in "$@"; do
     case $name in
-        launcher | equalities) first+=("$name") ;;
-        data | kernels | model | integration) second+=("$name") ;;
-        *) echo "unknown suite $name; use launcher, data, kernels, model, equalities or integration" >&2 && exit 2 ;;
+        launcher | data) for version in ${PYTHONS:-$own}; do chosen+=("$name $version"); done ;;
+        # Only with the Python of .venv, because torch is large.
+        kernels) chosen+=("$name $own") ;;
+        model | equalities | integration) chosen+=("$name") && touch "$results/$name.ran" ;;
+        *) echo "unknown suite $name; use model, equalities, integration, launcher, data or kernels" >&2 && exit 2 ;;
     esac
 done
-for name in "${first[@]}"; do suite "$name"; done &
-for name in "${second[@]}"; do suite "$name"; done
-# Fails if the lane in the background did not reach its end.
-wait "$!"
 
+for words in "${chosen[@]}"; do
+    [ "$(jobs -pr | wc -l)" -lt 2 ] || wait -n || true
+    # shellcheck disable=SC2086
+    suite $words &
+done
+wait
+
+for name in "$@"; do
+    [ -e "$results/$name.ran" ] || { echo "$name ran on no Python" && touch "$results/$name.broken"; }
+done
 printf '\n%s passed, %s failed\n' "$(count passed)" "$(count 'failed|error')"
 [ -z "$(find "$results" -name '*.broken')" ]
