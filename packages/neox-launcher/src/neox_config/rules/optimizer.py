@@ -83,18 +83,16 @@ def a_second_learning_rate_is_relative_to_the_first(c: NeoXConfig) -> Iterator[P
         )
 
 
-def one_bit_adam_is_told_how_to_communicate(c: NeoXConfig) -> Iterator[Problem]:
-    """Require the three communication arguments of OneBitAdam, which have no generally valid default."""
-    optimizer = c.optimizer.optimizer
-    needed = {"freeze_step": "100000", "cuda_aware": "false", "comm_backend_name": "nccl"}
-    for name, example in needed.items():
-        if optimizer.kind == "onebitadam" and name not in optimizer.params.model_fields_set:
-            yield Problem(
-                f"optimizer.params.{name}",
-                f"is required by {optimizer.type}",
-                f"add {name}: {example} to optimizer.params",
-                value="",
-            )
+def replicas_that_compress_hold_all_states(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse ZeRO with optimizers that average over data-parallel ranks themselves."""
+    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
+    if facts is not None and facts.replica_states and not engine_offers(c, "before_update"):
+        yield Problem(
+            "optimizer.type",
+            "averages momenta over data-parallel ranks with one bit per element, but ZeRO averages the gradients "
+            "in full precision, and partitions the momenta",
+            "set zero_optimization.stage: 0, or use Adam",
+        )
 
 
 def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator[Problem]:
@@ -124,7 +122,7 @@ def tensor_parallelism_splits_weights_for_elementwise_optimizers_only(c: NeoXCon
 def zero_with_other_optimizers_is_allowed_first(c: NeoXConfig) -> Iterator[Problem]:
     """Require zero_allow_untested_optimizer for optimizers that DeepSpeed has not tested with ZeRO."""
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    if facts is None or not facts.is_elementwise or facts.is_tried_with_zero:
+    if facts is None or not facts.is_elementwise or facts.is_tried_with_zero or facts.replica_states:
         return
     if c.zero.zero_optimization.stage > 0 and not c.optimizer.zero_allow_untested_optimizer:
         yield Problem(
