@@ -1,4 +1,4 @@
-"""Trainings with 1-bit Adam on real ranks: bytes, equal replicas, skipped updates, tied weights, convergence."""
+"""Trainings with 1-bit Adam on real ranks: bytes, equal replicas, skips, tied weights, convergence."""
 
 import math
 from unittest.mock import patch

@@ -1,4 +1,4 @@
-"""The compressed average of real ranks is that of a plain reading in float64, and sends one bit per element."""
+"""The compressed average of real ranks is that of a plain reading in float64, with one bit per element."""
 
 from unittest.mock import patch
 
@@ -38,7 +38,7 @@ def new_errors(size: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def averaged(group: Group, order: list[int]) -> tuple[list, CompressedAverage]:
-    """Return the last averages of this rank and its errors, by tensor, with the tensors sent in this order."""
+    """Return the last averages of this rank and its errors, by tensor, sent in this order."""
     average, errors, masks = CompressedAverage(group), new_errors(group.size), live_elements()
     for step in range(STEPS):
         mine = [value * mask for value, mask in zip(values_of(group.rank, step), masks, strict=True)]

@@ -89,8 +89,8 @@ def replicas_that_compress_hold_all_states(c: NeoXConfig) -> Iterator[Problem]:
     if facts is not None and facts.replica_states and not engine_offers(c, "before_update"):
         yield Problem(
             "optimizer.type",
-            "averages momenta over data-parallel ranks with one bit per element, but ZeRO averages the gradients "
-            "in full precision, and partitions the momenta",
+            "averages momenta over data-parallel ranks with one bit per element, but ZeRO averages the "
+            "gradients in full precision, and partitions the momenta",
             "set zero_optimization.stage: 0, or use Adam",
         )
 

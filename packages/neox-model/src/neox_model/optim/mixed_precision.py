@@ -104,8 +104,8 @@ class MixedPrecisionOptimizer:
     def averages_itself(self) -> bool:
         """Return True if each replica passes its own gradients to the optimizer, which averages over replicas.
 
-        Then the norm of the update, by which all replicas clip, is the root of the mean over replicas of the
-        squared norm of their gradients. It is not finite on every rank if it is not finite on one.
+        Then the norm of the update, by which all replicas clip, is the root of the mean over replicas of
+        the squared norm of their gradients. If it is not finite on one rank, it is not on any.
         """
         return getattr(self.optimizer, "averages_itself", False)
 

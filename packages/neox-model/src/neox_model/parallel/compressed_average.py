@@ -103,7 +103,7 @@ class CompressedAverage:
         self._write([each.values for each in bucket], whole, lengths)
 
     def _rows(self, tensors: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-        """Return the tensors with one row per server, which holds its part of each tensor one after another."""
+        """Return the tensors in rows: a row is one server's part of each tensor, one after another."""
         ranks = self.group.size
         return torch.cat(
             [

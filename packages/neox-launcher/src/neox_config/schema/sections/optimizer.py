@@ -85,8 +85,8 @@ class OptimizerParams(Section):
         origin="DSC",
         gt=0,
         used_when="type is OneBitAdam or OneBitLamb",
-        doc="Number of updates before communication is compressed and the running average of squared gradients "
-        "is frozen.",
+        doc="Number of updates before communication is compressed and the running average of squared "
+        "gradients is frozen.",
     )
     cuda_aware: bool = param(
         False,

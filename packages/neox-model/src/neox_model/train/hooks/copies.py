@@ -77,8 +77,8 @@ class CopiesHook(Hook):
 
     Copies are what data-parallel ranks hold whole. With one data-parallel rank, they are what tensor-parallel
     ranks do not split, and the tied weights of pipeline stages: these may differ in the last bit where
-    several groups of replicas average gradients. States that replicas hold each for itself, such as compression
-    errors, are not compared. Under ZeRO, data-parallel ranks hold different master
+    several groups of replicas average gradients. States that replicas hold each for itself, such as
+    compression errors, are not compared. Under ZeRO, data-parallel ranks hold different master
     weights and optimizer states, and DeepSpeed does not keep tied weights equal to the last bit; these are
     not compared.
 
