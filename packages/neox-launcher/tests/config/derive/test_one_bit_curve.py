@@ -7,11 +7,11 @@ import pytest
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.facts.deepspeed_schedules import WarmupDecayLR
 
-SETTINGS = "train-iters: 200\nmin-lr: 0.001\nwarmup: 0.05\nlr-decay-style: constant"
+SETTINGS = "min-lr: 0.001\nwarmup: 0.05\nlr-decay-style: constant"
 
 
 def curve_of(load, text, *, kind="OneBitAdam"):
-    config = load(text, f"optimizer.type={kind}", "optimizer.params.lr=0.011")
+    config = load(text, f"optimizer.type={kind}", "optimizer.params.lr=0.011", "train_iters=200")
     return learning_rate_curve(config, decay_iterations=config.lr_schedule.lr_decay_iters or 200)
 
 
@@ -38,11 +38,11 @@ def test_the_warmup_is_a_part_of_all_iterations_and_the_decay_ends_at_lr_decay_i
 
 
 def test_a_warmup_of_nothing_has_one_step(load):
-    assert curve_of(load, "train-iters: 200\nwarmup: 0.0").warmup_num_steps == 1
+    assert curve_of(load, "warmup: 0.0").warmup_num_steps == 1
 
 
 def test_a_scheduler_is_used_instead(load):
-    curve = curve_of(load, f"{SETTINGS}\nscheduler: {{type: WarmupLR, params: {{warmup_num_steps: 5}}}}")
+    curve = curve_of(load, "scheduler: {type: WarmupLR, params: {warmup_num_steps: 5}}")
     assert type(curve).__name__ == "WarmupLR"
 
 

@@ -48,7 +48,7 @@ class MixedPrecisionOptimizer:
             float32 values become the master weights.
         accumulation_dtype: dtype in which gradients are summed over micro-batches; `dtype` or float32.
         max_norm: gradients are clipped to this 2-norm; 0 disables clipping.
-        reduce: averages gradients over data-parallel ranks, in place; not used while the optimizer averages.
+        reduce: averages gradients over data-parallel ranks, in place, unless the optimizer averages.
         groups: this rank's process groups.
         loss_scale: the loss scale; None if the loss is not scaled.
         ties: weights with copies on other pipeline stages, each with the group that sums its gradients.
@@ -102,7 +102,7 @@ class MixedPrecisionOptimizer:
 
     @property
     def averages_itself(self) -> bool:
-        """Return True if each replica passes its own gradients to the optimizer, which averages over replicas.
+        """Return True if each replica gives its own gradients to the optimizer, which averages over replicas.
 
         Then the norm of the update, by which all replicas clip, is the root of the mean over replicas of
         the squared norm of their gradients. If it is not finite on one rank, it is not on any.
