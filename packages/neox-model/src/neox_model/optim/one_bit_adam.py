@@ -8,12 +8,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neox_model.optim.adam import adam
-from neox_model.parallel.compressed_average import CompressedAverage, Compressible, part_length
+from neox_model.optim.frozen_phase import REPLICA_STATES, FrozenPhase
+from neox_model.parallel.compressed_average import CompressedAverage
 from neox_model.parallel.groups import SINGLE_RANK, Group
 
 __all__ = ["OneBitAdam"]
 
-_COMPRESSED_STATES = ("frozen_step", "worker_error", "server_error")
+_COMPRESSED_STATES = ("frozen_step", *REPLICA_STATES)
 
 
 class OneBitAdam(Optimizer):
@@ -37,12 +38,11 @@ class OneBitAdam(Optimizer):
     Attributes:
         replica_states: states that differ between replicas -> `own` if each replica holds one value per
             element, `part` if it holds those of its part of the elements.
-        average: averages the momenta, and counts the bytes.
 
     Source: arXiv:2102.02888, algorithm 1; bias correction and decoupled weight decay as in `adam`.
     """
 
-    replica_states: Mapping[str, str] = {"worker_error": "own", "server_error": "part"}
+    replica_states: Mapping[str, str] = REPLICA_STATES
 
     def __init__(
         self,
@@ -56,14 +56,11 @@ class OneBitAdam(Optimizer):
         data_group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        self.average = CompressedAverage(data_group)
+        self._frozen = FrozenPhase(self.state, freeze_step=freeze_step, group=data_group)
         self._bias_correction = bias_correction
-        self._freeze_step = freeze_step
         self._adam = adam(self.param_groups, lr=lr, betas=betas, eps=eps, bias_correction=bias_correction)
         # Both phases use the same states and the same settings.
         self._adam.param_groups, self._adam.state = self.param_groups, self.state
-        # The count on the host, and the state that it was read from: a checkpoint replaces the state.
-        self._updates, self._counted_in = 0, None
 
     @property
     def data_group(self) -> Group:
@@ -71,9 +68,14 @@ class OneBitAdam(Optimizer):
         return self.average.group
 
     @property
+    def average(self) -> CompressedAverage:
+        """Return what averages the momenta, and counts the bytes."""
+        return self._frozen.average
+
+    @property
     def averages_itself(self) -> bool:
         """Return True if the next update requires gradients that are not averaged over replicas."""
-        return self._count() >= self._freeze_step
+        return self._frozen.is_next
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -86,16 +88,8 @@ class OneBitAdam(Optimizer):
             self._update_compressed()
         else:
             self._update_as_adam()
-        self._updates += 1
+        self._frozen.count_update()
         return loss
-
-    def _count(self) -> int:
-        """Return the number of updates; reads it from the states after these were created or loaded."""
-        steps = (state["step"] for state in self.state.values() if "step" in state)
-        step = next(steps, None)
-        if step is not self._counted_in:
-            self._updates, self._counted_in = int(step or 0), step
-        return self._updates
 
     def _trained(self) -> list[tuple[Tensor, dict[str, Any]]]:
         """Return the weights with gradients, each with its group."""
@@ -120,28 +114,10 @@ class OneBitAdam(Optimizer):
         # Weights whose first gradient comes after the freeze have no variance.
         trained = [pair for pair in self._trained() if "exp_avg_sq" in self.state[pair[0]]]
         for parameter, group in trained:
-            state = self.state[parameter]
-            state.setdefault("frozen_step", state["step"].clone())
-            state["step"] += 1
-            state["exp_avg"].lerp_(parameter.grad, 1 - group["betas"][0]).mul_(state["exp_avg_sq"] > 0)
-        if self.data_group.size > 1:
-            self.average([self._compressible(self.state[parameter]) for parameter, _ in trained])
+            self._frozen.take_gradient(self.state[parameter], parameter.grad, group["betas"][0])
+        self._frozen.average_momenta([self.state[parameter] for parameter, _ in trained])
         for parameter, group in trained:
             self._move(parameter, group)
-
-    def _compressible(self, state: dict[str, Any]) -> Compressible:
-        """Return a weight's momentum, with errors of zero before the first compression."""
-        momentum = state["exp_avg"]
-        if "worker_error" not in state:
-            length = part_length(momentum.numel(), self.data_group.size)
-            state["worker_error"] = torch.zeros_like(momentum)
-            state["server_error"] = momentum.new_zeros(length)
-        return Compressible(
-            values=momentum,
-            is_live=state["exp_avg_sq"] > 0,
-            worker_error=state["worker_error"],
-            server_error=state["server_error"],
-        )
 
     def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
         """Move a weight by its averaged momentum."""
