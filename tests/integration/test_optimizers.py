@@ -105,11 +105,10 @@ WHOLE_WEIGHTS = ("one process", "pipeline 2", "data 2")
 def layouts_of(optimizer: str) -> tuple[str, ...]:
     """Return the layouts on which an optimizer trains."""
     facts = OPTIMIZER_FACTS[optimizer.split(",")[0].lower()]
-    if facts.replica_states:
-        return (*WHOLE_WEIGHTS, "tensor 2")
-    if facts.is_elementwise:
+    if facts.is_elementwise and not facts.replica_states:
         return tuple(LAYOUTS)
-    return (*WHOLE_WEIGHTS, "tensor 2") if facts.joins_split_weights else WHOLE_WEIGHTS
+    joins = facts.joins_split_weights or facts.is_elementwise
+    return (*WHOLE_WEIGHTS, "tensor 2") if joins else WHOLE_WEIGHTS
 
 
 def test_the_sample_has_every_optimizer_that_trains_every_layout_and_every_precision():

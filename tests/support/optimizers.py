@@ -58,7 +58,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     # A variance of one update is close to zero in places: eps limits what rounding changes there.
     "OneBitAdam, compressed": {"freeze_step": 1, "eps": 1e-3},
     "OneBitAdam, compressed, uncorrected": {"freeze_step": 1, "eps": 1e-3, "bias_correction": False},
-    "OneBitLamb": {"freeze_step": 9},
+    "OneBitLamb, compressed": {"freeze_step": 1, "eps": 1e-3},
     "ZeroOneAdam": {},
     "SM3": {},
     "SM3, momentum": {"momentum": 0.9, "beta": 0.9},

@@ -151,6 +151,7 @@ class OptimizerFacts:
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _ERRORS = ("worker_error", "server_error")
+_FACTORS = ("factor_max", "factor_min", "factor_threshold")
 _ADAM = ("lr", "betas", "eps", "bias_correction")
 _SWITCHES = ("adam_w_mode", "bias_correction")
 _LION: Mapping[str, Any] = {"betas": (0.9, 0.99)}
@@ -247,7 +248,18 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             "follows WarmupDecayLR with `lr`, `min-lr` and `warmup`, unless `scheduler` is given.",
         ),
         OptimizerFacts(
-            name="OneBitLamb", states=_MOMENTS, declared=_ADAM, redefining=_SWITCHES, is_elementwise=False
+            name="OneBitLamb",
+            states=(*_MOMENTS, "exp_avg_sq_fresh"),
+            numbers=("step", "frozen_step", "trust_average", "last_factor"),
+            replica_states=_ERRORS,
+            declared=(*_ADAM, "freeze_step", "max_coeff", "min_coeff", "coeff_beta", *_FACTORS),
+            redefining=("bias_correction",),
+            is_elementwise=False,
+            joins_split_weights=True,
+            remark="Lamb for `freeze_step` updates, then communication and variance as in OneBitAdam. The trust "
+            "ratio is then its running average, which begins with the first ratio, times a factor that follows "
+            "the variance; `freeze_step` should be at least 1 / (1 - `coeff_beta`). `exp_avg_sq_fresh` is "
+            "stored after the freeze.",
         ),
         OptimizerFacts(
             name="ZeroOneAdam", states=_MOMENTS, declared=_ADAM, redefining=_SWITCHES, is_tried_with_zero=True

@@ -60,13 +60,24 @@ def betas_are_below_one(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def the_trust_ratio_has_a_range(c: NeoXConfig) -> Iterator[Problem]:
-    """Require the minimum trust ratio of Lamb to be at most the maximum."""
+    """Require the minimum trust ratio of Lamb and OneBitLamb to be at most the maximum."""
     params = c.optimizer.optimizer.params
-    if c.optimizer.optimizer.kind == "lamb" and params.min_coeff > params.max_coeff:
+    if c.optimizer.optimizer.kind in ("lamb", "onebitlamb") and params.min_coeff > params.max_coeff:
         yield Problem(
             "optimizer.params.min_coeff",
             f"is more than max_coeff: {params.max_coeff:g}",
             "set a smaller min_coeff, or a larger max_coeff",
+        )
+
+
+def the_factor_of_the_trust_ratio_has_a_range(c: NeoXConfig) -> Iterator[Problem]:
+    """Require the range of OneBitLamb's factor to contain 1, with which it begins."""
+    params = c.optimizer.optimizer.params
+    if c.optimizer.optimizer.kind == "onebitlamb" and not params.factor_min <= 1 <= params.factor_max:
+        yield Problem(
+            "optimizer.params.factor_min",
+            f"and factor_max: {params.factor_max:g} are a range without 1, with which the factor begins",
+            "set factor_min to at most 1 and factor_max to at least 1",
         )
 
 
@@ -86,7 +97,9 @@ def a_second_learning_rate_is_relative_to_the_first(c: NeoXConfig) -> Iterator[P
 def replicas_that_compress_hold_all_states(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse ZeRO with optimizers that average over data-parallel ranks themselves."""
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    if facts is not None and facts.replica_states and not engine_offers(c, "before_update"):
+    if facts is None or not facts.replica_states or not facts.is_elementwise:
+        return
+    if not engine_offers(c, "before_update"):
         yield Problem(
             "optimizer.type",
             "averages momenta over data-parallel ranks with one bit per element, but ZeRO averages the "

@@ -285,6 +285,12 @@ EXAMPLES = {
         "in proportion to its largest learning rate (optimizer.params.lr), which is 0",
         "optimizer: {params: {adam_lr: 0.1}}\n--set optimizer.type=Muon",
     ),
+    "the_factor_of_the_trust_ratio_has_a_range": (
+        "optimizer: {params: {factor_min: 1.1}}\n--set optimizer.type=OneBitLamb",
+        "optimizer.params.factor_min",
+        "are a range without 1, with which the factor begins",
+        "optimizer: {params: {factor_min: 1.0}}\n--set optimizer.type=OneBitLamb",
+    ),
     "betas_are_below_one": (
         "optimizer: {params: {betas: [0.9, 1]}}",
         "optimizer.params.betas",

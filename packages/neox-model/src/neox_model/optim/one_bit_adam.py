@@ -22,7 +22,7 @@ class OneBitAdam(Optimizer):
 
     In these each replica takes its own gradient into the momentum, replicas average the momenta with one bit
     per element (`CompressedAverage`), and the mean squared gradient no longer changes. Its bias correction
-    stays that of the freeze, and the momentum's goes on, so that no step jumps. Elements that had no gradient
+    stays that of the freeze, and the momentum's continues, so that no step jumps. Elements that had no gradient
     until then have the mean square zero, by which no momentum can be divided, and one bit cannot represent
     the momentum zero: they are not trained on, and only decay. A replica without others compresses nothing.
 

@@ -147,21 +147,21 @@ class OptimizerParams(Section):
         origin="DSC",
         gt=0,
         used_when="type is OneBitLamb",
-        doc="Maximum scaling factor of the frozen trust ratio.",
+        doc="Maximum scaling factor of the frozen trust ratio, at least 1.",
     )
     factor_min: float = param(
         0.5,
         origin="DSC",
         gt=0,
         used_when="type is OneBitLamb",
-        doc="Minimum scaling factor of the frozen trust ratio.",
+        doc="Minimum scaling factor of the frozen trust ratio, at most 1.",
     )
     factor_threshold: float = param(
         0.1,
         origin="DSC",
         gt=0,
         used_when="type is OneBitLamb",
-        doc="Maximum change of that factor per update.",
+        doc="Maximum change of that factor per update, relative to its last value.",
     )
 
     def given(self) -> dict[str, Any]:
