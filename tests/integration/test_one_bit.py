@@ -1,4 +1,4 @@
-"""Trainings with 1-bit Adam on real ranks: bytes, equal replicas, skips, tied weights, convergence."""
+"""Trainings with 1-bit optimizers on real ranks: bytes, equal replicas, skips, tied weights, convergence."""
 
 import math
 from unittest.mock import patch
@@ -14,7 +14,7 @@ OPTIMIZER = {"lr": 0.01, "freeze_step": FREEZE, "eps": 1e-6, "betas": [0.9, 0.95
 SETTINGS = {"num_layers": 2, "train_micro_batch_size_per_gpu": 2, "weight_decay": 0.1}
 
 
-def started(precision: dict, **settings):
+def started(precision: dict, *, optimizer: str = "OneBitAdam", **settings):
     """Return a training of the present world, and its batches."""
     from support import layouts
     from support.settings import resolved_from
@@ -23,7 +23,7 @@ def started(precision: dict, **settings):
         **layouts.SETTINGS,
         **layouts.SMALL,
         **SETTINGS,
-        "optimizer": {"type": "OneBitAdam", "params": OPTIMIZER},
+        "optimizer": {"type": optimizer, "params": OPTIMIZER},
         **precision,
         **settings,
     }
@@ -43,9 +43,13 @@ def is_same_everywhere(tensors: list[Tensor], group) -> bool:
 def replicated(training) -> list[Tensor]:
     """Return what all replicas must hold alike."""
     mixed = training.engine.update.mixed
-    states = mixed.optimizer.state.values()
-    moments = [state[name] for state in states for name in ("exp_avg", "exp_avg_sq")]
-    return [*mixed.parameters, *mixed.masters, *moments]
+    states = [
+        value
+        for state in mixed.optimizer.state.values()
+        for name, value in state.items()
+        if name not in mixed.optimizer.replica_states
+    ]
+    return [*mixed.parameters, *mixed.masters, *states]
 
 
 def count_bytes() -> dict:
@@ -83,11 +87,11 @@ def test_a_sixteenth_of_the_bytes_is_sent_after_the_freeze():
         assert all(each >= found["ring"] / 33 for each in after)
 
 
-def train_replicas(precision: dict) -> dict:
+def train_replicas(precision: dict, optimizer: str) -> dict:
     """Train beyond the freeze; on the last update but one, one replica has a gradient that is not finite."""
     from neox_model.optim import mixed_precision
 
-    training, batches = started(precision, gradient_clipping=0.5)
+    training, batches = started(precision, optimizer=optimizer, gradient_clipping=0.5)
     compute = mixed_precision.global_gradient_norm
     mixed, data = training.engine.update.mixed, training.groups.data
     own_norms: list[str] = []
@@ -121,11 +125,18 @@ PRECISIONS = {
 }
 
 
+SWEPT = [(name, precision) for name in ("OneBitAdam", "OneBitLamb") for precision in PRECISIONS]
+
+
 @pytest.mark.parametrize(
-    "precision", ["fp32", *(pytest.param(name, marks=pytest.mark.sweep) for name in ("bf16", "fp16"))]
+    ("optimizer", "precision"),
+    [
+        pytest.param(*cell, marks=[] if cell == ("OneBitAdam", "fp32") else pytest.mark.sweep)
+        for cell in SWEPT
+    ],
 )
-def test_replicas_stay_equal_and_skip_together(precision):
-    found = run_ranks(train_replicas, size=2, precision=PRECISIONS[precision])
+def test_replicas_stay_equal_and_skip_together(optimizer, precision):
+    found = run_ranks(train_replicas, size=2, precision=PRECISIONS[precision], optimizer=optimizer)
     expected = [update == FREEZE + 2 for update in range(FREEZE + 4)]
     for each in found:
         assert all(each["equal"])
@@ -142,11 +153,11 @@ def test_replicas_stay_equal_and_skip_together(precision):
             assert norm == pytest.approx(math.hypot(own[0][update], own[1][update]) / math.sqrt(2), rel=1e-6)
 
 
-def train_stages() -> list[bool]:
+def train_stages(optimizer: str) -> list[bool]:
     """Return whether replicas, and copies of the tied embedding on both stages, are the same."""
     from neox_model.train.hooks.copies import CopiesHook
 
-    training, batches = started({"precision": "bfloat16"}, pipe_parallel_size=2)
+    training, batches = started({"precision": "bfloat16"}, optimizer=optimizer, pipe_parallel_size=2)
     hook, equal = CopiesHook(training.engine, training.groups, interval=1), []
     ties = training.engine.update.mixed._ties
     for update in range(FREEZE + 4):
@@ -158,8 +169,9 @@ def train_stages() -> list[bool]:
 
 
 @pytest.mark.sweep
-def test_tied_weights_of_pipeline_stages_stay_equal():
-    assert run_ranks(train_stages, size=4) == [[True] * (FREEZE + 4)] * 4
+@pytest.mark.parametrize("optimizer", ["OneBitAdam", "OneBitLamb"])
+def test_tied_weights_of_pipeline_stages_stay_equal(optimizer):
+    assert run_ranks(train_stages, size=4, optimizer=optimizer) == [[True] * (FREEZE + 4)] * 4
 
 
 def final_losses(optimizer: str, updates: int, freeze: int) -> list[float]:

@@ -256,10 +256,10 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             redefining=("bias_correction",),
             is_elementwise=False,
             joins_split_weights=True,
-            remark="Lamb for `freeze_step` updates, then communication and variance as in OneBitAdam. The trust "
-            "ratio is then its running average, which begins with the first ratio, times a factor that follows "
-            "the variance; `freeze_step` should be at least 1 / (1 - `coeff_beta`). `exp_avg_sq_fresh` is "
-            "stored after the freeze.",
+            remark="Lamb for `freeze_step` updates, then communication and variance as in OneBitAdam. The "
+            "trust ratio is then its running average, which begins with the first ratio, times a factor that "
+            "follows the variance; `freeze_step` should be at least 1 / (1 - `coeff_beta`). "
+            "`exp_avg_sq_fresh` is stored after the freeze. The learning rate follows `lr-decay-style`.",
         ),
         OptimizerFacts(
             name="ZeroOneAdam", states=_MOMENTS, declared=_ADAM, redefining=_SWITCHES, is_tried_with_zero=True

@@ -59,6 +59,7 @@ class Lamb(Optimizer):
                 loss = closure()
         trained = self._trained()
         for parameter, group in trained:
+            assert parameter.grad is not None
             update_moments(self.state[parameter], parameter.grad, group["betas"])
         ratios = self._trust_ratios(trained)
         for (parameter, group), ratio in zip(trained, ratios, strict=True):

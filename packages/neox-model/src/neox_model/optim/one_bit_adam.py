@@ -22,9 +22,9 @@ class OneBitAdam(Optimizer):
 
     In these each replica takes its own gradient into the momentum, replicas average the momenta with one bit
     per element (`CompressedAverage`), and the mean squared gradient no longer changes. Its bias correction
-    stays that of the freeze, and the momentum's continues, so that no step jumps. Elements that had no gradient
-    until then have the mean square zero, by which no momentum can be divided, and one bit cannot represent
-    the momentum zero: they are not trained on, and only decay. A replica without others compresses nothing.
+    stays that of the freeze, and the momentum's continues, so that no step jumps. Elements that had no
+    gradient until then are not trained on, and only decay (`FrozenPhase.take_gradient`). A replica without
+    others compresses nothing.
 
     Args:
         parameters: parameter groups, each with `weight_decay`, which is decoupled.
@@ -114,6 +114,7 @@ class OneBitAdam(Optimizer):
         # Weights whose first gradient comes after the freeze have no variance.
         trained = [pair for pair in self._trained() if "exp_avg_sq" in self.state[pair[0]]]
         for parameter, group in trained:
+            assert parameter.grad is not None
             self._frozen.take_gradient(self.state[parameter], parameter.grad, group["betas"][0])
         self._frozen.average_momenta([self.state[parameter] for parameter, _ in trained])
         for parameter, group in trained:

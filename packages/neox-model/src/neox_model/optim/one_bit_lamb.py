@@ -26,8 +26,9 @@ class OneBitLamb(Lamb):
     In these each replica takes its own gradient into the momentum, replicas average the momenta with one bit
     per element, and the mean squared gradient is frozen, as in `OneBitAdam`. The trust ratio of a weight is
     then its running average until the freeze times a factor: the largest ratio, over the elements, of the
-    frozen denominator to one whose mean square continues, with the gradient that the averaged momenta imply. The paper scales momenta to one magnitude before it compresses them; here every tensor has its own
-    scale, so that this changes nothing. The running average begins with the first ratio.
+    frozen denominator to one whose mean square continues, with the gradient that the averaged momenta imply.
+    The paper scales momenta to one magnitude before it compresses them; here every tensor has its own scale,
+    so that this would change nothing. The running average begins with the first ratio.
 
     Args:
         parameters: parameter groups, each with `weight_decay`.
@@ -84,7 +85,7 @@ class OneBitLamb(Lamb):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update. Collective over the tensor-parallel ranks, after the freeze also over replicas."""
+        """Apply one update. Collective over tensor-parallel ranks, after the freeze also over replicas."""
         if not self.averages_itself:
             loss = super().step(closure)
         else:
@@ -110,6 +111,7 @@ class OneBitLamb(Lamb):
         # Weights whose first gradient comes after the freeze have no variance.
         trained = [pair for pair in self._trained() if "exp_avg_sq" in self.state[pair[0]]]
         for parameter, group in trained:
+            assert parameter.grad is not None
             state = self.state[parameter]
             before = state["exp_avg"].clone()
             self._frozen.take_gradient(state, parameter.grad, group["betas"][0])
@@ -117,6 +119,7 @@ class OneBitLamb(Lamb):
             parameter.grad.copy_(before)
         self._frozen.average_momenta([self.state[parameter] for parameter, _ in trained])
         for parameter, group in trained:
+            assert parameter.grad is not None
             self._follow_variance(self.state[parameter], parameter.grad, group["betas"])
         for (parameter, group), factor in zip(trained, self._factors(trained), strict=True):
             rate = self.state[parameter]["trust_average"] * factor
