@@ -95,6 +95,13 @@ def train_replicas(precision: dict, optimizer: str) -> dict:
     compute = mixed_precision.global_gradient_norm
     mixed, data = training.engine.update.mixed, training.groups.data
     own_norms: list[str] = []
+    joined: list[str] = []
+
+    def join_tensors(pending):
+        norms = torch.stack(list(pending.tensor_norms().values()))
+        joined.append(str(float(norms.norm())))
+
+    training.engine.update.before(join_tensors)
     equal, skipped, norms, kept = [], [], [], True
 
     def noting(parameters, gradients, groups):
@@ -115,7 +122,14 @@ def train_replicas(precision: dict, optimizer: str) -> dict:
         norms.append(str(float(training.engine.update.grad_norm)))
         if skipped[-1]:
             kept &= all(map(torch.equal, before, replicated(training)))
-    return {"equal": equal, "skipped": skipped, "kept": kept, "norms": norms, "own": own_norms}
+    return {
+        "equal": equal,
+        "skipped": skipped,
+        "kept": kept,
+        "norms": norms,
+        "own": own_norms,
+        "joined": joined,
+    }
 
 
 PRECISIONS = {
@@ -143,6 +157,8 @@ def test_replicas_stay_equal_and_skip_together(optimizer, precision):
         assert each["skipped"] == expected
         assert each["kept"]
     assert found[0]["norms"] == found[1]["norms"]
+    for one, other in zip(found[0]["norms"], found[0]["joined"], strict=True):
+        assert float(one) == pytest.approx(float(other), rel=1e-4, nan_ok=True)
     own = [[float(norm) for norm in each["own"]] for each in found]
     for update, norm in enumerate(map(float, found[0]["norms"])):
         if update == FREEZE + 2:
