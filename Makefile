@@ -94,7 +94,7 @@ test-precision: install  ## Every architecture on every layout in fp32, bf16 and
 		$(BIN)/pytest -m sweep tests/integration/test_precision.py
 
 test-optimizers: install  ## Every optimizer resumes to the last bit on every layout in every precision (minutes)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_optimizers.py
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_optimizers.py tests/integration/test_one_bit.py
 
 test-sanitizers: install  ## neox-data's extension under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/sanitize.sh

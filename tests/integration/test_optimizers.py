@@ -5,6 +5,7 @@ of it. What does not train is refused by a rule, with its reason.
 """
 
 import logging
+import re
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,7 +55,11 @@ def unknown_states(cell: Cell, states: set[str]) -> list[str]:
     """Return where the states differ from what the table of optimizers says."""
     facts, given = OPTIMIZER_FACTS[cell.type.lower()], OPTIMIZERS[cell.optimizer]
     found = [f"the table does not know the state {name}" for name in sorted(states - set(facts.kept))]
-    tensors = len(states - set(facts.numbers) - set(facts.other_shapes) - set(facts.matrix_states))
+    others = {*facts.numbers, *facts.other_shapes, *facts.matrix_states, *facts.replica_states}
+    tensors = len(states - others)
+    compresses = "compressed" in cell.optimizer and cell.layout == "data 2" and cell.precision != OVERFLOWING
+    if (set(facts.replica_states) <= states) != (compresses or not facts.replica_states):
+        found.append(f"has the states {sorted(states)}")
     if tensors != facts.values_per_element(given):
         found.append(f"{tensors} values per element, {facts.values_per_element(given)} in the table")
     return found
@@ -100,9 +105,10 @@ WHOLE_WEIGHTS = ("one process", "pipeline 2", "data 2")
 def layouts_of(optimizer: str) -> tuple[str, ...]:
     """Return the layouts on which an optimizer trains."""
     facts = OPTIMIZER_FACTS[optimizer.split(",")[0].lower()]
-    if facts.is_elementwise:
+    if facts.is_elementwise and not facts.replica_states:
         return tuple(LAYOUTS)
-    return (*WHOLE_WEIGHTS, "tensor 2") if facts.joins_split_weights else WHOLE_WEIGHTS
+    joins = facts.joins_split_weights or facts.is_elementwise
+    return (*WHOLE_WEIGHTS, "tensor 2") if joins else WHOLE_WEIGHTS
 
 
 def test_the_sample_has_every_optimizer_that_trains_every_layout_and_every_precision():
@@ -119,7 +125,8 @@ def test_only_optimizers_that_require_whole_weights_or_are_not_built_are_refused
             assert refusal is not None, cell.name
             assert "is not implemented yet" in refusal or "whole weights for its update" in refusal, cell.name
         elif cell.layout not in layouts_of(cell.optimizer):
-            assert "whole weights for its update" in str(refusal), cell.name
+            reason = r"whole weights for its update|with one bit per element"
+            assert re.search(reason, str(refusal)), cell.name
         else:
             assert refusal is None, cell.name
 
@@ -138,7 +145,9 @@ def test_every_optimizer_resumes_on_every_layout_in_every_precision(tmp_path, op
     cells = [cell for cell in all_cells() if cell.optimizer == optimizer and cell.refusal is None]
     assert len(cells) == len(layouts_of(optimizer)) * len(PRECISIONS)
     check(cells, tmp_path, timeout_seconds=600)
-    check_equal_updates([cell for cell in cells if cell.precision == "fp32"], tmp_path)
+    # With one bit per element, two replicas train the model of one only approximately.
+    equal = [cell for cell in cells if not ("compressed" in cell.optimizer and cell.layout == "data 2")]
+    check_equal_updates([cell for cell in equal if cell.precision == "fp32"], tmp_path)
 
 
 @pytest.mark.sweep
@@ -206,10 +215,14 @@ def faulty(fault: str):
     """Within, loading a checkpoint forgets one state, or counts one update too many."""
     from neox_model.checkpoint import load
 
-    fill, restore = load.state_tensor, load.restore_scalars
+    fill, fill_own, restore = load.state_tensor, load.replica_tensor, load.restore_scalars
 
     def forget(fragment, optimizer, key, shape):
         target = fill(fragment, optimizer, key, shape)
+        return target.clone() if key == fault else target
+
+    def forget_own(fragment, optimizer, key):
+        target = fill_own(fragment, optimizer, key)
         return target.clone() if key == fault else target
 
     def count_wrong(fragments, optimizer, saved, *, same_class):
@@ -221,11 +234,11 @@ def faulty(fault: str):
         }
         restore(fragments, optimizer, wrong, same_class=same_class)
 
-    load.state_tensor, load.restore_scalars = forget, count_wrong
+    load.state_tensor, load.replica_tensor, load.restore_scalars = forget, forget_own, count_wrong
     try:
         yield
     finally:
-        load.state_tensor, load.restore_scalars = fill, restore
+        load.state_tensor, load.replica_tensor, load.restore_scalars = fill, fill_own, restore
 
 
 # PyTorch computes these again in every update; until ASGD averages (t0 updates), no weight depends on them by

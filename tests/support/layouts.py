@@ -238,7 +238,7 @@ def start(resolved: Resolved) -> Started:
     groups = create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
     prepare_engine()
     model = build_model(resolved, groups, vocab_size=VOCAB)
-    optimizer = build_optimizer(resolved.config, model, model_group=groups.model)
+    optimizer = build_optimizer(resolved.config, model, model_group=groups.model, data_group=groups.data)
     schedule = build_schedule(resolved.config, optimizer, decay_iterations=ITERATIONS)
     engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
     return Started(engine, EngineStep(engine, accumulation=derived.accumulation), groups, schedule)

@@ -102,8 +102,8 @@ def test_the_table_of_optimizers_has_the_defaults_of_the_classes_that_are_built(
 
 
 def test_an_optimizer_that_is_not_built_is_refused_with_the_possible_ones():
-    with pytest.raises(ConfigError, match=r"unknown optimizer 'OneBitLamb'; .*adam, adamax"):
-        build("OneBitLamb")
+    with pytest.raises(ConfigError, match=r"unknown optimizer 'ZeroOneAdam'; .*adam, adamax"):
+        build("ZeroOneAdam")
 
 
 def test_the_schedule_is_the_configured_one():

@@ -197,7 +197,7 @@ def count_read_backs(settings: dict) -> dict[str, int]:
     groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
     prepare_engine()
     model = build_model(resolved, groups, vocab_size=11)
-    optimizer = build_optimizer(resolved.config, model, model_group=groups.model)
+    optimizer = build_optimizer(resolved.config, model, model_group=groups.model, data_group=groups.data)
     schedule = build_schedule(resolved.config, optimizer, decay_iterations=9)
     engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
     step = EngineStep(engine, accumulation=2)

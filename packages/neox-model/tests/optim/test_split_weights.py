@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from neox_model.optim.lamb import Lamb
 from neox_model.optim.muon import Muon
+from neox_model.optim.one_bit_lamb import OneBitLamb
 from neox_model.optim.param_groups import split_by_kind
 from neox_model.optim.sm3 import SM3
 from neox_model.optim.split_weights import whole_norms
@@ -22,6 +23,7 @@ UPDATES = 3
 
 BUILDERS: dict[str, Callable[..., Optimizer]] = {
     "lamb": partial(Lamb, lr=0.1),
+    "1-bit lamb": partial(OneBitLamb, lr=0.1, freeze_step=1, eps=1e-3, factor_threshold=0.9),
     "muon": partial(Muon, lr=0.1),
     "sm3": partial(SM3, lr=0.1),
     "sm3 with momentum": partial(SM3, lr=0.1, beta=0.9, momentum=0.8),

@@ -26,6 +26,8 @@ NO_EFFECT: Mapping[str, str] = {
     "sparsity_config.attention": "attention is always causal",
     "sparsity_config.horizontal_global_attention": "attention is always causal",
     "optimizer.params.torch_adam": "Adam always uses the fused implementation of PyTorch",
+    "optimizer.params.comm_backend_name": "momenta are averaged through distributed_backend",
+    "optimizer.params.cuda_aware": "it is for MPI, and momenta are averaged through distributed_backend",
     "checkpoint.tag_validation": "checkpoints are named after the iteration, which is the same on all ranks",
     "checkpoint.load_universal": "every checkpoint loads under every parallel layout",
     "checkpoint.parallel_write.pipeline_stage": "all ranks always write their parts in parallel",

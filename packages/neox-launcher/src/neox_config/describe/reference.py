@@ -161,7 +161,7 @@ def _optimizers() -> str:
 
 
 def _under_zero(facts: OptimizerFacts) -> str:
-    if facts.joins_split_weights:
+    if facts.joins_split_weights or facts.replica_states:
         return "tensor parallelism"
     if not facts.is_elementwise:
         return "neither"

@@ -72,6 +72,9 @@ def local_state_values(shape: Shape, layout: Layout, stage: int) -> int:
         if layout.has_slice_states:
             rows = _local_count(tensor, ranks) // tensor.row
             total += number * (rows + (tensor.row if tensor.row > 1 else 0))
+    if layout.has_replica_states and layout.data_parallel > 1:
+        local = local_parameters(shape, layout, stage)
+        total += local + ceil(local / layout.data_parallel)
     return total
 
 

@@ -111,6 +111,8 @@ class Layout:
         optimizer_states: float32 numbers per parameter stored by the optimizer.
         matrix_states: the same for the matrices of linear layers; None if there is no difference.
         has_slice_states: True if the optimizer stores a number per row and column in addition.
+        has_replica_states: True if each of several data-parallel ranks stores a number per parameter, and its
+            share of another, in addition.
         bucket: number of gradient elements per reduction.
         live_parameters: maximum number of parameters that ZeRO 3 keeps gathered.
     """
@@ -132,6 +134,7 @@ class Layout:
     optimizer_states: int = 2
     matrix_states: int | None = None
     has_slice_states: bool = False
+    has_replica_states: bool = False
     optimizer_on_host: bool = False
     parameters_on_host: bool = False
     bucket: int = 500_000_000
@@ -250,6 +253,7 @@ def layout_of(resolved: Resolved) -> Layout:
         optimizer_states=facts.values_per_element(given),
         matrix_states=len(facts.matrix_states) or None,
         has_slice_states=bool(facts.other_shapes),
+        has_replica_states=bool(facts.replica_states),
         optimizer_on_host=zero.offload_optimizer.device != "none" or kind.startswith("cpu_"),
         parameters_on_host=zero.offload_param.device != "none",
         bucket=zero.reduce_bucket_size,

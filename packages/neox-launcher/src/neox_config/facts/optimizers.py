@@ -74,6 +74,9 @@ class OptimizerFacts:
             is no difference.
         numbers: single numbers that it stores for each weight.
         other_shapes: smaller tensors of other shapes that it stores for each weight.
+        replica_states: what data-parallel ranks store if there are several, each its own: one value per
+            element for the first name, one per element of this rank's part for the second. An optimizer with
+            these averages over data-parallel ranks itself, with compressed messages.
         optional: state -> argument without which the state is not stored.
         redefining: arguments that, switched on or off, make states of before useless.
         declared: declared parameters of `optimizer.params` that it takes; the others have no effect. Not used
@@ -98,6 +101,7 @@ class OptimizerFacts:
     matrix_states: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ("step",)
     other_shapes: tuple[str, ...] = ()
+    replica_states: tuple[str, ...] = ()
     optional: Mapping[str, str] = field(default_factory=dict)
     redefining: tuple[str, ...] = ()
     declared: tuple[str, ...] = ()
@@ -119,7 +123,7 @@ class OptimizerFacts:
     @property
     def kept(self) -> tuple[str, ...]:
         """All states that a checkpoint may contain for each weight."""
-        return (*self.numbers, *self.matrix_states, *self.states, *self.other_shapes)
+        return (*self.numbers, *self.matrix_states, *self.states, *self.other_shapes, *self.replica_states)
 
     @property
     def momentum(self) -> str | None:
@@ -146,6 +150,8 @@ class OptimizerFacts:
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_ERRORS = ("worker_error", "server_error")
+_FACTORS = ("factor_max", "factor_min", "factor_threshold")
 _ADAM = ("lr", "betas", "eps", "bias_correction")
 _SWITCHES = ("adam_w_mode", "bias_correction")
 _LION: Mapping[str, Any] = {"betas": (0.9, 0.99)}
@@ -228,10 +234,32 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             "a factor of 3.2; add warmup.",
         ),
         OptimizerFacts(
-            name="OneBitAdam", states=_MOMENTS, declared=_ADAM, redefining=_SWITCHES, is_tried_with_zero=True
+            name="OneBitAdam",
+            states=_MOMENTS,
+            numbers=("step", "frozen_step"),
+            replica_states=_ERRORS,
+            declared=(*_ADAM, "freeze_step"),
+            redefining=("bias_correction",),
+            remark="Adam with decoupled weight decay for `freeze_step` updates. Then gradients are not "
+            "averaged over replicas: each takes its own into the momentum, which the replicas average with "
+            "one bit per element, and the mean square is frozen. Elements without a gradient until then are "
+            "not trained on. The gradient norm is then the root mean square over replicas, which is larger, "
+            "and a step is skipped on all ranks if the gradient of one is not finite. The learning rate "
+            "follows WarmupDecayLR with `lr`, `min-lr` and `warmup`, unless `scheduler` is given.",
         ),
         OptimizerFacts(
-            name="OneBitLamb", states=_MOMENTS, declared=_ADAM, redefining=_SWITCHES, is_elementwise=False
+            name="OneBitLamb",
+            states=(*_MOMENTS, "exp_avg_sq_fresh"),
+            numbers=("step", "frozen_step", "trust_average", "last_factor"),
+            replica_states=_ERRORS,
+            declared=(*_ADAM, "freeze_step", "max_coeff", "min_coeff", "coeff_beta", *_FACTORS),
+            redefining=("bias_correction",),
+            is_elementwise=False,
+            joins_split_weights=True,
+            remark="Lamb for `freeze_step` updates, then communication and variance as in OneBitAdam. The "
+            "trust ratio is then its running average, which begins with the first ratio, times a factor that "
+            "follows the variance; `freeze_step` should be at least 1 / (1 - `coeff_beta`). "
+            "`exp_avg_sq_fresh` is stored after the freeze. The learning rate follows `lr-decay-style`.",
         ),
         OptimizerFacts(
             name="ZeroOneAdam", states=_MOMENTS, declared=_ADAM, redefining=_SWITCHES, is_tried_with_zero=True

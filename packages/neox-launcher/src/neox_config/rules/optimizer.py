@@ -60,13 +60,24 @@ def betas_are_below_one(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def the_trust_ratio_has_a_range(c: NeoXConfig) -> Iterator[Problem]:
-    """Require the minimum trust ratio of Lamb to be at most the maximum."""
+    """Require the minimum trust ratio of Lamb and OneBitLamb to be at most the maximum."""
     params = c.optimizer.optimizer.params
-    if c.optimizer.optimizer.kind == "lamb" and params.min_coeff > params.max_coeff:
+    if c.optimizer.optimizer.kind in ("lamb", "onebitlamb") and params.min_coeff > params.max_coeff:
         yield Problem(
             "optimizer.params.min_coeff",
             f"is more than max_coeff: {params.max_coeff:g}",
             "set a smaller min_coeff, or a larger max_coeff",
+        )
+
+
+def the_factor_of_the_trust_ratio_has_a_range(c: NeoXConfig) -> Iterator[Problem]:
+    """Require the range of OneBitLamb's factor to contain 1, with which it begins."""
+    params = c.optimizer.optimizer.params
+    if c.optimizer.optimizer.kind == "onebitlamb" and not params.factor_min <= 1 <= params.factor_max:
+        yield Problem(
+            "optimizer.params.factor_min",
+            f"and factor_max: {params.factor_max:g} are a range without 1, with which the factor begins",
+            "set factor_min to at most 1 and factor_max to at least 1",
         )
 
 
@@ -83,18 +94,18 @@ def a_second_learning_rate_is_relative_to_the_first(c: NeoXConfig) -> Iterator[P
         )
 
 
-def one_bit_adam_is_told_how_to_communicate(c: NeoXConfig) -> Iterator[Problem]:
-    """Require the three communication arguments of OneBitAdam, which have no generally valid default."""
-    optimizer = c.optimizer.optimizer
-    needed = {"freeze_step": "100000", "cuda_aware": "false", "comm_backend_name": "nccl"}
-    for name, example in needed.items():
-        if optimizer.kind == "onebitadam" and name not in optimizer.params.model_fields_set:
-            yield Problem(
-                f"optimizer.params.{name}",
-                f"is required by {optimizer.type}",
-                f"add {name}: {example} to optimizer.params",
-                value="",
-            )
+def replicas_that_compress_hold_all_states(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse ZeRO with optimizers that average over data-parallel ranks themselves."""
+    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
+    if facts is None or not facts.replica_states or not facts.is_elementwise:
+        return
+    if not engine_offers(c, "before_update"):
+        yield Problem(
+            "optimizer.type",
+            "averages momenta over data-parallel ranks with one bit per element, but ZeRO averages the "
+            "gradients in full precision, and partitions the momenta",
+            "set zero_optimization.stage: 0, or use Adam",
+        )
 
 
 def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator[Problem]:
@@ -124,7 +135,7 @@ def tensor_parallelism_splits_weights_for_elementwise_optimizers_only(c: NeoXCon
 def zero_with_other_optimizers_is_allowed_first(c: NeoXConfig) -> Iterator[Problem]:
     """Require zero_allow_untested_optimizer for optimizers that DeepSpeed has not tested with ZeRO."""
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    if facts is None or not facts.is_elementwise or facts.is_tried_with_zero:
+    if facts is None or not facts.is_elementwise or facts.is_tried_with_zero or facts.replica_states:
         return
     if c.zero.zero_optimization.stage > 0 and not c.optimizer.zero_allow_untested_optimizer:
         yield Problem(

@@ -44,12 +44,7 @@ def _other_than(value: Any, instead: str) -> NotYet:
 
 NOT_YET: Mapping[str, NotYet] = {
     "amp.enabled": _on("use fp16 or bf16"),
-    "optimizer.type": _choices(
-        "onebitadam",
-        "onebitlamb",
-        "zerooneadam",
-        instead="use Adam, or a class of torch.optim",
-    ),
+    "optimizer.type": _choices("zerooneadam", instead="use OneBitAdam or Adam"),
     "zero_optimization.grad_hooks": _other_than(True, "remove it"),
     "zero_optimization.offload_optimizer.ratio": _other_than(1.0, "remove it; all states are offloaded"),
     "zero_optimization.zero_quantized_weights": _on("remove it; DeepSpeed's quantizer requires CUDA"),

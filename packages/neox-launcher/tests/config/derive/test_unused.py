@@ -126,9 +126,20 @@ def test_sm3_is_advised_against_with_fp16(load, fp16):
 
 
 def test_one_bit_adam_follows_its_own_schedule(load):
-    keys = "optimizer: {params: {freeze_step: 9, cuda_aware: false, comm_backend_name: nccl}}"
-    (notice,) = load(f"{keys}\nlr-decay-style: linear", "optimizer.type=OneBitAdam").notices
+    (notice,) = load("lr-decay-style: linear", "optimizer.type=OneBitAdam").notices
     assert notice.name == "lr_decay_style"
+
+
+def test_one_bit_adam_takes_the_communication_arguments_of_gpt_neox_with_a_note(load):
+    keys = "optimizer: {params: {freeze_step: 9, cuda_aware: false, comm_backend_name: nccl}}"
+    assert load(keys, "optimizer.type=OneBitAdam").notices == ()
+    keys = "optimizer: {params: {freeze_step: 9, cuda_aware: true, comm_backend_name: mpi}}"
+    notices = load(keys, "optimizer.type=OneBitAdam").notices
+    assert [notice.name for notice in notices] == [
+        "optimizer.params.comm_backend_name",
+        "optimizer.params.cuda_aware",
+    ]
+    assert all("averaged through distributed_backend" in notice.what for notice in notices)
 
 
 def test_odd_lengths_are_advised_against_in_16_bits(load):

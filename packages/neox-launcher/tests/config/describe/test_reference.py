@@ -68,7 +68,7 @@ ASKED = {
     "distributed_backend": "mpi",
     "attention_config": "[[[global, local], 2]]",
     "pos_emb": "rpe",
-    "optimizer.type": "OneBitLamb",
+    "optimizer.type": "ZeroOneAdam",
     "loss_normalization": "global",
     "zero_optimization.grad_hooks": "false",
     "zero_optimization.offload_optimizer.ratio": "0.5",

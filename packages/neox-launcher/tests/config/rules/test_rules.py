@@ -285,18 +285,29 @@ EXAMPLES = {
         "in proportion to its largest learning rate (optimizer.params.lr), which is 0",
         "optimizer: {params: {adam_lr: 0.1}}\n--set optimizer.type=Muon",
     ),
+    "the_factor_of_the_trust_ratio_has_a_range": (
+        "optimizer: {params: {factor_min: 1.1}}\n--set optimizer.type=OneBitLamb",
+        "optimizer.params.factor_min",
+        "are a range without 1, with which the factor begins",
+        "optimizer: {params: {factor_min: 1.0}}\n--set optimizer.type=OneBitLamb",
+    ),
     "betas_are_below_one": (
         "optimizer: {params: {betas: [0.9, 1]}}",
         "optimizer.params.betas",
         "each at least 0 and less than 1",
         "optimizer: {params: {betas: [0, 0.99]}}",
     ),
-    "one_bit_adam_is_told_how_to_communicate": (
-        "optimizer: {params: {freeze_step: 9, cuda_aware: false}}\n--set optimizer.type=OneBitAdam",
-        "optimizer.params.comm_backend_name",
-        "is required by OneBitAdam",
-        "optimizer: {params: {freeze_step: 9, cuda_aware: false, comm_backend_name: nccl}}\n"
-        "--set optimizer.type=OneBitAdam",
+    "replicas_that_compress_hold_all_states": (
+        "zero-stage: 1\n--set optimizer.type=OneBitAdam",
+        "optimizer.type",
+        "ZeRO averages the gradients in full precision",
+        "zero-stage: 0\n--set optimizer.type=OneBitAdam",
+    ),
+    "the_noise_scale_reads_averaged_gradients": (
+        "log-gradient-noise-scale: true\n--set optimizer.type=OneBitAdam",
+        "log_gradient_noise_scale",
+        "and OneBitAdam averages momenta instead",
+        "log-gradient-noise-scale: true\n--set optimizer.type=Adam",
     ),
     "the_optimizer_is_known": (
         "--set optimizer.type=LBFGS",

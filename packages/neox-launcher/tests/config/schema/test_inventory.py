@@ -53,7 +53,8 @@ STATUS = {
     "no effect": """
         data_efficiency.data_routing.random_ltd.model_*
         data_efficiency.data_routing.random_ltd.hidden_state_order
-        short_seq_prob optimizer.params.torch_adam zero_optimization.elastic_checkpoint
+        short_seq_prob optimizer.params.torch_adam optimizer.params.cuda_aware
+        optimizer.params.comm_backend_name zero_optimization.elastic_checkpoint
         zero_optimization.allgather_partitions zero_optimization.load_from_fp32_weights
         zero_optimization.stage3_gather_16bit_weights_on_model_save
         checkpoint.tag_validation checkpoint.load_universal checkpoint.parallel_write.pipeline_stage
@@ -62,9 +63,7 @@ STATUS = {
         sparse_gradients compression_training.channel_pruning compression_training.channel_pruning.*""",
     "not yet": """
         amp amp.*
-        optimizer.params.freeze_step optimizer.params.cuda_aware optimizer.params.comm_backend_name
-        optimizer.params.var_* optimizer.params.local_step_* optimizer.params.m??_coeff
-        optimizer.params.coeff_beta optimizer.params.factor_*
+        optimizer.params.var_* optimizer.params.local_step_*
         zero_optimization.offload_optimizer.ratio zero_optimization.zero_quantized_*
         zero_optimization.grad_hooks
         adlr_autoresume adlr_autoresume_interval
@@ -78,10 +77,10 @@ COUNTS = {
     "computed": 12,
     "retired": 17,
     "alias": 51,
-    "no effect": 14,
+    "no effect": 16,
     "refused": 12,
-    "not yet": 110,
-    "live": 309,
+    "not yet": 101,
+    "live": 316,
 }
 
 # Defaults that are others than the inventory's, and why.
@@ -159,15 +158,13 @@ KINDS = {
 # Where a wrong value of the type is a right one here.
 WRONGS = {"optimizer.type": [1], "optimizer_type": [1], "attention_config": ["nonsense"]}
 # Entries that have no effect without a value of another one that is not implemented.
-_ONE_BIT = ["freeze_step", "cuda_aware", "comm_backend_name", "max_coeff", "min_coeff", "coeff_beta"]
-_ONE_BIT += ["var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper"]
-_ONE_BIT += ["factor_max", "factor_min", "factor_threshold"]
+_ZERO_ONE = ["var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper"]
 WAITS = {
     "amp": "amp.enabled=true",
     "amp.<apex_argument>": "amp.enabled=true",
     "adlr_autoresume_interval": "adlr_autoresume=true",
     "eval_results_prefix": "eval_tasks=[x]",
-    **{f"optimizer.params.{name}": "optimizer.type=OneBitLamb" for name in _ONE_BIT},
+    **{f"optimizer.params.{name}": "optimizer.type=ZeroOneAdam" for name in _ZERO_ONE},
 }
 WAITED_FOR = {"adlr_autoresume", "eval_tasks"}
 WAITED_FOR |= {"optimizer.type"}
@@ -204,7 +201,6 @@ SAMPLES = {
 _PATHS = {part: f"{part}_data_paths=[a]" for part in ("train", "valid", "test")}
 _FP16 = ["precision=fp16"]
 _WEIGHTS = "compression_training.weight_quantization.shared_parameters"
-_ONE_BIT_ADAM = ["optimizer={params: {freeze_step: 5, cuda_aware: false, comm_backend_name: nccl}}"]
 COMPANIONS = {
     "data_types.grad_accum_dtype": ["precision=bfloat16"],
     **{
@@ -212,7 +208,6 @@ COMPANIONS = {
         for name in ENTRIES
         if name.startswith("zero_optimization.offload_") and not name.endswith(".device")
     },
-    **dict.fromkeys(("optimizer.type", "optimizer_type", "onebitadam"), _ONE_BIT_ADAM),
     **{f"{part}_data_paths": [_PATHS[other] for other in _PATHS if other != part] for part in _PATHS},
     **{f"{part}_data_weights": list(_PATHS.values()) for part in _PATHS},
     "activation_checkpointing.contiguous_memory_optimization": ["partition_activations=true"],

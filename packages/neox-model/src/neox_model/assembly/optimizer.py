@@ -14,7 +14,7 @@ from neox_model.optim import OPTIMIZERS
 from neox_model.optim.adagrad import Adagrad
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.param_groups import split_by_kind, split_by_weight_decay
-from neox_model.parallel.groups import Group
+from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 
 __all__ = ["build_optimizer", "build_schedule"]
@@ -26,13 +26,16 @@ _TORCH_CLASSES = {
 } | {"adagrad": Adagrad}
 
 
-def build_optimizer(config: NeoXConfig, model: nn.Module, *, model_group: Group) -> Optimizer:
+def build_optimizer(
+    config: NeoXConfig, model: nn.Module, *, model_group: Group, data_group: Group = SINGLE_RANK
+) -> Optimizer:
     """Build the configured optimizer over a model's parameters: one of `OPTIMIZERS` or of torch.optim.
 
     Args:
         config: the configuration.
         model: the model, or this stage's part.
         model_group: the ranks that share each layer's matrices.
+        data_group: the data-parallel ranks.
 
     Raises:
         ConfigError: there is no such optimizer, or it does not accept the given arguments.
@@ -46,6 +49,8 @@ def build_optimizer(config: NeoXConfig, model: nn.Module, *, model_group: Group)
         arguments = facts.arguments_in_effect(section.params.given())
         if facts.joins_split_weights:
             arguments["model_group"] = model_group
+        if facts.replica_states:
+            arguments["data_group"] = data_group
         if facts.matrix_states:
             groups = split_by_kind(groups, _matrices_of_layers(model))
             # Its second learning rate is relative to the first, so the first is the one that is reached.

@@ -19,6 +19,7 @@ from neox_config.derive.resume import Changes
 from neox_config.facts.learning_rate import Curve
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
+from neox_model.checkpoint.blocks import Range
 from neox_model.checkpoint.comparison import (
     CURVE_CLASS,
     changes_since,
@@ -49,6 +50,12 @@ from neox_model.checkpoint.logical import (
 from neox_model.checkpoint.names import rng_prefix
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts, Schedule
+from neox_model.checkpoint.replica_states import (
+    is_replica_state,
+    log_other_replicas,
+    replica_ranges,
+    replica_tensor,
+)
 from neox_model.checkpoint.save import layout_of
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.engine.contract import Engine
@@ -148,6 +155,8 @@ def load_checkpoint(
         log_unknown_changes(changes)
         log_training_changes(changes, keeps_curve=schedule_source == "checkpoint")
         log_another_order(manifest, config)
+        if load_optimizer:
+            log_other_replicas(manifest, parts.engine.update.optimizer)
         log_other_versions(manifest, package_versions())
     return manifest.iteration
 
@@ -295,19 +304,45 @@ def _fill_weights(fragments: list[Fragment], manifest: Manifest, reader: ShardRe
 def _check_states(fragments: list[Fragment], manifest: Manifest, reader: ShardReader, optimizer: Any) -> None:
     _check_optimizer(manifest.optimizer, type(optimizer).__name__)
     for fragment, key, record in _stored_states(fragments, manifest):
-        wanted = state_range(fragment, optimizer, key, record.shape)
-        reader.check(f"{fragment.name}/{key}", record, wanted)
+        for wanted in _state_ranges(fragment, optimizer, key, record):
+            reader.check(f"{fragment.name}/{key}", record, wanted)
     same_class = manifest.optimizer == type(optimizer).__name__
     check_scalars(fragments, manifest.optimizer_scalars, same_class=same_class)
 
 
 def _fill_states(fragments: list[Fragment], manifest: Manifest, reader: ShardReader, optimizer: Any) -> None:
     for fragment, key, record in _stored_states(fragments, manifest):
-        target = state_tensor(fragment, optimizer, key, record.shape)
-        wanted = state_range(fragment, optimizer, key, record.shape)
-        reader.fill(target, f"{fragment.name}/{key}", record, wanted)
+        ranges = _state_ranges(fragment, optimizer, key, record)
+        if ranges:
+            target = _state_memory(fragment, optimizer, key, record)
+            _fill_with_mean(target, f"{fragment.name}/{key}", record, ranges, reader)
     same_class = manifest.optimizer == type(optimizer).__name__
     restore_scalars(fragments, optimizer, manifest.optimizer_scalars, same_class=same_class)
+
+
+def _state_ranges(fragment: Fragment, optimizer: Any, key: str, record: TensorRecord) -> list[Range]:
+    """Return the ranges of a stored state whose mean this rank's part is; most states have one."""
+    if is_replica_state(optimizer, key):
+        return replica_ranges(fragment, optimizer, key, record.shape)
+    return [state_range(fragment, optimizer, key, record.shape)]
+
+
+def _state_memory(fragment: Fragment, optimizer: Any, key: str, record: TensorRecord) -> torch.Tensor:
+    if is_replica_state(optimizer, key):
+        return replica_tensor(fragment, optimizer, key)
+    return state_tensor(fragment, optimizer, key, record.shape)
+
+
+def _fill_with_mean(
+    target: torch.Tensor, name: str, record: TensorRecord, ranges: list[Range], reader: ShardReader
+) -> None:
+    reader.fill(target, name, record, ranges[0])
+    for wanted in ranges[1:]:
+        other = torch.empty_like(target)
+        reader.fill(other, name, record, wanted)
+        target += other
+    if len(ranges) > 1:
+        target /= len(ranges)
 
 
 def _stored_states(

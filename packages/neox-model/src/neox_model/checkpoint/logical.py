@@ -150,7 +150,8 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
     Returns:
         The tensor states, as parts named `NAME/STATE` (states with one value per element of the weight,
         states with one value per slice, and states of any other shape if this rank holds the whole weight),
-        and the single-number states.
+        and the single-number states. Those that differ between replicas are left out (see
+        `replica_states.py`).
 
     Raises:
         CheckpointError: a state has none of these forms.
@@ -158,6 +159,8 @@ def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dic
     parts: list[Part] = []
     scalars: dict[str, Any] = {}
     for key, value in optimizer.state.get(fragment.held.holder, {}).items():
+        if key in getattr(optimizer, "replica_states", {}):
+            continue
         name = f"{fragment.name}/{key}"
         along = _dimension(optimizer, key)
         if isinstance(value, Tensor) and along is not None and fragment.is_block:

@@ -20,6 +20,7 @@ from neox_model.checkpoint.logical import engine_fragments, is_written_here, opt
 from neox_model.checkpoint.names import rng_prefix
 from neox_model.checkpoint.outcome import collect, shared_outcome
 from neox_model.checkpoint.parts import RunParts
+from neox_model.checkpoint.replica_states import replica_parts
 from neox_model.checkpoint.shards import Part, WrittenPiece, write_durably, write_shard
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
@@ -141,6 +142,8 @@ def _write(folder: Path, run: RunParts, *, save_optimizer: bool, save_rng: bool)
             if save_optimizer:
                 states, scalars[fragment.name] = optimizer_parts(fragment, update.optimizer)
                 parts += states
+        if save_optimizer and is_written_here(fragment, groups, splits_over_data=True):
+            parts += replica_parts(fragment, update.optimizer)
     _check_finite(parts)
     if save_rng:
         parts += _rng_parts(groups.world.rank)

@@ -25,11 +25,15 @@ MicroBatch = tuple[Tensor | tuple[Tensor, ...], tuple[Tensor, Tensor]]
 class PendingUpdate:
     """An update whose gradients are averaged over data-parallel ranks, but neither clipped nor applied.
 
+    An optimizer that averages over replicas itself (`MixedPrecisionOptimizer.averages_itself`) receives each
+    replica's own gradients. Then the norms are root mean squares over replicas.
+
     Args:
         norm: 2-norm of all gradients, without the loss scale.
         tensor_norms: computes the 2-norm of each whole logical tensor's gradient, without the loss scale, by
             name, for the tensors of this rank's pipeline stage. Collective over the model group. Call
-            it before the function that received this returns, and do not keep it.
+            it before the function that received this returns, and do not keep it. Collective over the data
+            group, too, if the optimizer averages over replicas.
         gradients: yields this rank's gradients, without the loss scale, in a fixed order; the same rules.
         norm_of: computes the 2-norm over the whole model of tensors in the order and shapes of `gradients`.
             Collective over the model and pipe groups.

@@ -71,7 +71,13 @@ class OwnUpdate:
                 PendingUpdate(
                     norm=scaled_norm if scale is None else scaled_norm / scale,
                     tensor_norms=partial(
-                        tensor_gradient_norms, names, parameters, gradients, self._groups, scale=scale
+                        tensor_gradient_norms,
+                        names,
+                        parameters,
+                        gradients,
+                        self._groups,
+                        scale=scale,
+                        are_averaged=not self.mixed.averages_itself,
                     ),
                     gradients=lambda: (one if scale is None else one / scale for one in gradients),
                     norm_of=partial(global_gradient_norm, parameters, groups=self._groups),

@@ -9,6 +9,8 @@ from neox_model.optim.lamb import Lamb
 from neox_model.optim.lion import Lion
 from neox_model.optim.madgrad import MadgradWD
 from neox_model.optim.muon import Muon
+from neox_model.optim.one_bit_adam import OneBitAdam
+from neox_model.optim.one_bit_lamb import OneBitLamb
 from neox_model.optim.sm3 import SM3
 
 __all__ = ["OPTIMIZERS"]
@@ -22,6 +24,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "lion": Lion,
     "madgrad_wd": MadgradWD,
     "muon": Muon,
+    "onebitadam": OneBitAdam,
+    "onebitlamb": OneBitLamb,
     "sm3": SM3,
 }
 """Name in lower case -> function of parameter groups and keyword settings."""

@@ -10,7 +10,7 @@ from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import is_stage_copy
 from neox_model.torch_compat import foreach_norm
 
-__all__ = ["global_gradient_norm", "tensor_gradient_norms"]
+__all__ = ["global_gradient_norm", "norm_over_replicas", "tensor_gradient_norms"]
 
 
 def global_gradient_norm(
@@ -24,7 +24,7 @@ def global_gradient_norm(
 
     Args:
         parameters: this rank's parameters.
-        gradients: their gradients, one each; the same on all data-parallel ranks.
+        gradients: their gradients, one each.
         groups: this rank's process groups.
 
     Returns:
@@ -46,6 +46,20 @@ def global_gradient_norm(
     return total.sqrt()
 
 
+def norm_over_replicas(norms: Tensor, data: Group) -> Tensor:
+    """Return the root of the mean of squared norms over data-parallel ranks. Collective.
+
+    Args:
+        norms: norms of gradients that are not averaged over replicas, of any shape.
+        data: the data-parallel ranks.
+    """
+    if data.size == 1:
+        return norms
+    mean = norms.square() / data.size
+    distributed.all_reduce(mean, group=data.process_group)
+    return mean.sqrt()
+
+
 def tensor_gradient_norms(
     names: Mapping[int, str],
     parameters: Sequence[Parameter],
@@ -53,15 +67,17 @@ def tensor_gradient_norms(
     groups: Groups,
     *,
     scale: Tensor | None,
+    are_averaged: bool = True,
 ) -> dict[str, Tensor]:
     """Compute the 2-norm of the gradient of each whole logical tensor. Collective over the model group.
 
     Args:
         names: logical name of each parameter, by its id.
         parameters: this rank's parameters. Copies of other stages' weights are left out.
-        gradients: their gradients, one each; the same on all data-parallel ranks.
+        gradients: their gradients, one each; the same on all data-parallel ranks if they are averaged.
         groups: this rank's process groups.
         scale: the loss scale, by which the norms are divided; None: 1.
+        are_averaged: False: the norms are those of `norm_over_replicas`, collective over the data group too.
 
     Returns:
         Name to a float32 scalar on the gradients' device, the same on all tensor-parallel ranks.
@@ -78,6 +94,8 @@ def tensor_gradient_norms(
         distributed.all_reduce(squares, group=groups.model.process_group)
         for index, norm in zip(split, squares.sqrt().unbind(), strict=True):
             norms[index] = norm
+    if not are_averaged and norms:
+        norms = list(norm_over_replicas(torch.stack(norms), groups.data).unbind())
     factor = 1.0 if scale is None else 1.0 / scale
     return {names[id(parameter)]: norm * factor for (parameter, _), norm in zip(owned, norms, strict=True)}
 

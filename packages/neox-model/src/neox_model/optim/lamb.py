@@ -1,6 +1,6 @@
 """LAMB: Adam with a step for each weight in proportion to the norm of the weight."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,17 +57,29 @@ class Lamb(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        trained = [
+        trained = self._trained()
+        for parameter, group in trained:
+            assert parameter.grad is not None
+            update_moments(self.state[parameter], parameter.grad, group["betas"])
+        ratios = self._trust_ratios(trained)
+        for (parameter, group), ratio in zip(trained, ratios, strict=True):
+            parameter.addcmul_(self._direction(parameter, group), ratio, value=-group["lr"])
+        self._note_ratios(trained, ratios)
+        return loss
+
+    def _trained(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        """Return the weights with gradients, each with its group."""
+        return [
             (parameter, group)
             for group in self.param_groups
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        for parameter, group in trained:
-            update_moments(self.state[parameter], parameter.grad, group["betas"])
-        for (parameter, group), ratio in zip(trained, self._trust_ratios(trained), strict=True):
-            parameter.addcmul_(self._direction(parameter, group), ratio, value=-group["lr"])
-        return loss
+
+    def _note_ratios(
+        self, trained: Sequence[tuple[Tensor, dict[str, Any]]], ratios: Sequence[Tensor]
+    ) -> None:
+        """Receive the trust ratios of an update; for classes that continue with them."""
 
     def _trust_ratios(self, trained: list[tuple[Tensor, dict[str, Any]]]) -> list[Tensor]:
         """Return each weight's trust ratio, with one collective for all."""

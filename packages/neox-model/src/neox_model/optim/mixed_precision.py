@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup, all_reduce, broadcast, get_global_ra
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from neox_model.optim.gradient_norm import global_gradient_norm
+from neox_model.optim.gradient_norm import global_gradient_norm, norm_over_replicas
 from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
@@ -48,7 +48,7 @@ class MixedPrecisionOptimizer:
             float32 values become the master weights.
         accumulation_dtype: dtype in which gradients are summed over micro-batches; `dtype` or float32.
         max_norm: gradients are clipped to this 2-norm; 0 disables clipping.
-        reduce: averages gradients over data-parallel ranks, in place.
+        reduce: averages gradients over data-parallel ranks, in place, unless the optimizer averages.
         groups: this rank's process groups.
         loss_scale: the loss scale; None if the loss is not scaled.
         ties: weights with copies on other pipeline stages, each with the group that sums its gradients.
@@ -56,7 +56,8 @@ class MixedPrecisionOptimizer:
     Attributes:
         param_groups: the wrapped optimizer's parameter groups.
         before_update: called, in order, before gradients are clipped and applied.
-        norm: 2-norm of the last update's gradients before clipping, without the loss scale.
+        norm: 2-norm of the last update's gradients before clipping, without the loss scale (see also
+            `averages_itself`).
         found_inf: 1 if the last update was skipped because the norm was not finite, else 0.
     """
 
@@ -99,17 +100,29 @@ class MixedPrecisionOptimizer:
         """Return the wrapped optimizer's parameter groups."""
         return self.optimizer.param_groups
 
+    @property
+    def averages_itself(self) -> bool:
+        """Return True if each replica gives its own gradients to the optimizer, which averages over replicas.
+
+        Then the norm of the update, by which all replicas clip, is the root of the mean over replicas of
+        the squared norm of their gradients. If it is not finite on one rank, it is not on any.
+        """
+        return getattr(self.optimizer, "averages_itself", False)
+
     @torch.no_grad()
     def step(self) -> None:
         """Apply one update with the accumulated gradients, and delete these. Collective over all ranks."""
         self._sum_over_stages()
         pairs = list(zip(self.parameters, self.masters, strict=True))
         trained = [pair for pair in pairs if _gradient(*pair) is not None]
-        self._reduce([_gradient(*pair) for pair in trained])  # type: ignore[misc]
-        self._equalize_ties()
+        if not self.averages_itself:
+            self._reduce([_gradient(*pair) for pair in trained])  # type: ignore[misc]
+            self._equalize_ties()
         gradients = [self._master_gradient(*pair) for pair in trained]
         parameters = [parameter for parameter, _ in trained]
         scaled_norm = global_gradient_norm(parameters, gradients, self._groups)
+        if self.averages_itself:
+            scaled_norm = norm_over_replicas(scaled_norm, self._groups.data)
         for call in self.before_update:
             call(parameters, gradients, scaled_norm)
         self._scale(gradients, scaled_norm)

@@ -133,7 +133,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
     position = _position(resolved, groups)
     datasets = build_datasets(resolved, position=position)
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
-    optimizer = build_optimizer(config, model, model_group=groups.model)
+    optimizer = build_optimizer(config, model, model_group=groups.model, data_group=groups.data)
     schedule = build_schedule(config, optimizer, decay_iterations=derived.lr_decay_iters)
     engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
     compile_layers(model, resolved, groups)

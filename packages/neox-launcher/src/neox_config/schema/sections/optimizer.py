@@ -24,8 +24,6 @@ __all__ = [
 KNOWN_OPTIMIZERS = tuple(facts.name for facts in OPTIMIZER_FACTS.values() if not facts.is_of_torch)
 TORCH_OPTIMIZERS = tuple(facts.name for facts in OPTIMIZER_FACTS.values() if facts.is_of_torch)
 
-_ONE_BIT = "type is OneBitAdam, OneBitLamb or ZeroOneAdam"
-
 
 def _if_taken(argument: str) -> str | None:
     """Return the condition that the optimizer takes a declared parameter; None if every one does."""
@@ -86,22 +84,21 @@ class OptimizerParams(Section):
         100000,
         origin="DSC",
         gt=0,
-        used_when=_ONE_BIT,
-        doc="Number of updates before communication is compressed.",
+        used_when="type is OneBitAdam or OneBitLamb",
+        doc="Number of updates before communication is compressed and the running average of squared "
+        "gradients is frozen.",
     )
     cuda_aware: bool = param(
         False,
         origin="DSC",
         resume="free",
-        used_when="comm_backend_name is mpi",
-        doc="The MPI library is CUDA-aware: it can send device memory.",
+        doc="Not used: momenta are averaged through distributed_backend.",
     )
     comm_backend_name: Literal["nccl", "mpi", "hccl", "compressed", "gloo"] = param(
         "nccl",
         origin="DSC",
         resume="free",
-        used_when=_ONE_BIT,
-        doc="Communication backend for the compressed gradients.",
+        doc="Not used: momenta are averaged through distributed_backend.",
     )
     var_freeze_step: int = param(
         100000,
@@ -150,21 +147,21 @@ class OptimizerParams(Section):
         origin="DSC",
         gt=0,
         used_when="type is OneBitLamb",
-        doc="Maximum scaling factor of the frozen trust ratio.",
+        doc="Maximum scaling factor of the frozen trust ratio, at least 1.",
     )
     factor_min: float = param(
         0.5,
         origin="DSC",
         gt=0,
         used_when="type is OneBitLamb",
-        doc="Minimum scaling factor of the frozen trust ratio.",
+        doc="Minimum scaling factor of the frozen trust ratio, at most 1.",
     )
     factor_threshold: float = param(
         0.1,
         origin="DSC",
         gt=0,
         used_when="type is OneBitLamb",
-        doc="Maximum change of that factor per update.",
+        doc="Maximum change of that factor per update, relative to its last value.",
     )
 
     def given(self) -> dict[str, Any]:

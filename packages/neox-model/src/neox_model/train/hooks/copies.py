@@ -12,6 +12,7 @@ from torch import Tensor, distributed
 from neox_config.errors import NeoXError
 from neox_model.checkpoint.logical import computing_fragments, engine_fragments
 from neox_model.checkpoint.outcome import gather
+from neox_model.checkpoint.replica_states import is_replica_state
 from neox_model.engine.contract import Engine
 from neox_model.parallel.fingerprint import fingerprint
 from neox_model.parallel.groups import Group, Groups
@@ -76,7 +77,8 @@ class CopiesHook(Hook):
 
     Copies are what data-parallel ranks hold whole. With one data-parallel rank, they are what tensor-parallel
     ranks do not split, and the tied weights of pipeline stages: these may differ in the last bit where
-    several groups of replicas average gradients. Under ZeRO, data-parallel ranks hold different master
+    several groups of replicas average gradients. States that replicas hold each for itself, such as
+    compression errors, are not compared. Under ZeRO, data-parallel ranks hold different master
     weights and optimizer states, and DeepSpeed does not keep tied weights equal to the last bit; these are
     not compared.
 
@@ -170,8 +172,9 @@ def _pieces(engine: Engine) -> Iterator[_Piece]:
         holder, is_split = fragment.held.holder, fragment.logical.model_parallel
         if holder is not fragment.held.param:
             yield _Piece(f"{fragment.name} (master weight)", fragment.weight, is_split, is_used=False)
-        for key, value in engine.update.optimizer.state.get(holder, {}).items():
-            if isinstance(value, Tensor):
+        optimizer = engine.update.optimizer
+        for key, value in optimizer.state.get(holder, {}).items():
+            if isinstance(value, Tensor) and not is_replica_state(optimizer, key):
                 yield _Piece(f"{fragment.name}/{key}", value, is_split, is_used=False)
 
 

@@ -1,0 +1,121 @@
+"""Optimizer states that differ between data-parallel ranks: which part of a stored tensor each rank has.
+
+An optimizer declares them in `replica_states`, with its `data_group`. A checkpoint has them as two kinds of
+tensors. `own`: each replica has one value per element; the tensor has the shape of the weight and one more
+dimension first, the replicas. `part`: the replicas share the elements of what a tensor-parallel rank holds;
+the tensor has the shape of the weight.
+
+With another number of replicas each reads the mean of an `own` state over the replicas: these states are
+errors that replicas add to what they average, and the mean error stays the same. One replica has neither.
+"""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_model.checkpoint.blocks import Range, block_numel
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
+from neox_model.checkpoint.logical import Fragment
+from neox_model.checkpoint.shards import Part
+from neox_model.parallel.compressed_average import part_length
+
+__all__ = ["is_replica_state", "log_other_replicas", "replica_parts", "replica_ranges", "replica_tensor"]
+
+logger = logging.getLogger(__name__)
+
+
+def is_replica_state(optimizer: Any, key: str) -> bool:
+    """Return True if data-parallel ranks have different values of a state."""
+    return key in getattr(optimizer, "replica_states", {})
+
+
+def replica_parts(fragment: Fragment, optimizer: Any) -> list[Part]:
+    """Return this replica's states of a fragment, as parts to write named `NAME/STATE`."""
+    logical, parts = fragment.logical, []
+    for key, value in optimizer.state.get(fragment.held.holder, {}).items():
+        if not is_replica_state(optimizer, key):
+            continue
+        name = f"{fragment.name}/{key}"
+        if _is_own(optimizer, key):
+            group = optimizer.data_group
+            shape = (group.size, *logical.shape)
+            block = ((group.rank, group.rank + 1), *logical.slices)
+            parts.append(Part(name=name, shape=shape, block=block, start=0, values=fragment.part_of(value)))
+            continue
+        start, stop = _served(fragment, optimizer)
+        if start < stop:
+            values = value.detach()[: stop - start]
+            parts.append(
+                Part(name=name, shape=logical.shape, block=logical.slices, start=start, values=values)
+            )
+    return parts
+
+
+def replica_ranges(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, ...]) -> list[Range]:
+    """Return the ranges of a stored state whose mean is this replica's; none for a replica without others.
+
+    Args:
+        fragment: the fragment of a weight.
+        optimizer: the optimizer with the state, unwrapped.
+        key: the state's name.
+        shape: shape of the whole state in the checkpoint.
+
+    Raises:
+        DamagedCheckpointError: the shape is not that of the weight's state.
+    """
+    logical, group = fragment.logical, optimizer.data_group
+    is_own = _is_own(optimizer, key)
+    of_weight = shape[1:] if is_own else shape
+    if of_weight != logical.shape or (is_own and shape[0] == 0):
+        raise DamagedCheckpointError(
+            f"the manifest is damaged: the state {quoted(key)!r} of {fragment.name} has the shape {shape}, "
+            f"and the weight {logical.shape}"
+        )
+    if group.size == 1:
+        return []
+    if not is_own:
+        return [(logical.slices, *_served(fragment, optimizer))]
+    rows = [group.rank] if shape[0] == group.size else range(shape[0])
+    return [(((row, row + 1), *logical.slices), 0, block_numel(logical.slices)) for row in rows]
+
+
+def replica_tensor(fragment: Fragment, optimizer: Any, key: str) -> Tensor:
+    """Return the memory of this replica's state of a fragment, 1-D, allocated if there is none yet."""
+    holder = fragment.held.holder
+    state = optimizer.state[holder]
+    if _is_own(optimizer, key):
+        if key not in state:
+            state[key] = torch.zeros_like(holder)
+        return fragment.part_of(state[key])
+    if key not in state:
+        state[key] = holder.new_zeros(part_length(holder.numel(), optimizer.data_group.size))
+    start, stop = _served(fragment, optimizer)
+    values: Tensor = state[key][: stop - start]
+    return values
+
+
+def log_other_replicas(manifest: Manifest, optimizer: Any) -> None:
+    """Log a warning if states that differ between replicas were written by another number of these."""
+    stored = {name.rpartition("/")[2] for name in manifest.tensors}
+    names = sorted(name for name in getattr(optimizer, "replica_states", {}) if name in stored)
+    if not names or optimizer.data_group.size == manifest.layout.data:
+        return
+    here, there = optimizer.data_group.size, manifest.layout.data
+    what = "left out: one replica compresses nothing" if here == 1 else "replaced by their mean"
+    logger.warning("%s of the checkpoint's %d replicas: %s", " and ".join(names), there, what)
+
+
+def _is_own(optimizer: Any, key: str) -> bool:
+    kind: str = optimizer.replica_states[key]
+    return kind == "own"
+
+
+def _served(fragment: Fragment, optimizer: Any) -> tuple[int, int]:
+    """Return the first and the last element + 1 of this replica's part of a block, without padding rows."""
+    group = optimizer.data_group
+    length = part_length(fragment.held.holder.numel(), group.size)
+    numel = fragment.held.numel
+    return min(group.rank * length, numel), min((group.rank + 1) * length, numel)

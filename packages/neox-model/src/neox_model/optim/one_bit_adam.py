@@ -1,0 +1,134 @@
+"""1-bit Adam: Adam first, then a frozen variance and a momentum that replicas average with one bit."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from neox_model.optim.adam import adam
+from neox_model.optim.frozen_phase import REPLICA_STATES, FrozenPhase
+from neox_model.parallel.compressed_average import CompressedAverage
+from neox_model.parallel.groups import SINGLE_RANK, Group
+
+__all__ = ["OneBitAdam"]
+
+_COMPRESSED_STATES = ("frozen_step", *REPLICA_STATES)
+
+
+class OneBitAdam(Optimizer):
+    """Adam for `freeze_step` updates, then updates whose gradients are not averaged over replicas.
+
+    In these each replica takes its own gradient into the momentum, replicas average the momenta with one bit
+    per element (`CompressedAverage`), and the mean squared gradient no longer changes. Its bias correction
+    stays that of the freeze, and the momentum's continues, so that no step jumps. Elements that had no
+    gradient until then are not trained on, and only decay (`FrozenPhase.take_gradient`). A replica without
+    others compresses nothing.
+
+    Args:
+        parameters: parameter groups, each with `weight_decay`, which is decoupled.
+        lr: learning rate.
+        betas: decay of the running means of gradients and squared gradients.
+        eps: added to the denominator.
+        bias_correction: correct the running means for their initialization with zero.
+        freeze_step: number of updates before the freeze.
+        data_group: the data-parallel ranks.
+
+    Attributes:
+        replica_states: states that differ between replicas -> `own` if each replica holds one value per
+            element, `part` if it holds those of its part of the elements.
+
+    Source: arXiv:2102.02888, algorithm 1; bias correction and decoupled weight decay as in `adam`.
+    """
+
+    replica_states: Mapping[str, str] = REPLICA_STATES
+
+    def __init__(
+        self,
+        parameters: list[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        bias_correction: bool = True,
+        freeze_step: int = 100_000,
+        data_group: Group = SINGLE_RANK,
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+        self._frozen = FrozenPhase(self.state, freeze_step=freeze_step, group=data_group)
+        self._bias_correction = bias_correction
+        self._adam = adam(self.param_groups, lr=lr, betas=betas, eps=eps, bias_correction=bias_correction)
+        # Both phases use the same states and the same settings.
+        self._adam.param_groups, self._adam.state = self.param_groups, self.state
+
+    @property
+    def data_group(self) -> Group:
+        """Return the data-parallel ranks."""
+        return self.average.group
+
+    @property
+    def average(self) -> CompressedAverage:
+        """Return what averages the momenta, and counts the bytes."""
+        return self._frozen.average
+
+    @property
+    def averages_itself(self) -> bool:
+        """Return True if the next update requires gradients that are not averaged over replicas."""
+        return self._frozen.is_next
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Apply one update. After the freeze it is collective over the data group."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self.averages_itself:
+            self._update_compressed()
+        else:
+            self._update_as_adam()
+        self._frozen.count_update()
+        return loss
+
+    def _trained(self) -> list[tuple[Tensor, dict[str, Any]]]:
+        """Return the weights with gradients, each with its group."""
+        return [
+            (parameter, group)
+            for group in self.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+
+    def _update_as_adam(self) -> None:
+        trained = self._trained()
+        for parameter, _ in trained:
+            # A training that was frozen continues with a later freeze.
+            for name in _COMPRESSED_STATES:
+                self.state[parameter].pop(name, None)
+        self._adam.step()
+        for parameter, _ in trained if not self._bias_correction else ():
+            self.state[parameter].setdefault("step", torch.tensor(0.0)).add_(1)
+
+    def _update_compressed(self) -> None:
+        # Weights whose first gradient comes after the freeze have no variance.
+        trained = [pair for pair in self._trained() if "exp_avg_sq" in self.state[pair[0]]]
+        for parameter, group in trained:
+            assert parameter.grad is not None
+            self._frozen.take_gradient(self.state[parameter], parameter.grad, group["betas"][0])
+        self._frozen.average_momenta([self.state[parameter] for parameter, _ in trained])
+        for parameter, group in trained:
+            self._move(parameter, group)
+
+    def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        """Move a weight by its averaged momentum."""
+        state, (beta1, beta2) = self.state[parameter], group["betas"]
+        root = state["exp_avg_sq"].sqrt()
+        if self._bias_correction:
+            # On the device of the counts: nothing is read back.
+            root /= (1 - beta2 ** state["frozen_step"].double()).sqrt()
+        root += group["eps"]
+        if self._bias_correction:
+            root *= 1 - beta1 ** state["step"].double()
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.addcdiv_(state["exp_avg"], root, value=-group["lr"])

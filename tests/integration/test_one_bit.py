@@ -1,0 +1,225 @@
+"""Trainings with 1-bit optimizers on real ranks: bytes, equal replicas, skips, tied weights, convergence."""
+
+import math
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor, distributed
+
+from support.distributed import run_ranks
+
+FREEZE = 2
+OPTIMIZER = {"lr": 0.01, "freeze_step": FREEZE, "eps": 1e-6, "betas": [0.9, 0.95]}
+SETTINGS = {"num_layers": 2, "train_micro_batch_size_per_gpu": 2, "weight_decay": 0.1}
+
+
+def started(precision: dict, *, optimizer: str = "OneBitAdam", **settings):
+    """Return a training of the present world, and its batches."""
+    from support import layouts
+    from support.settings import resolved_from
+
+    wanted = {
+        **layouts.SETTINGS,
+        **layouts.SMALL,
+        **SETTINGS,
+        "optimizer": {"type": optimizer, "params": OPTIMIZER},
+        **precision,
+        **settings,
+    }
+    resolved = resolved_from(wanted, devices=distributed.get_world_size())
+    training = layouts.start(resolved)
+    return training, layouts.batches_of(resolved, training.groups)
+
+
+def is_same_everywhere(tensors: list[Tensor], group) -> bool:
+    """Return True if all ranks of a group have the same bits."""
+    flat = torch.cat([each.detach().float().reshape(-1) for each in tensors])
+    rows = [torch.empty_like(flat) for _ in range(group.size)]
+    distributed.all_gather(rows, flat, group=group.process_group)
+    return all(torch.equal(row, rows[0]) for row in rows)
+
+
+def replicated(training) -> list[Tensor]:
+    """Return what all replicas must hold alike."""
+    mixed = training.engine.update.mixed
+    states = [
+        value
+        for state in mixed.optimizer.state.values()
+        for name, value in state.items()
+        if name not in mixed.optimizer.replica_states
+    ]
+    return [*mixed.parameters, *mixed.masters, *states]
+
+
+def count_bytes() -> dict:
+    """Return the bytes that this rank sends in an update before and after the freeze, and those of a ring."""
+    from neox_model.optim import gradient_norm
+    from neox_model.parallel import gradient_reduction
+
+    training, batches = started({}, hidden_size=66, num_attention_heads=6)
+    mixed, reduced = training.engine.update.mixed, []
+    average, reduce = mixed.optimizer.average, distributed.all_reduce
+
+    def counting(tensor, *arguments, **settings):
+        if settings["group"] is training.groups.data.process_group:
+            # What a rank of a ring sends.
+            reduced.append(2 * (size - 1) * tensor.numel() * tensor.element_size() // size)
+        return reduce(tensor, *arguments, **settings)
+
+    size, sent = training.groups.data.size, []
+    modules = (gradient_norm.distributed, gradient_reduction.distributed)
+    with patch.object(modules[0], "all_reduce", counting), patch.object(modules[1], "all_reduce", counting):
+        for _ in range(FREEZE + 2):
+            before = average.sent_bytes
+            reduced.clear()
+            training.step(batches)
+            sent.append(sum(reduced) + average.sent_bytes - before)
+    elements = sum(parameter.numel() for parameter in mixed.parameters)
+    return {"sent": sent, "ring": 2 * (size - 1) * 4 * elements // size}
+
+
+def test_a_sixteenth_of_the_bytes_is_sent_after_the_freeze():
+    for found in run_ranks(count_bytes, size=2):
+        before, after = found["sent"][:FREEZE], found["sent"][FREEZE:]
+        assert all(found["ring"] <= each <= 1.01 * found["ring"] + 100 for each in before)
+        assert all(each <= found["ring"] / 16 for each in after)
+        assert all(each >= found["ring"] / 33 for each in after)
+
+
+def train_replicas(precision: dict, optimizer: str) -> dict:
+    """Train beyond the freeze; on the last update but one, one replica has a gradient that is not finite."""
+    from neox_model.optim import mixed_precision
+
+    training, batches = started(precision, optimizer=optimizer, gradient_clipping=0.5)
+    compute = mixed_precision.global_gradient_norm
+    mixed, data = training.engine.update.mixed, training.groups.data
+    own_norms: list[str] = []
+    joined: list[str] = []
+
+    def join_tensors(pending):
+        norms = torch.stack(list(pending.tensor_norms().values()))
+        joined.append(str(float(norms.norm())))
+
+    training.engine.update.before(join_tensors)
+    equal, skipped, norms, kept = [], [], [], True
+
+    def noting(parameters, gradients, groups):
+        norm = compute(parameters, gradients, groups)
+        own_norms.append(str(float(norm)))
+        return norm
+
+    for update in range(FREEZE + 4):
+        before = [each.clone() for each in replicated(training)] if update else []
+        is_broken = update == FREEZE + 2 and data.rank == 1
+        hook = mixed.parameters[0].register_hook(lambda gradient: gradient * math.nan) if is_broken else None
+        with patch.object(mixed_precision, "global_gradient_norm", noting):
+            training.step(batches)
+        if hook is not None:
+            hook.remove()
+        equal.append(is_same_everywhere(replicated(training), data))
+        skipped.append(bool(training.engine.update.skipped))
+        norms.append(str(float(training.engine.update.grad_norm)))
+        if skipped[-1]:
+            kept &= all(map(torch.equal, before, replicated(training)))
+    return {
+        "equal": equal,
+        "skipped": skipped,
+        "kept": kept,
+        "norms": norms,
+        "own": own_norms,
+        "joined": joined,
+    }
+
+
+PRECISIONS = {
+    "fp32": {},
+    "bf16": {"precision": "bfloat16"},
+    "fp16": {"fp16": {"enabled": True, "initial_scale_power": 6}},
+}
+
+
+SWEPT = [(name, precision) for name in ("OneBitAdam", "OneBitLamb") for precision in PRECISIONS]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision"),
+    [
+        pytest.param(*cell, marks=[] if cell == ("OneBitAdam", "fp32") else pytest.mark.sweep)
+        for cell in SWEPT
+    ],
+)
+def test_replicas_stay_equal_and_skip_together(optimizer, precision):
+    found = run_ranks(train_replicas, size=2, precision=PRECISIONS[precision], optimizer=optimizer)
+    expected = [update == FREEZE + 2 for update in range(FREEZE + 4)]
+    for each in found:
+        assert all(each["equal"])
+        assert each["skipped"] == expected
+        assert each["kept"]
+    assert found[0]["norms"] == found[1]["norms"]
+    for one, other in zip(found[0]["norms"], found[0]["joined"], strict=True):
+        assert float(one) == pytest.approx(float(other), rel=1e-4, nan_ok=True)
+    own = [[float(norm) for norm in each["own"]] for each in found]
+    for update, norm in enumerate(map(float, found[0]["norms"])):
+        if update == FREEZE + 2:
+            assert not math.isfinite(norm)
+        elif precision != "fp16":
+            # The root of the mean square over replicas, whose gradients differ after the freeze.
+            assert (own[0][update] == own[1][update]) == (update < FREEZE)
+            assert norm == pytest.approx(math.hypot(own[0][update], own[1][update]) / math.sqrt(2), rel=1e-6)
+
+
+def train_stages(optimizer: str) -> list[bool]:
+    """Return whether replicas, and copies of the tied embedding on both stages, are the same."""
+    from neox_model.train.hooks.copies import CopiesHook
+
+    training, batches = started({"precision": "bfloat16"}, optimizer=optimizer, pipe_parallel_size=2)
+    hook, equal = CopiesHook(training.engine, training.groups, interval=1), []
+    ties = training.engine.update.mixed._ties
+    for update in range(FREEZE + 4):
+        training.step(batches)
+        hook.compare(update)
+        equal.append(is_same_everywhere([master for _, master, _ in ties], training.groups.pipe))
+    assert ties
+    return equal
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("optimizer", ["OneBitAdam", "OneBitLamb"])
+def test_tied_weights_of_pipeline_stages_stay_equal(optimizer):
+    assert run_ranks(train_stages, size=4, optimizer=optimizer) == [[True] * (FREEZE + 4)] * 4
+
+
+def final_losses(optimizer: str, updates: int, freeze: int) -> list[float]:
+    """Return the losses of a training."""
+    from support import layouts
+    from support.settings import resolved_from
+
+    params = {"lr": 0.003, "betas": [0.9, 0.95]} | ({"freeze_step": freeze} if optimizer != "Adam" else {})
+    scheduler = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 20, "total_num_steps": updates}}
+    wanted = {
+        **layouts.SETTINGS,
+        **layouts.SMALL,
+        "num_layers": 2,
+        "train_iters": updates,
+        "train_micro_batch_size_per_gpu": 4,
+        "optimizer": {"type": optimizer, "params": params},
+        "scheduler": scheduler,
+    }
+    resolved = resolved_from(wanted, devices=distributed.get_world_size())
+    training = layouts.start(resolved)
+    with patch.object(layouts, "ITERATIONS", updates):
+        batches = layouts.batches_of(resolved, training.groups)
+        return [float(training.step(batches).loss) for _ in range(updates)]
+
+
+@pytest.mark.sweep
+def test_the_loss_is_within_two_percent_of_adams():
+    updates, freeze = 300, 60
+    means = {}
+    for optimizer in ("Adam", "OneBitAdam"):
+        losses = run_ranks(final_losses, size=2, optimizer=optimizer, updates=updates, freeze=freeze)[0]
+        means[optimizer] = sum(losses[-50:]) / 50
+        means[f"{optimizer}, first"] = losses[0]
+    assert means["Adam"] < 0.8 * means["Adam, first"]
+    assert means["OneBitAdam"] == pytest.approx(means["Adam"], rel=0.02), means
