@@ -471,7 +471,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half(tmp_path, train
         raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
 
     with monkeypatch.context() as patched:
-        patched.setattr("neox_model.checkpoint.shards.os.fsync", full)
+        patched.setattr("os.fsync", full)
         with pytest.raises(CheckpointError, match=r"saving .*global_step3 failed: .*No space left on device"):
             trained.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step2", "latest"]

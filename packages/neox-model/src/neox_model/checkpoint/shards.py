@@ -7,10 +7,10 @@ Source: the safetensors format: 8 bytes header length, JSON header, then the ten
 """
 
 import json
-import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,22 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from neox_config.atomic import flush_file
 from neox_model.checkpoint.blocks import Block, Range, block_numel, find_overlaps
+from neox_model.checkpoint.checksums import Checksums
 from neox_model.checkpoint.contents import Piece, TensorRecord
 from neox_model.checkpoint.dtypes import DTYPE_NAMES
 from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
 
-__all__ = ["Part", "ShardReader", "WrittenPiece", "write_durably", "write_shard"]
+__all__ = [
+    "Part",
+    "ShardPlan",
+    "ShardReader",
+    "WrittenPiece",
+    "plan_shard",
+    "write_durably",
+    "write_shard",
+]
 
 # A piece is read whole to verify it; 64 MiB of float32 limits what another layout reads needlessly.
 _PIECE_ELEMENTS = 2**24
@@ -48,6 +58,11 @@ class Part:
     values: Tensor
 
     @property
+    def num_bytes(self) -> int:
+        """Return the size of the values in bytes."""
+        return self.values.numel() * self.values.element_size()
+
+    @property
     def stop(self) -> int:
         """Return the end of the range."""
         return self.start + self.values.numel()
@@ -68,6 +83,42 @@ class WrittenPiece:
     piece: Piece
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """The contents of a shard file before it is written: a header, then the bytes of the parts.
+
+    Args:
+        header: everything before the first part.
+        parts: the parts in the order of the file, none larger than a piece.
+    """
+
+    header: bytes
+    parts: tuple[Part, ...]
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Return the first byte of each part in the file, and the one after its last."""
+        stops = list(accumulate((part.num_bytes for part in self.parts), initial=len(self.header)))
+        return list(pairwise(stops))
+
+    @property
+    def size(self) -> int:
+        """Return the size of the file in bytes."""
+        return len(self.header) + sum(part.num_bytes for part in self.parts)
+
+    def written(self, file: str, checksums: Sequence[int]) -> list[WrittenPiece]:
+        """Describe the pieces of the written file, whose checksums are given in its order."""
+        described = zip(self.parts, checksums, strict=True)
+        return [_describe(part, file, crc32) for part, crc32 in described]
+
+
+def plan_shard(parts: Sequence[Part]) -> ShardPlan:
+    """Divide parts into pieces, and return the file that contains them."""
+    pieces = tuple(piece for part in parts for piece in _split(part))
+    header = _header(pieces)
+    return ShardPlan(header=len(header).to_bytes(8, "little") + header, parts=pieces)
+
+
 def write_shard(path: Path, parts: Sequence[Part]) -> tuple[list[WrittenPiece], int]:
     """Write parts into a new safetensors file and flush it to disk.
 
@@ -77,30 +128,22 @@ def write_shard(path: Path, parts: Sequence[Part]) -> tuple[list[WrittenPiece], 
     Raises:
         OSError: the disk is full or the file cannot be written.
     """
-    parts = [small for part in parts for small in _split(part)]
-    header = _header(parts)
-    pieces = []
-    with path.open("xb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for part in parts:
+    plan = plan_shard(parts)
+    with Checksums() as checksums, path.open("xb") as file:
+        file.write(plan.header)
+        for part in plan.parts:
             data = _bytes(part.values)
+            checksums.add(data)
             file.write(data)
-            pieces.append(_describe(part, path.name, zlib.crc32(data)))
-        size = file.tell()
-        _flush(file)
-    return pieces, size
+        flush_file(file)
+        return plan.written(path.name, checksums.results()), plan.size
 
 
 def write_durably(path: Path, text: str) -> None:
     """Write a new text file and flush it to disk."""
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
-        _flush(file)
-
-
-def _flush(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+        flush_file(file)
 
 
 def _split(part: Part) -> list[Part]:
@@ -123,14 +166,13 @@ def _header(parts: Sequence[Part]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for part in parts:
-        size = part.values.numel() * part.values.element_size()
         shape = [stop - start for start, stop in part.block] if part.fills_block else [part.values.numel()]
         entries[_key(part)] = {
             "dtype": DTYPE_NAMES[part.values.dtype],
             "shape": shape,
-            "data_offsets": [offset, offset + size],
+            "data_offsets": [offset, offset + part.num_bytes],
         }
-        offset += size
+        offset += part.num_bytes
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
     return text + b" " * (-len(text) % 8)
 
