@@ -1,5 +1,6 @@
 """Saves in the background: the same bytes as synchronous ones, and what is left when something dies."""
 
+import errno
 import os
 import resource
 import signal
@@ -114,6 +115,32 @@ def test_the_memory_grows_and_is_used_again(tmp_path, saves):
         saves.finish()
         assert contents(tmp_path / "background" / final.name) == contents(final)
         run.train()
+
+
+def test_reserved_memory_is_used(tmp_path, saves):
+    run = trained()
+    final = run.save(tmp_path / "synchronous")
+    saves.prepare(run._parts())
+    start(saves, run, tmp_path / "background")
+    saves.finish()
+    assert saves._snapshot._size == final.joinpath("shard-00000.safetensors").stat().st_size
+    assert contents(tmp_path / "background" / final.name) == contents(final)
+
+
+def test_a_lack_of_memory_is_a_failed_save(tmp_path, saves, monkeypatch, caplog):
+    def lacking(file: int, start: int, size: int) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    run = trained()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", lacking)
+        saves.prepare(run._parts())
+        with pytest.raises(CheckpointError, match=r"saving .*global_step1 failed: .*Cannot allocate memory"):
+            start(saves, run, tmp_path)
+    assert "cannot reserve memory for asynchronous saves" in caplog.text
+    start(saves, run, tmp_path)
+    saves.finish()
+    assert names(tmp_path) == ["global_step1", "latest"]
 
 
 def test_old_checkpoints_are_deleted_when_the_new_one_is_visible(tmp_path, saves):

@@ -20,7 +20,7 @@ from torch import distributed
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather
 from neox_model.checkpoint.parts import RunParts
-from neox_model.checkpoint.save import Saving
+from neox_model.checkpoint.save import Saving, shard_size
 from neox_model.checkpoint.shards import plan_shard
 from neox_model.checkpoint.snapshot import Snapshot
 from neox_model.checkpoint.writer_process import WriterProcess
@@ -51,6 +51,10 @@ class BackgroundSaves:
     def iteration(self) -> int | None:
         """Return the iteration that is being saved; None if there is none."""
         return None if self._saving is None else self._saving.iteration
+
+    def prepare(self, parts: RunParts, *, save_optimizer: bool = True) -> None:
+        """Start to reserve the memory for a save of the state, so that the first one is as fast as others."""
+        self._snapshot.reserve(shard_size(parts, save_optimizer=save_optimizer))
 
     def start(
         self,

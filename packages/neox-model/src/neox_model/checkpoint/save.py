@@ -21,12 +21,12 @@ from neox_model.checkpoint.logical import engine_fragments, is_written_here, opt
 from neox_model.checkpoint.names import rng_prefix
 from neox_model.checkpoint.outcome import collect, shared_outcome
 from neox_model.checkpoint.parts import RunParts
-from neox_model.checkpoint.shards import Part, WrittenPiece, write_durably, write_shard
+from neox_model.checkpoint.shards import Part, WrittenPiece, plan_shard, write_durably, write_shard
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.versions import package_versions
 
-__all__ = ["Saving", "layout_of", "save_checkpoint"]
+__all__ = ["Saving", "layout_of", "save_checkpoint", "shard_size"]
 
 logger = logging.getLogger(__name__)
 
@@ -202,6 +202,12 @@ class Saving:
         megabytes = sum(manifest.files.values()) / 1e6
         seconds = time.perf_counter() - self._started
         logger.info("saved %s: %s MB in %.1f s", self.final, f"{megabytes:,.1f}", seconds)
+
+
+def shard_size(run: RunParts, *, save_optimizer: bool) -> int:
+    """Return the size of this rank's shard in bytes, with the random generators' states."""
+    values, _ = _values(run, save_optimizer=save_optimizer)
+    return plan_shard([*values, *_rng_parts(run.groups.world.rank)]).size
 
 
 def layout_of(groups: Groups) -> Layout:

@@ -31,6 +31,7 @@ __all__ = [
     "ShardReader",
     "WrittenPiece",
     "plan_shard",
+    "raw_bytes",
     "write_durably",
     "write_shard",
 ]
@@ -132,7 +133,7 @@ def write_shard(path: Path, parts: Sequence[Part]) -> tuple[list[WrittenPiece], 
     with Checksums() as checksums, path.open("xb") as file:
         file.write(plan.header)
         for part in plan.parts:
-            data = _bytes(part.values)
+            data = raw_bytes(part.values)
             checksums.add(data)
             file.write(data)
         flush_file(file)
@@ -177,7 +178,7 @@ def _header(parts: Sequence[Part]) -> bytes:
     return text + b" " * (-len(text) % 8)
 
 
-def _bytes(values: Tensor) -> memoryview:
+def raw_bytes(values: Tensor) -> memoryview:
     """Return the raw little-endian bytes of a flat tensor."""
     flat = values.detach().to("cpu").contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
@@ -279,7 +280,7 @@ class ShardReader:
                 f"but the manifest records {piece.numel:,} of {dtype}"
             )
         place = (piece.file, piece.key)
-        if place not in self._intact and zlib.crc32(_bytes(values)) != piece.crc32:
+        if place not in self._intact and zlib.crc32(raw_bytes(values)) != piece.crc32:
             raise DamagedCheckpointError(
                 f"{path} is damaged: the checksum of {quoted(piece.key)} does not match"
             )

@@ -1,6 +1,7 @@
 """Run a training from its resolved configuration: set up every part, in order, and train."""
 
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.curricula import length_schedule
 from neox_config.derive.engine import engine_offers
+from neox_config.errors import NeoXError
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
@@ -309,6 +311,8 @@ def _background_saves(training: _Training) -> BackgroundSaves | None:
     section = training.config.checkpoint
     if section.save is None or not section.async_save:
         return None
+    if not hasattr(os, "memfd_create"):
+        raise NeoXError("async-save requires Linux; set async-save: false")
     patience = training.config.launch.hang_timeout
     return BackgroundSaves(training.groups, training.engine.device, patience=patience)
 
@@ -421,20 +425,25 @@ def _saving(
     section = training.config.checkpoint
     minutes = section.save_interval_minutes
 
-    def start(state: TrainState) -> None:
-        assert saves is not None, "only asynchronous saves are started"
-        _save(training, directory, save=saves.start)
-
     return CheckpointHook(
         lambda state: _save(training, directory),
         interval=section.save_interval,
         growth=section.save_growth,
         extra=extra,
         clock=None if minutes is None else SaveClock(training.groups.control, minutes=minutes),
-        background=None if saves is None else Background(start, saves),
+        background=None if saves is None else _background(training, directory, saves),
         timers=timers,
         before_save=before_save,
         while_saving=progress.repeated,
+    )
+
+
+def _background(training: _Training, directory: Path, saves: BackgroundSaves) -> Background:
+    states = not training.config.checkpoint.no_save_optim
+    return Background(
+        start=lambda state: _save(training, directory, save=saves.start),
+        saves=saves,
+        prepare=partial(saves.prepare, training, save_optimizer=states),
     )
 
 

@@ -41,10 +41,12 @@ class Background:
     Args:
         start: starts a save in `saves`; collective, and fails on all ranks or on none.
         saves: the save under way.
+        prepare: reserves memory; called once, after the first iteration, when all states exist.
     """
 
     start: Callable[[TrainState], object]
     saves: BackgroundSaves
+    prepare: Callable[[], object]
 
 
 class CheckpointHook(Hook):
@@ -88,6 +90,7 @@ class CheckpointHook(Hook):
         self._timers = timers
         self._before_save = before_save
         self._while_saving = while_saving
+        self._is_prepared = background is None
 
     def on_start(self, state: TrainState) -> None:
         """Save the state before the first iteration if `extra` contains 0; start the clock."""
@@ -109,6 +112,9 @@ class CheckpointHook(Hook):
         if state.finished:
             self._save_last(state)
             return
+        if self._background is not None and not self._is_prepared:
+            self._background.prepare()
+            self._is_prepared = True
         if is_time or self._is_due(state.iteration):
             self._try_to_save(state)
             if self._clock is not None:
