@@ -8,7 +8,7 @@ Source: the safetensors format: 8 bytes header length, JSON header, then the ten
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -205,6 +205,28 @@ class ShardReader:
         self._intact: set[tuple[str, str]] = set()
         self._verified: set[tuple[str, str]] = set()
 
+    def check_sums(self, wanted: Iterable[tuple[TensorRecord, Range]]) -> None:
+        """Verify the checksums of all pieces of ranges, in several threads, so that later reads need not.
+
+        Args:
+            wanted: tensors, each with a range of it.
+
+        Raises:
+            DamagedCheckpointError: a shard is missing, truncated or damaged.
+        """
+        pieces = {
+            (piece.file, piece.key): (piece, record.dtype)
+            for record, range_ in wanted
+            for piece in record.pieces
+            if (piece.file, piece.key) not in self._intact
+            and find_overlaps((piece.block, piece.start, piece.stop), range_)
+        }
+        with Checksums() as checksums:
+            for piece, dtype in pieces.values():
+                checksums.add(raw_bytes(self._values(piece, dtype)))
+            for (piece, _), crc32 in zip(pieces.values(), checksums.results(), strict=True):
+                self._accept(piece, crc32)
+
     def check(self, name: str, record: TensorRecord, wanted: Range, dtype: torch.dtype | None = None) -> None:
         """Read and verify the pieces of a range, so that `fill` finds nothing wrong.
 
@@ -269,6 +291,13 @@ class ShardReader:
         Raises:
             DamagedCheckpointError: its shard is missing, truncated or damaged.
         """
+        values = self._values(piece, dtype)
+        if (piece.file, piece.key) not in self._intact:
+            self._accept(piece, zlib.crc32(raw_bytes(values)))
+        return values
+
+    def _values(self, piece: Piece, dtype: str) -> Tensor:
+        """Return the flat values of one piece, without verifying their checksum."""
         path = self.folder / piece.file
         try:
             values = self._shard(path).get_tensor(piece.key).reshape(-1)
@@ -279,13 +308,15 @@ class ShardReader:
                 f"{path} is damaged: {quoted(piece.key)} has {values.numel():,} elements of {values.dtype}, "
                 f"but the manifest records {piece.numel:,} of {dtype}"
             )
-        place = (piece.file, piece.key)
-        if place not in self._intact and zlib.crc32(raw_bytes(values)) != piece.crc32:
-            raise DamagedCheckpointError(
-                f"{path} is damaged: the checksum of {quoted(piece.key)} does not match"
-            )
-        self._intact.add(place)
         return values
+
+    def _accept(self, piece: Piece, crc32: int) -> None:
+        """Remember that a piece is intact, if it has this checksum."""
+        if crc32 != piece.crc32:
+            raise DamagedCheckpointError(
+                f"{self.folder / piece.file} is damaged: the checksum of {quoted(piece.key)} does not match"
+            )
+        self._intact.add((piece.file, piece.key))
 
     def _shard(self, path: Path) -> Any:
         if path.name not in self._open:
