@@ -72,10 +72,11 @@ class Ours:
         self._saves.start(self._folder, run._parts(), iteration=run.iteration, config=run.config, keep_last=1)
 
 
-def seconds_of(action: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def seconds_of(action: Callable[[], object]) -> tuple[float, float]:
+    """Return the elapsed time of an action, and this process's processor time."""
+    start, used = time.perf_counter(), time.process_time()
     action()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - used
 
 
 def measure_stalls(run: Run, ours: Ours, peer: Peer, folder: Path, rounds: int) -> None:
@@ -85,19 +86,26 @@ def measure_stalls(run: Run, ours: Ours, peer: Peer, folder: Path, rounds: int) 
         "ours, asynchronous": ours.start,
         "torch.distributed.checkpoint.async_save": peer.start,
     }
-    times: dict[str, list[float]] = {name: [] for name in kinds}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for _ in range(rounds + 1):
         run.iteration += 1
         for name, save in kinds.items():
             times[name].append(seconds_of(save))
             ours.finish()
             peer.finish()
-    whole = statistics.median(times["synchronous"])
-    print(f"{'the training stops for':42} first save   later (median)   of a synchronous save")
-    for name, (first, *later) in times.items():
-        usual = statistics.median(later)
-        share = f"first {first / whole:6.1%}, later {usual / whole:6.1%}"
-        print(f"{name:42} {first:8.3f} s   {usual:12.3f} s   {share}", flush=True)
+    usual = {
+        name: [statistics.median(each) for each in zip(*found[1:], strict=True)]
+        for name, found in times.items()
+    }
+    elapsed, used = usual["synchronous"]
+    print(f"{'the training stops for':42} first save   later, median   ratio   processor time   ratio")
+    for name, found in times.items():
+        later, processor = usual[name]
+        print(
+            f"{name:42} {found[0][0]:8.3f} s   {later:11.3f} s   {later / elapsed:5.1%}   "
+            f"{processor:12.3f} s   {processor / used:5.1%}",
+            flush=True,
+        )
 
 
 def steps_with(run: Run, steps: int, saves: Ours | Peer | None) -> tuple[float, float]:
