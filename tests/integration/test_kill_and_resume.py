@@ -1,7 +1,8 @@
 """A training killed by SIGKILL at random moments resumes from a complete checkpoint with the same losses.
 
 The training is tiny and saves after every second iteration, so that most of its time it is saving. Half of
-the kills wait until a save is under way. Dropout is on: the random generators must come back, too.
+the kills wait until a save is under way. Dropout is on: the random generators must come back, too. With
+asynchronous saves, processes that write are also killed alone: their training goes on.
 """
 
 import os
@@ -28,17 +29,21 @@ from support.settings import SMALL_TRAINING
 MARK = "NEOX_TEST_JOB"
 DEADLINE_SECONDS = 180.0
 OUTPUT_CHARACTERS = 10_000
+WRITER = b"neox_model.checkpoint.shard_writer\0"
 
 
 class Job:
     """A training in a separate folder, which is on the command line of each of its processes."""
 
-    def __init__(self, folder: Path, *, iterations: int, processes: int) -> None:
+    def __init__(
+        self, folder: Path, *, iterations: int, processes: int, saves_in_background: bool = False
+    ) -> None:
         self.folder, self.iterations = folder, iterations
         self.checkpoints = folder / "checkpoints"
         folder.mkdir()
         _write_corpus(folder / "corpus")
-        self.config = write_job(folder, self._settings(processes))
+        settings = self._settings(processes) | {"async_save": saves_in_background}
+        self.config = write_job(folder, settings)
 
     def _settings(self, processes: int) -> dict[str, object]:
         return SMALL_TRAINING | {
@@ -70,6 +75,10 @@ class Job:
         mark = os.fsencode(f"{MARK}={self.folder}\0")
         return [int(entry.name) for entry in Path("/proc").iterdir() if mark in _environment_of(entry)]
 
+    def writers(self) -> list[int]:
+        """Return the processes that write a shard."""
+        return [each for each in self.processes() if WRITER in _command_of(each)]
+
     @property
     def output(self) -> str:
         return (self.folder / "output.txt").read_text(errors="replace")
@@ -96,6 +105,13 @@ def _environment_of(entry: Path) -> bytes:
         return b""
 
 
+def _command_of(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def _write_corpus(prefix: Path) -> None:
     generator = np.random.default_rng(1)
     with IndexedDatasetWriter(prefix, dtype=np.uint16) as writer:
@@ -110,6 +126,32 @@ def wait_until(condition: Callable[[], bool], what: str, job: Job) -> None:
         time.sleep(0.002)
 
 
+def kill(process: int) -> bool:
+    """Kill a process; return False if it has ended meanwhile."""
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def kill_a_writer(job: Job, launcher: "subprocess.Popen[bytes]") -> None:
+    """Kill a process that writes a shard, and wait until the training that goes on has saved again."""
+    failures = job.output.count("was ended by SIGKILL")
+    # One may have finished its work before the signal.
+    while job.output.count("was ended by SIGKILL") == failures:
+        wait_until(lambda: bool(job.writers()) or launcher.poll() is not None, "a writer", job)
+        assert launcher.poll() is None, f"it ended by itself\n{job.output[-OUTPUT_CHARACTERS:]}"
+        if any(map(kill, job.writers()[:1])):
+            wait_for_a_save(job, launcher)
+
+
+def wait_for_a_save(job: Job, launcher: "subprocess.Popen[bytes]") -> None:
+    """Wait until the job has saved once more."""
+    before = job.newest
+    wait_until(lambda: job.newest > before or launcher.poll() is not None, "another save", job)
+
+
 def kill_once(job: Job, moment: str, chance: random.Random) -> None:
     """Start the training, kill it at such a moment, and see that all its processes end."""
     launcher = job.start()
@@ -118,16 +160,15 @@ def kill_once(job: Job, moment: str, chance: random.Random) -> None:
     else:
         goal = job.newest + chance.randrange(2, 8)
         wait_until(lambda: job.newest >= goal or launcher.poll() is not None, f"iteration {goal}", job)
+        if moment == "writer":
+            kill_a_writer(job, launcher)
         if moment == "saving":
             wait_until(lambda: job.is_saving or launcher.poll() is not None, "a save", job)
         assert launcher.poll() is None, f"it ended by itself\n{job.output[-OUTPUT_CHARACTERS:]}"
         time.sleep(chance.uniform(0.0, 0.02))
     victims = job.processes()
     for victim in victims if chance.random() < 0.7 else chance.sample(victims, 1):
-        try:
-            os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+        kill(victim)
     assert launcher.wait(timeout=DEADLINE_SECONDS) != 0
     wait_until(lambda: not job.processes(), "the end of all processes", job)
 
@@ -145,12 +186,23 @@ def check_newest_is_complete(job: Job) -> int:
 
 
 def kill_and_resume(
-    folder: Path, *, moments: Sequence[str], iterations: int, processes: int, seed: int
+    folder: Path,
+    *,
+    moments: Sequence[str],
+    iterations: int,
+    processes: int,
+    seed: int,
+    saves_in_background: bool = False,
 ) -> None:
     chance = random.Random(seed)
     undisturbed = Job(folder / "undisturbed", iterations=iterations, processes=processes)
     undisturbed.finish()
-    job = Job(folder / "killed", iterations=iterations, processes=processes)
+    job = Job(
+        folder / "killed",
+        iterations=iterations,
+        processes=processes,
+        saves_in_background=saves_in_background,
+    )
     expected = []
     for moment in moments:
         kill_once(job, moment, chance)
@@ -174,3 +226,42 @@ def test_three_kills_leave_no_trace_in_the_losses(tmp_path):
 def test_twenty_kills_leave_no_trace_in_the_losses(tmp_path, seed):
     moments = ["saving", "training", "saving", "starting"] * 5
     kill_and_resume(tmp_path, moments=moments, iterations=150, processes=2, seed=seed)
+
+
+@pytest.mark.slow
+def test_kills_while_saving_in_the_background_leave_no_trace_in_the_losses(tmp_path):
+    kill_and_resume(
+        tmp_path,
+        moments=["writer", "saving"],
+        iterations=60,
+        processes=1,
+        seed=2,
+        saves_in_background=True,
+    )
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", [1, 2])
+def test_twenty_kills_while_saving_in_the_background_leave_no_trace_in_the_losses(tmp_path, seed):
+    kill_and_resume(
+        tmp_path,
+        moments=["writer", "saving", "training", "starting"] * 5,
+        iterations=400,
+        processes=2,
+        seed=seed,
+        saves_in_background=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_stop_while_a_shard_is_being_written_saves_the_last_iteration(tmp_path):
+    job = Job(tmp_path / "stopped", iterations=100_000, processes=1, saves_in_background=True)
+    launcher = job.start()
+    wait_until(lambda: job.newest >= 4 and bool(job.writers()), "a writer", job)
+    for process in [launcher.pid, *job.writers()]:
+        os.kill(process, signal.SIGTERM)
+    assert launcher.wait(timeout=DEADLINE_SECONDS) == 143, job.output
+    stopped = int(re.findall(r"stopping after iteration (\d+):", job.output)[-1])
+    assert check_newest_is_complete(job) == stopped
+    assert not job.is_saving
+    assert "was not saved" not in job.output

@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any, TextIO
 
-__all__ = ["atomic_write", "flush_folder"]
+__all__ = ["atomic_write", "flush_file", "flush_folder"]
 
 
 @contextmanager
@@ -32,8 +32,7 @@ def atomic_write(path: Path, *, mode: int = 0o666, is_durable: bool = False) -> 
         with open(aside, "w", encoding="utf-8", newline="", opener=create) as file:
             yield file
             if is_durable:
-                file.flush()
-                os.fsync(file.fileno())
+                flush_file(file)
         aside.replace(path)
     except BaseException:
         with suppress(OSError):  # The first error is the useful one.
@@ -41,6 +40,12 @@ def atomic_write(path: Path, *, mode: int = 0o666, is_durable: bool = False) -> 
         raise
     if is_durable:
         flush_folder(path.parent)
+
+
+def flush_file(file: IO[Any]) -> None:
+    """Wait until the contents of an open file are on disk."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def flush_folder(folder: Path) -> None:

@@ -471,7 +471,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_nothing_half(tmp_path, train
         raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
 
     with monkeypatch.context() as patched:
-        patched.setattr("neox_model.checkpoint.shards.os.fsync", full)
+        patched.setattr("os.fsync", full)
         with pytest.raises(CheckpointError, match=r"saving .*global_step3 failed: .*No space left on device"):
             trained.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step2", "latest"]
@@ -560,6 +560,22 @@ def test_a_value_that_is_not_finite_is_not_saved_and_nothing_earlier_is_deleted(
         run.save(tmp_path, keep_last=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", "latest"]
     Run(layers=2).load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_value_that_is_not_finite_is_found_anywhere(dtype, value):
+    def parts(values: torch.Tensor) -> list[save.Part]:
+        shape, block = tuple(values.shape), ((0, values.numel()),)
+        return [save.Part(name="layers.0", shape=shape, block=block, start=0, values=values)]
+
+    largest = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)
+    save._check_finite(parts(largest) + parts(torch.empty(0)) + parts(torch.ones(3, dtype=torch.int64)))
+    for place in (0, 777, 999):
+        broken = largest.clone()
+        broken[place] = value
+        with pytest.raises(CheckpointError, match=r"not finite in layers\.0;"):
+            save._check_finite(parts(broken))
 
 
 def test_states_that_are_not_saved_are_not_judged(tmp_path):

@@ -1,3 +1,5 @@
+import zlib
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -54,6 +56,30 @@ def test_long_parts_are_split_into_pieces(tmp_path, monkeypatch):
     records, reader = write(tmp_path, [part("matrix", values)])
     assert [(piece.start, piece.stop) for piece in records["matrix"].pieces] == [(0, 5), (5, 10), (10, 12)]
     assert torch.equal(read(reader, records, "matrix", (3, 4), torch.float32), values)
+
+
+def test_checksums_are_computed_once_for_many_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "_PIECE_ELEMENTS", 5)
+    values = torch.arange(60.0).view(3, 20)
+    records, reader = write(tmp_path, [part("matrix", values)])
+    record, whole = records["matrix"], (((0, 3), (0, 20)), 0, 60)
+    assert [piece.crc32 for piece in record.pieces] == [
+        zlib.crc32(values.view(-1)[piece.start : piece.stop].numpy().tobytes()) for piece in record.pieces
+    ]
+    reader.check_sums([(record, whole), (record, whole)])
+    assert len(reader._intact) == 12
+    monkeypatch.setattr(shards.zlib, "crc32", None)
+    assert torch.equal(read(reader, records, "matrix", (3, 20), torch.float32), values)
+
+
+def test_a_checksum_of_a_range_that_is_not_wanted_is_not_computed(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "_PIECE_ELEMENTS", 5)
+    records, reader = write(tmp_path, [part("matrix", torch.arange(12.0).view(3, 4))])
+    _alter_data(tmp_path / "shard.safetensors")
+    record, block = records["matrix"], ((0, 3), (0, 4))
+    reader.check_sums([(record, (block, 0, 10))])
+    with pytest.raises(DamagedCheckpointError, match="the checksum of matrix:10-12 does not match"):
+        reader.check_sums([(record, (block, 0, 11))])
 
 
 def test_a_missing_piece_is_named(tmp_path):

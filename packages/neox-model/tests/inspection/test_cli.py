@@ -19,6 +19,8 @@ from neox_config.facts.checkpoints import LATEST, MANIFEST
 from neox_model.checkpoint.contents import Manifest, TensorRecord
 from neox_model.checkpoint.shards import Part, write_shard
 from neox_model.inspection.cli import main
+from neox_model.optim.sm3 import SM3
+from neox_model.parallel.logical import logical_parameter
 from neox_model.verify import tensors as verified_tensors
 from neox_model.versions import package_versions
 from support.checkpoint_edits import edit_manifest, edit_tensors
@@ -586,3 +588,32 @@ def test_random_states_come_last(folder, tmp_path):
     edit_tensors(tmp_path / "copy", change)
     lines = command("diff", folder, tmp_path / "copy").stdout.splitlines()
     assert [line.split(":")[0].strip() for line in lines[-2:]] == [WEIGHT, "rng/0/numpy"]
+
+
+@pytest.mark.parametrize("missing", ["layers.1/exp_avg", "layers.1/step", "layers.1/exp_avg and more"])
+def test_a_state_that_only_some_weights_have_is_missing(tmp_path, missing):
+    run = Run(layers=3)
+    run.train()
+    folder = run.save(tmp_path)
+    states = ("exp_avg", "exp_avg_sq") if missing.endswith("more") else (missing.rpartition("/")[2],)
+
+    def without(tensors: dict[str, torch.Tensor]) -> None:
+        for state in states:
+            tensors.pop(f"layers.1/{state}", None)
+
+    edit_tensors(folder, without)
+    if states == ("step",):
+        edit_manifest(folder, "optimizer_scalars", {"layers.1": {}})
+    (problem,) = answer("verify", folder)["checkpoints"][0]["problems"]
+    assert problem == (f"{folder / MANIFEST}: layers.1 has no state {', '.join(states)}, which layers.0 has")
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, SM3])
+def test_weights_of_different_shapes_may_have_different_states(tmp_path, optimizer):
+    run = Run(layers=2, optimizer=optimizer)
+    run.model.layers[1] = logical_parameter((5,), init=lambda tensor, generator: None)
+    torch.nn.init.normal_(run.model.layers[1])
+    run.engine = type(run.engine)(run.model, optimizer)
+    run.train()
+    folder = run.save(tmp_path)
+    assert answer("verify", folder)["checkpoints"][0]["problems"] == []

@@ -20,7 +20,7 @@ from neox_model.parallel.groups import SINGLE_RANK
 from neox_model.train.data.position import Position
 from neox_model.train.evaluate import Evaluation, Evaluator
 from neox_model.train.hooks.base import Hook
-from neox_model.train.hooks.checkpoint import CheckpointHook
+from neox_model.train.hooks.checkpoint import Background, CheckpointHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.log import LogHook
@@ -337,6 +337,67 @@ def test_failed_scheduled_save_is_logged_and_training_continues(caplog):
 def test_a_last_save_that_fails_fails_the_training():
     with pytest.raises(NeoXError, match="cannot save the training's last iteration, 7: the disk is full"):
         run_saving(full_disk({7}))
+
+
+class Slow:
+    """Background saves that take two iterations, or until they are waited for; some fail."""
+
+    def __init__(self, failing=()):
+        self.calls, self.iteration, self._failing, self._remaining = [], None, failing, 0
+
+    def start(self, state):
+        assert self.iteration is None
+        self.calls.append(f"start {state.iteration}")
+        self.iteration, self._remaining = state.iteration, 2
+
+    def prepare(self):
+        self.calls.append("prepare")
+
+    def proceed(self):
+        self._remaining -= 1
+        if self._remaining == 0:
+            self._end("done")
+
+    def finish(self):
+        if self.iteration is not None:
+            self._end("waited for")
+
+    def _end(self, how):
+        iteration, self.iteration = self.iteration, None
+        if iteration in self._failing:
+            raise CheckpointError("the writer was killed")
+        self.calls.append(f"{how} {iteration}")
+
+
+def save_in_background(slow, *, interval, last, extra=()):
+    hook = CheckpointHook(
+        lambda state: slow.calls.append(f"save {state.iteration}"),
+        interval=interval,
+        extra=extra,
+        background=Background(slow.start, slow, slow.prepare),
+        timers=Timers(),
+        before_save=lambda: None,
+    )
+    run(hook, last=last)
+    return slow.calls
+
+
+def test_a_save_in_the_background_is_waited_for_by_the_next_one_and_the_last_is_synchronous():
+    calls = save_in_background(Slow(), interval=3, last=7)
+    assert calls == ["prepare", "start 3", "done 3", "start 6", "waited for 6", "save 7"]
+    calls = save_in_background(Slow(), interval=1, last=3, extra=(0,))
+    assert calls == [
+        *("start 0", "prepare", "waited for 0", "start 1", "waited for 1", "start 2", "waited for 2"),
+        "save 3",
+    ]
+
+
+@pytest.mark.parametrize("last", [4, 7])
+def test_a_save_in_the_background_that_fails_is_logged_and_training_continues(caplog, last):
+    calls = save_in_background(Slow(failing={3}), interval=3, last=last)
+    assert caplog.messages == ["iteration 3 was not saved, training continues: the writer was killed"]
+    rest = ["save 4"] if last == 4 else ["start 6", "waited for 6", "save 7"]
+    assert calls == ["prepare", "start 3", *rest]
 
 
 # Evaluating

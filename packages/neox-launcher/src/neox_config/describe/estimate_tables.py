@@ -128,6 +128,8 @@ def _memory_rows(result: Estimate) -> list[Row]:
     ]
     if memory.host:
         rows.append(("host memory per device", _size(memory.host), "offloaded"))
+    if memory.snapshot:
+        rows.append(("host memory per device", _size(memory.snapshot), "copy for async-save"))
     return rows
 
 

@@ -234,10 +234,11 @@ SUBJECTS: tuple[Subject, ...] = (
         ("eval_interval", "eval_iters", "split", "valid_data_paths", "eval_tasks"),
     ),
     Subject(
-        "checkpoint dir, save dir, checkpoint path, checkpoints, saving, save strategy, save every",
+        "checkpoint dir, save dir, checkpoint path, checkpoints, saving, save strategy, save every, "
+        "asynchronous checkpoints, async checkpoint, background save",
         (
             *("save", "load", "save_interval", "save_growth", "extra_save_iters", "save_interval_minutes"),
-            *("keep_last_n_checkpoints", "no_save_optim"),
+            *("keep_last_n_checkpoints", "no_save_optim", "async_save"),
         ),
     ),
     Subject(

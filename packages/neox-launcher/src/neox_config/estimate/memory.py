@@ -30,7 +30,12 @@ RUNTIME_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Memory of one device in bytes, and of host memory used for it."""
+    """Memory of one device in bytes, and of host memory used for it.
+
+    Args:
+        host: host memory for what is offloaded.
+        snapshot: host memory for the copy that an asynchronous save writes.
+    """
 
     weights: int
     gradients: int
@@ -38,6 +43,7 @@ class Memory:
     activations: int
     buffers: int
     host: int
+    snapshot: int
 
     @property
     def total(self) -> int:
@@ -74,7 +80,22 @@ def device_memory(shape: Shape, layout: Layout, stage: int = 0) -> Memory:
         activations=_stage_activations(shape, layout, stage),
         buffers=_buffers(shape, layout, local, stage),
         host=host + _inputs_on_host(shape, layout, stage),
+        snapshot=_snapshot(shape, layout, stage),
     )
+
+
+def _snapshot(shape: Shape, layout: Layout, stage: int) -> int:
+    """Return the bytes of a rank's shard: the data-parallel ranks divide the float32 weights and states."""
+    if not layout.saves_in_background:
+        return 0
+    local = local_parameters(shape, layout, stage)
+    if not layout.saves_states:
+        values = 0
+    elif layout.zero_stage >= 1:
+        values = layout.optimizer_states * local
+    else:
+        values = local_state_values(shape, layout, stage)
+    return 4 * ceil((local + values) / layout.data_parallel)
 
 
 def activation_bytes_per_layer(shape: Shape, layout: Layout, kind: str = "global") -> int:

@@ -115,6 +115,8 @@ class Layout:
             share of another, in addition.
         bucket: number of gradient elements per reduction.
         live_parameters: maximum number of parameters that ZeRO 3 keeps gathered.
+        saves_in_background: True if checkpoints are copied to host memory first (async_save).
+        saves_states: True if checkpoints contain the optimizer's states.
     """
 
     model_parallel: int = 1
@@ -140,6 +142,8 @@ class Layout:
     bucket: int = 500_000_000
     has_second_bucket: bool = False
     live_parameters: int = 1_000_000_000
+    saves_in_background: bool = False
+    saves_states: bool = True
 
     @property
     def devices(self) -> int:
@@ -259,6 +263,8 @@ def layout_of(resolved: Resolved) -> Layout:
         bucket=zero.reduce_bucket_size,
         has_second_bucket=zero.stage == 3 if zero.overlap_comm is None else zero.overlap_comm,
         live_parameters=zero.stage3_max_live_parameters,
+        saves_in_background=config.checkpoint.save is not None and config.checkpoint.async_save,
+        saves_states=not config.checkpoint.no_save_optim,
     )
 
 

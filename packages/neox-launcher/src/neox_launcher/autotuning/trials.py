@@ -25,6 +25,7 @@ __all__ = ["LEFT_OUT", "StoppedError", "Trials", "describe", "fingerprint", "mea
 LEFT_OUT = (
     *("autotuning", "train_batch_size"),
     *("save", "load", "save_interval", "save_growth", "extra_save_iters", "save_interval_minutes"),
+    "async_save",
     *("keep_last_n_checkpoints", "checkpoint", "exit_interval"),
     *("finetune", "no_load_optim", "no_load_rng", "checkpoint_validation_with_forward_pass"),
     *("tensorboard", "wandb", "comet", "csv_monitor", "tensorboard_dir"),

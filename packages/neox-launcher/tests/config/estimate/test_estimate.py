@@ -213,6 +213,14 @@ def test_offloading_moves_states_to_the_host():
     assert (memory.weights, memory.optimizer, memory.host) == (0, 0, (12 + 2 + 2) * 936)
 
 
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_an_asynchronous_save_copies_the_float32_weights_and_states_of_a_rank(zero_stage):
+    shape, layout = make_shape(), Layout(data_parallel=2, zero_stage=zero_stage, saves_in_background=True)
+    assert device_memory(shape, layout).snapshot == (4 + 4 + 4) * 936
+    assert device_memory(shape, replace(layout, saves_states=False)).snapshot == 4 * 936
+    assert device_memory(shape, replace(layout, saves_in_background=False)).snapshot == 0
+
+
 def test_tensor_parallel_ranks_share_matrices_and_copy_the_rest():
     memory = device_memory(make_shape(vocab=11), Layout(model_parallel=2))
     # Six of the eleven rows; per layer 192/2 + 24/2 + 64/2 + 8, 256/2 + 32/2 + 256/2 + 8 and norms of 32.

@@ -291,6 +291,7 @@ def _check_weights(manifest: Manifest, fragments: list[Fragment], names: set[str
 
 
 def _check_weight_values(fragments: list[Fragment], manifest: Manifest, reader: ShardReader) -> None:
+    reader.check_sums((manifest.tensors[fragment.name], fragment.range) for fragment in fragments)
     for fragment in fragments:
         record = manifest.tensors[fragment.name]
         reader.check(fragment.name, record, fragment.range, fragment.weight.dtype)
@@ -303,9 +304,14 @@ def _fill_weights(fragments: list[Fragment], manifest: Manifest, reader: ShardRe
 
 def _check_states(fragments: list[Fragment], manifest: Manifest, reader: ShardReader, optimizer: Any) -> None:
     _check_optimizer(manifest.optimizer, type(optimizer).__name__)
-    for fragment, key, record in _stored_states(fragments, manifest):
-        for wanted in _state_ranges(fragment, optimizer, key, record):
-            reader.check(f"{fragment.name}/{key}", record, wanted)
+    states = [
+        (f"{fragment.name}/{key}", record, wanted)
+        for fragment, key, record in _stored_states(fragments, manifest)
+        for wanted in _state_ranges(fragment, optimizer, key, record)
+    ]
+    reader.check_sums((record, wanted) for _, record, wanted in states)
+    for name, record, wanted in states:
+        reader.check(name, record, wanted)
     same_class = manifest.optimizer == type(optimizer).__name__
     check_scalars(fragments, manifest.optimizer_scalars, same_class=same_class)
 

@@ -4,8 +4,9 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,29 @@ from neox_model.checkpoint.names import rng_prefix
 from neox_model.checkpoint.outcome import collect, shared_outcome
 from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.replica_states import replica_parts
-from neox_model.checkpoint.shards import Part, WrittenPiece, write_durably, write_shard
+from neox_model.checkpoint.shards import Part, WrittenPiece, plan_shard, write_durably, write_shard
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.versions import package_versions
 
-__all__ = ["layout_of", "save_checkpoint"]
+__all__ = ["Saving", "layout_of", "save_checkpoint", "shard_size"]
 
 logger = logging.getLogger(__name__)
 
 _SHARE_THE_FOLDER = "set save to a folder on a file system that all hosts share"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What one rank saves besides its values.
+
+    Args:
+        scalars: weight name to the optimizer's single-number states.
+        names: logical names of the rank's weights.
+    """
+
+    scalars: dict[str, dict[str, Any]]
+    names: set[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +54,7 @@ class _Shard:
     file: str
     size: int
     pieces: list[WrittenPiece]
-    scalars: dict[str, dict[str, Any]]
-    names: set[str]
+    held: _Held
 
 
 def save_checkpoint(
@@ -75,44 +88,127 @@ def save_checkpoint(
     Raises:
         CheckpointError: the checkpoint could not be written on some rank; the same message on all ranks.
     """
-    started, groups = time.perf_counter(), parts.groups
-    final = directory / checkpoint_name(iteration)
-    temporary = folders.unfinished(final)
-    is_first = groups.world.rank == 0
-    with _abandoned_on_failure(temporary, is_first=is_first):
-        with shared_outcome(groups.control, f"saving {final}"):
-            if is_first:
-                folders.begin(temporary)
-        with shared_outcome(groups.control, f"saving {final}"):
-            shard = _write(temporary, parts, save_optimizer=save_optimizer, save_rng=save_rng)
-        shards = collect(groups.control, shard)
-        with shared_outcome(groups.control, f"saving {final}"):
-            if is_first:
-                manifest = Manifest(
-                    iteration=iteration,
-                    layout=layout_of(groups),
-                    config=config,
-                    tensors=_records(shards, temporary),
-                    files={shard.file: shard.size for shard in shards},
-                    optimizer=type(parts.engine.update.optimizer).__name__ if save_optimizer else None,
-                    optimizer_scalars={
-                        name: held for shard in shards for name, held in shard.scalars.items()
-                    },
-                    engine=parts.engine.state_dict(),
-                    schedule={
-                        "class": type(parts.schedule.curve).__name__,
-                        "curve": asdict(parts.schedule.curve),
-                        **parts.schedule.state_dict(),
-                    },
-                    training=parts.state.state_dict(),
-                    packages=package_versions(),
-                )
-                write_durably(temporary / MANIFEST, manifest.to_json())
-                folders.publish(temporary, final)
-                if keep_last is not None:
-                    folders.keep_newest(directory, keep_last, iteration)
-                _log(final, manifest, time.perf_counter() - started)
-    return final
+    saving = Saving(directory, parts.groups, iteration=iteration, keep_last=keep_last)
+    with saving.abandoned_on_failure():
+        saving.create_folder()
+        with saving.shared_outcome():
+            values = saving.capture(parts, config=config, save_optimizer=save_optimizer, save_rng=save_rng)
+            pieces, size = write_shard(saving.shard, values)
+        saving.collect(pieces, size)
+        with saving.shared_outcome():
+            saving.publish()
+    return saving.final
+
+
+class Saving:
+    """One checkpoint while it is being saved.
+
+    In this order: `create_folder`, `capture`, writing the captured values to `shard`, `collect`, `publish`.
+
+    Args:
+        directory: folder of the checkpoints and `latest`.
+        groups: this rank's process groups.
+        iteration: finished updates; names the checkpoint.
+        keep_last: number of checkpoints to keep; None keeps all.
+    """
+
+    def __init__(self, directory: Path, groups: Groups, *, iteration: int, keep_last: int | None) -> None:
+        self.iteration = iteration
+        self.final = directory / checkpoint_name(iteration)
+        self.temporary = folders.unfinished(self.final)
+        self.shard = self.temporary / f"shard-{groups.world.rank:05d}.safetensors"
+        self._groups = groups
+        self._keep_last = keep_last
+        self._started = time.perf_counter()
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this is the rank that writes the manifest and renames the folder."""
+        return self._groups.world.rank == 0
+
+    def shared_outcome(self) -> AbstractContextManager[None]:
+        """Run a block on every rank; if it fails on one, raise the same error on all. Collective.
+
+        Raises:
+            CheckpointError: the first failing rank's message.
+        """
+        return shared_outcome(self._groups.control, f"saving {self.final}")
+
+    @contextmanager
+    def abandoned_on_failure(self) -> Iterator[None]:
+        """Delete the unfinished checkpoint if the block raises `CheckpointError`, as on all ranks."""
+        try:
+            yield
+        except CheckpointError:
+            if self.is_first:
+                folders.abandon(self.temporary)
+            raise
+
+    def create_folder(self) -> None:
+        """Create the hidden folder that the ranks write into. Collective over all ranks."""
+        with self.shared_outcome():
+            if self.is_first:
+                folders.begin(self.temporary)
+
+    def capture(
+        self, run: RunParts, *, config: Mapping[str, Any], save_optimizer: bool, save_rng: bool
+    ) -> list[Part]:
+        """Return this rank's values, as views of the run's tensors; remember all that is not a tensor.
+
+        Raises:
+            CheckpointError: values are not finite, or cannot be saved.
+        """
+        if not self.temporary.is_dir():
+            raise CheckpointError(
+                f"{self.temporary}, created by rank 0, is not visible here; {_SHARE_THE_FOLDER}"
+            )
+        values, self._held = _values(run, save_optimizer=save_optimizer)
+        _check_finite(values)
+        if save_rng:
+            values += _rng_parts(self._groups.world.rank)
+        if self.is_first:
+            self._manifest = _without_tensors(
+                run, iteration=self.iteration, config=config, save_optimizer=save_optimizer
+            )
+        return values
+
+    def collect(self, pieces: list[WrittenPiece], size: int) -> None:
+        """Send the description of this rank's written shard to rank 0. Collective over all ranks."""
+        shard = _Shard(self.shard.name, size, pieces, self._held)
+        self._shards = collect(self._groups.control, shard)
+
+    def publish(self) -> None:
+        """Write the manifest, rename the folder to its final name and delete old ones, on rank 0.
+
+        Does not communicate.
+
+        Raises:
+            CheckpointError: a shard is not visible here, or the shards do not contain whole tensors.
+            OSError: the disk is full or the folder cannot be written.
+        """
+        if not self.is_first:
+            return
+        manifest = replace(
+            self._manifest,
+            tensors=_records(self._shards, self.temporary),
+            files={shard.file: shard.size for shard in self._shards},
+            optimizer_scalars={
+                name: states for shard in self._shards for name, states in shard.held.scalars.items()
+            },
+        )
+        write_durably(self.temporary / MANIFEST, manifest.to_json())
+        folders.publish(self.temporary, self.final)
+        if self._keep_last is not None:
+            folders.keep_newest(self.final.parent, self._keep_last, self.iteration)
+        megabytes = sum(manifest.files.values()) / 1e6
+        seconds = time.perf_counter() - self._started
+        logger.info("saved %s: %s MB in %.1f s", self.final, f"{megabytes:,.1f}", seconds)
+
+
+def shard_size(run: RunParts, *, save_optimizer: bool) -> int:
+    """Return the size of this rank's shard in bytes, with the random generators' states."""
+    values, _ = _values(run, save_optimizer=save_optimizer)
+    return plan_shard([*values, *_rng_parts(run.groups.world.rank)]).size
 
 
 def layout_of(groups: Groups) -> Layout:
@@ -120,19 +216,31 @@ def layout_of(groups: Groups) -> Layout:
     return Layout(data=groups.data.size, model=groups.model.size, pipe=groups.pipe.size)
 
 
-@contextmanager
-def _abandoned_on_failure(temporary: Path, *, is_first: bool) -> Iterator[None]:
-    try:
-        yield
-    except CheckpointError:
-        if is_first:
-            folders.abandon(temporary)
-        raise
+def _without_tensors(
+    run: RunParts, *, iteration: int, config: Mapping[str, Any], save_optimizer: bool
+) -> Manifest:
+    """Return the manifest of the run as it is now, without what the ranks write."""
+    manifest = Manifest(
+        iteration=iteration,
+        layout=layout_of(run.groups),
+        config=config,
+        tensors={},
+        optimizer=type(run.engine.update.optimizer).__name__ if save_optimizer else None,
+        engine=run.engine.state_dict(),
+        schedule={
+            "class": type(run.schedule.curve).__name__,
+            "curve": asdict(run.schedule.curve),
+            **run.schedule.state_dict(),
+        },
+        training=run.state.state_dict(),
+        packages=package_versions(),
+    )
+    # The run goes on while it is saved.
+    return deepcopy(manifest)
 
 
-def _write(folder: Path, run: RunParts, *, save_optimizer: bool, save_rng: bool) -> _Shard:
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}, created by rank 0, is not visible here; {_SHARE_THE_FOLDER}")
+def _values(run: RunParts, *, save_optimizer: bool) -> tuple[list[Part], _Held]:
+    """Return this rank's weights and optimizer states, as views of the run's tensors."""
     update, groups = run.engine.update, run.groups
     parts: list[Part] = []
     scalars: dict[str, dict[str, Any]] = {}
@@ -144,13 +252,8 @@ def _write(folder: Path, run: RunParts, *, save_optimizer: bool, save_rng: bool)
                 parts += states
         if save_optimizer and is_written_here(fragment, groups, splits_over_data=True):
             parts += replica_parts(fragment, update.optimizer)
-    _check_finite(parts)
-    if save_rng:
-        parts += _rng_parts(groups.world.rank)
-    file = f"shard-{groups.world.rank:05d}.safetensors"
-    pieces, size = write_shard(folder / file, parts)
     names = {name for name, _ in named_logical_parameters(run.model)}
-    return _Shard(file=file, size=size, pieces=pieces, scalars=scalars, names=names)
+    return parts, _Held(scalars=scalars, names=names)
 
 
 def _check_finite(parts: list[Part]) -> None:
@@ -159,11 +262,13 @@ def _check_finite(parts: list[Part]) -> None:
     Raises:
         CheckpointError: an element is not finite.
     """
-    parts = [part for part in parts if part.values.is_floating_point()]
+    parts = [part for part in parts if part.values.is_floating_point() and part.values.numel()]
     if not parts:
         return
+    # Smallest and largest include NaN, and take a thirtieth of the time of `isfinite` on a CPU.
+    extremes = [torch.stack(torch.aminmax(part.values)) for part in parts]
     # Read together, with one synchronization.
-    are_finite = torch.stack([part.values.isfinite().all() for part in parts]).tolist()
+    are_finite = torch.stack([pair.isfinite().all() for pair in extremes]).tolist()
     broken = [part.name for part, is_finite in zip(parts, are_finite, strict=True) if not is_finite]
     if broken:
         more = f" and {len(broken) - 1:,} more tensors" if len(broken) > 1 else ""
@@ -206,15 +311,10 @@ def _records(shards: list[_Shard], folder: Path) -> dict[str, TensorRecord]:
         )
         for name, parts in pieces.items()
     }
-    expected = set().union(*(shard.names for shard in shards))
+    expected = set().union(*(shard.held.names for shard in shards))
     incomplete = sorted(expected - records.keys()) + [
         name for name, record in records.items() if not record.is_complete
     ]
     if incomplete:
         raise CheckpointError(f"the ranks together do not have all elements of {', '.join(incomplete)}")
     return records
-
-
-def _log(final: Path, manifest: Manifest, seconds: float) -> None:
-    megabytes = sum(manifest.files.values()) / 1e6
-    logger.info("saved %s: %s MB in %.1f s", final, f"{megabytes:,.1f}", seconds)

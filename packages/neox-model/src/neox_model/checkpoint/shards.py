@@ -7,10 +7,10 @@ Source: the safetensors format: 8 bytes header length, JSON header, then the ten
 """
 
 import json
-import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,23 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from neox_config.atomic import flush_file
 from neox_model.checkpoint.blocks import Block, Range, block_numel, find_overlaps
+from neox_model.checkpoint.checksums import Checksums
 from neox_model.checkpoint.contents import Piece, TensorRecord
 from neox_model.checkpoint.dtypes import DTYPE_NAMES
 from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
 
-__all__ = ["Part", "ShardReader", "WrittenPiece", "write_durably", "write_shard"]
+__all__ = [
+    "Part",
+    "ShardPlan",
+    "ShardReader",
+    "WrittenPiece",
+    "plan_shard",
+    "raw_bytes",
+    "write_durably",
+    "write_shard",
+]
 
 # A piece is read whole to verify it; 64 MiB of float32 limits what another layout reads needlessly.
 _PIECE_ELEMENTS = 2**24
@@ -48,6 +59,11 @@ class Part:
     values: Tensor
 
     @property
+    def num_bytes(self) -> int:
+        """Return the size of the values in bytes."""
+        return self.values.numel() * self.values.element_size()
+
+    @property
     def stop(self) -> int:
         """Return the end of the range."""
         return self.start + self.values.numel()
@@ -68,6 +84,42 @@ class WrittenPiece:
     piece: Piece
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """The contents of a shard file before it is written: a header, then the bytes of the parts.
+
+    Args:
+        header: everything before the first part.
+        parts: the parts in the order of the file, none larger than a piece.
+    """
+
+    header: bytes
+    parts: tuple[Part, ...]
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Return the first byte of each part in the file, and the one after its last."""
+        stops = list(accumulate((part.num_bytes for part in self.parts), initial=len(self.header)))
+        return list(pairwise(stops))
+
+    @property
+    def size(self) -> int:
+        """Return the size of the file in bytes."""
+        return len(self.header) + sum(part.num_bytes for part in self.parts)
+
+    def written(self, file: str, checksums: Sequence[int]) -> list[WrittenPiece]:
+        """Describe the pieces of the written file, whose checksums are given in its order."""
+        described = zip(self.parts, checksums, strict=True)
+        return [_describe(part, file, crc32) for part, crc32 in described]
+
+
+def plan_shard(parts: Sequence[Part]) -> ShardPlan:
+    """Divide parts into pieces, and return the file that contains them."""
+    pieces = tuple(piece for part in parts for piece in _split(part))
+    header = _header(pieces)
+    return ShardPlan(header=len(header).to_bytes(8, "little") + header, parts=pieces)
+
+
 def write_shard(path: Path, parts: Sequence[Part]) -> tuple[list[WrittenPiece], int]:
     """Write parts into a new safetensors file and flush it to disk.
 
@@ -77,30 +129,22 @@ def write_shard(path: Path, parts: Sequence[Part]) -> tuple[list[WrittenPiece], 
     Raises:
         OSError: the disk is full or the file cannot be written.
     """
-    parts = [small for part in parts for small in _split(part)]
-    header = _header(parts)
-    pieces = []
-    with path.open("xb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        for part in parts:
-            data = _bytes(part.values)
+    plan = plan_shard(parts)
+    with Checksums() as checksums, path.open("xb") as file:
+        file.write(plan.header)
+        for part in plan.parts:
+            data = raw_bytes(part.values)
+            checksums.add(data)
             file.write(data)
-            pieces.append(_describe(part, path.name, zlib.crc32(data)))
-        size = file.tell()
-        _flush(file)
-    return pieces, size
+        flush_file(file)
+        return plan.written(path.name, checksums.results()), plan.size
 
 
 def write_durably(path: Path, text: str) -> None:
     """Write a new text file and flush it to disk."""
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
-        _flush(file)
-
-
-def _flush(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+        flush_file(file)
 
 
 def _split(part: Part) -> list[Part]:
@@ -123,19 +167,18 @@ def _header(parts: Sequence[Part]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for part in parts:
-        size = part.values.numel() * part.values.element_size()
         shape = [stop - start for start, stop in part.block] if part.fills_block else [part.values.numel()]
         entries[_key(part)] = {
             "dtype": DTYPE_NAMES[part.values.dtype],
             "shape": shape,
-            "data_offsets": [offset, offset + size],
+            "data_offsets": [offset, offset + part.num_bytes],
         }
-        offset += size
+        offset += part.num_bytes
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
     return text + b" " * (-len(text) % 8)
 
 
-def _bytes(values: Tensor) -> memoryview:
+def raw_bytes(values: Tensor) -> memoryview:
     """Return the raw little-endian bytes of a flat tensor."""
     flat = values.detach().to("cpu").contiguous().reshape(-1)
     return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
@@ -161,6 +204,28 @@ class ShardReader:
         # Pieces whose checksum fits, and pieces that `check` has verified.
         self._intact: set[tuple[str, str]] = set()
         self._verified: set[tuple[str, str]] = set()
+
+    def check_sums(self, wanted: Iterable[tuple[TensorRecord, Range]]) -> None:
+        """Verify the checksums of all pieces of ranges, in several threads, so that later reads need not.
+
+        Args:
+            wanted: tensors, each with a range of it.
+
+        Raises:
+            DamagedCheckpointError: a shard is missing, truncated or damaged.
+        """
+        pieces = {
+            (piece.file, piece.key): (piece, record.dtype)
+            for record, range_ in wanted
+            for piece in record.pieces
+            if (piece.file, piece.key) not in self._intact
+            and find_overlaps((piece.block, piece.start, piece.stop), range_)
+        }
+        with Checksums() as checksums:
+            for piece, dtype in pieces.values():
+                checksums.add(raw_bytes(self._values(piece, dtype)))
+            for (piece, _), crc32 in zip(pieces.values(), checksums.results(), strict=True):
+                self._accept(piece, crc32)
 
     def check(self, name: str, record: TensorRecord, wanted: Range, dtype: torch.dtype | None = None) -> None:
         """Read and verify the pieces of a range, so that `fill` finds nothing wrong.
@@ -226,6 +291,13 @@ class ShardReader:
         Raises:
             DamagedCheckpointError: its shard is missing, truncated or damaged.
         """
+        values = self._values(piece, dtype)
+        if (piece.file, piece.key) not in self._intact:
+            self._accept(piece, zlib.crc32(raw_bytes(values)))
+        return values
+
+    def _values(self, piece: Piece, dtype: str) -> Tensor:
+        """Return the flat values of one piece, without verifying their checksum."""
         path = self.folder / piece.file
         try:
             values = self._shard(path).get_tensor(piece.key).reshape(-1)
@@ -236,13 +308,15 @@ class ShardReader:
                 f"{path} is damaged: {quoted(piece.key)} has {values.numel():,} elements of {values.dtype}, "
                 f"but the manifest records {piece.numel:,} of {dtype}"
             )
-        place = (piece.file, piece.key)
-        if place not in self._intact and zlib.crc32(_bytes(values)) != piece.crc32:
-            raise DamagedCheckpointError(
-                f"{path} is damaged: the checksum of {quoted(piece.key)} does not match"
-            )
-        self._intact.add(place)
         return values
+
+    def _accept(self, piece: Piece, crc32: int) -> None:
+        """Remember that a piece is intact, if it has this checksum."""
+        if crc32 != piece.crc32:
+            raise DamagedCheckpointError(
+                f"{self.folder / piece.file} is damaged: the checksum of {quoted(piece.key)} does not match"
+            )
+        self._intact.add((piece.file, piece.key))
 
     def _shard(self, path: Path) -> Any:
         if path.name not in self._open:

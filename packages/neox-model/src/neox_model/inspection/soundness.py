@@ -130,6 +130,7 @@ def _manifest_problems(folder: Path, manifest: Manifest) -> Iterator[str]:
         if is_weight(name) and not STORED_TYPES[record.dtype].is_floating_point:
             yield f"{path}: the weight {quoted(name)} has the dtype {record.dtype}"
     yield from (f"{path}: {problem}" for problem in _state_problems(manifest))
+    yield from (f"{path}: {problem}" for problem in _missing_states(manifest))
     for check in (stored_curve, training_state):
         try:
             check(manifest)
@@ -153,6 +154,29 @@ def _state_problems(manifest: Manifest) -> Iterator[str]:
     for name, value in engine.items():
         if not _is_finite(value):
             yield f"engine / {quoted(name)} is {value}"
+
+
+def _missing_states(manifest: Manifest) -> Iterator[str]:
+    """Yield which weights lack states that others with as many dimensions have, besides the same ones.
+
+    Optimizers may treat some weights differently: these have other states, not fewer.
+    """
+    weights = in_model_order(manifest.weight_names)
+    held = {name: set(manifest.optimizer_scalars.get(name, ())) for name in weights}
+    for name in manifest.tensors:
+        weight, _, state = name.rpartition("/")
+        if state_of(name) is not None and weight in held:
+            held[weight].add(state)
+    fullest: dict[tuple[int, frozenset[str]], str] = {}
+    for name in weights:
+        fullest.setdefault((len(manifest.tensors[name].shape), frozenset(held[name])), name)
+    for name in weights:
+        dimensions = len(manifest.tensors[name].shape)
+        for (others, states), example in fullest.items():
+            if others == dimensions and held[name] < states:
+                missing = quoted(", ".join(sorted(states - held[name])))
+                yield f"{quoted(name)} has no state {missing}, which {quoted(example)} has"
+                break
 
 
 def _is_finite(value: float | None) -> bool:

@@ -1,6 +1,7 @@
 """Run a training from its resolved configuration: set up every part, in order, and train."""
 
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.curricula import length_schedule
 from neox_config.derive.engine import engine_offers
+from neox_config.errors import NeoXError
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
@@ -22,6 +24,7 @@ from neox_model.assembly.compilation import compile_layers
 from neox_model.assembly.model import build_model, padded_vocab_size
 from neox_model.assembly.optimizer import build_optimizer, build_schedule
 from neox_model.assembly.token_dropping import kept_tokens
+from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.comparison import SAMPLES_DIGEST
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
@@ -47,7 +50,7 @@ from neox_model.train.data.streams import build_datasets, choose_weighting, open
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.hooks.base import Hook
-from neox_model.train.hooks.checkpoint import CheckpointHook
+from neox_model.train.hooks.checkpoint import Background, CheckpointHook
 from neox_model.train.hooks.copies import CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
@@ -172,7 +175,12 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         batches = resources.enter_context(closing(streams["train"](state.samples, state.iteration)))
         opened = open_writers(resolved, position=state.position) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
-        hooks = _build_hooks(training, evaluator, writers, saves_start=not _has_start(config, resumes))
+        background = _background_saves(training)
+        if background is not None:
+            resources.callback(background.close)
+        hooks = _build_hooks(
+            training, evaluator, writers, background, saves_start=not _has_start(config, resumes)
+        )
         train(state, step, *_recorded(training, batches, hooks))
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None
@@ -285,9 +293,10 @@ def _schedule_source(config: NeoXConfig) -> ScheduleSource:
     return "checkpoint" if config.lr_schedule.use_checkpoint_lr_scheduler else "agreement"
 
 
-def _save(training: _Training, directory: Path) -> None:
+def _save(training: _Training, directory: Path, *, save: Callable[..., object] = save_checkpoint) -> None:
+    """Save the training by `save_checkpoint`, or by a function with the same arguments."""
     section = training.config.checkpoint
-    save_checkpoint(
+    save(
         directory,
         training,
         iteration=training.state.iteration,
@@ -298,8 +307,23 @@ def _save(training: _Training, directory: Path) -> None:
     )
 
 
+def _background_saves(training: _Training) -> BackgroundSaves | None:
+    section = training.config.checkpoint
+    if section.save is None or not section.async_save:
+        return None
+    if not hasattr(os, "memfd_create"):
+        raise NeoXError("async-save requires Linux; set async-save: false")
+    patience = training.config.launch.hang_timeout
+    return BackgroundSaves(training.groups, training.engine.device, patience=patience)
+
+
 def _build_hooks(
-    training: _Training, evaluator: Evaluator, writers: Sequence[MetricWriter], *, saves_start: bool
+    training: _Training,
+    evaluator: Evaluator,
+    writers: Sequence[MetricWriter],
+    background: BackgroundSaves | None,
+    *,
+    saves_start: bool,
 ) -> list[Hook]:
     """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
     config, timers = training.config, Timers()
@@ -359,7 +383,9 @@ def _build_hooks(
     hooks += _gradient_hooks(training, writers, log)
     if config.checkpoint.save is not None:
         extra = {each for each in config.checkpoint.extra_save_iters or () if each or saves_start}
-        hooks.append(_saving(training, Path(config.checkpoint.save), extra, timers, before_save, progress))
+        hooks.append(
+            _saving(training, Path(config.checkpoint.save), extra, timers, before_save, progress, background)
+        )
     kept = kept_tokens(config)
     if kept is not None:
         hooks.append(DropTokensHook(training.model, kept.at))
@@ -394,18 +420,30 @@ def _saving(
     timers: Timers,
     before_save: Callable[[], None],
     progress: Progress,
+    saves: BackgroundSaves | None,
 ) -> CheckpointHook:
     section = training.config.checkpoint
     minutes = section.save_interval_minutes
+
     return CheckpointHook(
         lambda state: _save(training, directory),
         interval=section.save_interval,
         growth=section.save_growth,
         extra=extra,
         clock=None if minutes is None else SaveClock(training.groups.control, minutes=minutes),
+        background=None if saves is None else _background(training, directory, saves),
         timers=timers,
         before_save=before_save,
         while_saving=progress.repeated,
+    )
+
+
+def _background(training: _Training, directory: Path, saves: BackgroundSaves) -> Background:
+    states = not training.config.checkpoint.no_save_optim
+    return Background(
+        start=lambda state: _save(training, directory, save=saves.start),
+        saves=saves,
+        prepare=partial(saves.prepare, training, save_optimizer=states),
     )
 
 

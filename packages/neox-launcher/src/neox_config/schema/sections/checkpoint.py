@@ -80,6 +80,16 @@ class CheckpointSection(Section, resume="free"):
         doc="Save as well when this many minutes have passed since the last save, or since the start, by the "
         "clock of rank 0. The time is checked after each iteration; the save follows one iteration later.",
     )
+    async_save: bool = param(
+        False,
+        origin="ours",
+        used_when="save is set",
+        doc="Write scheduled checkpoints while the training goes on: each rank copies its part to host "
+        "memory, from which another process writes it at the lowest priority. The training waits only for "
+        "the copy, and for the previous save. Requires Linux, and host memory for one copy of the weights "
+        "and optimizer states. The save at the end of a training or after a request to stop is synchronous. "
+        "A writer without progress for hang-timeout has failed.",
+    )
     keep_last_n_checkpoints: int | None = param(
         None,
         origin="NeoX",

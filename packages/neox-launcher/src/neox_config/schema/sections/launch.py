@@ -157,7 +157,8 @@ class LaunchSection(Section, resume="free"):
         none_means="hangs after the first iteration are not detected",
         doc="Seconds without a finished iteration, after the first one, until every rank reports its stack "
         "and the job stops. Must be longer than the longest evaluation between iterations. Saving is not "
-        "limited, except that of iteration 0, which first-iteration-timeout limits.",
+        "limited, except that of iteration 0, which first-iteration-timeout limits, and that the writer of "
+        "an asynchronous save must make progress within this time.",
     )
     first_iteration_timeout: float | None = param(
         7200.0,

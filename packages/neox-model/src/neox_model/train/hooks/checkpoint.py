@@ -3,8 +3,10 @@
 import logging
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 from neox_config.errors import NeoXError
+from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.metrics.timers import Timers
 from neox_model.train.hooks.base import Hook
@@ -12,7 +14,7 @@ from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
-__all__ = ["CheckpointHook", "is_save_due"]
+__all__ = ["Background", "CheckpointHook", "is_save_due"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +34,27 @@ def is_save_due(iteration: int, *, interval: int | None, growth: float | None) -
     return int(power) == iteration
 
 
+@dataclass(frozen=True, slots=True)
+class Background:
+    """Scheduled saves in the background of the training.
+
+    Args:
+        start: starts a save in `saves`; collective, and fails on all ranks or on none.
+        saves: the save under way.
+        prepare: reserves memory; called once, after the first iteration, when all states exist.
+    """
+
+    start: Callable[[TrainState], object]
+    saves: BackgroundSaves
+    prepare: Callable[[], object]
+
+
 class CheckpointHook(Hook):
     """Saves checkpoints and handles failures to save.
 
     A failure of a scheduled save is logged as an error and training continues, so that a full disk does not
-    end a long training. A failure of the last save ends the training with an error.
+    end a long training. A failure of the last save, which always is synchronous, ends the training with an
+    error.
 
     Args:
         save: saves the state; collective, and fails on all ranks or on none.
@@ -44,6 +62,7 @@ class CheckpointHook(Hook):
         growth: save at iterations 1, growth, growth^2, ..., rounded down.
         extra: iterations at which to save in addition; 0 saves before the first one.
         clock: requests further saves by time; None: none.
+        background: scheduled saves; None: they are synchronous.
         timers: measures saving as the activity `checkpoint`.
         before_save: called before each save, to write pending logs first.
         while_saving: function of the iteration that returns a context manager around the save.
@@ -57,6 +76,7 @@ class CheckpointHook(Hook):
         growth: float | None = None,
         extra: Collection[int] = (),
         clock: SaveClock | None = None,
+        background: Background | None = None,
         timers: Timers,
         before_save: Callable[[], None],
         while_saving: Callable[[int], AbstractContextManager[object]] = nullcontext,
@@ -66,9 +86,11 @@ class CheckpointHook(Hook):
         self._growth = growth
         self._extra = frozenset(extra)
         self._clock = clock
+        self._background = background
         self._timers = timers
         self._before_save = before_save
         self._while_saving = while_saving
+        self._is_prepared = background is None
 
     def on_start(self, state: TrainState) -> None:
         """Save the state before the first iteration if `extra` contains 0; start the clock."""
@@ -90,10 +112,15 @@ class CheckpointHook(Hook):
         if state.finished:
             self._save_last(state)
             return
+        if self._background is not None and not self._is_prepared:
+            self._background.prepare()
+            self._is_prepared = True
         if is_time or self._is_due(state.iteration):
             self._try_to_save(state)
             if self._clock is not None:
                 self._clock.restart()
+        elif self._background is not None:
+            self._continue(self._background.saves, self._background.saves.proceed)
         if self._clock is not None:
             self._clock.send()
 
@@ -104,21 +131,37 @@ class CheckpointHook(Hook):
 
     def _save_last(self, state: TrainState) -> None:
         try:
-            self._save_now(state)
+            self._save_now(state, self._save)
         except CheckpointError as error:
             raise NeoXError(
                 f"cannot save the training's last iteration, {state.iteration}: {error}"
             ) from error
 
     def _try_to_save(self, state: TrainState) -> None:
+        save = self._save if self._background is None else self._background.start
         try:
-            self._save_now(state)
+            self._save_now(state, save)
         except CheckpointError as error:
-            logger.error("iteration %d was not saved, training continues: %s", state.iteration, error)
+            _log_failure(state.iteration, error)
 
-    def _save_now(self, state: TrainState) -> None:
+    def _save_now(self, state: TrainState, save: Callable[[TrainState], object]) -> None:
         self._before_save()
         # A report would be taken for the first iteration, which has its own time limit.
         watched = self._while_saving(state.iteration) if state.iteration else nullcontext()
         with self._timers.measure("checkpoint"), watched:
-            self._save(state)
+            if self._background is not None:
+                self._continue(self._background.saves, self._background.saves.finish)
+            save(state)
+
+    def _continue(self, saves: BackgroundSaves, action: Callable[[], None]) -> None:
+        """Continue with the save under way, whose failure does not end the training."""
+        iteration = saves.iteration
+        try:
+            action()
+        except CheckpointError as error:
+            assert iteration is not None, "a failure is that of a save"
+            _log_failure(iteration, error)
+
+
+def _log_failure(iteration: int, error: CheckpointError) -> None:
+    logger.error("iteration %d was not saved, training continues: %s", iteration, error)

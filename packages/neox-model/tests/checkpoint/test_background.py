@@ -1,0 +1,338 @@
+"""Saves in the background: the same bytes as synchronous ones, and what is left when something dies."""
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from neox_model.checkpoint import CheckpointError, shard_writer, writer_process
+from neox_model.checkpoint.background import BackgroundSaves
+from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.parallel.topology import create_groups
+from support.checkpoint_runs import Run
+from support.distributed import run_ranks
+
+DEADLINE_SECONDS = 120.0
+
+
+def trained(seed: int = 1) -> Run:
+    torch.manual_seed(seed)
+    run = Run(layers=2)
+    run.train()
+    return run
+
+
+@pytest.fixture
+def saves() -> Iterator[BackgroundSaves]:
+    found = BackgroundSaves(SINGLE_PROCESS, torch.device("cpu"), patience=60.0)
+    yield found
+    found.close()
+
+
+def start(saves: BackgroundSaves, run: Run, folder: Path, **options: object) -> None:
+    saves.start(folder, run._parts(), iteration=run.iteration, config=run.config, **options)
+
+
+def go_on(saves: BackgroundSaves) -> None:
+    """Proceed as the training does after every iteration, until nothing is under way."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while saves.iteration is not None:
+        saves.proceed()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def signalled_writer(number: int) -> object:
+    """Send a signal to each writer as soon as it is started."""
+    begin = writer_process._start
+
+    def start_and_signal(*arguments: object) -> "subprocess.Popen[bytes]":
+        process = begin(*arguments)
+        process.send_signal(number)
+        return process
+
+    return patch.object(writer_process, "_start", start_and_signal)
+
+
+def limited_writer(*, size: int) -> object:
+    """Let writers create no file larger than a size, as on a full disk."""
+    begin = writer_process._start
+
+    def start_limited(*arguments: object) -> "subprocess.Popen[bytes]":
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            return begin(*arguments)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return patch.object(writer_process, "_start", start_limited)
+
+
+def test_the_files_are_those_of_a_synchronous_save_although_the_training_goes_on(tmp_path, saves):
+    run = trained()
+    final = run.save(tmp_path / "synchronous")
+    start(saves, run, tmp_path / "background")
+    assert saves.iteration == 1
+    run.train()
+    go_on(saves)
+    assert contents(tmp_path / "background" / "global_step1") == contents(final)
+    assert names(tmp_path / "background") == ["global_step1", "latest"]
+
+
+def test_pieces_have_the_same_checksums_when_there_are_many(tmp_path, saves, monkeypatch):
+    monkeypatch.setattr("neox_model.checkpoint.shards._PIECE_ELEMENTS", 5)
+    run = trained()
+    final = run.save(tmp_path / "synchronous")
+    start(saves, run, tmp_path / "background")
+    saves.finish()
+    assert contents(tmp_path / "background" / "global_step1") == contents(final)
+
+
+def test_the_memory_grows_and_is_used_again(tmp_path, saves):
+    run = trained()
+    for keeps in (False, True, False):
+        start(saves, run, tmp_path / "background", save_optimizer=keeps)
+        final = run.save(tmp_path / "synchronous", save_optimizer=keeps)
+        saves.finish()
+        assert contents(tmp_path / "background" / final.name) == contents(final)
+        run.train()
+
+
+def test_reserved_memory_is_used(tmp_path, saves):
+    run = trained()
+    final = run.save(tmp_path / "synchronous")
+    saves.prepare(run._parts())
+    start(saves, run, tmp_path / "background")
+    saves.finish()
+    assert saves._snapshot._size == final.joinpath("shard-00000.safetensors").stat().st_size
+    assert contents(tmp_path / "background" / final.name) == contents(final)
+
+
+def test_a_lack_of_memory_is_a_failed_save(tmp_path, saves, monkeypatch, caplog):
+    def lacking(file: int, start: int, size: int) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    run = trained()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", lacking)
+        saves.prepare(run._parts())
+        with pytest.raises(CheckpointError, match=r"saving .*global_step1 failed: .*Cannot allocate memory"):
+            start(saves, run, tmp_path)
+    assert "cannot reserve memory for asynchronous saves" in caplog.text
+    start(saves, run, tmp_path)
+    saves.finish()
+    assert names(tmp_path) == ["global_step1", "latest"]
+
+
+def test_old_checkpoints_are_deleted_when_the_new_one_is_visible(tmp_path, saves):
+    run = trained()
+    for _ in range(3):
+        start(saves, run, tmp_path, keep_last=1)
+        saves.finish()
+        run.train()
+    assert names(tmp_path) == ["global_step3", "latest"]
+
+
+def test_values_that_are_not_finite_are_not_saved(tmp_path, saves):
+    run = trained()
+    run.model.layers[1].data[0, 0] = torch.nan
+    with pytest.raises(CheckpointError, match=r"saving .*not finite in layers\.1; earlier"):
+        start(saves, run, tmp_path)
+    assert (saves.iteration, names(tmp_path)) == (None, [])
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_killed_writer_is_a_failed_save_and_the_next_one_works(tmp_path, saves, waits):
+    run = trained()
+    run.save(tmp_path)
+    run.train()
+    action: Callable[[BackgroundSaves], None] = BackgroundSaves.finish if waits else go_on
+    with signalled_writer(signal.SIGKILL):
+        start(saves, run, tmp_path)
+        with pytest.raises(
+            CheckpointError,
+            match=r"saving .*global_step2 failed: the writer of .*shard-00000.* was ended by SIGKILL",
+        ):
+            action(saves)
+    assert names(tmp_path) == ["global_step1", "latest"]
+    start(saves, run, tmp_path)
+    action(saves)
+    assert names(tmp_path) == ["global_step1", "global_step2", "latest"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_request_to_stop_does_not_end_the_writer(tmp_path, saves, number):
+    with signalled_writer(number):
+        start(saves, trained(), tmp_path)
+        saves.finish()
+    assert names(tmp_path) == ["global_step1", "latest"]
+
+
+def test_a_disk_that_fills_in_the_writer_is_reported(tmp_path, saves):
+    run = trained()
+    run.save(tmp_path)
+    run.train()
+    with limited_writer(size=100):
+        start(saves, run, tmp_path)
+        with pytest.raises(CheckpointError, match=r"global_step2 failed: .*File too large"):
+            saves.finish()
+    assert names(tmp_path) == ["global_step1", "latest"]
+
+
+def test_a_writer_without_progress_is_ended_and_reported(tmp_path):
+    saves = BackgroundSaves(SINGLE_PROCESS, torch.device("cpu"), patience=0.3)
+    with signalled_writer(signal.SIGSTOP):
+        start(saves, trained(), tmp_path)
+        with pytest.raises(
+            CheckpointError, match=r"made no progress for 0\.3 s \(hang-timeout\); make sure that the file"
+        ):
+            saves.finish()
+    saves.close()
+    assert names(tmp_path) == []
+
+
+def test_closing_ends_the_writer_and_the_next_save_removes_its_folder(tmp_path, saves):
+    run = trained()
+    with signalled_writer(signal.SIGSTOP):
+        start(saves, run, tmp_path)
+    process = saves._part._process
+    saves.close()
+    assert process.returncode == -signal.SIGKILL
+    assert names(tmp_path) == [".global_step1.saving"]
+    run.save(tmp_path)
+    assert names(tmp_path) == ["global_step1", "latest"]
+
+
+def test_a_publication_that_fails_leaves_the_earlier_checkpoint(tmp_path, saves):
+    run = trained()
+    run.save(tmp_path)
+    run.train()
+    start(saves, run, tmp_path)
+    saves._part.wait()
+    (tmp_path / ".global_step2.saving" / "shard-00000.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="written by another process, is not visible here"):
+        saves.finish()
+    assert names(tmp_path) == ["global_step1", "latest"]
+
+
+def test_the_writer_starts_without_torch():
+    program = (
+        f"import sys, {shard_writer.__name__}\n"
+        "print(sorted({'torch', 'numpy', 'safetensors', 'deepspeed', 'pydantic'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+_WORKER = """
+import subprocess, sys, time, torch
+from pathlib import Path
+from neox_model.checkpoint.background import BackgroundSaves
+from neox_model.checkpoint import writer_process
+from neox_model.parallel.groups import SINGLE_PROCESS
+from support.checkpoint_runs import Run
+
+def start(path, files):
+    program = (
+        "import sys, time; from neox_model.checkpoint import shard_writer\\n"
+        "shard_writer._write = lambda *arguments: time.sleep(600)\\n"
+        "shard_writer.main(sys.argv[1:])"
+    )
+    words = [sys.executable, "-c", program, str(path), *map(str, files)]
+    return subprocess.Popen(words, pass_fds=files)
+
+writer_process._start = start
+run = Run()
+run.train()
+saves = BackgroundSaves(SINGLE_PROCESS, torch.device("cpu"), patience=None)
+saves.start(Path(sys.argv[1]), run._parts(), iteration=1, config=run.config)
+print(saves._part._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_writer_has_the_lowest_priority_and_ends_with_its_worker(tmp_path):
+    words = [sys.executable, "-c", _WORKER, str(tmp_path)]
+    worker = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    writer = int(worker.stdout.readline())
+    wait_until(lambda: os.getpriority(os.PRIO_PROCESS, writer) == 19)
+    assert is_running(writer)
+    worker.kill()
+    worker.wait()
+    worker.stdout.close()
+    wait_until(lambda: not is_running(writer))
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def save_on_two_ranks(directory: str) -> tuple[list[int], list[str]]:
+    """Save three times on two ranks, of which rank 1's writer is slower at first, and killed at last.
+
+    Returns:
+        For each save the number of calls until it was complete, and the errors.
+    """
+    torch.manual_seed(1)
+    run, rank, folder = Run(groups=create_groups(1, 1)), dist.get_rank(), Path(directory)
+    saves = BackgroundSaves(run.groups, torch.device("cpu"), patience=None)
+    counts, errors = [], []
+    for action in (signal.SIGSTOP, None, signal.SIGKILL):
+        run.train()
+        start(saves, run, folder, keep_last=1)
+        process = saves._part._process
+        if rank == 1 and action is not None:
+            process.send_signal(action)
+        count = 0
+        try:
+            while saves.iteration is not None:
+                saves.proceed()
+                count += 1
+                if count == 20:
+                    process.send_signal(signal.SIGCONT)
+                time.sleep(0.01)
+        except CheckpointError as error:
+            errors.append(str(error))
+        counts.append(count)
+    saves.close()
+    return counts, errors
+
+
+def test_all_ranks_complete_a_save_at_the_same_iteration_and_fail_together(tmp_path):
+    first, second = run_ranks(save_on_two_ranks, size=2, directory=str(tmp_path))
+    assert first == second
+    counts, errors = first
+    assert counts[0] > 20
+    assert counts[1] >= 2
+    assert len(errors) == 1
+    assert "global_step3 failed on rank 1: the writer of" in errors[0]
+    assert names(tmp_path) == ["global_step2", "latest"]
