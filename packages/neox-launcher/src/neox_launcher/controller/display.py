@@ -1,4 +1,4 @@
-"""What a launch shows of its training beside the output of the workers: nothing, or a live line on a terminal."""
+"""What a launch shows of its training besides the output: nothing, or a live line on a terminal."""
 
 import io
 import os

@@ -13,7 +13,7 @@ __all__ = ["LiveState", "Pace", "format_duration", "render_line"]
 _MEMORY_SECONDS = 1800.0
 _SILENT_SECONDS = 60.0
 _SILENT_ITERATIONS = 5.0
-_SPINNER = "|/-\\"
+_SPINNER = "-\\-/"
 _TURNS_PER_SECOND = 4
 _SEPARATOR = " | "
 
@@ -55,8 +55,10 @@ class LiveState:
     reported: float = 0.0
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the seconds until the last iteration, as far as known."""
+        """Return the seconds until the last iteration; None if they are not known, or it is finished."""
         if self.iteration is None or self.last_iteration is None or self.seconds_per_iteration is None:
+            return None
+        if self.iteration >= self.last_iteration:
             return None
         whole = (self.last_iteration - self.iteration) * self.seconds_per_iteration
         return max(0.0, whole - (now - self.reported))

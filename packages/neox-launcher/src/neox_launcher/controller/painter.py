@@ -1,8 +1,7 @@
 """Keeps a line at the bottom of a terminal, below everything else that is written there.
 
-A painter only computes what to write: the thread that owns the terminal calls it. Nothing but the line's own
-text is ever in the row of the cursor, and the cursor stays at the beginning of the line and visible, so that a
-process that is killed leaves a usable terminal.
+A painter only computes what to write; the thread that writes to the terminal calls it. The cursor stays
+visible and at the beginning of the line, so that a process that is killed leaves a usable terminal.
 """
 
 import os
@@ -106,9 +105,9 @@ class Painter:
 
 
 def readable(line: bytes) -> bytes:
-    """Return a line of output without what could move the cursor or change the terminal, except colours.
+    r"""Return a line of output without what could move the cursor or change the terminal, except colours.
 
-    Escape sequences are removed, other control characters and invalid bytes are shown as `\\x07`.
+    Escape sequences are removed, other control characters and invalid bytes are shown as `\x07`.
     """
     text = line.decode("utf-8", errors="backslashreplace").removesuffix("\r")
     text = text[text.rfind("\r") + 1 :]

@@ -78,19 +78,21 @@ def _start_rows(plan: LaunchPlan, result: Estimate) -> Iterator[Row]:
     model = config.model
     yield (
         "model",
-        f"{_count(result.total_parameters)} parameters: {model.num_layers} layers, width {model.hidden_size:,}, "
-        f"{model.num_attention_heads} heads",
+        f"{_count(result.total_parameters)} parameters: {model.num_layers} layers, width "
+        f"{model.hidden_size:,}, {model.num_attention_heads} heads",
     )
     yield "workers", _workers(plan)
     yield (
         "layout",
         f"data {derived.data_parallel_size} x pipe {derived.pipe_parallel_size} x model "
-        f"{derived.model_parallel_size}, ZeRO stage {config.zero.zero_optimization.stage}, {derived.precision}",
+        f"{derived.model_parallel_size}, ZeRO stage {config.zero.zero_optimization.stage}, "
+        f"{derived.precision}",
     )
     yield (
         "batch",
         f"{derived.train_batch_size:,} samples of {model.seq_length:,} tokens = micro-batch "
-        f"{derived.micro_batch_size} x accumulation {derived.accumulation} x data {derived.data_parallel_size}",
+        f"{derived.micro_batch_size} x accumulation {derived.accumulation} x data "
+        f"{derived.data_parallel_size}",
     )
     iterations = config.training.train_iters
     yield (
@@ -148,9 +150,8 @@ def _saves(config: NeoXConfig) -> str:
     times += [f"at growing intervals (x {section.save_growth:g})"] if section.save_growth else []
     times += [f"every {section.save_interval_minutes:g} min"] if section.save_interval_minutes else []
     kept = section.keep_last_n_checkpoints
-    return f"{section.save}: {', '.join([*times, 'at the end'])}" + (
-        f"; the last {kept} are kept" if kept else ""
-    )
+    limit = f"; the last {kept} are kept" if kept else ""
+    return f"{section.save}: {', '.join([*times, 'at the end'])}{limit}"
 
 
 def _evaluates(config: NeoXConfig) -> str:
@@ -207,11 +208,8 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
     elif not is_finished:
         yield "start again", _command(request)
     log_dir = config.logging.log_dir
-    if (
-        log_dir is not None
-        and result.iteration
-        and Path(plan.working_directory, log_dir, "metrics.jsonl").is_file()
-    ):
+    has_metrics = log_dir is not None and Path(plan.working_directory, log_dir, "metrics.jsonl").is_file()
+    if log_dir is not None and has_metrics and result.iteration:
         yield "report", f"neox-report {shlex.quote(log_dir)}"
 
 

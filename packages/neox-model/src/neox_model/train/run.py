@@ -372,7 +372,7 @@ def _build_hooks(
             writers=writers,
             timers=timers,
             before_evaluation=log.write_pending,
-            while_evaluating=lambda name: progress.phase(f"evaluating: {name}"),
+            while_evaluating=lambda name: progress.phase(f"evaluating ({name})"),
         ),
     ]
     if config.logging.log_param_norm or config.logging.log_optimizer_states:

@@ -64,10 +64,7 @@ class EvaluateHook(Hook):
         if not self._evaluator.has(part):
             return
         self._before_evaluation()
-        with (
-            self._timers.measure("evaluate"),
-            self._while_evaluating(f"{name} of iteration {state.iteration}"),
-        ):
+        with self._timers.measure("evaluate"), self._while_evaluating(name):
             evaluation = self._evaluator.evaluate(part, first)
         metrics = {f"loss/{name}": evaluation.loss, f"perplexity/{name}": evaluation.perplexity}
         for writer in self._writers:

@@ -1,4 +1,4 @@
-"""Report this worker's progress to its agent: for the detection of hangs, and for the launcher's live line."""
+"""Report this worker's progress to its agent, for the detection of hangs and for the live line."""
 
 import logging
 import time
@@ -78,6 +78,7 @@ class StatusReports:
 
     def start(self, state: TrainState) -> None:
         """Report the iteration from which the training starts."""
+        self._rate = self._schedule.current_rate
         self._progress.describe(
             phase="first iteration", iteration=state.iteration, last_iteration=state.last_iteration
         )
@@ -87,13 +88,18 @@ class StatusReports:
         now = self._clock()
         if self._since[0] == 0.0:
             self._since = (now, state.tokens, self._progress.seconds_in_phases)
-        self._reading.start({"loss/train": report.loss, "optimizer/loss_scale": report.loss_scale})
+        numbers = {
+            "loss/train": report.loss,
+            "optimizer/loss_scale": report.loss_scale,
+            "optimizer/learning_rate": self._rate,
+        }
+        self._rate = self._schedule.current_rate
+        self._reading.start(numbers)
         if now - self._reported < _INTERVAL_SECONDS and not state.finished:
             return
         self._reported = now
         metrics = self._reading.finished(waits=state.finished)
         metrics |= self._rates(now, state) | _memory()
-        metrics["optimizer/learning_rate"] = self._schedule.current_rate
         self._progress.describe(phase="", iteration=state.iteration, metrics=metrics)
 
     def _rates(self, now: float, state: TrainState) -> dict[str, float]:
@@ -106,7 +112,7 @@ class StatusReports:
 
 
 class _LateReading:
-    """Numbers of the device that are copied to the host in the background, and read when they have arrived."""
+    """Numbers of the device, copied to the host in the background and read when they have arrived."""
 
     def __init__(self) -> None:
         self._numbers: Mapping[str, Tensor | float | None] = {}
