@@ -94,7 +94,7 @@ def supervise(
             endpoint=endpoint,
             token=token or new_token(),
             shares_terminal=is_local if shares_terminal is None else shares_terminal,
-            display=display or Display(),
+            display=display,
         )
         with launch.listening_to_signals():
             outcome = launch.run(commands_for(launch.contact(folder)))
@@ -114,10 +114,10 @@ class _Launch:
         start_timeout: float,
         endpoint: Endpoint,
         token: str,
-        shares_terminal: bool,
-        display: Display,
+        shares_terminal: bool = False,
+        display: Display | None = None,
     ) -> None:
-        self._orders, self._selector, self._display = orders, selector, display
+        self._orders, self._selector, self._display = orders, selector, display or Display()
         self._shares_terminal = shares_terminal
         self._start_timeout = start_timeout
         self._start_by = time.monotonic() + start_timeout
