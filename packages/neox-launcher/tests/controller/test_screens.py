@@ -116,7 +116,7 @@ def test_a_stopped_training_is_resumed_by_its_own_command(plan, request_, tmp_pa
 
 
 def test_a_training_that_failed_without_a_checkpoint_is_started_again(plan, request_):
-    failed = replace(DONE, iteration=None, has_failed=True, state=LiveState())
+    failed = replace(DONE, iteration=0, has_failed=True, state=LiveState())
     text = render_end(plan, request_, failed, width=120)
     shown = rows(text)
     assert text.plain.startswith("neox-launch: failed\n")

@@ -303,7 +303,8 @@ def _run_shown(request: Request, plan: LaunchPlan, display: LiveDisplay) -> Outc
         outcome = run_plan(plan, display)
         result = Result(
             state=display.state,
-            iteration=display.state.iteration if outcome.iteration is None else outcome.iteration,
+            # What rank 0 reports last arrives when it has ended; the agents report once a second.
+            iteration=max(outcome.iteration or 0, display.state.iteration or 0),
             has_failed=outcome.first_failure is not None,
             seconds=time.monotonic() - started,
             restarts=display.num_attempts - 1,

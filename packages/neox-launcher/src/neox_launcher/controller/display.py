@@ -16,6 +16,7 @@ from rich.text import Text
 from neox_config.errors import LaunchError
 from neox_launcher.controller.live_line import LiveState, Pace, render_line
 from neox_launcher.controller.terminal import draw, print_message, start_drawing, stop_drawing
+from neox_launcher.worker.reporting import FINISHING
 
 __all__ = ["Display", "LiveDisplay", "open_display"]
 
@@ -36,7 +37,7 @@ class Display:
         """Show what rank 0 reports: `neox_launcher.worker.reporting.Progress.describe`."""
 
     def begin_attempt(self) -> None:
-        """Forget the last attempt: the workers are started, possibly again."""
+        """Show a new attempt: the workers are started, possibly again."""
 
     def close(self) -> None:
         """Remove what is drawn."""
@@ -70,7 +71,9 @@ class LiveDisplay(Display):
 
     def show_phase(self, phase: str) -> None:
         """Show what the launch is doing; empty while the workers report by themselves."""
-        self._state = replace(self._state, phase=phase, since=self._clock())
+        self._state = replace(
+            self._state, phase=phase, since=self._clock(), iteration=None, seconds_per_iteration=None
+        )
 
     def show_request(self, request: str) -> None:
         """Show a request to the workers, such as `stopping`, until the next attempt."""
@@ -80,7 +83,7 @@ class LiveDisplay(Display):
         """Show what rank 0 reports."""
         now, before = self._clock(), self._state
         phase, iteration = str(status.get("phase", "")), status.get("iteration")
-        seconds = before.seconds_per_iteration
+        seconds = None if phase == FINISHING else before.seconds_per_iteration
         if iteration is not None and not phase:
             seconds = self._pace.note(iteration)
         self.num_warnings = self._warnings_before + int(status.get("warnings", 0))
@@ -96,17 +99,10 @@ class LiveDisplay(Display):
         )
 
     def begin_attempt(self) -> None:
-        """Forget the last attempt; results such as the last loss stay until there are new ones."""
+        """Show a new attempt; results such as the last loss stay until there are new ones."""
         self.num_attempts += 1
         self._warnings_before, self._pace = self.num_warnings, Pace(self._clock)
-        self._state = replace(
-            self._state,
-            phase="",
-            request="",
-            since=self._clock(),
-            iteration=None,
-            seconds_per_iteration=None,
-        )
+        self._state = replace(self._state, request="")
 
     def close(self) -> None:
         """Remove the line; may be called again."""
@@ -148,7 +144,7 @@ def open_display(mode: str) -> LiveDisplay | None:
         mode: `terminal` of the configuration.
 
     Raises:
-        LaunchError: a live line is requested, but standard error is no terminal that can show it.
+        LaunchError: a live line is requested, but standard error cannot show it.
     """
     if mode == "plain":
         return None

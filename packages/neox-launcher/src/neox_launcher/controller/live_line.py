@@ -55,7 +55,9 @@ class LiveState:
     reported: float = 0.0
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the seconds until the last iteration; None if they are not known, or it is finished."""
+        """Return the seconds until the last iteration; None if they are not known, or it is not the aim."""
+        if self.request:
+            return None
         if self.iteration is None or self.last_iteration is None or self.seconds_per_iteration is None:
             return None
         if self.iteration >= self.last_iteration:
@@ -131,7 +133,8 @@ def _fields(state: LiveState, now: float) -> Iterator[tuple[str, str]]:
     if state.iteration is not None:
         yield f"iteration {state.iteration:,}/{state.last_iteration or 0:,}", ""
     for name, (text, style) in _METRICS.items():
-        if name in state.metrics:
+        # Until the first report, they are those of the attempt before.
+        if name in state.metrics and state.iteration is not None:
             value = state.metrics[name]
             yield text.format(value / 2**30 if name == "memory/bytes" else value), style
 

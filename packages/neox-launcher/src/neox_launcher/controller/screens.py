@@ -28,7 +28,7 @@ class Result:
 
     Args:
         state: what the live line showed last.
-        iteration: last completed iteration; None if there was none.
+        iteration: last completed iteration; 0 if there was none.
         has_failed: the training ended with an error.
         seconds: duration of the launch.
         restarts: number of restarts.
@@ -36,7 +36,7 @@ class Result:
     """
 
     state: LiveState
-    iteration: int | None
+    iteration: int
     has_failed: bool
     seconds: float
     restarts: int
@@ -53,7 +53,7 @@ def render_start(plan: LaunchPlan, *, width: int) -> Text:
 def render_end(plan: LaunchPlan, request: Request, result: Result, *, width: int) -> Text:
     """Return what came out of a training, and the commands that continue from it."""
     last = plan.resolved.config.training.train_iters
-    is_finished = not result.has_failed and (result.iteration or 0) >= last
+    is_finished = not result.has_failed and result.iteration >= last
     title = "finished" if is_finished else "failed" if result.has_failed else "stopped"
     rows = [row for row in _end_rows(plan, result) if row[1]]
     rows += _next_rows(plan, request, result, is_finished=is_finished)
@@ -171,7 +171,7 @@ def _logs(config: NeoXConfig) -> str:
 
 def _end_rows(plan: LaunchPlan, result: Result) -> Iterator[Row]:
     config, metrics = plan.resolved.config, result.state.metrics
-    yield "iterations", f"{result.iteration or 0:,} of {config.training.train_iters:,}"
+    yield "iterations", f"{result.iteration:,} of {config.training.train_iters:,}"
     yield "loss", f"{metrics['loss/train']:.4f}" if "loss/train" in metrics else ""
     yield "validation loss", f"{metrics['loss/validation']:.4f}" if "loss/validation" in metrics else ""
     yield "duration", format_duration(result.seconds)

@@ -32,6 +32,7 @@ from neox_config.errors import NeoXError
 __all__ = [
     "AGENT_FILE",
     "ALL_DONE",
+    "FINISHING",
     "RESTART_VARIABLE",
     "RUN_DIR_VARIABLE",
     "STOP_FILE",
@@ -56,6 +57,8 @@ STOP_FILE = "stop-signal"
 """File with the number of the signal that requested the stop, which may be forwarded as another one."""
 ALL_DONE = -1
 """Reported instead of an iteration when no iterations follow, and what follows may take long."""
+FINISHING = "finishing"
+"""Phase after the last iteration, until the worker exits; other phases may lie in it."""
 _BEAT_SECONDS = 1.0
 _PROGRESS_BYTES = 20
 _STATUS_BYTES = 2048

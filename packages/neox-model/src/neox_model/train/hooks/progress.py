@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from neox_launcher.worker.reporting import ALL_DONE, Progress
+from neox_launcher.worker.reporting import ALL_DONE, FINISHING, Progress
 from neox_model.metrics.throughput import Throughput
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.train.hooks.base import Hook
@@ -49,7 +49,8 @@ class ProgressHook(Hook):
     def on_end(self, state: TrainState) -> None:
         """Report the end: the last evaluation and the last save have no time limit."""
         self._progress.report(ALL_DONE)
-        self._progress.describe(phase="finishing")
+        if self._status is not None:
+            self._status.end(state)
 
 
 class StatusReports:
@@ -84,7 +85,7 @@ class StatusReports:
         )
 
     def step(self, state: TrainState, report: StepReport) -> None:
-        """Report a finished iteration, if the last report is a second old or this is the last iteration."""
+        """Report a finished iteration, if the last report is a second old."""
         now = self._clock()
         if self._since[0] == 0.0:
             self._since = (now, state.tokens, self._progress.seconds_in_phases)
@@ -95,12 +96,17 @@ class StatusReports:
         }
         self._rate = self._schedule.current_rate
         self._reading.start(numbers)
-        if now - self._reported < _INTERVAL_SECONDS and not state.finished:
+        if now - self._reported < _INTERVAL_SECONDS:
             return
         self._reported = now
-        metrics = self._reading.finished(waits=state.finished)
-        metrics |= self._rates(now, state) | _memory()
+        metrics = self._reading.finished() | self._rates(now, state) | _memory()
         self._progress.describe(phase="", iteration=state.iteration, metrics=metrics)
+
+    def end(self, state: TrainState) -> None:
+        """Report the last iteration."""
+        self._progress.describe(
+            phase=FINISHING, iteration=state.iteration, metrics=self._reading.finished(waits=True)
+        )
 
     def _rates(self, now: float, state: TrainState) -> dict[str, float]:
         since, tokens, in_phases = self._since
