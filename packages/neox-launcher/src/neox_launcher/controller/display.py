@@ -109,7 +109,7 @@ class LiveDisplay(Display):
         if not self._has_closed.is_set():
             self._has_closed.set()
             self._ticker.join()
-            stop_drawing(self._stream)
+            stop_drawing()
 
     def print(self, screen: Callable[[int], Text]) -> None:
         """Print a text above the line.
@@ -134,7 +134,7 @@ class LiveDisplay(Display):
 
     def _tick(self) -> None:
         while not self._has_closed.wait(_TICK_SECONDS):
-            draw(self._stream)
+            draw()
 
 
 def open_display(mode: str) -> LiveDisplay | None:

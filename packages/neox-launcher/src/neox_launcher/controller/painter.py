@@ -36,7 +36,7 @@ class Painter:
     """
 
     def __init__(self, descriptor: int, render: Callable[[int], str]) -> None:
-        self._descriptor, self._render = descriptor, render
+        self.descriptor, self._render = descriptor, render
         self._shown = b""
         self._rests: dict[int, tuple[bytes, float]] = {}
         self.is_paused = False
@@ -59,21 +59,21 @@ class Painter:
 
     def finish(self) -> bytes:
         """Return what to write to remove the line, with all other output that was held back."""
-        erase = _ERASE if self._shown and _is_in_foreground(self._descriptor) else b""
+        erase = _ERASE if self._shown and _is_in_foreground(self.descriptor) else b""
         held = b"".join(readable(rest) + b"\n" for rest, _ in self._rests.values())
         self._shown, self._rests = b"", {}
         return erase + held
 
     @property
     def _may_draw(self) -> bool:
-        return _is_in_foreground(self._descriptor)
+        return _is_in_foreground(self.descriptor)
 
     def _frame(self) -> bytes:
         """Return the line, with the cursor back at its beginning; empty if it cannot be drawn now."""
         if self.is_paused or not self._may_draw:
             return b""
         try:
-            width = os.get_terminal_size(self._descriptor).columns
+            width = os.get_terminal_size(self.descriptor).columns
         except OSError:
             return b""  # The terminal is gone.
         # A terminal without a known size reports 0. The last column stays free: terminals differ in what

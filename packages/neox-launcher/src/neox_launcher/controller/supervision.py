@@ -281,7 +281,7 @@ class _Launch:
         """Stop this process until it is continued (fg, bg); the workers continue."""
         self._is_suspending = False
         print_message("\nneox-launch is suspended; the workers continue, fg or bg shows their output\n")
-        with drawing_paused(sys.stderr):
+        with drawing_paused():
             settle_output()
             self._agents.send_all("pause")
             # By the default action, which the kernel leaves out if no shell could continue this process.

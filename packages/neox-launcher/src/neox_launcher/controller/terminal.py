@@ -65,7 +65,7 @@ class _Outputs:
     def __init__(self) -> None:
         self._queues: dict[tuple[int, int], BackgroundQueue[_Piece]] = {}
         self._files: dict[int, LossyFile] = {}
-        self._painted: tuple[int, int] | None = None
+        self._painted = (0, 0)
         self._painter: Painter | None = None
         self._will_draw = False
 
@@ -78,19 +78,23 @@ class _Outputs:
     def start_drawing(self, descriptor: int, render: Callable[[int], str]) -> None:
         self._painted, self._painter = _identity(descriptor), Painter(descriptor, render)
 
-    def draw(self, descriptor: int) -> None:
+    def draw(self) -> None:
         """Draw the line after what waits; once, however long the terminal does not take it."""
-        if not self._will_draw:
+        if self._painter is not None and not self._will_draw:
             self._will_draw = True
-            self._queue_of(descriptor).put(_Piece(descriptor, b""), 0, is_kept=True)
+            self._add_to_painted(_Piece(self._painter.descriptor, b""))
 
     def pause_drawing(self, *, is_paused: bool) -> None:
         if self._painter is not None:
             self._painter.is_paused = is_paused
 
-    def stop_drawing(self, descriptor: int) -> None:
+    def stop_drawing(self) -> None:
         if self._painter is not None:
-            self._queue_of(descriptor).put(_Piece(descriptor, b"", ends_drawing=True), 0, is_kept=True)
+            self._add_to_painted(_Piece(self._painter.descriptor, b"", ends_drawing=True))
+
+    def _add_to_painted(self, piece: _Piece) -> None:
+        with suppress(OSError):  # The terminal is gone.
+            self._queue_of(piece.descriptor).put(piece, 0, is_kept=True)
 
     @property
     def are_behind(self) -> bool:
@@ -184,27 +188,25 @@ def start_drawing(stream: TextIO, render: Callable[[int], str]) -> None:
     _outputs.start_drawing(stream.fileno(), render)
 
 
-def draw(stream: TextIO) -> None:
+def draw() -> None:
     """Draw the line again, as soon as the terminal takes it; never waits."""
-    with suppress(OSError):  # The terminal is gone.
-        _outputs.draw(stream.fileno())
+    _outputs.draw()
 
 
 @contextmanager
-def drawing_paused(stream: TextIO) -> Iterator[None]:
-    """Leave the terminal to another program within the context."""
+def drawing_paused() -> Iterator[None]:
+    """Draw no line within the context, in which the terminal belongs to another program."""
     _outputs.pause_drawing(is_paused=True)
-    draw(stream)
+    draw()
     try:
         yield
     finally:
         _outputs.pause_drawing(is_paused=False)
 
 
-def stop_drawing(stream: TextIO) -> None:
+def stop_drawing() -> None:
     """Remove the line, after everything that was printed before."""
-    with suppress(OSError):  # The terminal is gone.
-        _outputs.stop_drawing(stream.fileno())
+    _outputs.stop_drawing()
 
 
 def wait_for_slow_readers() -> None:
