@@ -1,8 +1,14 @@
 """A minimal valid configuration that tests modify."""
 
+import fcntl
+import os
+import re
 import signal
 import socket
+import struct
+import termios
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +140,71 @@ def load(minimal: Path) -> Loader:
 def can_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a machine on which torch and neox-model are installed."""
     monkeypatch.setattr(LocalBackend, "missing", lambda backend: None)
+
+
+class Screen:
+    """The lines of a terminal after what was written to it; anything that is not expected there fails.
+
+    A line that is not complete is the one with the cursor.
+    """
+
+    def __init__(self) -> None:
+        self.lines = [""]
+        self.column = 0
+        self.drawn: list[str] = []
+        """Every state of the last line when the cursor returned to its beginning."""
+
+    def feed(self, data: bytes) -> "Screen":
+        """Show what was written."""
+        for part in re.findall(r"\x1b\[[0-9;]*m|\x1b\[J|[\r\n]|[^\r\n\x1b]+|\x1b", data.decode()):
+            self._show(part)
+        return self
+
+    def _show(self, part: str) -> None:
+        if part == "\r":
+            if self.lines[-1] and self.column:
+                self.drawn.append(self.lines[-1])
+            self.column = 0
+        elif part == "\n":
+            self.lines.append("")
+            self.column = 0
+        elif part == "\x1b[J":
+            self.lines[-1] = self.lines[-1][: self.column]
+        elif not part.startswith("\x1b["):
+            assert part.replace("\t", "").isprintable(), ascii(part)
+            line = self.lines[-1]
+            self.lines[-1] = line[: self.column] + part + line[self.column + len(part) :]
+            self.column += len(part)
+
+
+@pytest.fixture
+def screen() -> Screen:
+    """Return an empty screen."""
+    return Screen()
+
+
+@pytest.fixture
+def open_terminal() -> Iterator[Callable[[int], tuple[int, int]]]:
+    """Return a function that opens a terminal of a width: the end that shows, and the end of programs."""
+    opened: list[int] = []
+
+    def open_one(columns: int) -> tuple[int, int]:
+        ends = os.openpty()
+        opened.extend(ends)
+        _set_width(ends[1], columns)
+        return ends
+
+    yield open_one
+    for descriptor in opened:
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+@pytest.fixture
+def resize() -> Callable[[int, int], None]:
+    """Return a function that resizes a terminal."""
+    return _set_width
+
+
+def _set_width(descriptor: int, columns: int) -> None:
+    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

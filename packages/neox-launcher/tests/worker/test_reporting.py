@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from neox_config import finite_json
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.log import configure_logging
 from neox_launcher.worker.ranks import RankInfo, read_rank
@@ -183,3 +184,50 @@ def test_a_worker_started_by_hand_writes_no_reports(tmp_path, monkeypatch):
     answer_questions(0, str)
     Progress(0).report(1)
     assert list(tmp_path.iterdir()) == []
+
+
+def status_of(folder):
+    text = worker_file(folder, 0, "status").read_text()
+    assert len(text) == 2048
+    return finite_json.loads(text)
+
+
+def test_rank_0_reports_a_status_to_which_changes_are_added(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    progress = Progress(0)
+    progress.describe(phase="loading", last_iteration=9)
+    progress.describe(iteration=3, metrics={"loss/train": 2.5, "optimizer/loss_scale": 4.0})
+    with progress.phase("saving iteration 3"):
+        assert status_of(tmp_path)["phase"] == "saving iteration 3"
+        time.sleep(0.01)
+    assert progress.seconds_in_phases > 0
+    progress.describe(metrics={"loss/train": float("inf")})
+    assert status_of(tmp_path) == {
+        "phase": "loading",
+        "iteration": 3,
+        "last_iteration": 9,
+        "metrics": {"loss/train": float("inf"), "optimizer/loss_scale": 4.0},
+    }
+
+
+def test_only_rank_0_of_an_agent_has_a_status(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    other = Progress(1)
+    other.describe(phase="loading")
+    assert not other.is_shown
+    assert not worker_file(tmp_path, 1, "status").exists()
+    monkeypatch.delenv("NEOX_RUN_DIR")
+    assert not Progress(0).is_shown
+
+
+def test_a_status_on_a_full_disk_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    progress = Progress(0)
+    progress.describe(iteration=3)
+
+    def fail(*what):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.pwrite", fail)
+    progress.describe(iteration=4)
+    assert status_of(tmp_path)["iteration"] == 3

@@ -1,14 +1,27 @@
 """A worker reports its progress, and the collective that it waits for, to its agent."""
 
 import json
+import logging
 import time
+from types import SimpleNamespace
+
+import pytest
+import torch
 
 from neox_launcher.worker.reporting import ALL_DONE, Progress
+from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
 from neox_model.parallel.flight_recorder import newest_per_group
 from neox_model.train.hooks.checkpoint import CheckpointHook
-from neox_model.train.hooks.progress import ProgressHook
+from neox_model.train.hooks.progress import (
+    ProgressHook,
+    ProgressWriter,
+    StatusReports,
+    reported_progress,
+    while_saving,
+)
 from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
 from support.distributed import run_ranks
 
 
@@ -21,6 +34,100 @@ def test_progress_is_the_iteration_and_ends_with_the_training(tmp_path, monkeypa
     assert int((tmp_path / "rank-3.progress").read_text()) == 7
     hook.on_end(state)
     assert int((tmp_path / "rank-3.progress").read_text()) == ALL_DONE
+
+
+class Curve:
+    """A schedule whose rate is the number of the update."""
+
+    current_rate = 1.0
+
+
+def read_status(folder):
+    return json.loads((folder / "rank-0.status").read_text())
+
+
+@pytest.fixture
+def reports(tmp_path, monkeypatch):
+    """A hook of rank 0, and a function that finishes an iteration at a time with a loss."""
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    progress, schedule, clock = Progress(0), Curve(), SimpleNamespace(now=0.0)
+    state = TrainState(last_iteration=9, samples_per_iteration=8)
+    state.iteration = 2
+    status = StatusReports(
+        progress,
+        schedule=schedule,
+        throughput=Throughput(flops_per_token=1e9, num_devices=2),
+        clock=lambda: clock.now,
+    )
+    hook = ProgressHook(progress, status)
+    hook.on_start(state)
+
+    def step(now, loss, loss_scale=None):
+        clock.now = now
+        report = StepReport(
+            loss=torch.tensor(loss), grad_norm=None, skipped=False, tokens=100, loss_scale=loss_scale
+        )
+        state.advance(report)
+        schedule.current_rate += 1.0
+        hook.on_step(state, report)
+        return read_status(tmp_path)
+
+    return SimpleNamespace(step=step, hook=hook, state=state, progress=progress)
+
+
+def test_the_status_is_reported_once_a_second_with_the_rate_of_the_finished_update(reports, tmp_path):
+    assert read_status(tmp_path)["phase"] == "first iteration"
+    first = reports.step(10.0, 3.5, loss_scale=4.0)
+    assert first == {
+        "phase": "",
+        "iteration": 3,
+        "last_iteration": 9,
+        "metrics": {"loss/train": 3.5, "optimizer/loss_scale": 4.0, "optimizer/learning_rate": 1.0},
+    }
+    assert reports.step(10.5, 3.0) == first
+    later = reports.step(11.25, 2.5)
+    assert (later["iteration"], later["metrics"]["loss/train"]) == (5, 2.5)
+    assert later["metrics"]["optimizer/learning_rate"] == 3.0
+
+
+def test_rates_leave_the_time_in_phases_out(reports, tmp_path):
+    reports.step(10.0, 3.0)
+    reports.progress.seconds_in_phases += 20.0
+    assert "throughput/tokens_per_second" not in reports.step(34.0, 3.0)["metrics"]
+    metrics = reports.step(38.0, 3.0)["metrics"]
+    assert metrics["throughput/tokens_per_second"] == 200 / 8.0
+    assert metrics["throughput/tflops_per_device"] == pytest.approx(200 / 8.0 * 1e9 / 2 / 1e12)
+
+
+def test_the_last_iteration_is_reported_however_soon_it_follows(reports, tmp_path):
+    reports.step(10.0, 3.0)
+    reports.step(10.1, 2.0)
+    reports.hook.on_end(reports.state)
+    found = read_status(tmp_path)
+    assert (found["phase"], found["iteration"], found["metrics"]["loss/train"]) == ("finishing", 4, 2.0)
+
+
+def test_a_loss_that_is_not_finite_is_reported(reports):
+    found = reports.step(10.0, float("nan"))
+    assert found["metrics"]["loss/train"] is None
+    assert found["nonfinite"] == {"metrics": {"loss/train": "nan"}}
+
+
+def test_the_validation_loss_and_warnings_are_reported(tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
+    handlers = list(logging.getLogger().handlers)
+    with reported_progress(0) as progress:
+        writer = ProgressWriter(progress)
+        writer.write({"loss/train": 1.0}, 3)
+        writer.write({"loss/validation": 2.0, "perplexity/validation": 4.0}, 3)
+        logging.getLogger("test").info("fine")
+        logging.getLogger("test").warning("careful")
+        logging.getLogger("test").error("wrong")
+        assert read_status(tmp_path) == {"metrics": {"loss/validation": 2.0}, "warnings": 2}
+        with while_saving(progress, 7):
+            assert read_status(tmp_path)["phase"] == "saving iteration 7"
+            assert int((tmp_path / "rank-0.progress").read_text().strip() or 7) == 7
+    assert logging.getLogger().handlers == handlers
 
 
 def test_progress_is_reported_during_a_save(tmp_path, monkeypatch):

@@ -142,6 +142,7 @@ class Agent:
         self._sent: set[str] = set()
         self._progress: dict[int, tuple[int, float]] = {}
         self._next_progress = 0.0
+        self._status: Message = {}
         self._has_leave = False
         self.exit_code = 0
         """Exit code of the launch, once the launcher has dismissed this agent."""
@@ -324,8 +325,12 @@ class Agent:
             for rank, (iteration, when) in self._progress.items()
             if before.get(rank) != (iteration, when)
         }
-        if news:
-            self._send("progress", ranks=news)
+        status = workers.status()
+        if status == self._status:
+            status = {}
+        if news or status:
+            self._status = status or self._status
+            self._send("progress", ranks=news, status=status)
 
     def _send_end(self, workers: Workers) -> None:
         self._send_progress(workers, is_last=True)

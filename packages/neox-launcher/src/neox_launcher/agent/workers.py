@@ -149,6 +149,16 @@ class Workers:
                 reported[rank] = (int(path.read_text()), path.stat().st_mtime)
         return reported
 
+    def status(self) -> dict[str, Any]:
+        """Return the status that rank 0 reports; empty if it is on another host or has not reported."""
+        path = worker_file(self._folder, 0, "status")
+        # A file that is being written may hold parts of two reports.
+        with suppress(OSError, ValueError):
+            if 0 in self._processes and path.exists():
+                found = json.loads(path.read_text())
+                return found if isinstance(found, dict) else {}
+        return {}
+
     def facts(self) -> dict[int, Any]:
         """Return for each rank the facts that its worker has reported."""
         paths = {rank: worker_file(self._folder, rank, "facts") for rank in self._processes}

@@ -1,6 +1,7 @@
 """The command `neox-launch`: builds a plan from the options, checks it, and runs or prints it."""
 
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,9 +14,11 @@ from neox_config.problems import list_problems
 from neox_launcher.agent.join import join_launch
 from neox_launcher.autotuning import is_tuned, tune
 from neox_launcher.cli.habits import DRY_RUN, LaunchGroup, parameter_options, take_overrides
+from neox_launcher.controller.display import LiveDisplay, open_display
 from neox_launcher.controller.doctor import examine_hosts
 from neox_launcher.controller.dry_run import Form, show_plan
 from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
+from neox_launcher.controller.screens import Result, render_end, render_start
 from neox_launcher.controller.supervision import Outcome
 from neox_launcher.controller.terminal import finish_output, print_message
 from neox_launcher.plan.plan import LaunchPlan
@@ -288,7 +291,29 @@ def _carry_out(request: Request, plan: LaunchPlan, dry_run: DryRun) -> Outcome:
     refuse_what_cannot_run(plan)
     if plan.program == "doctor":
         _show_diagnosis(plan)
-    return run_plan(plan)
+    display = open_display(plan.resolved.config.launch.terminal) if plan.program == "train" else None
+    return run_plan(plan) if display is None else _run_shown(request, plan, display)
+
+
+def _run_shown(request: Request, plan: LaunchPlan, display: LiveDisplay) -> Outcome:
+    """Run a plan with a live line, between a screen that describes it and one with its result."""
+    started = time.monotonic()
+    try:
+        display.print(lambda width: render_start(plan, width=width))
+        outcome = run_plan(plan, display)
+        result = Result(
+            state=display.state,
+            # What rank 0 reports last arrives when it has ended; the agents report once a second.
+            iteration=max(outcome.iteration or 0, display.state.iteration or 0),
+            has_failed=outcome.first_failure is not None,
+            seconds=time.monotonic() - started,
+            restarts=display.num_attempts - 1,
+            warnings=display.num_warnings,
+        )
+        display.print(lambda width: render_end(plan, request, result, width=width))
+    finally:
+        display.close()
+    return outcome
 
 
 def _print_notes(plan: LaunchPlan) -> None:

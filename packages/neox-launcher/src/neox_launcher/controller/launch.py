@@ -5,6 +5,7 @@ import sys
 from neox_config.errors import LaunchError
 from neox_config.problems import config_error
 from neox_launcher.backends import BACKENDS
+from neox_launcher.controller.display import Display
 from neox_launcher.controller.restarts import run_with_restarts
 from neox_launcher.controller.supervision import Outcome, supervise
 from neox_launcher.controller.terminal import print_message
@@ -53,24 +54,38 @@ def _refuse_unknown_names(plan: LaunchPlan) -> None:
         )
 
 
-def run_plan(plan: LaunchPlan) -> Outcome:
+def run_plan(plan: LaunchPlan, display: Display | None = None) -> Outcome:
     """Start the workers and supervise them until all have ended, with restarts if these are allowed.
+
+    Args:
+        plan: the plan.
+        display: shows what the launch is doing; None shows nothing.
 
     Raises:
         LaunchError: a command cannot be started.
     """
     if sys.stdout is not None:
         sys.stdout.flush()
-    return run_with_restarts(plan, _run_once)
+    shown = display or Display()
+
+    def attempt(plan: LaunchPlan) -> Outcome:
+        return supervise_plan(
+            plan, plan.orders(), start_timeout=plan.resolved.config.launch.start_timeout, display=shown
+        )
+
+    return run_with_restarts(plan, attempt, display=shown)
 
 
-def supervise_plan(plan: LaunchPlan, orders: Orders, *, start_timeout: float) -> Outcome:
+def supervise_plan(
+    plan: LaunchPlan, orders: Orders, *, start_timeout: float, display: Display | None = None
+) -> Outcome:
     """Start the agents of a plan, or wait for those that a scheduler starts, and supervise them.
 
     Args:
         plan: hosts, and how their agents are started.
         orders: orders for the agents.
         start_timeout: seconds within which every host must report.
+        display: shows what the launch is doing; None shows nothing.
     """
     backend, member = BACKENDS[plan.launcher], plan.member
     return supervise(
@@ -80,8 +95,8 @@ def supervise_plan(plan: LaunchPlan, orders: Orders, *, start_timeout: float) ->
         start_timeout=start_timeout,
         endpoint=plan.endpoint,
         token=member.token if member else None,
+        # The output of a training passes through the launcher, which may draw below it; prompts need the
+        # terminal itself.
+        shares_terminal=plan.is_local and plan.program != "train",
+        display=display,
     )
-
-
-def _run_once(plan: LaunchPlan) -> Outcome:
-    return supervise_plan(plan, plan.orders(), start_timeout=plan.resolved.config.launch.start_timeout)

@@ -14,6 +14,7 @@ from pathlib import Path
 from neox_config import Resolved
 from neox_config.errors import LaunchError
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
+from neox_launcher.controller.display import Display
 from neox_launcher.controller.elastic import can_shrink, describe_change, without_hosts
 from neox_launcher.controller.terminal import print_message
 from neox_launcher.plan.plan import LaunchPlan
@@ -32,7 +33,9 @@ _ATTEMPTS_AT_THE_START = 3
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
-def run_with_restarts(plan: LaunchPlan, attempt: Callable[[LaunchPlan], Outcome]) -> Outcome:
+def run_with_restarts(
+    plan: LaunchPlan, attempt: Callable[[LaunchPlan], Outcome], *, display: Display | None = None
+) -> Outcome:
     """Run a plan, and restart it after a failure, at most `plan.max_restarts` times.
 
     Invalid requests and requests to stop are not restarted. An elastic job is restarted without the hosts
@@ -41,6 +44,7 @@ def run_with_restarts(plan: LaunchPlan, attempt: Callable[[LaunchPlan], Outcome]
     Args:
         plan: plan of the first attempt; later ones resume from the checkpoints saved meanwhile.
         attempt: runs one plan.
+        display: shows what the launch is doing; None shows nothing.
     """
     found_before, whole = _checkpoints(plan), plan
     found, lost, failed = found_before, set[str](), _Failures()
@@ -65,6 +69,8 @@ def run_with_restarts(plan: LaunchPlan, attempt: Callable[[LaunchPlan], Outcome]
         if found - found_before:
             plan = _resuming(plan)
         _report_restart(plan, outcome, number, failed.wait_seconds, change)
+        if display is not None:
+            display.show_phase(f"waiting {failed.wait_seconds:g} s before restart {number}")
         received = _wait(failed.wait_seconds)
         if received is not None:
             print_message(f"\n{name_of(received)} received before the restart: ending\n")

@@ -17,12 +17,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from neox_config.finite_json import restored
 from neox_launcher.backends.base import Command, Contact
 from neox_launcher.controller.agents import AgentConnection, Agents, name_workers
+from neox_launcher.controller.display import Display
 from neox_launcher.controller.hang import HangWatch, report_hang
 from neox_launcher.controller.listener import Listener
 from neox_launcher.controller.start_commands import StartCommands
-from neox_launcher.controller.terminal import pass_on, print_message, settle_output, wait_for_slow_readers
+from neox_launcher.controller.terminal import (
+    drawing_paused,
+    pass_on,
+    print_message,
+    settle_output,
+    wait_for_slow_readers,
+)
 from neox_launcher.plan.plan import ANY_ENDPOINT, Endpoint
 from neox_launcher.protocol.channel import different_versions
 from neox_launcher.protocol.handshake import new_token
@@ -59,17 +67,20 @@ def supervise(
     start_timeout: float,
     endpoint: Endpoint = ANY_ENDPOINT,
     token: str | None = None,
+    shares_terminal: bool | None = None,
+    display: Display | None = None,
 ) -> Outcome:
     """Start the agents, send them their orders, and supervise the workers until all have ended.
 
     Args:
         commands_for: returns the commands that start the agents, which connect to the given contact.
         orders: orders for the agents.
-        is_local: the job uses only this machine: listen only on the loopback interface, and give rank 0 the
-            terminal.
+        is_local: the job uses only this machine: listen only on the loopback interface.
         start_timeout: seconds within which every host must report.
         endpoint: where agents of other hosts connect.
         token: secret that agents know already; None for a new one.
+        shares_terminal: rank 0 reads and writes the terminal itself; None: if `is_local`.
+        display: shows what the launch is doing; None shows nothing.
 
     Raises:
         LaunchError: a command cannot be started, or the endpoint cannot be used.
@@ -82,6 +93,8 @@ def supervise(
             start_timeout=start_timeout,
             endpoint=endpoint,
             token=token or new_token(),
+            shares_terminal=is_local if shares_terminal is None else shares_terminal,
+            display=display,
         )
         with launch.listening_to_signals():
             outcome = launch.run(commands_for(launch.contact(folder)))
@@ -101,12 +114,20 @@ class _Launch:
         start_timeout: float,
         endpoint: Endpoint,
         token: str,
+        shares_terminal: bool = False,
+        display: Display | None = None,
     ) -> None:
-        self._orders, self._selector, self._is_local = orders, selector, is_local
+        self._orders, self._selector, self._display = orders, selector, display or Display()
+        self._shares_terminal = shares_terminal
         self._start_timeout = start_timeout
         self._start_by = time.monotonic() + start_timeout
         self._agents = Agents(
-            orders, selector, hear=self._hear, lose=self._lose, refuse=self._fail, shares_terminal=is_local
+            orders,
+            selector,
+            hear=self._hear,
+            lose=self._lose,
+            refuse=self._fail,
+            shares_terminal=shares_terminal,
         )
         self._listener = Listener(
             token,
@@ -204,8 +225,10 @@ class _Launch:
     def run(self, commands: Sequence[Command]) -> Outcome:
         """Run until all agents have reported the end of their workers, or are lost."""
         exit_code = 1
+        self._display.begin_attempt()
+        self._display.show_phase(f"starting {_count_hosts(len(self._orders.hosts))}")
         try:
-            tools = StartCommands(commands, self._selector, shares_terminal=self._is_local)
+            tools = StartCommands(commands, self._selector, shares_terminal=self._shares_terminal)
             try:
                 while not self._is_over():
                     self._turn(tools)
@@ -258,12 +281,13 @@ class _Launch:
         """Stop this process until it is continued (fg, bg); the workers continue."""
         self._is_suspending = False
         print_message("\nneox-launch is suspended; the workers continue, fg or bg shows their output\n")
-        settle_output()
-        self._agents.send_all("pause")
-        # By the default action, which the kernel leaves out if no shell could continue this process.
-        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)
-        signal.signal(signal.SIGTSTP, handler)
+        with drawing_paused():
+            settle_output()
+            self._agents.send_all("pause")
+            # By the default action, which the kernel leaves out if no shell could continue this process.
+            handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTSTP)
+            signal.signal(signal.SIGTSTP, handler)
         self._agents.send_all("resume")
 
     def _excuse_delay(self) -> None:
@@ -294,6 +318,7 @@ class _Launch:
             own = _LOCAL_ADDRESS if len(self._orders.hosts) == 1 else self._agents.first_address()
             self._is_started = True
             self._hang.start()
+            self._display.show_phase("loading")
             place = {"master_addr": self._orders.master_addr or own, "master_port": self._port}
             self._agents.send_all("start", place)
             return
@@ -366,6 +391,8 @@ class _Launch:
     def _note_progress(self, agent: AgentConnection, message: Message) -> None:
         for rank, iteration in message["ranks"].items():
             self._hang.hear(int(rank), int(iteration))
+        if message["status"]:
+            self._display.show_status(restored(message["status"]))
 
     def _note_trouble(self, agent: AgentConnection, message: Message) -> None:
         self._trouble_at = self._trouble_at or time.monotonic()
@@ -428,6 +455,7 @@ class _Launch:
     def _kill(self) -> None:
         if self._killed_at is None:
             self._killed_at = time.monotonic()
+            self._display.show_request("ending the workers")
             self._agents.send_all("kill")
 
     def _pass_interrupt_on(self) -> None:
@@ -453,6 +481,7 @@ class _Launch:
             hint = "" if signals[-1] == WARNING_SIGNAL else "; repeat to stop immediately"
             when = "" if self._orders.is_interactive else " after this iteration"
             print_message(f"\n{last} received: stopping{when}{hint}\n")
+            self._display.show_request("stopping")
             self._agents.send_all("stop", {"number": signals[0]})
         elif signals[-1] != WARNING_SIGNAL:
             print_message(f"\n{last} received: already stopping; repeat to stop immediately\n")
@@ -474,3 +503,7 @@ class _Launch:
             self._lost.update(agent.number for agent in running if agent.dump is None)
             self._fail("", report_hang(self._orders, self._agents, self._hang))
             self._kill()
+
+
+def _count_hosts(count: int) -> str:
+    return f"{count:,} host{'s' if count > 1 else ''}"

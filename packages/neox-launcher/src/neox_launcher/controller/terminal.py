@@ -3,6 +3,8 @@
 It never blocks and never ends a job: threads write it, so that a reader that stops (a pager, a stalled
 connection) only delays it. What exceeds a limit is dropped, with a line that states how much. If the reader
 is gone (`| head`, a closed terminal), further output is discarded.
+
+On a terminal, a line may be drawn below all other output (`start_drawing`); the same threads write it.
 """
 
 import errno
@@ -10,15 +12,26 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
+from neox_launcher.controller.painter import Painter
 from neox_launcher.protocol.background import BackgroundQueue, LossyFile, describe_loss
 
-__all__ = ["finish_output", "pass_on", "print_message", "settle_output", "wait_for_slow_readers"]
+__all__ = [
+    "draw",
+    "drawing_paused",
+    "finish_output",
+    "pass_on",
+    "print_message",
+    "settle_output",
+    "start_drawing",
+    "stop_drawing",
+    "wait_for_slow_readers",
+]
 
 _LIMIT = 16 * 1024 * 1024
 _CHUNK = 16 * 1024
@@ -32,18 +45,56 @@ _NAMES = {1: "standard output", 2: "standard error"}
 _SLOW = "the reader of this output was too slow"
 
 
+class _Piece(NamedTuple):
+    """A part of the output, in the order in which it is written.
+
+    Args:
+        descriptor: file to write to.
+        data: the output; empty to draw the line again.
+        ends_drawing: remove the line.
+    """
+
+    descriptor: int
+    data: bytes
+    ends_drawing: bool = False
+
+
 class _Outputs:
     """The queues of the standard streams, one for each file, so that a terminal shows lines in order."""
 
     def __init__(self) -> None:
-        self._queues: dict[tuple[int, int], BackgroundQueue[tuple[int, bytes]]] = {}
+        self._queues: dict[tuple[int, int], BackgroundQueue[_Piece]] = {}
         self._files: dict[int, LossyFile] = {}
+        self._painted = (0, 0)
+        self._painter: Painter | None = None
+        self._will_draw = False
 
     def put(self, descriptor: int, data: bytes, *, is_kept: bool) -> None:
         queue = self._queue_of(descriptor)
         for start in range(0, len(data), _CHUNK):
             chunk = data[start : start + _CHUNK]
-            queue.put((descriptor, chunk), len(chunk), is_kept=is_kept)
+            queue.put(_Piece(descriptor, chunk), len(chunk), is_kept=is_kept)
+
+    def start_drawing(self, descriptor: int, render: Callable[[int], str]) -> None:
+        self._painted, self._painter = _identity(descriptor), Painter(descriptor, render)
+
+    def draw(self) -> None:
+        """Draw the line after what waits; once, however long the terminal does not take it."""
+        if self._painter is not None and not self._will_draw:
+            self._will_draw = True
+            self._add_to_painted(_Piece(self._painter.descriptor, b""))
+
+    def pause_drawing(self, *, is_paused: bool) -> None:
+        if self._painter is not None:
+            self._painter.is_paused = is_paused
+
+    def stop_drawing(self) -> None:
+        if self._painter is not None:
+            self._add_to_painted(_Piece(self._painter.descriptor, b"", ends_drawing=True))
+
+    def _add_to_painted(self, piece: _Piece) -> None:
+        with suppress(OSError):  # The terminal is gone.
+            self._queue_of(piece.descriptor).put(piece, 0, is_kept=True)
 
     @property
     def are_behind(self) -> bool:
@@ -63,37 +114,50 @@ class _Outputs:
                 has_finished = False
             if not has_finished:
                 left = queue.discard()
-                unread += b"".join(data for _, data in left)
-                for descriptor in {descriptor for descriptor, _ in left}:
+                unread += b"".join(piece.data for piece in left)
+                for descriptor in {piece.descriptor for piece in left}:
                     _discard_further_output(descriptor)
         return unread
 
-    def _all(self) -> Iterator[BackgroundQueue[tuple[int, bytes]]]:
+    def _all(self) -> Iterator[BackgroundQueue[_Piece]]:
         """Yield all queues, including those that warnings of their threads add meanwhile."""
         number = 0
         while number < len(self._queues):
             yield list(self._queues.values())[number]
             number += 1
 
-    def _queue_of(self, descriptor: int) -> BackgroundQueue[tuple[int, bytes]]:
-        found = os.fstat(descriptor)
-        key = (found.st_dev, found.st_ino)
+    def _queue_of(self, descriptor: int) -> BackgroundQueue[_Piece]:
+        key = _identity(descriptor)
         if key not in self._queues:
             queue = BackgroundQueue(
                 self._write,
                 limit=_LIMIT,
-                loss_item=lambda size: (descriptor, describe_loss(size, _SLOW)),
+                loss_item=lambda size: _Piece(descriptor, describe_loss(size, _SLOW)),
                 name=f"output-{descriptor}",
             )
             # Two threads may do so at the same time.
             self._queues.setdefault(key, queue)
         return self._queues[key]
 
-    def _write(self, item: tuple[int, bytes]) -> None:
-        descriptor, data = item
+    def _write(self, piece: _Piece) -> None:
+        descriptor = piece.descriptor
         if descriptor not in self._files:
             self._files[descriptor] = LossyFile(descriptor, report=partial(_on_error, descriptor))
-        self._files[descriptor].write(data)
+        data = self._painted_over(piece)
+        if data:
+            self._files[descriptor].write(data)
+
+    def _painted_over(self, piece: _Piece) -> bytes:
+        """Return what to write for a part of the output, with the line where one is drawn."""
+        painter = self._painter
+        if painter is None or _identity(piece.descriptor) != self._painted:
+            return piece.data
+        if piece.ends_drawing:
+            self._painter = None
+            return painter.finish()
+        if not piece.data:
+            self._will_draw = False
+        return painter.paint(piece.descriptor, piece.data)
 
 
 _outputs = _Outputs()
@@ -112,6 +176,37 @@ def pass_on(stream: TextIO | None, data: bytes) -> None:
         data: output of the worker, unchanged.
     """
     _put(stream, data, is_kept=False)
+
+
+def start_drawing(stream: TextIO, render: Callable[[int], str]) -> None:
+    """Draw a line below all other output of a terminal, from the next call of `draw` on.
+
+    Args:
+        stream: sys.stdout or sys.stderr, a terminal.
+        render: returns the line for a width in columns; called in another thread.
+    """
+    _outputs.start_drawing(stream.fileno(), render)
+
+
+def draw() -> None:
+    """Draw the line again, as soon as the terminal takes it; never waits."""
+    _outputs.draw()
+
+
+@contextmanager
+def drawing_paused() -> Iterator[None]:
+    """Draw no line within the context, in which the terminal belongs to another program."""
+    _outputs.pause_drawing(is_paused=True)
+    draw()
+    try:
+        yield
+    finally:
+        _outputs.pause_drawing(is_paused=False)
+
+
+def stop_drawing() -> None:
+    """Remove the line, after everything that was printed before."""
+    _outputs.stop_drawing()
 
 
 def wait_for_slow_readers() -> None:
@@ -136,6 +231,11 @@ def finish_output() -> None:
     if unread:
         print_message(f"\nneox-launch: {len(unread):,} bytes of output were not read; {_keep(unread)}\n")
     settle_output()  # Warnings about what has just been printed.
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 def _keep(unread: bytes) -> str:

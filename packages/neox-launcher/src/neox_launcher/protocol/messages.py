@@ -46,7 +46,8 @@ TO_LAUNCHER: Schema = {
     "ready": {"port": int | None},
     "refused": {"message": str},
     "output": {"rank": int, "stream": str, "text": str},
-    "progress": {"ranks": dict[str, int]},
+    # The status is that of rank 0, as written by finite_json; empty if it has not changed.
+    "progress": {"ranks": dict[str, int], "status": dict[str, Any]},
     "trouble": {},
     "signal": {"number": int},
     "interrupted": {"is_passed_on": bool},

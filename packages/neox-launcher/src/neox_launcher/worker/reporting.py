@@ -25,12 +25,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from neox_config import finite_json
 from neox_config.atomic import atomic_write
 from neox_config.errors import NeoXError
 
 __all__ = [
     "AGENT_FILE",
     "ALL_DONE",
+    "FINISHING",
     "RESTART_VARIABLE",
     "RUN_DIR_VARIABLE",
     "STOP_FILE",
@@ -55,8 +57,11 @@ STOP_FILE = "stop-signal"
 """File with the number of the signal that requested the stop, which may be forwarded as another one."""
 ALL_DONE = -1
 """Reported instead of an iteration when no iterations follow, and what follows may take long."""
+FINISHING = "finishing"
+"""Phase after the last iteration, until the worker exits; other phases may lie in it."""
 _BEAT_SECONDS = 1.0
 _PROGRESS_BYTES = 20
+_STATUS_BYTES = 2048
 _RESERVED_BYTES = 128 * 1024
 # JSON takes up to six bytes for each.
 _RESERVED_CHARACTERS = 8 * 1024
@@ -100,6 +105,8 @@ def register_worker(rank: int) -> None:
 class Progress:
     """Reports the progress of this worker to its agent, with one system call per report.
 
+    Rank 0 also reports a status, which the launcher shows.
+
     Args:
         rank: rank of this worker.
 
@@ -110,11 +117,20 @@ class Progress:
     def __init__(self, rank: int) -> None:
         folder = _run_dir()
         self._file: BinaryIO | None = None
+        self._status_file: BinaryIO | None = None
+        self._status: dict[str, Any] = {}
+        self._describing = threading.Lock()
+        self.seconds_in_phases = 0.0
+        """Time in contexts of `phase` so far, which is no training time."""
         if folder is not None:
-            path = worker_file(folder, rank, "progress")
-            with _room_required():
-                _reserve(path, _PROGRESS_BYTES)
-                self._file = path.open("r+b", buffering=0)
+            self._file = _open_reserved(worker_file(folder, rank, "progress"), _PROGRESS_BYTES)
+        if folder is not None and rank == 0:
+            self._status_file = _open_reserved(worker_file(folder, rank, "status"), _STATUS_BYTES)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the launcher shows the status of this worker."""
+        return self._status_file is not None
 
     def report(self, iteration: int) -> None:
         """Report an iteration as completed; `ALL_DONE` means that no iterations follow."""
@@ -125,6 +141,35 @@ class Progress:
             except OSError:
                 # Some file systems require space to overwrite; the time alone is a sign of life.
                 os.utime(descriptor)
+
+    def describe(self, **changes: Any) -> None:
+        """Change parts of the status.
+
+        Args:
+            changes: `phase`: what this worker is doing besides training, empty if it is training;
+                `iteration`, `last_iteration`; `metrics` by name; `warnings`: their number. Metrics are added
+                to earlier ones.
+        """
+        if self._status_file is None:
+            return
+        with self._describing:
+            metrics = {**self._status.get("metrics", {}), **changes.get("metrics", {})}
+            self._status = {**self._status, **changes, "metrics": metrics}
+            text = finite_json.dumps(self._status).encode("ascii").ljust(_STATUS_BYTES)
+            # On a full disk, an older status is shown.
+            with suppress(OSError):
+                os.pwrite(self._status_file.fileno(), text, 0)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Report within the context that this worker is doing something besides training."""
+        before, started = self._status.get("phase", ""), time.monotonic()
+        self.describe(phase=name)
+        try:
+            yield
+        finally:
+            self.seconds_in_phases += time.monotonic() - started
+            self.describe(phase=before)
 
     @contextmanager
     def repeated(self, iteration: int) -> Iterator[None]:
@@ -278,6 +323,12 @@ def _report_in_reserved(folder: Path, rank: int, report: dict[str, Any]) -> None
 def _reserve(path: Path, size: int) -> None:
     with path.open("wb", buffering=0) as file:
         os.pwrite(file.fileno(), b" " * size, 0)
+
+
+def _open_reserved(path: Path, size: int) -> BinaryIO:
+    with _room_required():
+        _reserve(path, size)
+        return path.open("r+b", buffering=0)
 
 
 @contextmanager

@@ -59,7 +59,13 @@ from neox_model.train.hooks.gradients import GradientNormsHook, NoiseScaleHook
 from neox_model.train.hooks.guard import NonfiniteGuard
 from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.norms import NormsHook, tensor_norms
-from neox_model.train.hooks.progress import ProgressHook
+from neox_model.train.hooks.progress import (
+    ProgressHook,
+    ProgressWriter,
+    StatusReports,
+    reported_progress,
+    while_saving,
+)
 from neox_model.train.hooks.record import RecordHook
 from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.hooks.stop import StopHook
@@ -117,8 +123,11 @@ def train_from(resolved: Resolved) -> str | None:
 
 def train_in(groups: Groups, resolved: Resolved) -> str | None:
     """Train like `train_from`, in process groups that already exist. Collective over all ranks."""
-    with _claim(resolved.config.checkpoint.save, groups):
-        return _train(groups, resolved)
+    with (
+        reported_progress(groups.world.rank) as progress,
+        _claim(resolved.config.checkpoint.save, groups),
+    ):
+        return _train(groups, resolved, progress)
 
 
 def _claim(folder: str | None, groups: Groups) -> AbstractContextManager[None]:
@@ -126,8 +135,9 @@ def _claim(folder: str | None, groups: Groups) -> AbstractContextManager[None]:
     return nullcontext() if folder is None else save_lock(Path(folder), groups, patience=patience)
 
 
-def _train(groups: Groups, resolved: Resolved) -> str | None:
+def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None:
     config, derived = resolved.config, resolved.derived
+    progress.describe(phase="preparing the data", last_iteration=config.training.train_iters)
     if groups.world.rank == 0:
         check_services(config)
     prepare_engine()
@@ -135,10 +145,12 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
     check_tokenizers(resolved, tokenizer)
     position = _position(resolved, groups)
     datasets = build_datasets(resolved, position=position)
+    progress.describe(phase="building the model")
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
     optimizer = build_optimizer(config, model, model_group=groups.model, data_group=groups.data)
     schedule = build_schedule(config, optimizer, decay_iterations=derived.lr_decay_iters)
     engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
+    progress.describe(phase="compiling the layers")
     compile_layers(model, resolved, groups)
     seed_streams(config.training.seed, groups)
     state = TrainState(
@@ -153,6 +165,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         tokenizer=tokenizer,
         datasets=datasets,
     )
+    progress.describe(phase="loading the checkpoint" if config.checkpoint.load else "preparing the data")
     resumes = _load(training, position)
     if state.finished:
         logger.info("all %d iterations are finished: only evaluation remains", state.last_iteration)
@@ -175,12 +188,12 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         batches = resources.enter_context(closing(streams["train"](state.samples, state.iteration)))
         opened = open_writers(resolved, position=state.position) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
+        writers += [ProgressWriter(progress)] if progress.is_shown else []
         background = _background_saves(training)
         if background is not None:
             resources.callback(background.close)
-        hooks = _build_hooks(
-            training, evaluator, writers, background, saves_start=not _has_start(config, resumes)
-        )
+        saves_start = not _has_start(config, resumes)
+        hooks = _build_hooks(training, evaluator, writers, progress, background, saves_start=saves_start)
         train(state, step, *_recorded(training, batches, hooks))
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None
@@ -321,17 +334,18 @@ def _build_hooks(
     training: _Training,
     evaluator: Evaluator,
     writers: Sequence[MetricWriter],
+    progress: Progress,
     background: BackgroundSaves | None,
     *,
     saves_start: bool,
 ) -> list[Hook]:
     """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
     config, timers = training.config, Timers()
-    progress = Progress(training.groups.world.rank)
+    throughput = _measure_model(training)
     log = LogHook(
         writers,
         schedule=training.schedule,
-        throughput=_measure_model(training),
+        throughput=throughput,
         timers=timers,
         interval=config.logging.log_interval,
     )
@@ -361,7 +375,7 @@ def _build_hooks(
             guard.refuse_to_save()
 
     hooks: list[Hook] = [
-        ProgressHook(progress),
+        ProgressHook(progress, StatusReports(progress, schedule=training.schedule, throughput=throughput)),
         StopHook(
             training.groups.control,
             exit_interval=config.training.exit_interval,
@@ -376,6 +390,7 @@ def _build_hooks(
             writers=writers,
             timers=timers,
             before_evaluation=log.write_pending,
+            while_evaluating=lambda name: progress.phase(f"evaluating ({name})"),
         ),
     ]
     if config.logging.log_param_norm or config.logging.log_optimizer_states:
@@ -434,7 +449,7 @@ def _saving(
         background=None if saves is None else _background(training, directory, saves),
         timers=timers,
         before_save=before_save,
-        while_saving=progress.repeated,
+        while_saving=partial(while_saving, progress),
     )
 
 

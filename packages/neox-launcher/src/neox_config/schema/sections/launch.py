@@ -134,6 +134,13 @@ class LaunchSection(Section, resume="free"):
         doc="Start the workers with MPI, even on a single host, and take their ranks from it. Uses the MPI "
         "selected by `launcher`, else Open MPI.",
     )
+    terminal: Literal["auto", "live", "plain"] = param(
+        "auto",
+        origin="ours",
+        doc="What neox-launch shows of a training besides its log. live: a start screen, a line at the "
+        "bottom of the terminal that is updated, and a summary at the end; refused if standard error is not "
+        "a terminal that can show them. plain: nothing. auto: live if that is possible, else plain.",
+    )
     start_timeout: float = param(
         300.0,
         origin="ours",

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from neox_model.metrics.timers import Timers
 from neox_model.metrics.writers.base import MetricWriter
@@ -24,6 +25,7 @@ class EvaluateHook(Hook):
         writers: receive the losses.
         timers: measures evaluation as the activity `evaluate`.
         before_evaluation: called first, so that training metrics are written before the evaluation's.
+        while_evaluating: function of the name of the evaluation that returns a context manager around it.
     """
 
     def __init__(
@@ -34,12 +36,14 @@ class EvaluateHook(Hook):
         writers: Sequence[MetricWriter],
         timers: Timers,
         before_evaluation: Callable[[], None],
+        while_evaluating: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._evaluator = evaluator
         self._interval = interval
         self._writers = writers
         self._timers = timers
         self._before_evaluation = before_evaluation
+        self._while_evaluating = while_evaluating
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Validate every `interval` iterations, unless shutdown is urgent or `on_end` follows."""
@@ -60,7 +64,7 @@ class EvaluateHook(Hook):
         if not self._evaluator.has(part):
             return
         self._before_evaluation()
-        with self._timers.measure("evaluate"):
+        with self._timers.measure("evaluate"), self._while_evaluating(name):
             evaluation = self._evaluator.evaluate(part, first)
         metrics = {f"loss/{name}": evaluation.loss, f"perplexity/{name}": evaluation.perplexity}
         for writer in self._writers:

@@ -1,15 +1,166 @@
-"""Report this worker's progress to its agent, for the detection of hangs."""
+"""Report this worker's progress to its agent, for the detection of hangs and for the live line."""
 
-from neox_launcher.worker.reporting import ALL_DONE, Progress
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from neox_launcher.worker.reporting import ALL_DONE, FINISHING, Progress
+from neox_model.metrics.throughput import Throughput
+from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.train.hooks.base import Hook
+from neox_model.train.read_back import read_back
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
-__all__ = ["ProgressHook"]
+__all__ = ["ProgressHook", "ProgressWriter", "StatusReports", "reported_progress", "while_saving"]
+
+_INTERVAL_SECONDS = 1.0
+# Rates over less time vary with every pause of the machine.
+_RATE_SECONDS = 5.0
 
 
 class ProgressHook(Hook):
     """Reports each iteration. Must precede slow hooks, so that they do not count as the step's time.
+
+    Args:
+        progress: reports to this worker's agent.
+        status: reports what the launcher shows; None: nothing is shown.
+    """
+
+    def __init__(self, progress: Progress, status: "StatusReports | None" = None) -> None:
+        self._progress = progress
+        self._status = status if progress.is_shown else None
+
+    def on_start(self, state: TrainState) -> None:
+        """Report where the training starts."""
+        if self._status is not None:
+            self._status.start(state)
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Report one finished iteration."""
+        self._progress.report(state.iteration)
+        if self._status is not None:
+            self._status.step(state, report)
+
+    def on_end(self, state: TrainState) -> None:
+        """Report the end: the last evaluation and the last save have no time limit."""
+        self._progress.report(ALL_DONE)
+        if self._status is not None:
+            self._status.end(state)
+
+
+class StatusReports:
+    """Reports the state of the training at most once a second, without waiting for the device.
+
+    Args:
+        progress: reports to this worker's agent.
+        schedule: provides the learning rate.
+        throughput: computes rates from tokens and time.
+        clock: returns seconds since a fixed time.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        schedule: LearningRateSchedule,
+        throughput: Throughput,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._progress, self._schedule, self._throughput = progress, schedule, throughput
+        self._clock = clock
+        self._reading = _LateReading()
+        self._reported = 0.0
+        self._since: tuple[float, int, float] = (0.0, 0, 0.0)
+
+    def start(self, state: TrainState) -> None:
+        """Report the iteration from which the training starts."""
+        self._rate = self._schedule.current_rate
+        self._progress.describe(
+            phase="first iteration", iteration=state.iteration, last_iteration=state.last_iteration
+        )
+
+    def step(self, state: TrainState, report: StepReport) -> None:
+        """Report a finished iteration, if the last report is a second old."""
+        now = self._clock()
+        if self._since[0] == 0.0:
+            self._since = (now, state.tokens, self._progress.seconds_in_phases)
+        numbers = {
+            "loss/train": report.loss,
+            "optimizer/loss_scale": report.loss_scale,
+            "optimizer/learning_rate": self._rate,
+        }
+        self._rate = self._schedule.current_rate
+        self._reading.start(numbers)
+        if now - self._reported < _INTERVAL_SECONDS:
+            return
+        self._reported = now
+        metrics = self._reading.finished() | self._rates(now, state) | _memory()
+        self._progress.describe(phase="", iteration=state.iteration, metrics=metrics)
+
+    def end(self, state: TrainState) -> None:
+        """Report the last iteration."""
+        self._progress.describe(
+            phase=FINISHING, iteration=state.iteration, metrics=self._reading.finished(waits=True)
+        )
+
+    def _rates(self, now: float, state: TrainState) -> dict[str, float]:
+        since, tokens, in_phases = self._since
+        seconds = now - since - (self._progress.seconds_in_phases - in_phases)
+        if seconds < _RATE_SECONDS or state.tokens == tokens:
+            return {}
+        self._since = (now, state.tokens, self._progress.seconds_in_phases)
+        return self._throughput.rates(state.tokens - tokens, seconds)
+
+
+class _LateReading:
+    """Numbers of the device, copied to the host in the background and read when they have arrived."""
+
+    def __init__(self) -> None:
+        self._numbers: Mapping[str, Tensor | float | None] = {}
+        self._arrival: torch.cuda.Event | None = None
+
+    def start(self, numbers: Mapping[str, Tensor | float | None]) -> None:
+        """Start copying, unless earlier numbers are on the way."""
+        if self._arrival is not None:
+            return
+        self._numbers = {name: _copied(value) for name, value in numbers.items()}
+        if any(isinstance(value, Tensor) and value.is_cuda for value in numbers.values()):
+            self._arrival = torch.cuda.Event()
+            self._arrival.record()
+
+    def finished(self, *, waits: bool = False) -> dict[str, float]:
+        """Return the numbers that have arrived; empty if they are still on the way.
+
+        Args:
+            waits: wait for them.
+        """
+        if self._arrival is not None:
+            if waits:
+                self._arrival.synchronize()
+            elif not self._arrival.query():
+                return {}
+        self._arrival = None
+        values = read_back(list(self._numbers.values()))
+        return {name: value for name, value in zip(self._numbers, values, strict=True) if value is not None}
+
+
+def _copied(value: Tensor | float | None) -> Tensor | float | None:
+    """Return a copy in host memory, which on a GPU is complete only later."""
+    if not isinstance(value, Tensor):
+        return value
+    if not value.is_cuda:
+        return value.detach().clone()
+    host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+    return host.copy_(value.detach(), non_blocking=True)
+
+
+class ProgressWriter:
+    """A metric writer that reports the validation loss.
 
     Args:
         progress: reports to this worker's agent.
@@ -18,10 +169,53 @@ class ProgressHook(Hook):
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
-    def on_step(self, state: TrainState, report: StepReport) -> None:
-        """Report one finished iteration."""
-        self._progress.report(state.iteration)
+    def write(self, metrics: Mapping[str, float], iteration: int) -> None:
+        """Report the validation loss, if it is among the metrics."""
+        if "loss/validation" in metrics:
+            self._progress.describe(metrics={"loss/validation": metrics["loss/validation"]})
 
-    def on_end(self, state: TrainState) -> None:
-        """Report the end: the last evaluation and the last save have no time limit."""
-        self._progress.report(ALL_DONE)
+    def flush(self) -> None:
+        """Do nothing; reports are written immediately."""
+
+    def close(self) -> None:
+        """Do nothing; the agent reads the last report."""
+
+
+@contextmanager
+def reported_progress(rank: int) -> Iterator[Progress]:
+    """Return the reports of this worker; warnings that are logged within the context are counted in them."""
+    progress = Progress(rank)
+    counter = _WarningCounter(progress)
+    root = logging.getLogger()
+    if progress.is_shown:
+        root.addHandler(counter)
+    try:
+        yield progress
+    finally:
+        root.removeHandler(counter)
+
+
+@contextmanager
+def while_saving(progress: Progress, iteration: int) -> Iterator[None]:
+    """Report that a checkpoint is being saved, and progress, however long it takes."""
+    with progress.phase(f"saving iteration {iteration}"), progress.repeated(iteration):
+        yield
+
+
+class _WarningCounter(logging.Handler):
+    """Reports the number of warnings and errors that this worker has logged."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(logging.WARNING)
+        self._progress, self._count = progress, 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count one."""
+        self._count += 1
+        self._progress.describe(warnings=self._count)
+
+
+def _memory() -> dict[str, float]:
+    if not torch.cuda.is_initialized():
+        return {}
+    return {"memory/bytes": float(torch.cuda.max_memory_allocated())}

@@ -1,0 +1,152 @@
+"""The live line of a training as a function of its state, the time and the width; draws nothing itself."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rich.cells import cell_len
+from rich.text import Text
+
+__all__ = ["LiveState", "Pace", "format_duration", "render_line"]
+
+# Until old iterations count for less than a third.
+_MEMORY_SECONDS = 1800.0
+_SILENT_SECONDS = 60.0
+_SILENT_ITERATIONS = 5.0
+_SPINNER = "-\\-/"
+_TURNS_PER_SECOND = 4
+_SEPARATOR = " | "
+
+_METRICS: Mapping[str, tuple[str, str]] = {
+    "loss/train": ("loss {:.4f}", "bold"),
+    "throughput/tokens_per_second": ("{:,.0f} tokens/s", ""),
+    "throughput/mfu": ("MFU {:.1%}", ""),
+    "throughput/tflops_per_device": ("{:.3g} TFLOP/s", ""),
+    "optimizer/learning_rate": ("lr {:.3e}", ""),
+    "optimizer/loss_scale": ("loss scale {:g}", ""),
+    "loss/validation": ("validation loss {:.4f}", ""),
+    "memory/bytes": ("memory {:.1f} GiB", "dim"),
+}
+"""Metric -> its format and its style, the most important first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveState:
+    """What the live line shows. Times are those of one monotonic clock, in seconds.
+
+    Args:
+        phase: what the job is doing besides training; empty if it is training.
+        since: when the phase began.
+        request: a request that the workers have not answered completely, such as `stopping`.
+        iteration: last completed iteration; None before the first report.
+        last_iteration: last iteration of the training.
+        metrics: latest metrics of rank 0; those that are not shown are ignored.
+        seconds_per_iteration: measured; None if it is not known yet.
+        reported: when rank 0 reported last.
+    """
+
+    phase: str = ""
+    since: float = 0.0
+    request: str = ""
+    iteration: int | None = None
+    last_iteration: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    seconds_per_iteration: float | None = None
+    reported: float = 0.0
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the seconds until the last iteration; None if they are not known, or it is not the aim."""
+        if self.request:
+            return None
+        if self.iteration is None or self.last_iteration is None or self.seconds_per_iteration is None:
+            return None
+        if self.iteration >= self.last_iteration:
+            return None
+        whole = (self.last_iteration - self.iteration) * self.seconds_per_iteration
+        return max(0.0, whole - (now - self.reported))
+
+    def seconds_silent(self, now: float) -> float | None:
+        """Return the seconds without a report if they are many more than an iteration takes, else None."""
+        silent = now - self.reported
+        if self.phase or self.seconds_per_iteration is None:
+            return None
+        return (
+            silent if silent > max(_SILENT_SECONDS, _SILENT_ITERATIONS * self.seconds_per_iteration) else None
+        )
+
+
+class Pace:
+    """The time per iteration, evaluations and saves included; the last half hour counts most.
+
+    Args:
+        clock: returns seconds since a fixed time.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: tuple[int, float] | None = None
+        self._seconds = self._iterations = 0.0
+
+    def note(self, iteration: int) -> float | None:
+        """Record a completed iteration, and return the seconds per iteration; None if not known yet.
+
+        The first iteration recorded only starts the clock, because it may include compilation.
+        """
+        now = self._clock()
+        if self._last is None or iteration < self._last[0]:
+            self._last, self._seconds, self._iterations = (iteration, now), 0.0, 0.0
+        elif iteration > self._last[0]:
+            seconds = now - self._last[1]
+            kept = math.exp(-seconds / _MEMORY_SECONDS)
+            self._seconds = kept * self._seconds + seconds
+            self._iterations = kept * self._iterations + iteration - self._last[0]
+            self._last = (iteration, now)
+        return self._seconds / self._iterations if self._iterations else None
+
+
+def render_line(state: LiveState, *, now: float, width: int) -> Text:
+    """Return the live line, at most `width` columns wide; the least important fields are left out first."""
+    line, is_first = Text(no_wrap=True), True
+    for text, style in _fields(state, now):
+        separator = "" if is_first else _SEPARATOR
+        if not is_first and line.cell_len + cell_len(separator + text) > width:
+            break
+        line.append(separator, "dim").append(text, style)
+        is_first = False
+    line.truncate(max(0, width))
+    return line
+
+
+def _fields(state: LiveState, now: float) -> Iterator[tuple[str, str]]:
+    """Yield the fields with their styles, the most important first."""
+    left = state.seconds_left(now)
+    if left is not None:
+        yield f"{format_duration(left)} left", "green"
+    if state.phase:
+        turn = _SPINNER[int(now * _TURNS_PER_SECOND) % len(_SPINNER)]
+        yield f"{turn} {state.phase} ({format_duration(max(0.0, now - state.since))})", "cyan"
+    if state.request:
+        yield state.request, "yellow"
+    silent = state.seconds_silent(now)
+    if silent is not None:
+        yield f"no iteration for {format_duration(silent)}", "yellow"
+    if state.iteration is not None:
+        yield f"iteration {state.iteration:,}/{state.last_iteration or 0:,}", ""
+    for name, (text, style) in _METRICS.items():
+        # Until the first report, they are those of the attempt before.
+        if name in state.metrics and state.iteration is not None:
+            value = state.metrics[name]
+            yield text.format(value / 2**30 if name == "memory/bytes" else value), style
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration: `12 s`, `2:05`, `1:00:00`, `3 d 04:05`."""
+    whole = int(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours_of_day = divmod(hours, 24)
+    if days:
+        return f"{days:,} d {hours_of_day:02}:{minutes:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}" if minutes else f"{rest} s"

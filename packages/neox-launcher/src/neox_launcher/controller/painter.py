@@ -1,0 +1,129 @@
+"""Keeps a line at the bottom of a terminal, below everything else that is written there.
+
+A painter only computes what to write; the thread that writes to the terminal calls it. The cursor stays
+visible and at the beginning of the line, so that a process that is killed leaves a usable terminal.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable
+
+__all__ = ["Painter", "readable"]
+
+# To the end of the screen: a terminal that became narrower shows the line in several rows.
+_ERASE = b"\r\x1b[J"
+_HOLD_SECONDS = 1.0
+_HOLD_BYTES = 64 * 1024
+# Escape sequences (ECMA-48: control sequences, strings and single functions), then other control characters.
+_CONTROL = re.compile(
+    r"(?P<color>\x1b\[[0-9;:]*m)"
+    r"|(?P<escape>\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[PX^_][^\x1b]*(?:\x1b\\)?"
+    r"|\x1b[ -/]*[0-~])"
+    r"|(?P<single>[\x00-\x08\x0a-\x1f\x7f-\x9f])"
+)
+
+
+class Painter:
+    """Draws a line, and puts other output above it.
+
+    Lines of other output appear when they are complete, or after a second; of a line that its writer
+    overwrites (a progress bar), the last state.
+
+    Args:
+        descriptor: the terminal.
+        render: returns the line for a width in columns, with colours, without an end of line.
+    """
+
+    def __init__(self, descriptor: int, render: Callable[[int], str]) -> None:
+        self.descriptor, self._render = descriptor, render
+        self._shown = b""
+        self._rests: dict[int, tuple[bytes, float]] = {}
+        self.is_paused = False
+        """Set while the terminal belongs to another program; everything else is still written."""
+
+    def paint(self, source: int, data: bytes) -> bytes:
+        """Return what to write to the terminal to show other output above the line.
+
+        Args:
+            source: the stream that the output comes from.
+            data: the output; empty to draw the line again.
+        """
+        lines = self._complete(source, data) + self._overdue()
+        frame = self._frame()
+        if not lines and frame == self._shown:
+            return b""
+        erase = _ERASE if self._shown and self._may_draw else b""
+        self._shown = frame
+        return erase + lines + frame
+
+    def finish(self) -> bytes:
+        """Return what to write to remove the line, with all other output that was held back."""
+        erase = _ERASE if self._shown and _is_in_foreground(self.descriptor) else b""
+        held = b"".join(readable(rest) + b"\n" for rest, _ in self._rests.values())
+        self._shown, self._rests = b"", {}
+        return erase + held
+
+    @property
+    def _may_draw(self) -> bool:
+        return _is_in_foreground(self.descriptor)
+
+    def _frame(self) -> bytes:
+        """Return the line, with the cursor back at its beginning; empty if it cannot be drawn now."""
+        if self.is_paused or not self._may_draw:
+            return b""
+        try:
+            width = os.get_terminal_size(self.descriptor).columns
+        except OSError:
+            return b""  # The terminal is gone.
+        # A terminal without a known size reports 0. The last column stays free: terminals differ in what
+        # follows a character there.
+        line = self._render((width or 80) - 1)
+        return line.encode("utf-8", errors="replace") + b"\r" if line else b""
+
+    def _complete(self, source: int, data: bytes) -> bytes:
+        """Return the lines that this output completes, and hold the rest back."""
+        if not data:
+            return b""
+        held, since = self._rests.pop(source, (b"", time.monotonic()))
+        *lines, rest = (held + data).split(b"\n")
+        if len(rest) > _HOLD_BYTES:
+            lines, rest = [*lines, rest], b""
+        if rest:
+            # What is overwritten later is never shown.
+            self._rests[source] = (rest[max(0, rest.rfind(b"\r")) :], time.monotonic() if lines else since)
+        return b"".join(readable(line) + b"\n" for line in lines)
+
+    def _overdue(self) -> bytes:
+        """Return the incomplete lines that wait for a second, except those that are overwritten."""
+        due = [
+            source
+            for source, (rest, since) in self._rests.items()
+            if not rest.startswith(b"\r") and time.monotonic() - since > _HOLD_SECONDS
+        ]
+        return b"".join(readable(self._rests.pop(source)[0]) + b"\n" for source in due)
+
+
+def readable(line: bytes) -> bytes:
+    r"""Return a line of output without what could move the cursor or change the terminal, except colours.
+
+    Escape sequences are removed, other control characters and invalid bytes are shown as `\x07`.
+    """
+    text = line.decode("utf-8", errors="backslashreplace").removesuffix("\r")
+    text = text[text.rfind("\r") + 1 :]
+    shown = _CONTROL.sub(_replacement, text)
+    return (shown + "\x1b[0m" if "\x1b" in shown else shown).encode("utf-8", errors="backslashreplace")
+
+
+def _replacement(found: re.Match[str]) -> str:
+    if found["color"] is not None:
+        return found["color"]
+    return "" if found["escape"] is not None else f"\\x{ord(found['single']):02x}"
+
+
+def _is_in_foreground(descriptor: int) -> bool:
+    """Return whether this process may draw: another job of the shell may have the terminal (bg, &)."""
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:
+        return True  # Not the terminal that controls this process, so no shell waits there.

@@ -1,0 +1,256 @@
+"""The live line of real jobs on pseudo terminals."""
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from neox_config.errors import LaunchError
+from neox_launcher.controller.display import open_display
+
+LIMIT_SECONDS = 120
+
+JOB = """
+import os, sys
+from neox_launcher.backends.base import Command
+from neox_launcher.controller.display import open_display
+from neox_launcher.controller.supervision import supervise
+from neox_launcher.controller.terminal import finish_output
+from neox_launcher.protocol.orders import Orders
+from neox_launcher.resources.host import Host
+orders = Orders(
+    hosts=(Host("localhost", (0,)),), master_addr=None, master_port=0, environment={},
+    worker=("-m", "worker_program"), resolved="", working_directory=os.getcwd(), log_dir=None, gpus=0,
+    bind_cores=False, detect_nvlink_pairs=False, stop_timeout=60.0, hang_timeout=None,
+)
+def commands(contact):
+    agent = (sys.executable, "-m", "neox_launcher.agent", "--launcher", str(contact), "--host-number", "0")
+    return [Command(argv=agent, environment={"NEOX_TOKEN": contact.token}, host_number=0)]
+display = open_display("auto")
+outcome = supervise(
+    commands, orders, is_local=True, start_timeout=60, shares_terminal=False, display=display
+)
+display.close()
+finish_output()
+sys.exit(outcome.exit_code)
+"""
+
+WORKER = """
+import os, pathlib, signal, sys, time
+from neox_launcher.worker.reporting import Progress
+progress = Progress(0)
+def say(text):
+    print(text, flush=True)
+def finish(iteration, **metrics):
+    progress.report(iteration)
+    progress.describe(phase="", iteration=iteration, last_iteration=9, metrics=metrics)
+"""
+
+
+class Job:
+    """A job on a terminal, which is its controlling terminal unless a shell runs between."""
+
+    def __init__(self, folder, ends, worker, environment):
+        self.reading, self.writing = ends
+        (folder / "worker_program.py").write_text(WORKER + worker)
+        (folder / "job.py").write_text(JOB)
+        paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+        colours = {"TERM": "xterm-256color", "COLORTERM": ""}
+        without = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        self.written = b""
+        self.environment = {**without, **colours, "PYTHONPATH": paths, **environment}
+        self.folder = folder
+
+    def start(self, *command):
+        self.process = subprocess.Popen(
+            command or [sys.executable, "job.py"],
+            cwd=self.folder,
+            env=self.environment,
+            preexec_fn=lambda: os.login_tty(self.writing),
+        )
+        return self
+
+    def read_until(self, found):
+        """Read until a text has been written, or until the job has ended (None)."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while found is None or found not in self.written:
+            assert time.monotonic() < deadline, self.written
+            if select.select([self.reading], [], [], 0.05)[0]:
+                self.written += os.read(self.reading, 65536)
+            elif self.process.poll() is not None:
+                assert found is None, self.written
+                break
+        return self
+
+    def end(self):
+        self.read_until(None)
+        return self.process.returncode
+
+
+@pytest.fixture
+def start(tmp_path, open_terminal):
+    started = []
+
+    def start_job(worker, columns=80, command=(), **environment):
+        job = Job(tmp_path, open_terminal(columns), worker, environment)
+        started.append(job.start(*command))
+        return job
+
+    yield start_job
+    for job in started:
+        with suppress(ProcessLookupError):
+            os.killpg(job.process.pid, signal.SIGKILL)
+        job.process.wait()
+
+
+def test_a_job_is_drawn_at_every_width_and_leaves_only_its_output(start, screen, resize, tmp_path):
+    job = start(
+        """
+for number in range(1, 5):
+    say(f"line {number} \\x1b[2A")
+    finish(number, **{"loss/train": 1.5})
+    progress.describe(phase=f"step {number}")
+    while not pathlib.Path(f"resized-{number}").exists():
+        time.sleep(0.05)
+""",
+        columns=80,
+    )
+    widths = [80, 20, 200, 40]
+    for number, columns in enumerate(widths, start=1):
+        resize(job.writing, columns)
+        drawn_before = len(job.written)
+        (tmp_path / f"resized-{number - 1}").touch()
+        job.read_until(b"step %d" % number)
+        screen.feed(job.written[drawn_before:])
+        at_this_width = [line for line in screen.drawn if f"step {number}" in line]
+        assert all(len(line) < columns for line in at_this_width), at_this_width
+        shows_loss = any(f"| iteration {number}/9 | loss 1.5000" in line for line in at_this_width)
+        assert shows_loss == (columns >= 80)
+    (tmp_path / "resized-4").touch()
+    drawn_before = len(job.written)
+    assert job.end() == 0
+    screen.feed(job.written[drawn_before:])
+    assert screen.lines == [*(f"line {number} " for number in range(1, 5)), ""]
+
+
+@pytest.mark.parametrize(("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_no_color(start, screen, variables, is_coloured):
+    job = start("finish(1); time.sleep(1.5)", **variables)
+    assert job.end() == 0
+    assert bool(re.search(rb"\x1b\[[0-9;]+m", job.written)) == is_coloured
+    assert screen.feed(job.written).lines == [""]
+
+
+def test_a_terminal_that_stops_does_not_delay_the_job_and_gets_everything_later(start, screen, tmp_path):
+    job = start('for number in range(5000): say(f"line {number}")\npathlib.Path("done").touch()')
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not (tmp_path / "done").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert job.process.poll() is None
+    assert job.end() == 0
+    assert screen.feed(job.written).lines == [*(f"line {number}" for number in range(5000)), ""]
+
+
+def test_ctrl_c_is_shown_and_the_terminal_is_as_before(start, screen):
+    job = start(
+        """
+signal.signal(signal.SIGTERM, lambda *what: (say("saving"), time.sleep(1.5), sys.exit(0)))
+finish(3)
+say("ready")
+time.sleep(600)
+"""
+    )
+    before = termios.tcgetattr(job.writing)
+    job.read_until(b"ready")
+    os.write(job.reading, b"\x03")
+    assert job.end() == 130
+    assert termios.tcgetattr(job.writing) == before
+    lines = screen.feed(job.written.replace(b"^C", b"")).lines
+    assert lines == [
+        *("ready", "", "Ctrl-C received: stopping after this iteration; repeat to stop immediately"),
+        *("saving", ""),
+    ]
+    assert any("stopping" in line for line in screen.drawn)
+
+
+def test_a_killed_launcher_leaves_a_usable_terminal(start, screen):
+    job = start("finish(3)\ntime.sleep(600)")
+    before = termios.tcgetattr(job.writing)
+    job.read_until(b"iteration 3/9")
+    job.process.kill()
+    assert job.end() == -signal.SIGKILL
+    assert termios.tcgetattr(job.writing) == before
+    # Neither is the cursor hidden, nor another screen shown: `feed` would fail.
+    screen.feed(job.written)
+    assert screen.column == 0
+
+
+SHELL = """
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+def give(group):
+    os.tcsetpgrp(0, group)
+job = subprocess.Popen([sys.executable, "job.py"], process_group=0)
+give(job.pid)
+_, status = os.waitpid(job.pid, os.WUNTRACED)
+assert os.WIFSTOPPED(status), status
+give(os.getpgrp())
+os.write(1, b"$ bg\\n")
+os.killpg(job.pid, signal.SIGCONT)
+time.sleep(1.5)
+os.write(1, b"$ fg\\n")
+give(job.pid)
+time.sleep(1.5)
+_, status = os.waitpid(job.pid, 0)
+os._exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_ctrl_z_leaves_the_terminal_to_the_shell_until_the_job_is_in_the_foreground(start, screen, tmp_path):
+    worker = """
+finish(3)
+say("ready")
+while not pathlib.Path("over").exists():
+    time.sleep(0.05)
+"""
+    job = start(worker, command=[sys.executable, "-c", SHELL])
+    job.read_until(b"iteration 3/9")
+    os.write(job.reading, b"\x1a")
+    job.read_until(b"$ fg").read_until(b"\n")
+    background = job.written[job.written.index(b"$ bg") :]
+    assert background == b"$ bg\r\n$ fg\r\n"
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while b"iteration 3/9" not in job.written.split(b"$ fg")[1]:
+        assert time.monotonic() < deadline
+        job.written += os.read(job.reading, 65536)
+    (tmp_path / "over").touch()
+    assert job.end() == 0
+    assert screen.feed(job.written.replace(b"^Z", b"")).lines == [
+        *("ready", "", "neox-launch is suspended; the workers continue, fg or bg shows their output"),
+        *("$ bg", "$ fg", ""),
+    ]
+
+
+def test_plain_lines_where_nothing_can_be_drawn(open_terminal, monkeypatch, tmp_path):
+    with Path(tmp_path / "log").open("w") as file, os.fdopen(os.dup(open_terminal(80)[1]), "w") as terminal:
+        monkeypatch.setenv("TERM", "dumb")
+        for stream in (file, terminal, None):
+            monkeypatch.setattr(sys, "stderr", stream)
+            assert open_display("auto") is None
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with pytest.raises(LaunchError, match=r"TERM is dumb\); set terminal: auto"):
+            open_display("live")
+        monkeypatch.setenv("TERM", "xterm")
+        assert open_display("plain") is None
+        monkeypatch.setattr(sys, "stderr", file)
+        with pytest.raises(LaunchError, match="terminal is live, but standard error is not a terminal"):
+            open_display("live")
