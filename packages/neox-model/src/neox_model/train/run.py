@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -30,6 +30,9 @@ from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.save import save_checkpoint
 from neox_model.checkpoint.save_lock import save_lock
 from neox_model.engine.build import build_engine, prepare_engine
+from neox_model.metrics.events import Events
+from neox_model.metrics.memory import memory_metrics
+from neox_model.metrics.peaks import peak_tflops
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
 from neox_model.metrics.writers.base import MetricWriter
@@ -38,6 +41,7 @@ from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
+from neox_model.train.about import about_run, device_name
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import Datasets, check_tokenizers
 from neox_model.train.data.documents import documents_of
@@ -48,7 +52,7 @@ from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.checkpoint import CheckpointHook
-from neox_model.train.hooks.copies import CopiesHook
+from neox_model.train.hooks.copies import CopiesDifferError, CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
@@ -172,11 +176,32 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         batches = resources.enter_context(closing(streams["train"](state.samples, state.iteration)))
         opened = open_writers(resolved, position=state.position) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
-        hooks = _build_hooks(training, evaluator, writers, saves_start=not _has_start(config, resumes))
+        events = resources.enter_context(_run_events(training, writers, resumes=resumes))
+        saves_start = not _has_start(config, resumes)
+        hooks = _build_hooks(training, evaluator, writers, events, saves_start=saves_start)
         train(state, step, *_recorded(training, batches, hooks))
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None
     return f"validation {evaluator.results['valid']}"
+
+
+@contextmanager
+def _run_events(training: _Training, writers: Sequence[MetricWriter], *, resumes: bool) -> Iterator[Events]:
+    """Record the start of this attempt and, after the context, its end and the reason."""
+    events, state = Events(writers), training.state
+    if writers:
+        checkpoint = training.config.checkpoint.load if resumes else None
+        about = about_run(training.resolved, vocab_size=training.tokenizer.vocab_size, checkpoint=checkpoint)
+        events.record("start", state.iteration, **about)
+    try:
+        yield events
+    except BaseException as error:
+        if isinstance(error, CopiesDifferError):
+            events.record("sdc", state.iteration, message=str(error))
+        events.record("end", state.iteration, reason="error", message=f"{type(error).__name__}: {error}")
+        raise
+    reason = "finished" if state.stop_reason is None else "stopped"
+    events.record("end", state.iteration, reason=reason, message=state.stop_reason)
 
 
 def _recorded(
@@ -299,7 +324,12 @@ def _save(training: _Training, directory: Path) -> None:
 
 
 def _build_hooks(
-    training: _Training, evaluator: Evaluator, writers: Sequence[MetricWriter], *, saves_start: bool
+    training: _Training,
+    evaluator: Evaluator,
+    writers: Sequence[MetricWriter],
+    events: Events,
+    *,
+    saves_start: bool,
 ) -> list[Hook]:
     """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
     config, timers = training.config, Timers()
@@ -310,6 +340,7 @@ def _build_hooks(
         throughput=_measure_model(training),
         timers=timers,
         interval=config.logging.log_interval,
+        memory=partial(memory_metrics, training.engine.device),
     )
     guard = NonfiniteGuard(
         patience=config.training.nonfinite_patience,
@@ -319,6 +350,7 @@ def _build_hooks(
         documents=partial(documents_of, training.datasets.get("train")),
         reports=training.groups.world.rank == 0,
         before_end=log.write_pending,
+        events=events,
     )
 
     interval = config.training.sdc_check_interval
@@ -352,6 +384,7 @@ def _build_hooks(
             writers=writers,
             timers=timers,
             before_evaluation=log.write_pending,
+            events=events,
         ),
     ]
     if config.logging.log_param_norm or config.logging.log_optimizer_states:
@@ -359,7 +392,8 @@ def _build_hooks(
     hooks += _gradient_hooks(training, writers, log)
     if config.checkpoint.save is not None:
         extra = {each for each in config.checkpoint.extra_save_iters or () if each or saves_start}
-        hooks.append(_saving(training, Path(config.checkpoint.save), extra, timers, before_save, progress))
+        folder = Path(config.checkpoint.save)
+        hooks.append(_saving(training, folder, extra, timers, before_save, progress, events))
     kept = kept_tokens(config)
     if kept is not None:
         hooks.append(DropTokensHook(training.model, kept.at))
@@ -394,6 +428,7 @@ def _saving(
     timers: Timers,
     before_save: Callable[[], None],
     progress: Progress,
+    events: Events,
 ) -> CheckpointHook:
     section = training.config.checkpoint
     minutes = section.save_interval_minutes
@@ -406,6 +441,7 @@ def _saving(
         timers=timers,
         before_save=before_save,
         while_saving=progress.repeated,
+        events=events,
     )
 
 
@@ -437,4 +473,8 @@ def _measure_model(training: _Training) -> Throughput:
     logger.info("the model has %s parameters in %d layers", f"{count:,}", training.config.model.num_layers)
     vocab_size = shapes[TOKEN_EMBEDDING][0]
     flops = flops_per_token(shape_of(training.resolved, vocab_size=vocab_size))
-    return Throughput(flops_per_token=flops, num_devices=training.groups.world.size)
+    return Throughput(
+        flops_per_token=flops,
+        num_devices=training.groups.world.size,
+        peak_tflops=peak_tflops(device_name(), training.resolved.derived.precision)[0],
+    )

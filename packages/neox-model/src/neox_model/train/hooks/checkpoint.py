@@ -1,11 +1,13 @@
 """Save checkpoints at the configured iterations and times, and after the last iteration."""
 
 import logging
+import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 
 from neox_config.errors import NeoXError
 from neox_model.checkpoint.errors import CheckpointError
+from neox_model.metrics.events import NO_EVENTS, Events
 from neox_model.metrics.timers import Timers
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.save_clock import SaveClock
@@ -47,6 +49,7 @@ class CheckpointHook(Hook):
         timers: measures saving as the activity `checkpoint`.
         before_save: called before each save, to write pending logs first.
         while_saving: function of the iteration that returns a context manager around the save.
+        events: records each save and each failure to save.
     """
 
     def __init__(
@@ -60,7 +63,9 @@ class CheckpointHook(Hook):
         timers: Timers,
         before_save: Callable[[], None],
         while_saving: Callable[[int], AbstractContextManager[object]] = nullcontext,
+        events: Events = NO_EVENTS,
     ) -> None:
+        self._events = events
         self._save = save
         self._interval = interval
         self._growth = growth
@@ -106,6 +111,7 @@ class CheckpointHook(Hook):
         try:
             self._save_now(state)
         except CheckpointError as error:
+            self._events.record("save_failed", state.iteration, message=str(error))
             raise NeoXError(
                 f"cannot save the training's last iteration, {state.iteration}: {error}"
             ) from error
@@ -114,11 +120,14 @@ class CheckpointHook(Hook):
         try:
             self._save_now(state)
         except CheckpointError as error:
+            self._events.record("save_failed", state.iteration, message=str(error))
             logger.error("iteration %d was not saved, training continues: %s", state.iteration, error)
 
     def _save_now(self, state: TrainState) -> None:
         self._before_save()
         # A report would be taken for the first iteration, which has its own time limit.
         watched = self._while_saving(state.iteration) if state.iteration else nullcontext()
+        began = time.monotonic()
         with self._timers.measure("checkpoint"), watched:
             self._save(state)
+        self._events.record("save", state.iteration, seconds=round(time.monotonic() - began, 3))

@@ -1,6 +1,6 @@
 """Write the loss, learning rate, gradient norm and throughput at a fixed interval."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -31,6 +31,7 @@ class LogHook(Hook):
         throughput: computes rates from tokens and time.
         timers: measured activities do not count as training time.
         interval: iterations between two writes.
+        memory: measures this process's memory at the end of each interval.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class LogHook(Hook):
         throughput: Throughput,
         timers: Timers,
         interval: int,
+        memory: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
+        self._memory = memory
         self._writers = writers
         self._schedule = schedule
         self._throughput = throughput
@@ -103,5 +106,7 @@ class LogHook(Hook):
         metrics["time/left"] = seconds / iterations * (state.last_iteration - state.iteration)
         metrics |= {f"time/{name}": spent for name, spent in activities.items()}
         metrics[_SKIPPED] = state.skipped_iterations
+        metrics["progress/tokens"], metrics["progress/samples"] = state.tokens, state.samples
+        metrics |= self._memory()
         self._written_tokens, self._written_iteration = state.tokens, state.iteration
         return metrics
