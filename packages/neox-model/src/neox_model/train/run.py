@@ -9,6 +9,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.curricula import length_schedule
 from neox_config.derive.engine import engine_offers
@@ -34,7 +36,7 @@ from neox_model.metrics.events import Events
 from neox_model.metrics.memory import memory_metrics
 from neox_model.metrics.peaks import peak_tflops
 from neox_model.metrics.throughput import Throughput
-from neox_model.metrics.timers import Timers
+from neox_model.metrics.timers import Phases, Timers
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
@@ -341,6 +343,7 @@ def _build_hooks(
         timers=timers,
         interval=config.logging.log_interval,
         memory=partial(memory_metrics, training.engine.device),
+        phases=_phases(training),
     )
     guard = NonfiniteGuard(
         patience=config.training.nonfinite_patience,
@@ -398,6 +401,17 @@ def _build_hooks(
     if kept is not None:
         hooks.append(DropTokensHook(training.model, kept.at))
     return [*hooks, GarbageCollectionHook()]
+
+
+def _phases(training: _Training) -> Phases | None:
+    """Measure the phases of training steps on every rank, if it is configured."""
+    section = training.config.engine
+    if not (section.wall_clock_breakdown or section.flops_profiler.enabled):
+        return None
+    device = training.engine.device
+    phases = Phases(partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None)
+    training.engine.measure_phases(phases.measure)
+    return phases
 
 
 def _gradient_hooks(training: _Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
