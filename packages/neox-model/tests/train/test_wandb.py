@@ -60,9 +60,7 @@ def offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    yield tmp_path
-    # The package keeps its settings, such as the folder, until then.
-    wandb.teardown()
+    return tmp_path
 
 
 def write(settings, metrics):
@@ -70,6 +68,8 @@ def write(settings, metrics):
         for iteration, values in metrics.items():
             writer.write(values, iteration)
         writer.close()
+    # Ends the package's own process, so that its files are whole.
+    wandb.teardown()
 
 
 @pytest.mark.slow
