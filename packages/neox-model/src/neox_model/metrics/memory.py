@@ -29,7 +29,9 @@ def memory_metrics(device: torch.device) -> dict[str, float]:
 def _host() -> dict[str, float]:
     # Kilobytes on Linux, bytes on macOS.
     unit = 1 if sys.platform == "darwin" else 1024
-    found = {"memory/host_peak_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)}
-    if _STATUS.exists():
-        found["memory/host_bytes"] = float(int(_STATUS.read_text().split()[1]) * resource.getpagesize())
-    return found
+    peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    if not _STATUS.exists():
+        return {"memory/host_peak_bytes": peak}
+    now = float(int(_STATUS.read_text().split()[1]) * resource.getpagesize())
+    # The kernel updates the peak now and then.
+    return {"memory/host_bytes": now, "memory/host_peak_bytes": max(peak, now)}

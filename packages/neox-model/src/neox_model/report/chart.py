@@ -1,46 +1,20 @@
-"""`neox-report RUN_DIR`: plot the loss curve of a training from its `metrics.jsonl`."""
+"""Plot the loss curve of a training from its `metrics.jsonl` as a PNG file."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import click
-
 from neox_config.atomic import atomic_write
-from neox_config.output import checked_output
-from neox_model.metrics.writers.jsonl import read_metrics
-from neox_model.optional import MissingPackageError, require
+from neox_model.metrics.writers.jsonl import RECORD, read_metrics
+from neox_model.optional import require
 
-__all__ = ["draw_loss_curve", "main", "smoothed"]
+__all__ = ["draw_loss_curve", "smoothed"]
 
 _CURVES: dict[str, tuple[str, dict[str, Any]]] = {
     "loss/train": ("training", {"linewidth": 0.8, "alpha": 0.4}),
     "loss/validation": ("validation", {"marker": "o"}),
 }
-
-
-class _Report(click.Command):
-    """Command that reports a standard output that cannot be written to, such as a full disk."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program."""
-        with checked_output():
-            return super().main(*args, **kwargs)
-
-
-@click.command(cls=_Report, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="neox-model")
-@click.argument("run_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--output", type=click.Path(path_type=Path), help="PNG file to write. [default: RUN_DIR/loss.png]"
-)
-def main(run_dir: Path, output: Path | None) -> None:
-    """Plot the training and validation loss of the run with the log folder RUN_DIR."""
-    try:
-        click.echo(draw_loss_curve(run_dir, output or run_dir / "loss.png"))
-    except (MissingPackageError, OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 def draw_loss_curve(run_dir: Path, picture: Path) -> Path:
@@ -58,7 +32,7 @@ def draw_loss_curve(run_dir: Path, picture: Path) -> Path:
         OSError: the metrics cannot be read or the plot cannot be written.
         ValueError: the metrics contain no loss.
     """
-    record = run_dir / "metrics.jsonl"
+    record = run_dir / RECORD
     curves = _read_curves(record)
     if not curves:
         raise ValueError(f"{record} contains no loss; wait until the training has logged some iterations")
