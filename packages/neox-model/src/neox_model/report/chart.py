@@ -1,4 +1,4 @@
-"""Plot the loss curve of a training from its `metrics.jsonl` as a PNG file."""
+"""Plot the loss curve of a run as a PNG file."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from neox_config.atomic import atomic_write
-from neox_model.metrics.writers.jsonl import RECORD, read_metrics
+from neox_model.metrics.writers.jsonl import RECORD
 from neox_model.optional import require
+from neox_model.report.reading import Column, Run
 
 __all__ = ["draw_loss_curve", "smoothed"]
 
@@ -17,11 +18,11 @@ _CURVES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def draw_loss_curve(run_dir: Path, picture: Path) -> Path:
+def draw_loss_curve(run: Run, picture: Path) -> Path:
     """Plot the losses by iteration; the file is written atomically.
 
     Args:
-        run_dir: folder with `metrics.jsonl`.
+        run: the run.
         picture: PNG file to write.
 
     Returns:
@@ -29,20 +30,19 @@ def draw_loss_curve(run_dir: Path, picture: Path) -> Path:
 
     Raises:
         MissingPackageError: matplotlib is not installed.
-        OSError: the metrics cannot be read or the plot cannot be written.
-        ValueError: the metrics contain no loss.
+        OSError: the plot cannot be written.
+        ValueError: the run has no loss.
     """
-    record = run_dir / RECORD
-    curves = _read_curves(record)
+    curves = {name: _points(run.columns[name]) for name in _CURVES if name in run.columns}
     if not curves:
-        raise ValueError(f"{record} contains no loss; wait until the training has logged some iterations")
+        raise ValueError(
+            f"{run.folder / RECORD} contains no loss; wait until the training has logged some iterations"
+        )
     require("matplotlib", because="neox-report", install="matplotlib")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
-    axes: Any = figure.add_subplot(
-        xlabel="iteration", ylabel="loss (nats per token)", title=run_dir.resolve().name
-    )
+    axes: Any = figure.add_subplot(xlabel="iteration", ylabel="loss (nats per token)", title=run.name)
     for name, points in curves.items():
         label, style = _CURVES[name]
         (line,) = axes.plot(*zip(*points, strict=True), label=f"{label}, last {points[-1][1]:.3f}", **style)
@@ -73,11 +73,5 @@ def _window(points: Sequence[tuple[int, float]]) -> int:
     return max(1, len(points) // 20)
 
 
-def _read_curves(record: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return the (iteration, loss) pairs of each metric that occurs."""
-    curves: dict[str, list[tuple[int, float]]] = {name: [] for name in _CURVES}
-    for line in read_metrics(record):
-        for name, points in curves.items():
-            if name in line:
-                points.append((line["iteration"], line[name]))
-    return {name: points for name, points in curves.items() if points}
+def _points(column: Column) -> list[tuple[int, float]]:
+    return list(zip(column.iterations, column.values, strict=True))

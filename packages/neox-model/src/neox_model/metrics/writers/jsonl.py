@@ -143,15 +143,14 @@ def _state_at(path: Path, iteration: int) -> tuple[int, set[str]]:
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        record = finite_json.loads(line)
+        record = finite_json.loads(line.decode())
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) and _has_place(record) else None
 
 
 def _has_place(record: Mapping[str, Any]) -> bool:
-    numbers = (record.get("iteration"), record.get("attempt", 1))
-    return all(isinstance(number, int) and not isinstance(number, bool) for number in numbers)
+    return type(record.get("iteration")) is int and type(record.get("attempt", 1)) is int
 
 
 def _drop_truncated_line(path: Path) -> None:
