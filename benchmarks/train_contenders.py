@@ -89,7 +89,7 @@ def _launch(settings: dict[str, Any]) -> tuple[float, list[float]]:
         launcher = Path(sys.executable).with_name("neox-launch")
         process = subprocess.Popen([launcher, "--config", folder / "job.yml"], stdout=subprocess.DEVNULL)
         record = folder / "metrics.jsonl"
-        while process.poll() is None and not (record.exists() and record.stat().st_size):
+        while process.poll() is None and not (record.exists() and "loss/train" in record.read_text()):
             time.sleep(0.01)
         first_two = time.monotonic() - began
         if process.wait():

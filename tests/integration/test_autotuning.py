@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from neox_model.metrics.writers.jsonl import read_metrics
 from support.corpus import write_corpus
 from support.launches import launch, write_job
 from support.settings import SMALL_TRAINING
@@ -45,7 +46,7 @@ def test_trials_find_the_best_and_are_not_run_twice(tmp_path):
     for (_, micro_batch), result in tried.items():
         assert result["samples_per_second"] == pytest.approx(2 * micro_batch / result["seconds"])
         record = tmp_path / "autotuning_exps" / result["name"] / "metrics.jsonl"
-        iterations = [json.loads(line)["iteration"] for line in record.read_text().splitlines()]
+        iterations = [line["iteration"] for line in read_metrics(record)]
         assert iterations == [1, 2, 3]
     assert not (tmp_path / "checkpoints").exists()
     stage, micro_batch = max(tried, key=lambda key: tried[key]["samples_per_second"])

@@ -1,6 +1,5 @@
 """Whatever the rules let through trains: every option with every other, three iterations each."""
 
-import json
 import math
 import os
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from neox_model.metrics.writers.jsonl import read_metrics
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.pairs import OPTIONS, Pair, document, pairs
@@ -50,7 +50,7 @@ def check_losses(folder: Path) -> None:
     """Rank 0 keeps the record; its first loss is that of a model that knows nothing."""
     if os.environ["RANK"] != "0":
         return
-    losses = [json.loads(line)["loss/train"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    losses = [record["loss/train"] for record in read_metrics(folder / "metrics.jsonl")]
     assert len(losses) == 3
     assert all(math.isfinite(loss) for loss in losses)
     assert abs(losses[0] - math.log(513)) < 0.3

@@ -1,16 +1,233 @@
+"""The page and the plot of `neox-report`, from records that are written here."""
+
 import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from neox_model.report import main, smoothed
+from neox_launcher.protocol.failure_record import FAILURES_FILE as WRITTEN_BY_AGENTS
+from neox_model.metrics.events import Events
+from neox_model.metrics.writers.jsonl import JsonlWriter
+from neox_model.report import main
+from neox_model.report.chart import smoothed
+from neox_model.report.compare import differences
+from neox_model.report.markup import duration, number
+from neox_model.report.page import render_page
+from neox_model.report.reading import FAILURES_FILE, Column, read_run
+from neox_model.report.series import MOST_POINTS, curve_of
+from neox_model.report.story import status
+
+BEGIN = 1_763_874_000.0
+HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
 
 
 def write_record(folder, lines):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_loss_curve_is_written_next_to_the_record(tmp_path):
+def about(**changes):
+    config = {"hidden_size": 24, "data_path": "a/corpus", "optimizer": {"type": "Adam"}, "comment": HOSTILE}
+    return {
+        "host": "h",
+        "devices": 2,
+        "layout": {"data": 2, "model": 1, "pipe": 1},
+        "device": "CPU (x86_64, 2 cores)",
+        "peak_tflops": None,
+        "peak_reason": "a CPU has no single peak speed",
+        "packages": {"torch": "2.13.0"},
+        "code": {"commit": "abc", "sources_sha256": "1234"},
+        "config": config | changes,
+        "origins": {
+            "hidden_size": "job.yml line 3",
+            "optimizer.type": "job.yml line 9",
+            "comment": "x.yml line 1",
+        },
+        "derived": {"precision": "fp32", "train_batch_size": 8},
+        "estimate": {
+            "memory_bytes": {"weights": 2**20, "total": 2**30},
+            "parameters": 1000,
+            "flops_per_token": 6000,
+            "flops_per_iteration": 10**12,
+        },
+        "last_iteration": 60,
+    }
+
+
+def write_run(folder, *, changes=None, spike=True):
+    """A run that is killed after iteration 30, restarts from 20, and finishes 60."""
+    times = iter(range(10**6))
+    for first, last, is_restart in ((0, 30, False), (20, 60, True)):
+        writer = JsonlWriter(
+            folder, iteration=first, is_restart=is_restart, clock=lambda: BEGIN + next(times)
+        )
+        events = Events([writer])
+        events.record("start", first, **about(**(changes or {})))
+        for iteration in range(first + 1, last + 1):
+            metrics = {"loss/train": 5.0 / iteration, "optimizer/learning_rate": 1e-3}
+            if iteration % 10 == 0:
+                metrics |= {"time/iteration": 0.5, "memory/host_peak_bytes": 2.0**28}
+            writer.write(metrics, iteration)
+        if last == 60:
+            samples = {"first_sample": 8, "last_sample": 15, "documents": f"documents 3 and 4 of {HOSTILE}"}
+            if spike:
+                events.record("spike", 44, loss=9.5, expected=1.25, action="skip", **samples)
+            events.record("skipped", 45, reason="not finite", loss=float("nan"), **samples)
+            events.record("evaluation", 60, part="valid", loss=0.5, perplexity=1.6487, seconds=0.25)
+            events.record("end", 60, reason="finished", message=None)
+        writer.close()
+    failure = {"time": BEGIN + 31.5, "host": "h", "rank": 1, "message": "killed by SIGKILL"}
+    (folder / FAILURES_FILE).write_text(json.dumps(failure) + "\n" + '{"time": 1, "cut')
+
+
+class Reader(HTMLParser):
+    """Collects the visible text, the elements and what they load."""
+
+    def __init__(self):
+        super().__init__()
+        self.text, self.tags, self.loaded, self.open = [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.loaded += [value for name, value in attributes if name in ("src", "href", "onerror")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+
+def read_page(page):
+    reader = Reader()
+    reader.feed(page)
+    assert reader.open == []
+    return reader, re.sub(r"\s+", " ", " ".join(reader.text))
+
+
+# The page
+
+
+def test_the_page_answers_what_happened_when_and_why(tmp_path):
+    write_run(tmp_path)
+    _, text = read_page(render_page([read_run(tmp_path)]))
+    assert (
+        "Attempt 1 trained from new weights to iteration 30 (2025-11-23 05:00:00 to 2025-11-23 05:00:31 "
+        "UTC) and ended: worker 1 on h failed at 2025-11-23 05:00:31 UTC: killed by SIGKILL. Attempt 2 "
+        "continued from the checkpoint of iteration 20, 1 s later; 10 iterations were repeated."
+    ) in text
+    assert "ended: all iterations were finished" in text
+    assert "loss spike: 9.500, expected about 1.250; action: skip" in text
+    assert f"samples 8 to 15, from documents 3 and 4 of {HOSTILE}" in text
+    assert "the update was skipped (not finite): loss nan" in text
+    assert "validation loss 0.5000, perplexity 1.649" in text
+    assert '"Adam" job.yml line 9' in text
+    assert "1 GiB (weights 1 MiB) 256 MiB resident in host memory, rank 0, at most" in text
+    assert "no lower bound: a CPU has no single peak speed" in text
+    assert "norms of weights: log-param-norm is not set" in text
+
+
+def test_nothing_from_the_files_becomes_markup_and_nothing_is_loaded(tmp_path):
+    write_run(tmp_path / HOSTILE.replace("/", ""))
+    page = render_page([read_run(tmp_path / HOSTILE.replace("/", ""))])
+    reader, _ = read_page(page)
+    assert "img" not in reader.tags
+    assert all(value.startswith("#") for value in reader.loaded)
+    assert "http" not in page.replace("http-equiv", "")
+
+
+def test_repeated_iterations_are_faded_and_not_part_of_the_curve(tmp_path):
+    write_run(tmp_path)
+    run = read_run(tmp_path)
+    assert run.columns["loss/train"].iterations.tolist() == list(range(1, 61))
+    assert run.repeated["loss/train"].iterations.tolist() == list(range(21, 31))
+    assert [attempt.first for attempt in run.attempts] == [0, 20]
+
+
+def test_a_truncated_last_line_and_an_older_record_are_read_and_the_lack_is_named(tmp_path):
+    write_record(tmp_path, [{"iteration": n, "loss/train": 1.0} for n in (1, 2)])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 3, "loss/tr')
+    run = read_run(tmp_path)
+    _, text = read_page(render_page([run]))
+    assert run.last_iteration == 2
+    assert "configuration, packages, code and estimate: an older version wrote the record" in text
+    assert status(run, now=BEGIN) == ("no end recorded", "warn")
+
+
+def test_several_runs_are_compared_by_what_differs(tmp_path):
+    write_run(tmp_path / "one")
+    write_run(tmp_path / "two", changes={"hidden_size": 32, "data_path": "b/corpus"}, spike=False)
+    runs = [read_run(tmp_path / name) for name in ("one", "two")]
+    found = {subject: rows for subject, rows in differences(runs).items() if rows}
+    assert found == {
+        "configuration": [("hidden_size", "24", "32")],
+        "data": [("data_path", '"a/corpus"', '"b/corpus"')],
+    }
+    _, text = read_page(render_page(runs))
+    assert "Difference in configuration" in text
+    assert "one: training" in text
+    assert "loss spikes 1 0" in text
+
+
+def test_a_curve_of_many_values_keeps_every_extreme():
+    column = Column()
+    for iteration in range(100_000):
+        column.add(iteration, 1000.0 if iteration == 77_777 else float(iteration % 7))
+    column.add(100_000, float("inf"))
+    curve = curve_of(column)
+    assert len(curve.at) == MOST_POINTS
+    assert (max(curve.high), min(curve.low), curve.left_out) == (1000.0, 0.0, 1)
+    place = curve.high.index(1000.0)
+    assert abs(curve.at[place] - 77_777) < 100_000 / MOST_POINTS
+    assert sum(curve.mean) / MOST_POINTS == pytest.approx(sum(column.values[:-1]) / 100_000)
+
+
+def test_a_short_curve_has_every_value():
+    column = Column()
+    for iteration in (3, 5):
+        column.add(iteration, iteration / 2)
+    curve = curve_of(column, scale=2.0)
+    assert (curve.at, curve.mean, curve.is_exact) == ([3, 5], [3.0, 5.0], True)
+
+
+def test_the_page_of_a_long_run_stays_small(tmp_path):
+    write_record(tmp_path, [{"iteration": n, "loss/train": 9 / n} for n in range(1, 30_001)])
+    assert len(render_page([read_run(tmp_path)])) < 150_000
+
+
+def test_agents_write_the_file_that_is_read():
+    assert FAILURES_FILE == WRITTEN_BY_AGENTS
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (1234.0, "1,234"), (0.63851, "0.6385"), (3.4e-7, "3.4e-07"), (2.5e7, "25,000,000")],
+)
+def test_numbers_are_short(value, text):
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(12.34, "12.3 s"), (250, "4 min 10 s"), (11_100, "3 h 5 min"), (190_000, "2 d 4 h")],
+)
+def test_durations_have_two_units(seconds, text):
+    assert duration(seconds) == text
+
+
+# The command
+
+
+def test_page_and_plot_are_written_next_to_the_record(tmp_path):
     pytest.importorskip("matplotlib")
     write_record(
         tmp_path,
@@ -18,9 +235,9 @@ def test_loss_curve_is_written_next_to_the_record(tmp_path):
         + [{"iteration": 80, "loss/validation": 2}],
     )
     result = CliRunner().invoke(main, [str(tmp_path)])
-    assert result.output.strip() == str(tmp_path / "loss.png")
+    assert result.output.split() == [str(tmp_path / "report.html"), str(tmp_path / "loss.png")]
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["loss.png", "metrics.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loss.png", "metrics.jsonl", "report.html"]
 
 
 def test_the_mean_is_over_a_twentieth_of_the_points():
@@ -29,14 +246,63 @@ def test_the_mean_is_over_a_twentieth_of_the_points():
     assert smoothed(points[:39]) == []
 
 
-def test_a_record_without_losses_is_refused(tmp_path):
+def test_a_record_without_losses_has_a_page_and_no_plot(tmp_path):
     write_record(tmp_path, [])
     result = CliRunner().invoke(main, [str(tmp_path)])
-    assert result.exit_code == 1
-    assert "contains no loss" in result.output
+    assert result.exit_code == 0
+    assert "training loss: no iteration was logged yet" in (tmp_path / "report.html").read_text()
+    assert "contains no loss" in result.stderr
+    assert CliRunner().invoke(main, [str(tmp_path), "--png", str(tmp_path / "a.png")]).exit_code == 1
 
 
 def test_a_folder_without_record_is_refused_by_name(tmp_path):
     result = CliRunner().invoke(main, [str(tmp_path)])
     assert result.exit_code == 1
     assert "metrics.jsonl" in result.output
+
+
+def test_it_starts_without_torch():
+    code = "import sys, neox_model.report; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# In a browser
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1300, 500])
+def test_a_browser_runs_the_page_and_it_fits_its_width(tmp_path, width):
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    write_run(tmp_path)
+    page = tmp_path / "report.html"
+    # The page reports on itself; hostile content would set the title.
+    probe = (
+        "<script>addEventListener('load',function(){var plot=document.querySelector('.plot');"
+        "var box=plot.getBoundingClientRect();plot.dispatchEvent(new PointerEvent('pointermove',"
+        "{clientX:box.left+box.width/2,clientY:box.top+5}));"
+        "document.body.dataset.seen=document.querySelector('.tip').textContent+'|'+"
+        "document.documentElement.scrollWidth+'|'+innerWidth+'|'+"
+        "document.querySelectorAll('svg title').length;"
+        "});</script>"
+    )
+    page.write_text(render_page([read_run(tmp_path)]).replace("</body>", f"{probe}</body>"))
+    found = in_browser(chromium, page, tmp_path / "profile", width)
+    tip, content, window, titles = re.search(r'data-seen="([^"]*)"', found).group(1).split("|")
+    assert tip.startswith("iteration 31\ntraining: 0.16")
+    assert int(content) <= int(window)
+    assert int(titles) == 4
+    picture = tmp_path / "page.png"
+    in_browser(chromium, page, tmp_path / "profile2", width, f"--screenshot={picture}")
+    assert picture.stat().st_size > 10_000
+
+
+def in_browser(chromium: str, page: Path, profile: Path, width: int, what: str = "--dump-dom") -> str:
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
+    options += ["--disable-background-networking", "--disable-component-update"]
+    options += [f"--user-data-dir={profile}", f"--window-size={width},900"]
+    done = subprocess.run(
+        [chromium, *options, what, page.as_uri()], capture_output=True, text=True, timeout=90, check=True
+    )
+    return done.stdout

@@ -5,6 +5,7 @@ refused, because a changed internal could change a training without an error.
 """
 
 import contextlib
+import functools
 import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,8 @@ __all__ = [
     "keep_gradients",
     "loss_scale_state",
     "mark_stage_copies",
+    "measure_instructions",
+    "measure_reduction",
     "never_raise_at_minimum_scale",
     "refuse_other_versions",
     "restore_counters",
@@ -141,6 +144,50 @@ def keep_gradients(inner: Any, *, is_pipeline: bool) -> None:
     """Disable an engine's reduction over data-parallel ranks: our update reduces gradients itself."""
     reduction = "pipeline_enable_backward_allreduce" if is_pipeline else "enable_backward_allreduce"
     setattr(inner, reduction, False)
+
+
+# Class of a pipeline's instruction -> the phase that it is a part of.
+_PHASES = {
+    "LoadMicroBatch": "data",
+    "ForwardPass": "forward",
+    "BackwardPass": "backward_inner",
+    "ReduceGrads": "backward_allreduce",
+    "ReduceTiedGrads": "backward_allreduce",
+    "OptimizerStep": "step",
+    "SendActivation": "pipeline",
+    "RecvActivation": "pipeline",
+    "SendGrad": "pipeline",
+    "RecvGrad": "pipeline",
+}
+
+
+def measure_reduction(inner: Any, measure: Callable[[str], Any]) -> None:
+    """Measure an engine's reduction of gradients after each backward pass as `backward_allreduce`."""
+    inner.allreduce_gradients = _measured(inner.allreduce_gradients, measure, "backward_allreduce")
+
+
+def measure_instructions(inner: Any, measure: Callable[[str], Any]) -> None:
+    """Measure each instruction of a pipeline engine's schedule as the phase that it is a part of.
+
+    Evaluations run the same instructions, and are not measured.
+    """
+
+    def training_only(phase: str) -> Any:
+        return measure(phase) if inner.module.training else contextlib.nullcontext()
+
+    inner._INSTRUCTION_MAP = {
+        kind: _measured(run, training_only, _PHASES[kind.__name__])
+        for kind, run in inner._INSTRUCTION_MAP.items()
+    }
+
+
+def _measured(run: Callable[..., Any], measure: Callable[[str], Any], phase: str) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        with measure(phase):
+            return run(*args, **kwargs)
+
+    return measured
 
 
 def sum_tied_weights(stage: Any, key: str, paths: list[str]) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from neox_model.metrics.timers import Timers
+from neox_model.metrics.timers import Phases, Timers
 
 
 def test_time_outside_and_inside_activities_since_the_last_reading():
@@ -20,3 +20,17 @@ def test_an_activity_that_fails_is_counted_too():
     with pytest.raises(OSError, match="full"), timers.measure("checkpoint"):
         raise OSError("full")
     assert timers.read() == (1.0, {"checkpoint": 3.0})
+
+
+def test_phases_leave_out_those_inside_them_and_add_up_with_the_rest():
+    # forward 0 to 2; step 3 to 11, with the reduction 7 to 10 inside it
+    clock, waits = iter([0, 2, 3, 7, 10, 11]), []
+    phases = Phases(lambda: waits.append(1), clock=lambda: next(clock))
+    with phases.measure("forward"):
+        pass
+    with phases.measure("step"), phases.measure("backward_allreduce"):
+        pass
+    assert len(waits) == 6
+    measured = {"forward": 2, "step": 5, "backward_allreduce": 3, "backward_inner": 0, "backward": 3}
+    assert phases.read(30) == {**measured, "other": 20}
+    assert phases.read(1) == {"backward_inner": 0, "backward_allreduce": 0, "backward": 0, "other": 1}

@@ -7,10 +7,11 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
+from neox_model.metrics.events import Events
 from neox_model.metrics.writers.comet import CometWriter
 from neox_model.metrics.writers.console import ConsoleWriter
 from neox_model.metrics.writers.csv import CsvWriter
-from neox_model.metrics.writers.jsonl import JsonlWriter, read_metrics
+from neox_model.metrics.writers.jsonl import JsonlWriter, read_metrics, read_records, superseded_from
 from neox_model.metrics.writers.monitor import MonitorWriter
 from neox_model.metrics.writers.steady import SteadyWriter
 from neox_model.metrics.writers.tensorboard import TensorBoardWriter
@@ -54,29 +55,27 @@ def test_a_damaged_line_is_left_out_with_a_warning(tmp_path, caplog):
     write_losses(tmp_path, [1, 2, 3], after=0)
     path = tmp_path / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + b"\x00\xff{\n" + b"[1]\n" + lines[2])
+    path.write_bytes(lines[1] + b"\x00\xff{\n" + b"[1]\n" + lines[3])
     write_losses(tmp_path, [4], after=3)
-    assert [f"line {number} is damaged" in caplog.text for number in (1, 2, 3, 4)] == [
-        False,
-        True,
-        True,
-        False,
-    ]
     caplog.clear()
     assert losses(path) == [(1, 0.5), (3, 1.5), (4, 2.0)]
-    assert not caplog.messages
+    damaged = [f"line {number} is damaged" in caplog.text for number in (1, 2, 3, 4)]
+    assert damaged == [False, True, True, False]
 
 
 def test_numbers_that_are_not_finite_are_valid_json_and_come_back(tmp_path):
     path = tmp_path / "metrics.jsonl"
     # As an earlier version wrote it.
     path.write_text('{"iteration": 1, "loss/train": Infinity}\n')
-    writer = JsonlWriter(tmp_path, iteration=1)
+    writer = JsonlWriter(tmp_path, iteration=1, clock=lambda: 99.5)
     writer.write({"loss/train": float("nan"), "optimizer/learning_rate": 0.5}, 2)
     writer.close()
-    assert [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()] == [
-        {"iteration": 1, "loss/train": None, "nonfinite": {"loss/train": "inf"}},
+    written = path.read_text().splitlines()[1:]
+    assert [json.loads(line, parse_constant=pytest.fail) for line in written] == [
+        {"time": 99.5, "attempt": 2, "iteration": 1, "event": "attempt", "format": "neox-metrics-1"},
         {
+            "time": 99.5,
+            "attempt": 2,
             "iteration": 2,
             "loss/train": None,
             "optimizer/learning_rate": 0.5,
@@ -101,6 +100,42 @@ def test_last_iteration_is_not_recorded_twice(tmp_path):
         {"iteration": 2, "loss/validation": 3.0},
         {"iteration": 3, "loss/train": 1.5},
     ]
+
+
+def test_a_restart_from_the_beginning_continues_the_file_as_a_new_attempt(tmp_path):
+    write_losses(tmp_path, [1, 2, 3], after=0)
+    writer = JsonlWriter(tmp_path, iteration=0, is_restart=True)
+    writer.write({"loss/train": 7.0}, 1)
+    writer.close()
+    path = tmp_path / "metrics.jsonl"
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert losses(path) == [(1, 7.0)]
+    kept = [
+        (record["attempt"], record["loss/train"]) for record in read_records(path) if "event" not in record
+    ]
+    assert kept == [(1, 0.5), (1, 1.0), (1, 1.5), (2, 7.0)]
+
+
+def test_what_several_later_attempts_repeated_is_in_effect_once(tmp_path):
+    write_losses(tmp_path, range(1, 10), after=0)
+    write_losses(tmp_path, range(7, 9), after=6)
+    write_losses(tmp_path, range(3, 6), after=2)
+    path = tmp_path / "metrics.jsonl"
+    assert losses(path) == [(n, n / 2) for n in range(1, 6)]
+    assert superseded_from(path) == {1: 2, 2: 2}
+
+
+def test_events_are_readable_at_once_and_must_be_declared(tmp_path):
+    writer = JsonlWriter(tmp_path, iteration=0)
+    events = Events([SteadyWriter(MonitorWriter(Recorder(), samples=1)), SteadyWriter(writer)])
+    events.record("save", 3, seconds=0.5)
+    *_, record = read_records(tmp_path / "metrics.jsonl")
+    assert record.pop("time") > 1.7e9
+    assert record == {"attempt": 1, "iteration": 3, "event": "save", "seconds": 0.5}
+    with pytest.raises(ValueError, match=r"event save .'minutes'. is not declared"):
+        events.record("save", 3, minutes=1)
+    with pytest.raises(ValueError, match="event sav "):
+        events.record("sav", 3)
 
 
 METRICS = {

@@ -14,7 +14,7 @@ from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
-from neox_model.metrics.writers.jsonl import JsonlWriter
+from neox_model.metrics.writers.jsonl import JsonlWriter, read_metrics
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import SINGLE_RANK
 from neox_model.train.data.position import Position
@@ -579,9 +579,7 @@ def test_the_record_of_a_resumed_training_is_that_of_an_uninterrupted_one(tmp_pa
         _, log = make_log_hook([writer], interval=1)
         run(*hooks, log, last=6, iteration=iteration)
         writer.close()
-        return [
-            json.loads(line)["loss/train"] for line in (folder / "metrics.jsonl").read_text().splitlines()
-        ]
+        return [record["loss/train"] for record in read_metrics(folder / "metrics.jsonl")]
 
     whole = train_part(tmp_path / "whole", 0)
     train_part(tmp_path / "parts", 0, StopHook(SINGLE_RANK, exit_interval=3))

@@ -34,7 +34,8 @@ def engine_json(resolved: Resolved) -> dict[str, Any]:
         "steps_per_print": engine.steps_per_print or _NEVER,
         # The throughput timer synchronizes with the device in every forward pass; only the report shows it.
         "timers": {"throughput": {"enabled": engine.steps_per_print is not None}},
-        "wall_clock_breakdown": engine.wall_clock_breakdown,
+        # neox-model measures the phases itself; DeepSpeed would print them as raw lines.
+        "wall_clock_breakdown": False,
         "dump_state": engine.dump_state,
         "prescale_gradients": engine.prescale_gradients,
         "gradient_predivide_factor": engine.gradient_predivide_factor,

@@ -26,9 +26,11 @@ from neox_launcher.agent.worker_environment import place_variables, worker_envir
 from neox_launcher.agent.workers import Workers
 from neox_launcher.protocol.background import BackgroundQueue, describe_loss
 from neox_launcher.protocol.channel import Channel, ConnectionLostError, own_addresses
+from neox_launcher.protocol.failure_record import record_failures
 from neox_launcher.protocol.handshake import TOKEN_VARIABLE, connect
 from neox_launcher.protocol.messages import Message
 from neox_launcher.protocol.orders import AgentOrders, Place
+from neox_launcher.protocol.outcome import Failure
 from neox_launcher.protocol.run_folder import run_folder
 from neox_launcher.protocol.stop_signals import STOP_SIGNALS, block_warning, unblock_warning
 from neox_launcher.worker.bootstrap import CORES_FILE, OUTPUT_STREAMS
@@ -339,6 +341,7 @@ class Agent:
         self._outbox.wait(_LEAVE_SECONDS, is_patient=True)
         self._pipes.drain()
         failures = [replace(failure, output=self._pipes.unseen(failure.rank)) for failure in failures]
+        self._record(failures)
         facts = workers.facts()
 
         def content() -> Message:
@@ -347,6 +350,16 @@ class Agent:
             return {"failures": sent, "overran": workers.overran, "facts": facts}
 
         self._outbox.put(("ended", content), 0, is_kept=True)
+
+    def _record(self, failures: Sequence[Failure]) -> None:
+        """Keep the failures in the log folder, where the report of the run finds them."""
+        if self._orders.log_dir is None:
+            return
+        folder = Path(self._orders.working_directory, self._orders.log_dir)
+        try:
+            record_failures(folder, failures)
+        except OSError as error:
+            sys.stderr.write(f"neox-launch, on {self._host}: failures are not recorded: {error}\n")
 
     def _interrupt(self, message: Message) -> None:
         is_passed_on = self._workers is not None and self._workers.interrupt(0)

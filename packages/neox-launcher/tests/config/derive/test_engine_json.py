@@ -121,6 +121,10 @@ def test_nothing_in_it_makes_deepspeed_compile_or_talk(load):
     assert settings["steps_per_print"] > 10**9
 
 
+def test_deepspeed_does_not_print_the_times_that_the_training_measures(load):
+    assert settings_of(load, "wall_clock_breakdown: true")["wall_clock_breakdown"] is False
+
+
 def test_deepspeeds_timer_waits_for_the_device_only_where_its_report_is_wanted(load):
     assert settings_of(load)["timers"] == {"throughput": {"enabled": False}}
     assert settings_of(load, "steps_per_print: 5")["timers"] == {"throughput": {"enabled": True}}

@@ -6,6 +6,7 @@ rules refuse settings that require more, such as `Update.before` under ZeRO.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,10 +16,13 @@ from torch.optim import Optimizer
 
 from neox_model.parallel.held import Held
 
-__all__ = ["BeforeUpdate", "Engine", "ForwardEngine", "MicroBatch", "PendingUpdate", "Update"]
+__all__ = ["BeforeUpdate", "Engine", "ForwardEngine", "Measure", "MicroBatch", "PendingUpdate", "Update"]
 
 # Inputs of the model, and (labels_BS, loss_mask_BS).
 MicroBatch = tuple[Tensor | tuple[Tensor, ...], tuple[Tensor, Tensor]]
+
+# Returns a context manager around a phase of a step: see `Engine.measure_phases`.
+Measure = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,15 @@ class Engine(ForwardEngine, Protocol):
 
         Returns:
             The mean loss over micro-batches and data-parallel ranks, the same on every rank.
+        """
+
+    def measure_phases(self, measure: Measure) -> None:
+        """Put every phase of `train_batch` into the context manager that `measure` returns, from now on.
+
+        The phases are `data` (waiting for micro-batches), `forward`, `backward_inner` (without the reduction
+        over data-parallel ranks), `backward_allreduce` (that reduction; what overlaps with the backward pass
+        counts as backward_inner), `step` (clipping and the optimizer) and `pipeline` (sending to other
+        stages, and waiting for them). A phase may be inside another.
         """
 
     def forget_shapes(self) -> None:

@@ -1,6 +1,7 @@
 """Implement the contract of an engine with DeepSpeed's engines and their documented methods."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,13 +12,15 @@ from neox_model.deepspeed_compat import (
     counters,
     is_partitioned,
     loss_scale_state,
+    measure_instructions,
+    measure_reduction,
     never_raise_at_minimum_scale,
     restore_counters,
     restore_loss_scale,
     zero_masters,
     zero_masters_to_model,
 )
-from neox_model.engine.contract import BeforeUpdate, MicroBatch
+from neox_model.engine.contract import BeforeUpdate, Measure, MicroBatch
 from neox_model.engine.mean_loss import mean_loss, mean_over
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
@@ -86,6 +89,10 @@ class ZeroUpdate:
         """Copy the master weights into the model's weights. Collective."""
         zero_masters_to_model(self._inner.optimizer)
 
+    def measure_reduction(self, measure: Measure) -> None:
+        """Measure the reduction after each backward pass; what overlaps with it is not separate."""
+        measure_reduction(self._inner, measure)
+
     def loss_scale_state(self) -> dict[str, Any]:
         """Return the loss scale's state; empty if it does not change."""
         return loss_scale_state(self._inner.optimizer)
@@ -106,6 +113,7 @@ class _DeepSpeedEngine:
     def __init__(self, inner: Any, update: OwnUpdate | ZeroUpdate) -> None:
         self.update = update
         self._inner = inner
+        self._measure: Measure = lambda phase: nullcontext()
 
     @property
     def model(self) -> nn.Module:
@@ -122,6 +130,11 @@ class _DeepSpeedEngine:
         for param in self.model.parameters():
             if not is_partitioned(param):
                 yield Held(param, 0, param.numel(), param, 0, tuple(param.shape))
+
+    def measure_phases(self, measure: Measure) -> None:
+        """Measure the phases of every step from now on."""
+        self._measure = measure
+        self.update.measure_reduction(measure)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters and the loss scale."""
@@ -156,11 +169,14 @@ class PlainEngine(_DeepSpeedEngine):
         """Run forward and backward for each micro-batch, then the update."""
         self._inner.train()
         total, count = torch.zeros((), device=self.device), 0
-        for inputs, targets in micro_batches:
-            loss = self._inner(inputs, targets)
-            self._inner.backward(self.update.guard(loss))
+        for inputs, targets in self._measured(micro_batches):
+            with self._measure("forward"):
+                loss = self._inner(inputs, targets)
+            with self._measure("backward_inner"):
+                self._inner.backward(self.update.guard(loss))
             # DeepSpeed makes the update with the last micro-batch.
-            self._inner.step()
+            with self._measure("step"):
+                self._inner.step()
             total += loss.detach()
             count += 1
         return mean_over(self._data, total / count)
@@ -169,6 +185,14 @@ class PlainEngine(_DeepSpeedEngine):
         """Return the mean loss of the micro-batches, of which there must be `count`."""
         self._inner.eval()
         return mean_loss(self._inner, micro_batches, self._data)
+
+    def _measured(self, micro_batches: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        while True:
+            with self._measure("data"):
+                micro_batch = next(micro_batches, None)
+            if micro_batch is None:
+                return
+            yield micro_batch
 
     def forget_shapes(self) -> None:
         """Do nothing: a plain engine stores no shapes."""
@@ -195,6 +219,11 @@ class PipelineEngine(_DeepSpeedEngine, PipelineForward):
     def __init__(self, inner: Any, update: OwnUpdate | ZeroUpdate) -> None:
         super().__init__(inner, update)
         inner.module.guard_losses(update.guard)
+
+    def measure_phases(self, measure: Measure) -> None:
+        """Measure the phases of every step from now on, by the instructions of the pipeline's schedule."""
+        super().measure_phases(measure)
+        measure_instructions(self._inner, measure)
 
     def train_batch(self, micro_batches: Iterator[MicroBatch]) -> Tensor:
         """Run all micro-batches through all stages, and the update."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from neox_model.engine.contract import BeforeUpdate, PendingUpdate
+from neox_model.engine.contract import BeforeUpdate, Measure, PendingUpdate
 from neox_model.optim.gradient_norm import global_gradient_norm, tensor_gradient_norms
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss
 from neox_model.parallel.groups import Groups
@@ -94,6 +94,10 @@ class OwnUpdate:
     def to_model(self) -> None:
         """Copy the master weights into the model's weights."""
         self.mixed.to_model()
+
+    def measure_reduction(self, measure: Measure) -> None:
+        """Measure the reduction over data-parallel ranks, which is a part of the step, from now on."""
+        self.mixed.measure_reduction(measure)
 
     def loss_scale_state(self) -> dict[str, Any]:
         """Return the loss scale's state; empty if it does not change."""

@@ -12,21 +12,27 @@ class Throughput:
     Args:
         flops_per_token: floating-point operations of training per token, without recomputation.
         num_devices: number of devices of the training.
+        peak_tflops: peak TFLOP/s of one device; None if it is not known.
     """
 
     flops_per_token: float
     num_devices: int
+    peak_tflops: float | None = None
 
     def rates(self, tokens: int, seconds: float) -> dict[str, float]:
-        """Return the metrics tokens/s of the whole training and TFLOP/s per device."""
+        """Return tokens/s of the whole training, TFLOP/s per device, and its share of the peak (MFU).
+
+        Source: arXiv:2204.02311, appendix B, for the MFU; here attention is not halved for the causal mask.
+        """
         tokens_per_second = tokens / seconds
-        return {
+        tflops = tokens_per_second * self.flops_per_token / self.num_devices / 1e12
+        rates = {
             "throughput/tokens_per_second": tokens_per_second,
-            "throughput/tflops_per_device": tokens_per_second
-            * self.flops_per_token
-            / self.num_devices
-            / 1e12,
+            "throughput/tflops_per_device": tflops,
         }
+        if self.peak_tflops is not None:
+            rates["throughput/mfu"] = tflops / self.peak_tflops
+        return rates
 
 
 def format_duration(seconds: float) -> str:

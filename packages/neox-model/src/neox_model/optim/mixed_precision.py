@@ -6,6 +6,7 @@ loss scale, the number of applied updates and the learning rate are device tenso
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -94,6 +95,16 @@ class MixedPrecisionOptimizer:
                 parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
         if skips_on_device(optimizer):
             schedule.move_to(self.parameters[0].device)
+
+    def measure_reduction(self, measure: Callable[[str], AbstractContextManager[object]]) -> None:
+        """Put every reduction over data-parallel ranks into `measure("backward_allreduce")` from now on."""
+        reduce = self._reduce
+
+        def measured(gradients: Sequence[Tensor]) -> None:
+            with measure("backward_allreduce"):
+                reduce(gradients)
+
+        self._reduce = measured
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

@@ -3,12 +3,14 @@
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.curricula import length_schedule
@@ -33,14 +35,18 @@ from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.save import save_checkpoint
 from neox_model.checkpoint.save_lock import save_lock
 from neox_model.engine.build import build_engine, prepare_engine
+from neox_model.metrics.events import Events
+from neox_model.metrics.memory import memory_metrics
+from neox_model.metrics.peaks import peak_tflops
 from neox_model.metrics.throughput import Throughput
-from neox_model.metrics.timers import Timers
+from neox_model.metrics.timers import Phases, Timers
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
+from neox_model.train.about import about_run, device_name
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import Datasets, check_tokenizers
 from neox_model.train.data.documents import documents_of
@@ -51,7 +57,7 @@ from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.checkpoint import Background, CheckpointHook
-from neox_model.train.hooks.copies import CopiesHook
+from neox_model.train.hooks.copies import CopiesDifferError, CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
@@ -107,6 +113,21 @@ class _Training(RunParts):
                 if part in self.datasets
             }
         return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outputs:
+    """Where hooks report what happens.
+
+    Args:
+        writers: receive metrics; empty on ranks other than 0.
+        progress: reports to the agent of this worker.
+        events: receives events of the run.
+    """
+
+    writers: Sequence[MetricWriter]
+    progress: Progress
+    events: Events
 
 
 def train_from(resolved: Resolved) -> str | None:
@@ -189,15 +210,36 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None
         opened = open_writers(resolved, position=state.position) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
         writers += [ProgressWriter(progress)] if progress.is_shown else []
+        events = resources.enter_context(_run_events(training, writers, resumes=resumes))
+        outputs = _Outputs(writers=writers, progress=progress, events=events)
         background = _background_saves(training)
         if background is not None:
             resources.callback(background.close)
         saves_start = not _has_start(config, resumes)
-        hooks = _build_hooks(training, evaluator, writers, progress, background, saves_start=saves_start)
+        hooks = _build_hooks(training, evaluator, outputs, background, saves_start=saves_start)
         train(state, step, *_recorded(training, batches, hooks))
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None
     return f"validation {evaluator.results['valid']}"
+
+
+@contextmanager
+def _run_events(training: _Training, writers: Sequence[MetricWriter], *, resumes: bool) -> Iterator[Events]:
+    """Record the start of this attempt and, after the context, its end and the reason."""
+    events, state = Events(writers), training.state
+    if writers:
+        checkpoint = training.config.checkpoint.load if resumes else None
+        about = about_run(training.resolved, vocab_size=training.tokenizer.vocab_size, checkpoint=checkpoint)
+        events.record("start", state.iteration, **about)
+    try:
+        yield events
+    except BaseException as error:
+        if isinstance(error, CopiesDifferError):
+            events.record("sdc", state.iteration, message=str(error))
+        events.record("end", state.iteration, reason="error", message=f"{type(error).__name__}: {error}")
+        raise
+    reason = "finished" if state.stop_reason is None else "stopped"
+    events.record("end", state.iteration, reason=reason, message=state.stop_reason)
 
 
 def _recorded(
@@ -333,14 +375,14 @@ def _background_saves(training: _Training) -> BackgroundSaves | None:
 def _build_hooks(
     training: _Training,
     evaluator: Evaluator,
-    writers: Sequence[MetricWriter],
-    progress: Progress,
+    outputs: _Outputs,
     background: BackgroundSaves | None,
     *,
     saves_start: bool,
 ) -> list[Hook]:
     """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
     config, timers = training.config, Timers()
+    writers, progress, events = outputs.writers, outputs.progress, outputs.events
     throughput = _measure_model(training)
     log = LogHook(
         writers,
@@ -348,6 +390,8 @@ def _build_hooks(
         throughput=throughput,
         timers=timers,
         interval=config.logging.log_interval,
+        memory=partial(memory_metrics, training.engine.device),
+        phases=_phases(training),
     )
     guard = NonfiniteGuard(
         patience=config.training.nonfinite_patience,
@@ -357,6 +401,7 @@ def _build_hooks(
         documents=partial(documents_of, training.datasets.get("train")),
         reports=training.groups.world.rank == 0,
         before_end=log.write_pending,
+        events=events,
     )
 
     interval = config.training.sdc_check_interval
@@ -391,6 +436,7 @@ def _build_hooks(
             timers=timers,
             before_evaluation=log.write_pending,
             while_evaluating=lambda name: progress.phase(f"evaluating ({name})"),
+            events=events,
         ),
     ]
     if config.logging.log_param_norm or config.logging.log_optimizer_states:
@@ -399,12 +445,23 @@ def _build_hooks(
     if config.checkpoint.save is not None:
         extra = {each for each in config.checkpoint.extra_save_iters or () if each or saves_start}
         hooks.append(
-            _saving(training, Path(config.checkpoint.save), extra, timers, before_save, progress, background)
+            _saving(training, Path(config.checkpoint.save), extra, timers, before_save, outputs, background)
         )
     kept = kept_tokens(config)
     if kept is not None:
         hooks.append(DropTokensHook(training.model, kept.at))
     return [*hooks, GarbageCollectionHook()]
+
+
+def _phases(training: _Training) -> Phases | None:
+    """Measure the phases of training steps on every rank, if it is configured."""
+    section = training.config.engine
+    if not (section.wall_clock_breakdown or section.flops_profiler.enabled):
+        return None
+    device = training.engine.device
+    phases = Phases(partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None)
+    training.engine.measure_phases(phases.measure)
+    return phases
 
 
 def _gradient_hooks(training: _Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
@@ -434,7 +491,7 @@ def _saving(
     extra: Collection[int],
     timers: Timers,
     before_save: Callable[[], None],
-    progress: Progress,
+    outputs: _Outputs,
     saves: BackgroundSaves | None,
 ) -> CheckpointHook:
     section = training.config.checkpoint
@@ -449,7 +506,8 @@ def _saving(
         background=None if saves is None else _background(training, directory, saves),
         timers=timers,
         before_save=before_save,
-        while_saving=partial(while_saving, progress),
+        while_saving=partial(while_saving, outputs.progress),
+        events=outputs.events,
     )
 
 
@@ -490,4 +548,8 @@ def _measure_model(training: _Training) -> Throughput:
     logger.info("the model has %s parameters in %d layers", f"{count:,}", training.config.model.num_layers)
     vocab_size = shapes[TOKEN_EMBEDDING][0]
     flops = flops_per_token(shape_of(training.resolved, vocab_size=vocab_size))
-    return Throughput(flops_per_token=flops, num_devices=training.groups.world.size)
+    return Throughput(
+        flops_per_token=flops,
+        num_devices=training.groups.world.size,
+        peak_tflops=peak_tflops(device_name(), training.resolved.derived.precision)[0],
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.errors import NeoXError
+from neox_launcher.worker.reporting import is_restart
 from neox_model.metrics.runs import RunKeys
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.metrics.writers.comet import CometWriter, require_comet
@@ -74,7 +75,7 @@ def _loop_writers(config: NeoXConfig, iteration: int, runs: RunKeys) -> Iterator
     section = config.logging
     yield ConsoleWriter(last_iteration=config.training.train_iters)
     if section.log_dir is not None:
-        yield JsonlWriter(Path(section.log_dir), iteration=iteration)
+        yield JsonlWriter(Path(section.log_dir), iteration=iteration, is_restart=is_restart())
     if section.tensorboard_dir is not None:
         yield TensorBoardWriter(Path(section.tensorboard_dir), iteration=iteration)
     if section.use_wandb:

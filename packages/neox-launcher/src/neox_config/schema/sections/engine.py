@@ -112,7 +112,10 @@ class EngineSection(Section, resume="free"):
     wall_clock_breakdown: bool = param(
         False,
         origin="DSC",
-        doc="Include the times of forward pass, backward pass and step in DeepSpeed's reports.",
+        doc="Measure the phases of iterations on rank 0: time/forward, time/backward (time/backward_inner "
+        "and time/backward_allreduce), time/step, time/data, time/pipeline and time/other, in seconds per "
+        "iteration, and in milliseconds in the monitors (Train/Samples/elapsed_time_ms_forward, ...). Every "
+        "phase waits for the device, so training is slower. flops_profiler.enabled also measures them.",
     )
     dump_state: bool = param(False, origin="DSC", doc="Print DeepSpeed's state at start-up.")
     flops_profiler: FlopsProfiler = block(

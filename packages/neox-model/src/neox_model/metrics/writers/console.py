@@ -22,6 +22,7 @@ _FIELDS = {
     "optimizer/skipped_iterations": "{:.0f} updates skipped",
     "throughput/tokens_per_second": "{:,.0f} tokens/s",
     "throughput/tflops_per_device": "{:.3g} TFLOP/s",
+    "throughput/mfu": "MFU {:.1%}",
 }
 """Metric -> its format in the line, in this order."""
 

@@ -1,50 +1,75 @@
-"""Write metrics as JSON lines, which `neox-report` reads.
+"""Write the record of a run, which `neox-report` reads: JSON lines in one file for all attempts.
 
-There is one line per `write`: `{"iteration": 100, "loss/train": 2.31, ...}`. A number that is not finite is
-null, and `"nonfinite": {"loss/train": "nan"}` names it. A resumed training first drops the lines after its
-iteration, and skips metrics already recorded for that iteration, so that every metric is
-recorded once per iteration.
+There is one line per `write` and one per event (docs/logging.md):
+`{"time": 1763874000.25, "attempt": 1, "iteration": 100, "loss/train": 2.31, ...}`. A number that is not
+finite is null, and `"nonfinite": {"loss/train": "nan"}` names it. Lines are only appended: a training that
+continues begins with the event `attempt`, after whose iteration it repeats those of earlier attempts. Metrics
+already recorded for that iteration are skipped.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from neox_config import finite_json
-from neox_config.atomic import atomic_write
 
-__all__ = ["JsonlWriter", "read_metrics"]
+__all__ = ["FORMAT", "RECORD", "JsonlWriter", "read_metrics", "read_records", "superseded_from"]
 
 logger = logging.getLogger(__name__)
 
+FORMAT = "neox-metrics-1"
+RECORD = "metrics.jsonl"
+_HEAD = ("time", "attempt", "iteration")
+_BLOCK = 1 << 16
+
 
 class JsonlWriter:
-    """Appends to `metrics.jsonl`.
+    """Appends to `metrics.jsonl`, and begins a new attempt in it.
 
     Args:
         folder: created if missing.
         iteration: the training continues after this iteration. At 0, an existing file is renamed to
-            `metrics.1.jsonl` (or the next free number).
+            `metrics.1.jsonl` (or the next free number), except at a restart.
+        is_restart: this training restarts one that failed, and belongs to the same run.
+        clock: returns the time in seconds since 1970.
     """
 
-    FILE = "metrics.jsonl"
-
-    def __init__(self, folder: Path, *, iteration: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        iteration: int,
+        is_restart: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / self.FILE
-        self._recorded: set[tuple[int, str]] = set()
-        if path.exists() and iteration:
-            self._recorded = _keep_until(path, iteration)
+        path = folder / RECORD
+        self._clock = clock
+        self._recorded: set[str] = set()
+        self.attempt = 1
+        self._start = iteration
+        if path.exists() and (iteration or is_restart):
+            _drop_truncated_line(path)
+            self.attempt, self._recorded = _state_at(path, iteration)
         elif path.exists():
             _move_aside(path)
         self._file = path.open("a", encoding="utf-8")
+        self.event("attempt", iteration, {"format": FORMAT})
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Append one line, without metrics that an earlier process recorded for this iteration."""
-        new = {name: value for name, value in metrics.items() if (iteration, name) not in self._recorded}
+        """Append one line, without metrics that an earlier attempt recorded for this iteration."""
+        is_first = iteration == self._start
+        new = {name: value for name, value in metrics.items() if not is_first or name not in self._recorded}
         if new:
-            self._file.write(finite_json.dumps({"iteration": iteration, **new}) + "\n")
+            self._append(iteration, new)
+
+    def event(self, kind: str, iteration: int, content: Mapping[str, Any]) -> None:
+        """Append the line of an event."""
+        self._append(iteration, {"event": kind, **content})
+        self.flush()
 
     def flush(self) -> None:
         """Flush the file."""
@@ -54,11 +79,15 @@ class JsonlWriter:
         """Close the file."""
         self._file.close()
 
+    def _append(self, iteration: int, content: Mapping[str, Any]) -> None:
+        head = {"time": round(self._clock(), 3), "attempt": self.attempt, "iteration": iteration}
+        self._file.write(finite_json.dumps({**head, **content}) + "\n")
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a `metrics.jsonl`, without a truncated last line.
 
-    Damaged lines are skipped with a warning.
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield every line of a `metrics.jsonl`, metrics and events, without a truncated last line.
+
+    Damaged lines are skipped with a warning. Lines without an attempt, of an older version, are of the first.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -71,24 +100,72 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the metrics in effect, with their iteration: those that no later attempt repeated, no events."""
+    limits = superseded_from(path)
+    for record in read_records(path):
+        is_in_effect = record["iteration"] <= limits.get(record.get("attempt", 1), record["iteration"])
+        if is_in_effect and "event" not in record:
+            yield {name: value for name, value in record.items() if name not in ("time", "attempt")}
+
+
+def superseded_from(path: Path) -> dict[int, int]:
+    """Return for each attempt the iteration after which a later attempt repeated it; none for the last."""
+    starts = dict(_starts(path))
+    return {
+        attempt: min(iteration for number, iteration in starts.items() if number > attempt)
+        for attempt in range(1, max(starts, default=1))
+    }
+
+
+def _starts(path: Path) -> Iterator[tuple[int, int]]:
+    """Yield the number of each attempt, and the iteration that it continues from."""
+    with path.open("rb") as lines:
+        for line in lines:
+            # Parsing every line of a long run would take seconds.
+            if b'"event": "attempt"' in line and line.endswith(b"\n"):
+                record = _parse(line)
+                if record is not None and record.get("event") == "attempt":
+                    yield record.get("attempt", 1), record["iteration"]
+
+
+def _state_at(path: Path, iteration: int) -> tuple[int, set[str]]:
+    """Return the number of the next attempt, and the metrics in effect of an iteration."""
+    limits = superseded_from(path)
+    last, recorded = 1, set[str]()
+    for record in read_records(path):
+        attempt = record.get("attempt", 1)
+        last = max(last, attempt)
+        if record["iteration"] == iteration <= limits.get(attempt, iteration) and "event" not in record:
+            recorded |= record.keys() - set(_HEAD)
+    return last + 1, recorded
+
+
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        record = finite_json.loads(line)
-    except ValueError:
+        record = finite_json.loads(line.decode())
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("iteration"), int) else None
+    return record if isinstance(record, dict) and _has_place(record) else None
 
 
-def _keep_until(path: Path, iteration: int) -> set[tuple[int, str]]:
-    """Drop later records; return the (iteration, metric) pairs recorded for the last iteration."""
-    recorded = set()
-    with atomic_write(path) as file:
-        for record in read_metrics(path):
-            if record["iteration"] <= iteration:
-                file.write(finite_json.dumps(record) + "\n")
-            if record["iteration"] == iteration:
-                recorded |= {(iteration, name) for name in record}
-    return recorded
+def _has_place(record: Mapping[str, Any]) -> bool:
+    return type(record.get("iteration")) is int and type(record.get("attempt", 1)) is int
+
+
+def _drop_truncated_line(path: Path) -> None:
+    """Remove a last line that a killed process left without its end, so that the next one begins a line."""
+    with path.open("r+b") as file:
+        position = file.seek(0, os.SEEK_END)
+        while position:
+            start = max(0, position - _BLOCK)
+            file.seek(start)
+            end = file.read(position - start).rfind(b"\n")
+            if end >= 0:
+                file.truncate(start + end + 1)
+                return
+            position = start
+        file.truncate(0)
 
 
 def _move_aside(path: Path) -> None:

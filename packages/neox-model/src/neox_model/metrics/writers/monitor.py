@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from neox_model.metrics.timers import DOCUMENTED_PHASES
 from neox_model.metrics.writers.base import MetricWriter
 
 __all__ = ["MonitorWriter"]
@@ -12,6 +13,8 @@ _NAMES = {
     "optimizer/loss_scale": "Train/Samples/loss_scale",
 }
 """Our name -> DeepSpeed's name; other metrics keep their names."""
+_TIMES = {f"time/{phase}": f"Train/Samples/elapsed_time_ms_{phase}" for phase in DOCUMENTED_PHASES}
+"""The same, for times that we write in seconds and DeepSpeed in milliseconds."""
 
 
 class MonitorWriter:
@@ -37,7 +40,7 @@ class MonitorWriter:
         iterations, samples = self._before
         seen = samples + (iteration - iterations) * self._samples
         if seen // self._interval > (seen - self._samples) // self._interval:
-            self.inner.write({_NAMES.get(name, name): value for name, value in metrics.items()}, seen)
+            self.inner.write(dict(_renamed(name, value) for name, value in metrics.items()), seen)
 
     def flush(self) -> None:
         """Make all written metrics visible to readers."""
@@ -46,3 +49,7 @@ class MonitorWriter:
     def close(self) -> None:
         """Flush, and close files and connections."""
         self.inner.close()
+
+
+def _renamed(name: str, value: float) -> tuple[str, float]:
+    return (_TIMES[name], 1000 * value) if name in _TIMES else (_NAMES.get(name, name), value)

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from neox_model.metrics.events import EventWriter
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.metrics.writers.monitor import MonitorWriter
 
@@ -31,6 +32,11 @@ class SteadyWriter:
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Write metrics, if possible."""
         self._attempt(self._inner.write, metrics, iteration)
+
+    def event(self, kind: str, iteration: int, content: Mapping[str, Any]) -> None:
+        """Record an event, if possible and if the writer records events."""
+        if isinstance(self._inner, EventWriter):
+            self._attempt(self._inner.event, kind, iteration, content)
 
     def flush(self) -> None:
         """Flush the writer, if possible."""

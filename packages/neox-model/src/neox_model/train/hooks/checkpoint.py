@@ -1,6 +1,7 @@
 """Save checkpoints at the configured iterations and times, and after the last iteration."""
 
 import logging
+import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from neox_config.errors import NeoXError
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.errors import CheckpointError
+from neox_model.metrics.events import NO_EVENTS, Events
 from neox_model.metrics.timers import Timers
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.save_clock import SaveClock
@@ -66,6 +68,7 @@ class CheckpointHook(Hook):
         timers: measures saving as the activity `checkpoint`.
         before_save: called before each save, to write pending logs first.
         while_saving: function of the iteration that returns a context manager around the save.
+        events: records each save and each failure to save.
     """
 
     def __init__(
@@ -80,7 +83,9 @@ class CheckpointHook(Hook):
         timers: Timers,
         before_save: Callable[[], None],
         while_saving: Callable[[int], AbstractContextManager[object]] = nullcontext,
+        events: Events = NO_EVENTS,
     ) -> None:
+        self._events = events
         self._save = save
         self._interval = interval
         self._growth = growth
@@ -91,6 +96,7 @@ class CheckpointHook(Hook):
         self._before_save = before_save
         self._while_saving = while_saving
         self._is_prepared = background is None
+        self._began = 0.0
 
     def on_start(self, state: TrainState) -> None:
         """Save the state before the first iteration if `extra` contains 0; start the clock."""
@@ -133,6 +139,7 @@ class CheckpointHook(Hook):
         try:
             self._save_now(state, self._save)
         except CheckpointError as error:
+            self._events.record("save_failed", state.iteration, message=str(error))
             raise NeoXError(
                 f"cannot save the training's last iteration, {state.iteration}: {error}"
             ) from error
@@ -142,7 +149,7 @@ class CheckpointHook(Hook):
         try:
             self._save_now(state, save)
         except CheckpointError as error:
-            _log_failure(state.iteration, error)
+            self._report_failure(state.iteration, error)
 
     def _save_now(self, state: TrainState, save: Callable[[TrainState], object]) -> None:
         self._before_save()
@@ -151,7 +158,10 @@ class CheckpointHook(Hook):
         with self._timers.measure("checkpoint"), watched:
             if self._background is not None:
                 self._continue(self._background.saves, self._background.saves.finish)
+            self._began = time.monotonic()
             save(state)
+        if save == self._save:
+            self._record_saved(state.iteration)
 
     def _continue(self, saves: BackgroundSaves, action: Callable[[], None]) -> None:
         """Continue with the save under way, whose failure does not end the training."""
@@ -160,8 +170,14 @@ class CheckpointHook(Hook):
             action()
         except CheckpointError as error:
             assert iteration is not None, "a failure is that of a save"
-            _log_failure(iteration, error)
+            self._report_failure(iteration, error)
+        else:
+            if iteration is not None and saves.iteration is None:
+                self._record_saved(iteration)
 
+    def _record_saved(self, iteration: int) -> None:
+        self._events.record("save", iteration, seconds=round(time.monotonic() - self._began, 3))
 
-def _log_failure(iteration: int, error: CheckpointError) -> None:
-    logger.error("iteration %d was not saved, training continues: %s", iteration, error)
+    def _report_failure(self, iteration: int, error: CheckpointError) -> None:
+        self._events.record("save_failed", iteration, message=str(error))
+        logger.error("iteration %d was not saved, training continues: %s", iteration, error)

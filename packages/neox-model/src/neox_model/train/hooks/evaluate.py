@@ -1,9 +1,11 @@
 """Validate every `eval_interval` iterations, and validate and test when the training is complete."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from neox_model.metrics.events import NO_EVENTS, Events
 from neox_model.metrics.timers import Timers
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.train.evaluate import Evaluator
@@ -26,6 +28,7 @@ class EvaluateHook(Hook):
         timers: measures evaluation as the activity `evaluate`.
         before_evaluation: called first, so that training metrics are written before the evaluation's.
         while_evaluating: function of the name of the evaluation that returns a context manager around it.
+        events: records each evaluation.
     """
 
     def __init__(
@@ -37,7 +40,9 @@ class EvaluateHook(Hook):
         timers: Timers,
         before_evaluation: Callable[[], None],
         while_evaluating: Callable[[str], AbstractContextManager[object]] = nullcontext,
+        events: Events = NO_EVENTS,
     ) -> None:
+        self._events = events
         self._evaluator = evaluator
         self._interval = interval
         self._writers = writers
@@ -64,10 +69,19 @@ class EvaluateHook(Hook):
         if not self._evaluator.has(part):
             return
         self._before_evaluation()
+        began = time.monotonic()
         with self._timers.measure("evaluate"), self._while_evaluating(name):
             evaluation = self._evaluator.evaluate(part, first)
         metrics = {f"loss/{name}": evaluation.loss, f"perplexity/{name}": evaluation.perplexity}
         for writer in self._writers:
             writer.write(metrics, state.iteration)
             writer.flush()
+        self._events.record(
+            "evaluation",
+            state.iteration,
+            part=part,
+            loss=evaluation.loss,
+            perplexity=evaluation.perplexity,
+            seconds=round(time.monotonic() - began, 3),
+        )
         logger.info("iteration %d: %s %s", state.iteration, name, evaluation)

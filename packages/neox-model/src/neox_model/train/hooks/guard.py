@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from neox_config.errors import NeoXError
 from neox_model.checkpoint.errors import CheckpointError
+from neox_model.metrics.events import NO_EVENTS, Events
 from neox_model.train.hooks.base import Hook
 from neox_model.train.read_back import read_back
 from neox_model.train.state import TrainState
@@ -56,6 +57,7 @@ class NonfiniteGuard(Hook):
         documents: function of a range of training samples that names their documents.
         reports: True if this rank writes to the log.
         before_end: called before the training is ended, to write pending logs.
+        events: records each skipped update.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class NonfiniteGuard(Hook):
         documents: Callable[[range], str],
         reports: bool,
         before_end: Callable[[], None],
+        events: Events = NO_EVENTS,
     ) -> None:
+        self._events = events
         self._patience = patience
         self._interval = interval
         self._min_loss_scale = min_loss_scale
@@ -122,21 +126,37 @@ class NonfiniteGuard(Hook):
             return
         if self._scale_can_fall(iteration):
             self._in_a_row.clear()
+            self._record(iteration, "overflow", documents=None)
             if self._reports:
                 logger.info("%s: float16 overflow, the update is skipped", iteration)
             return
         self._in_a_row.append(iteration)
         if self._reports:
+            documents = self._documents(iteration.samples)
+            self._record(iteration, "not finite", documents=documents)
             logger.error(
                 "%s: the update is skipped; its batch contains samples %d to %d, from %s",
                 iteration,
                 iteration.samples.start,
                 iteration.samples.stop - 1,
-                self._documents(iteration.samples),
+                documents,
             )
         if len(self._in_a_row) >= self._patience:
             self._before_end()
             raise NeoXError(self._why_it_ends())
+
+    def _record(self, iteration: _Iteration, reason: str, *, documents: str | None) -> None:
+        self._events.record(
+            "skipped",
+            iteration.number,
+            reason=reason,
+            loss=iteration.loss,
+            grad_norm=iteration.grad_norm,
+            loss_scale=iteration.loss_scale,
+            first_sample=iteration.samples.start,
+            last_sample=iteration.samples.stop - 1,
+            documents=documents,
+        )
 
     def _scale_can_fall(self, iteration: _Iteration) -> bool:
         if self._min_loss_scale is None or iteration.loss_scale is None:

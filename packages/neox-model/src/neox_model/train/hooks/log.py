@@ -1,11 +1,11 @@
 """Write the loss, learning rate, gradient norm and throughput at a fixed interval."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from neox_model.metrics.throughput import Throughput
-from neox_model.metrics.timers import Timers
+from neox_model.metrics.timers import Phases, Timers
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.train.hooks.base import Hook
@@ -31,6 +31,8 @@ class LogHook(Hook):
         throughput: computes rates from tokens and time.
         timers: measured activities do not count as training time.
         interval: iterations between two writes.
+        memory: measures this process's memory at the end of each interval.
+        phases: times of the phases of training steps; None: they are not measured.
     """
 
     def __init__(
@@ -41,7 +43,11 @@ class LogHook(Hook):
         throughput: Throughput,
         timers: Timers,
         interval: int,
+        memory: Callable[[], Mapping[str, float]] = dict,
+        phases: Phases | None = None,
     ) -> None:
+        self._phases = phases
+        self._memory = memory
         self._writers = writers
         self._schedule = schedule
         self._throughput = throughput
@@ -52,6 +58,8 @@ class LogHook(Hook):
     def on_start(self, state: TrainState) -> None:
         """Start the timer."""
         self._timers.read()
+        if self._phases is not None:
+            self._phases.read(0.0)
         self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
         self._written_tokens, self._written_iteration = state.tokens, state.iteration
 
@@ -102,6 +110,11 @@ class LogHook(Hook):
         metrics["time/iteration"] = seconds / iterations
         metrics["time/left"] = seconds / iterations * (state.last_iteration - state.iteration)
         metrics |= {f"time/{name}": spent for name, spent in activities.items()}
+        if self._phases is not None:
+            phases = self._phases.read(seconds)
+            metrics |= {f"time/{name}": spent / iterations for name, spent in phases.items()}
         metrics[_SKIPPED] = state.skipped_iterations
+        metrics["progress/tokens"], metrics["progress/samples"] = state.tokens, state.samples
+        metrics |= self._memory()
         self._written_tokens, self._written_iteration = state.tokens, state.iteration
         return metrics

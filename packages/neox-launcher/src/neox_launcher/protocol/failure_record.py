@@ -1,0 +1,53 @@
+"""The failures of a run's workers, kept in its log folder for `neox-report`.
+
+`LOG_DIR/failures.jsonl` has one JSON object per failure, with the fields of `Failure`. Agents of several
+hosts append to it; each line is written by one system call.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from neox_launcher.protocol.outcome import Failure
+
+__all__ = ["FAILURES_FILE", "record_failures"]
+
+FAILURES_FILE = "failures.jsonl"
+# Errors that repeat in every worker of a large host must not fill the disk.
+_LONGEST = 4000
+
+
+def record_failures(folder: Path, failures: Iterable[Failure]) -> None:
+    """Append failures to the file in a log folder, which is created if it is missing.
+
+    Args:
+        folder: the run's `log_dir`.
+        failures: failures of workers.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    lines = [json.dumps(_content(failure), allow_nan=False) + "\n" for failure in failures]
+    if not lines:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / FAILURES_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        for line in lines:
+            os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _content(failure: Failure) -> dict[str, object]:
+    return {
+        "time": failure.time,
+        "host": failure.host,
+        "rank": failure.rank,
+        "message": failure.message[-_LONGEST:],
+        "traceback": failure.traceback and failure.traceback[-_LONGEST:],
+        "output": failure.output[-_LONGEST:],
+        "exit_code": failure.exit_code,
+        "unreported": failure.unreported,
+    }

@@ -1,0 +1,29 @@
+import json
+
+from neox_launcher.protocol.failure_record import record_failures
+from neox_launcher.protocol.outcome import Failure
+
+
+def test_failures_of_all_attempts_are_appended_as_whole_lines(tmp_path):
+    folder = tmp_path / "logs"
+    killed = Failure(rank=1, host="a", time=5.0, message="killed by SIGKILL", exit_code=137, unreported=True)
+    broken = Failure(rank=0, host="b", time=6.0, message="x" * 9000, traceback="Traceback")
+    record_failures(folder, [killed])
+    record_failures(folder, [broken])
+    first, second = map(json.loads, (folder / "failures.jsonl").read_text().splitlines())
+    assert first == {
+        "time": 5.0,
+        "host": "a",
+        "rank": 1,
+        "message": "killed by SIGKILL",
+        "traceback": None,
+        "output": "",
+        "exit_code": 137,
+        "unreported": True,
+    }
+    assert (second["rank"], len(second["message"]), second["traceback"]) == (0, 4000, "Traceback")
+
+
+def test_without_failures_no_file_is_created(tmp_path):
+    record_failures(tmp_path / "logs", [])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,71 @@
+"""The command `neox-report`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from neox_config.atomic import atomic_write
+from neox_config.output import checked_output
+from neox_model.optional import MissingPackageError
+from neox_model.report.chart import draw_loss_curve
+from neox_model.report.page import render_page
+from neox_model.report.reading import Run, read_run
+
+__all__ = ["main"]
+
+
+class _Report(click.Command):
+    """Command that reports a standard output that cannot be written to, such as a full disk."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program."""
+        with checked_output():
+            return super().main(*args, **kwargs)
+
+
+@click.command(cls=_Report, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="neox-model")
+@click.argument(
+    "runs",
+    metavar="RUN [RUN ...]",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="Page to write. [default: report.html in the first RUN]"
+)
+@click.option(
+    "--png", type=click.Path(path_type=Path), help="Loss plot to write. [default: loss.png in a single RUN]"
+)
+def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
+    """Write one HTML page about the runs with the log folders RUN (log-dir), and plot the loss.
+
+    The page opens without a network: curves of the loss, learning rate, norms, throughput and memory,
+    evaluations, restarts and their causes, skipped updates and loss spikes with their documents, the
+    configuration with the origin of each value, and the estimate beside the measurements. With several runs
+    it compares them: what differs in configuration, data, packages and code. What the records lack is named
+    on the page.
+    """
+    try:
+        page = output or runs[0] / "report.html"
+        found = [read_run(folder) for folder in runs]
+        text = render_page(found)
+        with atomic_write(page) as file:
+            file.write(text)
+        click.echo(page)
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
+    if len(runs) == 1 or png is not None:
+        _plot(found[0], png or runs[0] / "loss.png", is_requested=png is not None)
+
+
+def _plot(run: Run, picture: Path, *, is_requested: bool) -> None:
+    """Plot the loss of a run; a plot that was not requested is left out with a message."""
+    try:
+        click.echo(draw_loss_curve(run, picture))
+    except (MissingPackageError, OSError, ValueError) as error:
+        if is_requested:
+            raise click.ClickException(str(error)) from error
+        click.echo(f"no plot: {error}", err=True)

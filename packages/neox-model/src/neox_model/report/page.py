@@ -1,0 +1,294 @@
+"""Put the page together."""
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+from neox_model.report.charts import all_figures
+from neox_model.report.compare import differences, flattened
+from neox_model.report.markup import Html, badge, clock, duration, element, number, size, table
+from neox_model.report.reading import Run
+from neox_model.report.story import Row, happened, status, story, timeline
+
+__all__ = ["render_page"]
+
+_MOST_EVENTS = 400
+_KIND_COLORS = {
+    "failure": "bad",
+    "restart": "bad",
+    "sdc": "bad",
+    "save_failed": "bad",
+    "skipped": "warn",
+    "spike": "warn",
+    "evaluation": "plain",
+    "save": "plain",
+    "start": "good",
+    "end": "good",
+}
+_SECTIONS = {
+    "compared": "Runs compared",
+    "charts": "Curves",
+    "timeline": "Timeline",
+    "estimate": "Estimate and measurement",
+    "configuration": "Configuration",
+    "environment": "Environment",
+    "missing": "Not in the records",
+}
+
+
+def render_page(runs: Sequence[Run]) -> str:
+    """Return the page about one or several runs as HTML.
+
+    Args:
+        runs: at least one.
+    """
+    title = " and ".join(run.name for run in runs)
+    sections = {
+        "compared": _compared(runs) if len(runs) > 1 else Html(""),
+        "charts": element("div", all_figures(runs), class_="charts"),
+        "timeline": _each(runs, _timeline),
+        "estimate": _each(runs, _estimate),
+        "configuration": _each(runs, _configuration),
+        "environment": _each(runs, _environment),
+        "missing": _each(runs, _missing),
+    }
+    shown = {name: content for name, content in sections.items() if content}
+    body = element(
+        "main",
+        element("h1", f"Training {title}"),
+        element("nav", *(element("a", _SECTIONS[name], href=f"#{name}") for name in shown)),
+        *(_head(run, named=len(runs) > 1) for run in runs),
+        *(
+            element("section", element("h2", _SECTIONS[name]), content, id=name)
+            for name, content in shown.items()
+        ),
+    )
+    head = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+        "style-src 'unsafe-inline'; script-src 'unsafe-inline'\">"
+    )
+    style = Html(f"<style>{_packaged('style.css')}</style>")
+    script = Html(f"<script>{_packaged('script.js')}</script>")
+    return f"{head}{element('title', title)}{style}</head><body>{body}{script}</body></html>\n"
+
+
+def _packaged(name: str) -> str:
+    """Return a file of this package; it becomes a part of the page, which therefore needs no network."""
+    return resources.files("neox_model.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _each(runs: Sequence[Run], part: Any) -> Html:
+    """Return a part of every run, with its name if there are several."""
+    if len(runs) == 1:
+        return part(runs[0])
+    return Html("".join(element("h3", run.name) + part(run) for run in runs))
+
+
+def _head(run: Run, *, named: bool) -> Html:
+    """Return what happened in words, and the most important numbers."""
+    word, kind = status(run)
+    about = run.about
+    planned = about.get("last_iteration")
+    of_planned = f" of {planned:,}" if planned else ""
+    name = [element("b", run.name), " "] if named else []
+    ended = clock(run.attempts[-1].ended)
+    first = element(
+        "p",
+        *name,
+        badge(word, kind),
+        f" {run.last_iteration:,}{of_planned} iterations in {len(run.attempts)} "
+        f"attempt{'s' if len(run.attempts) > 1 else ''}; last record {ended} UTC; log folder ",
+        element("code", str(run.folder)),
+    )
+    told = element("ol", *(element("li", sentence) for sentence in story(run)))
+    return element(
+        "div", element("div", first, told, class_="story"), element("div", *_tiles(run), class_="tiles")
+    )
+
+
+def _tiles(run: Run) -> Iterator[Html]:
+    last = run.last_value
+    evaluations = happened(run, ("evaluation",))
+    mfu, speed = last("throughput/mfu"), _median(run, "throughput/tokens_per_second")
+    memory = _largest(run, "memory/peak_allocated_bytes", "memory/host_peak_bytes")
+    tokens = last("progress/tokens")
+    skipped, spikes = len(happened(run, ("skipped",))), len(happened(run, ("spike",)))
+    texts = {
+        "training loss, last": number(last("loss/train")),
+        "validation loss, last": number(last("loss/validation")),
+        "tokens": number(tokens, digits=3),
+        "tokens/s, median": number(speed, digits=3),
+        "TFLOP/s per device, median": number(_median(run, "throughput/tflops_per_device"), digits=3),
+        "of the device's peak (MFU)": "" if mfu is None else f"{100 * mfu:.1f} %",
+        "most memory, rank 0": size(memory),
+        "restarts": str(len(run.attempts) - 1),
+        "evaluations": str(len(evaluations)),
+        "updates skipped": str(skipped),
+        "loss spikes": str(spikes),
+        "checkpoints kept": str(len(run.checkpoints)),
+    }
+    # Why there is no MFU is among the estimates.
+    for label, text in texts.items():
+        if text:
+            yield element("div", element("b", text), element("span", label), class_="tile")
+
+
+def _timeline(run: Run) -> Html:
+    rows = timeline(run)
+    notes = []
+    if len(rows) > _MOST_EVENTS:
+        notes = [element("p", f"The {_MOST_EVENTS:,} latest of {len(rows):,} events.", class_="soft")]
+    lines = [_event_cells(row) for row in rows[-_MOST_EVENTS:]]
+    return Html(
+        "".join(
+            [*notes, table(("time (UTC)", "iteration", "event", "what", "details"), lines, class_="timeline")]
+        )
+    )
+
+
+def _event_cells(row: Row) -> tuple[str, ...]:
+    when, iteration, kind, text, detail = row
+    shown: str = detail
+    if "\n" in detail or len(detail) > 300:
+        shown = element("details", element("summary", detail.split("\n")[0][:120]), element("pre", detail))
+    return when, iteration, badge(kind.replace("_", " "), _KIND_COLORS.get(kind, "plain")), text, shown
+
+
+def _estimate(run: Run) -> Html:
+    about = run.about
+    if not about:
+        return element("p", "The record has no estimate.", class_="soft")
+    estimate, memory = about["estimate"], about["estimate"]["memory_bytes"]
+    on_device = _largest(run, "memory/peak_allocated_bytes")
+    host = _largest(run, "memory/host_peak_bytes")
+    measured = (
+        f"{size(on_device)} allocated by tensors" if on_device else f"{size(host)} resident in host memory"
+    )
+    parts = ", ".join(f"{name} {size(value)}" for name, value in memory.items() if name != "total" and value)
+    rows = [
+        ("memory of a device", f"{size(memory['total'])} ({parts})", f"{measured}, rank 0, at most"),
+        ("time of an iteration", *_times(run)),
+        (
+            "operations per iteration",
+            f"{number(estimate['flops_per_iteration'] / 1e12)} TFLOP",
+            "not counted",
+        ),
+        ("parameters", f"{estimate['parameters']:,}", "as estimated: the model is built from the same sizes"),
+    ]
+    note = (
+        "Operations are those of forward and backward pass without recomputation, with attention not halved "
+        "for the causal mask. The buffers include 1 GiB for the device's runtime and libraries."
+    )
+    return Html(table(("", "estimated", "measured"), rows) + element("p", note, class_="soft"))
+
+
+def _times(run: Run) -> tuple[str, str]:
+    """Return the least possible time of an iteration at the device's peak speed, and the measured median."""
+    about = run.about
+    peak, flops = about.get("peak_tflops"), about["estimate"]["flops_per_iteration"]
+    median = _median(run, "time/iteration")
+    measured = f"{duration(median)} (median)"
+    if peak is None:
+        return f"no lower bound: {about.get('peak_reason')}", measured
+    least = flops / (peak * 1e12 * about["devices"])
+    share = f", {median / least:.3g} times as long" if median else ""
+    return f"at least {duration(least)}, at the peak of {number(peak)} TFLOP/s", measured + share
+
+
+def _configuration(run: Run) -> Html:
+    about = run.about
+    if not about:
+        return element("p", "The record has no configuration.", class_="soft")
+    values, origins = flattened(about["config"]), about["origins"]
+    given = [(name, _written(about["config"], name), origin) for name, origin in origins.items()]
+    others = [(name, json.dumps(value)) for name, value in values.items() if not _is_given(name, origins)]
+    rest = element(
+        "details",
+        element("summary", f"{len(others):,} parameters with their defaults"),
+        table(("parameter", "value"), others),
+    )
+    return Html(table(("parameter", "value", "origin"), given) + rest)
+
+
+def _is_given(name: str, origins: Mapping[str, str]) -> bool:
+    return any(name == given or name.startswith(f"{given}.") for given in origins)
+
+
+def _written(config: Any, name: str) -> str:
+    """Return a value by dotted name; a secret is not in the record."""
+    value = config
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return "not in the record (a secret, or a value that others replace)"
+        value = value[part]
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _environment(run: Run) -> Html:
+    about = run.about
+    if not about:
+        return element("p", "The record does not describe the environment.", class_="soft")
+    layout = about["layout"]
+    code = about["code"]
+    rows = [
+        ("host of rank 0", about["host"]),
+        ("devices", f"{about['devices']} x {about['device']}"),
+        ("layout", f"data {layout['data']}, model {layout['model']}, pipe {layout['pipe']}"),
+        ("precision", about["derived"]["precision"]),
+        ("train batch size", f"{about['derived']['train_batch_size']:,} samples"),
+        (
+            "code",
+            f"commit {code['commit'] or 'unknown: not a git checkout'}, sources {code['sources_sha256']}",
+        ),
+        *((name, version) for name, version in about["packages"].items()),
+    ]
+    checkpoints = [(f"{iteration:,}", f"{clock(when)} UTC") for iteration, when in run.checkpoints]
+    kept = table(("checkpoint of iteration", "written"), checkpoints) if checkpoints else Html("")
+    return Html(table(("", ""), rows) + (element("h3", "Checkpoints") + kept if kept else ""))
+
+
+def _missing(run: Run) -> Html:
+    if not run.missing:
+        return element("p", "Nothing is missing.", class_="soft")
+    return element("ul", *(element("li", what) for what in run.missing))
+
+
+def _compared(runs: Sequence[Run]) -> Html:
+    """Return the results of the runs side by side, and everything that differs."""
+    rows = [
+        ("status", *(status(run)[0] for run in runs)),
+        ("iterations", *(f"{run.last_iteration:,}" for run in runs)),
+        ("training loss, last", *(number(run.last_value("loss/train")) for run in runs)),
+        ("validation loss, last", *(number(run.last_value("loss/validation")) for run in runs)),
+        (
+            "tokens/s, median",
+            *(number(_median(run, "throughput/tokens_per_second"), digits=3) for run in runs),
+        ),
+        ("time of an iteration, median", *(duration(_median(run, "time/iteration")) for run in runs)),
+        (
+            "most memory, rank 0",
+            *(size(_largest(run, "memory/peak_allocated_bytes", "memory/host_peak_bytes")) for run in runs),
+        ),
+        ("restarts", *(str(len(run.attempts) - 1) for run in runs)),
+        ("updates skipped", *(str(len(happened(run, ("skipped",)))) for run in runs)),
+        ("loss spikes", *(str(len(happened(run, ("spike",)))) for run in runs)),
+    ]
+    names = [run.name for run in runs]
+    parts = [table(("", *names), rows)]
+    for subject, differing in differences(runs).items():
+        parts.append(element("h3", f"Difference in {subject}"))
+        parts.append(table(("", *names), differing) if differing else element("p", "None.", class_="soft"))
+    return Html("".join(parts))
+
+
+def _median(run: Run, metric: str) -> float | None:
+    return statistics.median(run.columns[metric].values) if metric in run.columns else None
+
+
+def _largest(run: Run, *metrics: str) -> float | None:
+    """Return the largest value of the first of some metrics that was recorded."""
+    return next((max(run.columns[metric].values) for metric in metrics if metric in run.columns), None)

@@ -1,0 +1,180 @@
+"""Tell what happened in a run: its attempts, how each ended and why, and its events in order of time."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from neox_model.report.markup import clock, duration, number
+from neox_model.report.reading import Attempt, Run
+
+__all__ = ["RUNNING_SECONDS", "Row", "ending", "happened", "status", "story", "timeline"]
+
+RUNNING_SECONDS = 600
+"""A record without an end whose last line is younger is taken for that of a running training."""
+Row = tuple[str, str, str, str, str]
+"""Time, iteration, kind, what in words, details."""
+
+
+def status(run: Run, *, now: float | None = None) -> tuple[str, str]:
+    """Return how the run stands in one word, and the kind of its badge."""
+    last = run.attempts[-1]
+    if last.end is not None:
+        reasons = {"finished": ("finished", "good"), "stopped": ("stopped", "warn")}
+        return reasons.get(str(last.end.get("reason")), ("failed", "bad"))
+    if last.failures:
+        return "failed", "bad"
+    age = (time.time() if now is None else now) - (last.ended or 0.0)
+    return ("running", "good") if age < RUNNING_SECONDS else ("no end recorded", "warn")
+
+
+def ending(attempt: Attempt) -> str:
+    """Return in words why an attempt ended."""
+    reason = None if attempt.end is None else attempt.end.get("reason")
+    if reason == "finished":
+        return "all iterations were finished"
+    if reason == "stopped":
+        return f"stopped: {attempt.end and attempt.end.get('message')}"
+    if attempt.failures:
+        return _cause(attempt.failures[0])
+    if attempt.end is not None:
+        return f"error: {_first_line(attempt.end.get('message'))}"
+    return "no reason is recorded, as after the loss of rank 0's host"
+
+
+def story(run: Run, *, now: float | None = None) -> list[str]:
+    """Return one sentence per attempt: from where to where, when, and why it ended.
+
+    Args:
+        run: the run.
+        now: seconds since 1970; None: the current time.
+    """
+    sentences = []
+    for place, attempt in enumerate(run.attempts):
+        begin = "from new weights" if not attempt.first else f"from iteration {attempt.first:,}"
+        text = (
+            f"Attempt {attempt.number} trained {begin} to iteration {attempt.last:,} "
+            f"({clock(attempt.began)} to {clock(attempt.ended)} UTC) and "
+        )
+        is_running = attempt is run.attempts[-1] and status(run, now=now)[0] == "running"
+        text += "is running." if is_running else f"ended: {ending(attempt)}."
+        if place + 1 < len(run.attempts):
+            text += _consequence(attempt, run.attempts[place + 1])
+        sentences.append(text)
+    return sentences
+
+
+def timeline(run: Run) -> list[Row]:
+    """Return what happened in order of time; saves that succeeded are counted, not listed one by one."""
+    rows = [row for attempt in run.attempts for row in _attempt_rows(attempt)]
+    rows += [_row(event) for event in run.events if event["event"] != "save"]
+    saves = [event for event in run.events if event["event"] == "save"]
+    for attempt in run.attempts:
+        mine = [event for event in saves if event.get("attempt", 1) == attempt.number]
+        if mine:
+            text = f"attempt {attempt.number} saved {len(mine):,} checkpoints, the last one at this iteration"
+            seconds = sum(event.get("seconds") or 0.0 for event in mine)
+            rows.append(_timed(mine[-1], "save", text, f"{duration(seconds)} in total"))
+    return [row for _, row in sorted(rows, key=lambda row: row[0])]
+
+
+def happened(run: Run, kinds: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    """Return the events of some kinds."""
+    return [event for event in run.events if event["event"] in kinds]
+
+
+def _consequence(attempt: Attempt, after: Attempt) -> str:
+    repeated = max(0, attempt.last - after.first)
+    lost = None
+    if attempt.ended is not None and after.began is not None:
+        lost = after.began - attempt.ended
+    source = f"the checkpoint of iteration {after.first:,}" if after.first else "the beginning"
+    gap = "" if lost is None else f", {duration(lost)} later"
+    return f" Attempt {after.number} continued from {source}{gap}; {repeated:,} iterations were repeated."
+
+
+def _cause(failure: Mapping[str, Any]) -> str:
+    who = f"worker {failure.get('rank')}" if failure.get("rank") is not None else "the host"
+    when, why = clock(failure["time"]), _first_line(failure.get("message"))
+    return f"{who} on {failure.get('host')} failed at {when} UTC: {why}"
+
+
+def _first_line(text: Any) -> str:
+    return str(text or "").strip().split("\n")[0]
+
+
+def _attempt_rows(attempt: Attempt) -> Iterator[tuple[float, Row]]:
+    start = attempt.start
+    where = f"{start['devices']} devices, {start['device']}, host {start['host']}" if start else ""
+    began = {"time": attempt.began, "iteration": attempt.first}
+    source = f"from iteration {attempt.first:,}" if attempt.first else "from new weights"
+    kind = "restart" if attempt.number > 1 else "start"
+    yield _timed(began, kind, f"attempt {attempt.number} begins {source}", where)
+    for failure in attempt.failures:
+        detail = failure.get("traceback") or failure.get("output") or failure.get("message") or ""
+        yield _timed({**failure, "iteration": attempt.last}, "failure", _cause(failure), str(detail).strip())
+    if attempt.end is not None:
+        text = {"finished": "the training is finished", "stopped": "the training was stopped"}
+        reason = str(attempt.end.get("reason"))
+        yield _timed(
+            attempt.end,
+            "end",
+            text.get(reason, "rank 0 ended with an error"),
+            attempt.end.get("message") or "",
+        )
+
+
+def _row(event: Mapping[str, Any]) -> tuple[float, Row]:
+    kind = event["event"]
+    text, detail = _TEXTS.get(kind, _any_text)(event)
+    return _timed(event, kind, text, detail)
+
+
+def _timed(event: Mapping[str, Any], kind: str, text: str, detail: str) -> tuple[float, Row]:
+    when = event.get("time")
+    return when or 0.0, (clock(when), f"{event['iteration']:,}", kind, text, str(detail))
+
+
+def _evaluation_text(event: Mapping[str, Any]) -> tuple[str, str]:
+    part = {"valid": "validation", "test": "test"}.get(str(event.get("part")), str(event.get("part")))
+    text = f"{part} loss {number(event.get('loss'))}, perplexity {number(event.get('perplexity'))}"
+    return text, f"took {duration(event.get('seconds'))}"
+
+
+def _skipped_text(event: Mapping[str, Any]) -> tuple[str, str]:
+    values = {name: event.get(name) for name in ("loss", "grad_norm", "loss_scale")}
+    shown = ", ".join(f"{name} {number(value)}" for name, value in values.items() if value is not None)
+    return f"the update was skipped ({event.get('reason')}): {shown}", _samples(event)
+
+
+def _spike_text(event: Mapping[str, Any]) -> tuple[str, str]:
+    text = f"loss spike: {number(event.get('loss'))}, expected about {number(event.get('expected'))}"
+    return f"{text}; action: {event.get('action')}", _samples(event)
+
+
+def _samples(event: Mapping[str, Any]) -> str:
+    if event.get("first_sample") is None:
+        return ""
+    documents = event.get("documents")
+    source = f", from {documents}" if documents else "; their documents were not recorded"
+    return f"samples {event['first_sample']:,} to {event.get('last_sample', event['first_sample']):,}{source}"
+
+
+def _message_text(title: str) -> Callable[[Mapping[str, Any]], tuple[str, str]]:
+    return lambda event: (title, str(event.get("message") or ""))
+
+
+def _any_text(event: Mapping[str, Any]) -> tuple[str, str]:
+    """Describe an event of a kind that this version does not know by its fields."""
+    rest = {
+        name: value for name, value in event.items() if name not in ("time", "attempt", "iteration", "event")
+    }
+    return str(event["event"]), ", ".join(f"{name} {value}" for name, value in rest.items())
+
+
+_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
+    "evaluation": _evaluation_text,
+    "skipped": _skipped_text,
+    "spike": _spike_text,
+    "save_failed": _message_text("a checkpoint could not be saved"),
+    "sdc": _message_text("copies of the weights differ: silent data corruption"),
+}

@@ -1,0 +1,102 @@
+"""Describe a run in its record: what is trained, where, with which configuration and code."""
+
+import hashlib
+import os
+import platform
+import socket
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import neox_config
+import neox_data
+import neox_kernels
+import neox_launcher
+import neox_model
+from neox_config import NeoXConfig, Resolved
+from neox_config.estimate.resolved import estimate_resolved
+from neox_launcher.worker.reporting import RESTART_VARIABLE
+from neox_model.metrics.peaks import peak_tflops
+from neox_model.processes import flat_values
+from neox_model.versions import package_versions
+
+__all__ = ["about_run", "code_version", "device_name"]
+
+_OURS = (neox_config, neox_launcher, neox_data, neox_kernels, neox_model)
+_GIT_SECONDS = 5.0
+
+
+def about_run(resolved: Resolved, *, vocab_size: int, checkpoint: str | None) -> dict[str, Any]:
+    """Return the content of the event `start` as plain values, without secrets.
+
+    Args:
+        resolved: the configuration.
+        vocab_size: entries of the tokenizer.
+        checkpoint: folder of the checkpoint that this attempt continues; None: new weights.
+    """
+    config, derived = resolved.config, resolved.derived
+    restart = os.environ.get(RESTART_VARIABLE)
+    peak, reason = peak_tflops(device_name(), derived.precision)
+    estimate, _ = estimate_resolved(resolved, vocab_size=vocab_size)
+    memory = estimate.memory[estimate.fullest_stage]
+    return {
+        "restart": None if restart is None else int(restart),
+        "host": socket.gethostname(),
+        "devices": derived.world_size,
+        "layout": {
+            "data": derived.data_parallel_size,
+            "model": derived.model_parallel_size,
+            "pipe": derived.pipe_parallel_size,
+        },
+        "device": device_name() or f"CPU ({platform.machine()}, {os.cpu_count()} cores)",
+        "peak_tflops": peak,
+        "peak_reason": reason,
+        "packages": package_versions(),
+        "code": code_version(),
+        "config": flat_values(config),
+        "origins": _origins(config),
+        "derived": derived.model_dump(mode="json", exclude={"attention_types", "weight_owners"}),
+        "estimate": {
+            "memory_bytes": {**asdict(memory), "total": memory.total},
+            "parameters": estimate.total_parameters,
+            "flops_per_token": estimate.flops_per_token,
+            "flops_per_iteration": estimate.flops_per_iteration,
+            "communication": asdict(estimate.communication),
+        },
+        "last_iteration": config.training.train_iters,
+        "checkpoint": checkpoint,
+    }
+
+
+def device_name() -> str | None:
+    """Return the name of this process's GPU; None without one."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def code_version() -> dict[str, str | None]:
+    """Return the commit of our sources, if they are a git checkout, and a hash of all our Python files."""
+    state = hashlib.sha256()
+    for package in _OURS:
+        folder = Path(str(package.__file__)).parent
+        for path in sorted(folder.rglob("*.py")):
+            state.update(f"{package.__name__}/{path.relative_to(folder)}\n".encode())
+            state.update(path.read_bytes())
+    return {"commit": _commit(Path(neox_model.__file__).parent), "sources_sha256": state.hexdigest()[:16]}
+
+
+def _origins(config: NeoXConfig) -> dict[str, str]:
+    """Return the place of each given value: `FILE line N`."""
+    return {name: str(place) for name, place in config.sources.items()}
+
+
+def _commit(folder: Path) -> str | None:
+    """Return the commit of a checkout, with `-dirty` if files differ; None without a checkout or git."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
