@@ -384,6 +384,18 @@ EXAMPLES = {
         "reads gradients before the update, which is not possible under ZeRO",
         "log-gradient-noise-scale: true\nzero-stage: 0",
     ),
+    "skipping_a_spike_requires_the_gradients": (
+        "on-spike: skip\nzero-stage: 1",
+        "on_spike",
+        "leaves out updates, which is not possible under ZeRO",
+        "on-spike: skip\nzero-stage: 0",
+    ),
+    "a_rollback_requires_checkpoints": (
+        "on-spike: rollback",
+        "on_spike",
+        "resumes from a checkpoint, but save is not set",
+        "on-spike: rollback\nsave: somewhere\nsave-interval: 10",
+    ),
     "copies_are_compared_below_stage_3": (
         "sdc-check-interval: 100\nzero_optimization: {stage: 3}",
         "sdc_check_interval",

@@ -30,6 +30,7 @@ from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.save import save_checkpoint
 from neox_model.checkpoint.save_lock import save_lock
 from neox_model.engine.build import build_engine, prepare_engine
+from neox_model.engine.contract import Engine
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
 from neox_model.metrics.writers.base import MetricWriter
@@ -41,7 +42,7 @@ from neox_model.processes import join_processes, leave_processes, load_tokenizer
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import Datasets, check_tokenizers
 from neox_model.train.data.documents import documents_of
-from neox_model.train.data.position import START, Position
+from neox_model.train.data.position import START, Position, Ranges
 from neox_model.train.data.sample_digest import digest_of_samples
 from neox_model.train.data.streams import build_datasets, choose_weighting, open_streams
 from neox_model.train.engine_step import EngineStep
@@ -59,8 +60,12 @@ from neox_model.train.hooks.norms import NormsHook, tensor_norms
 from neox_model.train.hooks.progress import ProgressHook
 from neox_model.train.hooks.record import RecordHook
 from neox_model.train.hooks.save_clock import SaveClock
+from neox_model.train.hooks.spikes import SpikeHandler
 from neox_model.train.hooks.stop import StopHook
+from neox_model.train.left_out import forget_left_out, merged, read_left_out, write_left_out
 from neox_model.train.loop import train
+from neox_model.train.recent_losses import RecentLosses
+from neox_model.train.spikes import LeftOutBatches, SpikeDetection
 from neox_model.train.state import TrainState
 from neox_model.train.step import TrainStep
 from neox_model.train.varying_lengths import VaryingLengths
@@ -139,7 +144,9 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
     compile_layers(model, resolved, groups)
     seed_streams(config.training.seed, groups)
     state = TrainState(
-        last_iteration=config.training.train_iters, samples_per_iteration=derived.train_batch_size
+        last_iteration=config.training.train_iters,
+        samples_per_iteration=derived.train_batch_size,
+        recent_losses=_recent_losses(config, engine),
     )
     training = _Training(
         resolved=resolved,
@@ -151,6 +158,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         datasets=datasets,
     )
     resumes = _load(training, position)
+    _add_left_out(training)
     if state.finished:
         logger.info("all %d iterations are finished: only evaluation remains", state.last_iteration)
     streams = open_streams(
@@ -198,13 +206,49 @@ def _recorded(
 
 def _build_step(training: _Training) -> TrainStep:
     derived = training.resolved.derived
-    step = EngineStep(
+    step: TrainStep = EngineStep(
         training.engine,
         accumulation=derived.accumulation,
         tokens=derived.train_batch_size * training.config.model.seq_length,
         weighting=choose_weighting(training.config, training.groups),
     )
-    return _with_lengths(training, step)
+    return LeftOutBatches(
+        _with_spikes(training, _with_lengths(training, step)),
+        accumulation=derived.accumulation,
+        is_left_out=lambda: training.state.leaves_out_next,
+    )
+
+
+def _recent_losses(config: NeoXConfig, engine: Engine) -> RecentLosses | None:
+    section = config.training
+    return None if section.on_spike is None else RecentLosses(section.spike_window, engine.device)
+
+
+def _with_spikes(training: _Training, step: TrainStep) -> TrainStep:
+    """Wrap the step to detect loss spikes, if `on_spike` is set."""
+    section, losses = training.config.training, training.state.recent_losses
+    if losses is None:
+        return step
+    update = training.engine.update if section.on_spike == "skip" else None
+    return SpikeDetection(step, losses, threshold=section.spike_threshold, skips=update)
+
+
+def _add_left_out(training: _Training) -> None:
+    """Add the samples that a rollback leaves out to the state; a new training deletes an older file of them.
+
+    Collective over all ranks.
+    """
+    section, state, control = training.config.checkpoint, training.state, training.groups.control
+    resumed = section.save if is_restart() else None if section.finetune else section.load
+    with shared_outcome(control, "reading which samples to leave out"):
+        found = () if resumed is None or control.rank else read_left_out(Path(resumed))
+        if section.save not in (None, resumed) and control.rank == 0:
+            forget_left_out(Path(section.save))
+    state.left_out = merged(state.left_out, *gather(control, found))
+    for first, stop in state.left_out:
+        if stop > state.samples:
+            named = documents_of(training.datasets.get("train"), range(first, stop))
+            logger.warning("samples %d to %d, from %s, are left out", first, stop - 1, named)
 
 
 def _with_lengths(training: _Training, step: TrainStep) -> TrainStep:
@@ -319,6 +363,7 @@ def _build_hooks(
         documents=partial(documents_of, training.datasets.get("train")),
         reports=training.groups.world.rank == 0,
         before_end=log.write_pending,
+        **_spike_handling(training, log),
     )
 
     interval = config.training.sdc_check_interval
@@ -364,6 +409,30 @@ def _build_hooks(
     if kept is not None:
         hooks.append(DropTokensHook(training.model, kept.at))
     return [*hooks, GarbageCollectionHook()]
+
+
+def _spike_handling(training: _Training, log: LogHook) -> dict[str, SpikeHandler]:
+    """Return the guard's argument that acts on spikes; none if `on_spike` is not set."""
+    section, groups = training.config.training, training.groups
+    if section.on_spike is None:
+        return {}
+
+    def leave_out(ranges: Ranges) -> None:
+        with shared_outcome(groups.control, "storing the samples to leave out"):
+            if groups.control.rank == 0:
+                write_left_out(Path(training.config.checkpoint.save or "."), ranges)
+
+    handler = SpikeHandler(
+        section.on_spike,
+        patience=section.spike_patience,
+        batches=section.spike_rollback_batches,
+        state=training.state,
+        documents=partial(documents_of, training.datasets.get("train")),
+        reports=groups.world.rank == 0,
+        before_end=log.write_pending,
+        leave_out=leave_out,
+    )
+    return {"on_spike": handler}
 
 
 def _gradient_hooks(training: _Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
