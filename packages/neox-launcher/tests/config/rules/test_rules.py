@@ -384,6 +384,12 @@ EXAMPLES = {
         "reads gradients before the update, which is not possible under ZeRO",
         "log-gradient-noise-scale: true\nzero-stage: 0",
     ),
+    "zero_gradients_are_counted_before_the_update": (
+        "log-zero-gradients: true\nzero-stage: 2",
+        "log_zero_gradients",
+        "reads gradients before the update, which is not possible under ZeRO",
+        "log-zero-gradients: true\nzero-stage: 0",
+    ),
     "skipping_a_spike_requires_the_gradients": (
         "on-spike: skip\nzero-stage: 1",
         "on_spike",

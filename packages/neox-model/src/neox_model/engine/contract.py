@@ -33,6 +33,8 @@ class PendingUpdate:
         gradients: yields this rank's gradients, without the loss scale, in a fixed order; the same rules.
         norm_of: computes the 2-norm over the whole model of tensors in the order and shapes of `gradients`.
             Collective over the model and pipe groups.
+        zeros: computes the share of gradient elements equal to 0 over the whole model.
+            Collective over the model and pipe groups.
         loss: computes the mean loss of the update's micro-batches over data-parallel ranks, the same on every
             rank. Collective over all ranks.
         leave_out: leaves the update out, as if a gradient were not finite, if a boolean scalar on the device
@@ -43,6 +45,7 @@ class PendingUpdate:
     tensor_norms: Callable[[], dict[str, Tensor]]
     gradients: Callable[[], Iterator[Tensor]]
     norm_of: Callable[[Sequence[Tensor]], Tensor]
+    zeros: Callable[[], Tensor]
     loss: Callable[[], Tensor]
     leave_out: Callable[[Tensor], None]
 

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from neox_model.engine.contract import BeforeUpdate, PendingUpdate
 from neox_model.engine.mean_loss import mean_over
-from neox_model.optim.gradient_norm import global_gradient_norm, tensor_gradient_norms
+from neox_model.optim.gradient_norm import global_gradient_norm, share_of_zeros, tensor_gradient_norms
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.held import Held
@@ -85,6 +85,7 @@ class OwnUpdate:
                     ),
                     gradients=lambda: (one if scale is None else one / scale for one in gradients),
                     norm_of=partial(global_gradient_norm, parameters, groups=self._groups),
+                    zeros=partial(share_of_zeros, parameters, gradients, self._groups),
                     loss=self._mean_loss,
                     leave_out=self.mixed.leave_out,
                 )

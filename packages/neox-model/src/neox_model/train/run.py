@@ -53,7 +53,7 @@ from neox_model.train.hooks.copies import CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
-from neox_model.train.hooks.gradients import GradientNormsHook, NoiseScaleHook
+from neox_model.train.hooks.gradients import GradientNormsHook, NoiseScaleHook, ZeroGradientsHook
 from neox_model.train.hooks.guard import NonfiniteGuard
 from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.norms import NormsHook, tensor_norms
@@ -444,6 +444,10 @@ def _gradient_hooks(training: _Training, writers: Sequence[MetricWriter], log: L
             writers=writers,
             interval=section.log_interval,
             before_writing=log.write_pending,
+        )
+    if section.log_zero_gradients:
+        yield ZeroGradientsHook(
+            update, writers=writers, interval=section.log_interval, before_writing=log.write_pending
         )
     if section.log_gradient_noise_scale:
         yield NoiseScaleHook(
