@@ -83,3 +83,26 @@ def a_rollback_requires_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
             "resumes from a checkpoint, but save is not set",
             "add save: FOLDER and save-interval: 1000",
         )
+
+
+def autoresume_requires_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse adlr_autoresume without `save`, or without a `load` from which the job resumes."""
+    if not c.training.adlr_autoresume:
+        return
+    if c.checkpoint.save is None or c.checkpoint.load != c.checkpoint.save:
+        yield Problem(
+            "adlr_autoresume",
+            "starts the job again, which resumes only if load and save are the same folder",
+            "add save: FOLDER, load: FOLDER and save-interval: 1000",
+        )
+
+
+def autoresume_names_an_object(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse a service that is not MODULE:OBJECT."""
+    module, _, name = c.training.adlr_autoresume_service.partition(":")
+    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        yield Problem(
+            "adlr_autoresume_service",
+            "is not the name of an object in a module",
+            "write it as MODULE:OBJECT, such as userlib.auto_resume:AutoResume",
+        )

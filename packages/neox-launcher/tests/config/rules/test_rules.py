@@ -390,6 +390,18 @@ EXAMPLES = {
         "reads gradients before the update, which is not possible under ZeRO",
         "log-zero-gradients: true\nzero-stage: 0",
     ),
+    "autoresume_requires_checkpoints": (
+        "adlr-autoresume: true\nsave: one\nload: other\nsave-interval: 10",
+        "adlr_autoresume",
+        "resumes only if load and save are the same folder",
+        "adlr-autoresume: true\nsave: one\nload: one\nsave-interval: 10",
+    ),
+    "autoresume_names_an_object": (
+        "adlr-autoresume-service: userlib.auto_resume",
+        "adlr_autoresume_service",
+        "is not the name of an object in a module",
+        "adlr-autoresume-service: userlib.auto_resume:AutoResume",
+    ),
     "skipping_a_spike_requires_the_gradients": (
         "on-spike: skip\nzero-stage: 1",
         "on_spike",

@@ -67,8 +67,7 @@ STATUS = {
         optimizer.params.coeff_beta optimizer.params.factor_*
         zero_optimization.offload_optimizer.ratio zero_optimization.zero_quantized_*
         zero_optimization.grad_hooks
-        adlr_autoresume adlr_autoresume_interval
-        checkpoint_validation_with_forward_pass checkpoint.use_node_local_storage
+        checkpoint.use_node_local_storage
         eval_tasks eval_results_prefix char_level_ppl
         comms_logger comms_logger.* eigenvalue
         compression_training compression_training.*""",
@@ -80,8 +79,8 @@ COUNTS = {
     "alias": 51,
     "no effect": 14,
     "refused": 12,
-    "not yet": 110,
-    "live": 309,
+    "not yet": 107,
+    "live": 312,
 }
 
 # Defaults that are others than the inventory's, and why.
@@ -165,11 +164,10 @@ _ONE_BIT += ["factor_max", "factor_min", "factor_threshold"]
 WAITS = {
     "amp": "amp.enabled=true",
     "amp.<apex_argument>": "amp.enabled=true",
-    "adlr_autoresume_interval": "adlr_autoresume=true",
     "eval_results_prefix": "eval_tasks=[x]",
     **{f"optimizer.params.{name}": "optimizer.type=OneBitLamb" for name in _ONE_BIT},
 }
-WAITED_FOR = {"adlr_autoresume", "eval_tasks"}
+WAITED_FOR = {"eval_tasks"}
 WAITED_FOR |= {"optimizer.type"}
 # Where the value of the type does not do.
 _METRIC = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.<metric>"
@@ -220,6 +218,7 @@ COMPANIONS = {
     "contiguous_checkpointing": ["partition_activations=true"],
     "fp16_lm_cross_entropy": _FP16,
     "save": ["save_interval=5"],
+    "adlr_autoresume": ["save=x", "load=x", "save_interval=5"],
     "scheduler.type": ["scheduler.params.cycle_min_lr=0.1", "scheduler.params.cycle_max_lr=0.2"],
     "scheduler.params.warmup_min_lr": ["scheduler.params.warmup_max_lr=0.5"],
     "zero_optimization.cpu_offload": ["zero_optimization.stage=1"],

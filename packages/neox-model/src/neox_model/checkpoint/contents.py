@@ -237,6 +237,9 @@ def _problems_of_training(training: Mapping[str, Any]) -> Iterator[str]:
     losses = training.get("recent_losses", [])
     if not isinstance(losses, list) or not all(_is_number(loss) for loss in losses):
         yield "training / recent_losses is not a list of numbers"
+    result = training.get("forward_pass")
+    if result is not None and not _is_forward_pass(result):
+        yield "training / forward_pass is not a number of samples and a loss"
 
 
 def _problems_of_tensor(record: TensorRecord, files: Mapping[str, int]) -> Iterator[str]:
@@ -277,6 +280,11 @@ def _is_scalar(state: Any) -> bool:
         return value is None or _is_number(value)
     is_known = isinstance(dtype, str) and dtype in STORED_TYPES
     return is_known and _is_number(value) and STORED_TYPES[dtype].holds(value)
+
+
+def _is_forward_pass(result: Any) -> bool:
+    is_complete = isinstance(result, dict) and result.keys() == {"samples", "loss"}
+    return is_complete and all(_is_number(value) for value in result.values())
 
 
 def _is_number(value: Any) -> bool:

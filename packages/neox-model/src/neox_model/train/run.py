@@ -1,7 +1,7 @@
 """Run a training from its resolved configuration: set up every part, in order, and train."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -44,9 +44,11 @@ from neox_model.train.data.datasets import Datasets, check_tokenizers
 from neox_model.train.data.documents import documents_of
 from neox_model.train.data.position import START, Position, Ranges
 from neox_model.train.data.sample_digest import digest_of_samples
-from neox_model.train.data.streams import build_datasets, choose_weighting, open_streams
+from neox_model.train.data.streams import Stream, build_datasets, choose_weighting, open_streams
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
+from neox_model.train.forward_check import ForwardCheck
+from neox_model.train.hooks.autoresume import AutoresumeHook, find_service
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.checkpoint import CheckpointHook
 from neox_model.train.hooks.copies import CopiesHook
@@ -75,6 +77,9 @@ __all__ = ["train_from", "train_in"]
 
 # A host that lost its connection in the last attempt may keep running, and hold the lock, for this long.
 _RESTART_PATIENCE_SECONDS = 120.0
+
+# Largest relative differences of the same weights' losses on different layouts.
+_FORWARD_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 
 logger = logging.getLogger(__name__)
 
@@ -176,11 +181,17 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         accumulation=derived.accumulation,
         samples_per_iteration=derived.train_batch_size,
     )
+    forward = _forward_check(training, step, streams) if _validates_forward(config) else None
+    if forward is not None and resumes and not config.checkpoint.finetune:
+        forward.compare(state.forward_pass, source=f"{config.checkpoint.load}, iteration {state.iteration}")
+    state.forward_pass = None
     with ExitStack() as resources:
         batches = resources.enter_context(closing(streams["train"](state.samples, state.iteration)))
         opened = open_writers(resolved, position=state.position) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
-        hooks = _build_hooks(training, evaluator, writers, saves_start=not _has_start(config, resumes))
+        hooks = _build_hooks(
+            training, evaluator, writers, saves_start=not _has_start(config, resumes), forward=forward
+        )
         train(state, step, *_recorded(training, batches, hooks))
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None
@@ -216,6 +227,28 @@ def _build_step(training: _Training) -> TrainStep:
         _with_spikes(training, _with_lengths(training, step)),
         accumulation=derived.accumulation,
         is_left_out=lambda: training.state.leaves_out_next,
+    )
+
+
+def _validates_forward(config: NeoXConfig) -> bool:
+    return config.checkpoint.checkpoint_validation_with_forward_pass
+
+
+def _forward_check(
+    training: _Training, step: TrainStep, streams: Mapping[str, Callable[..., Stream]]
+) -> ForwardCheck:
+    derived = training.resolved.derived
+    evaluator = Evaluator(
+        step.evaluate,
+        streams,
+        iterations=1,
+        accumulation=derived.accumulation,
+        samples_per_iteration=derived.train_batch_size,
+    )
+    return ForwardCheck(
+        lambda: evaluator.evaluate("train", 0).loss,
+        samples=derived.train_batch_size,
+        tolerance=_FORWARD_TOLERANCE[derived.precision],
     )
 
 
@@ -343,7 +376,12 @@ def _save(training: _Training, directory: Path) -> None:
 
 
 def _build_hooks(
-    training: _Training, evaluator: Evaluator, writers: Sequence[MetricWriter], *, saves_start: bool
+    training: _Training,
+    evaluator: Evaluator,
+    writers: Sequence[MetricWriter],
+    *,
+    saves_start: bool,
+    forward: ForwardCheck | None = None,
 ) -> list[Hook]:
     """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
     config, timers = training.config, Timers()
@@ -380,9 +418,12 @@ def _build_hooks(
             copies.compare(training.state.iteration)
         with shared_outcome(training.groups.control, "checking the last iteration"):
             guard.refuse_to_save()
+        if forward is not None:
+            training.state.forward_pass = forward.result()
 
     hooks: list[Hook] = [
         ProgressHook(progress),
+        *_autoresume(training),
         StopHook(
             training.groups.control,
             exit_interval=config.training.exit_interval,
@@ -433,6 +474,13 @@ def _spike_handling(training: _Training, log: LogHook) -> dict[str, SpikeHandler
         leave_out=leave_out,
     )
     return {"on_spike": handler}
+
+
+def _autoresume(training: _Training) -> Iterator[Hook]:
+    section = training.config.training
+    if section.adlr_autoresume:
+        service = find_service(section.adlr_autoresume_service)
+        yield AutoresumeHook(service, training.groups.control, interval=section.adlr_autoresume_interval)
 
 
 def _gradient_hooks(training: _Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:

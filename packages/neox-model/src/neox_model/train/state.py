@@ -1,5 +1,6 @@
 """The state of a training that changes and is saved in checkpoints."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ class TrainState:
         batch_sizes: (iteration, samples) pairs: samples per iteration, starting at that iteration.
         left_out: ranges of samples that are read but not trained on.
         recent_losses: losses with which the next one is compared; None: none.
+        forward_pass: result of `ForwardCheck` at the last save or load; None: none.
         stop_reason: why the training ends before its last iteration; not saved.
         is_hurried: shutdown is urgent: only save.
     """
@@ -43,6 +45,7 @@ class TrainState:
     batch_sizes: tuple[tuple[int, int], ...] = ()
     left_out: Ranges = ()
     recent_losses: RecentLosses | None = None
+    forward_pass: Mapping[str, float] | None = None
     stop_reason: str | None = None
     is_hurried: bool = False
 
@@ -99,6 +102,7 @@ class TrainState:
             "batch_sizes": [list(change) for change in self.batch_sizes],
             "left_out": [list(samples) for samples in self.left_out],
             "recent_losses": [] if self.recent_losses is None else self.recent_losses.values(),
+            "forward_pass": self.forward_pass,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -109,5 +113,6 @@ class TrainState:
         self.left_out = position.left_out
         if self.recent_losses is not None:
             self.recent_losses.load(state.get("recent_losses", ()))
+        self.forward_pass = state.get("forward_pass")
         self.skipped_iterations = int(state["skipped_iterations"])
         self.tokens = int(state["tokens"])

@@ -142,7 +142,9 @@ class TrainingSection(Section, resume="training"):
         False,
         origin="Meg",
         resume="free",
-        doc="Use the ADLR autoresume service of NVIDIA to decide when to stop.",
+        doc="Ask a service of the cluster, such as NVIDIA's ADLR autoresume, whether the job must end. If "
+        "so, the training saves a checkpoint, requests that the job is started again, and ends with exit "
+        "code 0.",
     )
     adlr_autoresume_interval: int = param(
         1000,
@@ -151,4 +153,14 @@ class TrainingSection(Section, resume="training"):
         gt=0,
         used_when="adlr_autoresume is true",
         doc="Iterations between queries to the autoresume service.",
+    )
+    adlr_autoresume_service: str = param(
+        "userlib.auto_resume:AutoResume",
+        origin="ours",
+        resume="free",
+        used_when="adlr_autoresume is true",
+        doc="The autoresume service, as MODULE:OBJECT of an importable module. The object has the methods "
+        "init(), called by every rank at the start; termination_requested(), which returns true if the job "
+        "must end, called by every rank; and request_resume(), called by rank 0 after the checkpoint is "
+        "complete.",
     )
