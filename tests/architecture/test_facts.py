@@ -39,6 +39,16 @@ FACTS = {
         users=("neox_config.derive.learning_rate", "neox_config.schema.sections.optimizer"),
         text=r"math\.log\(steps?\b|cycle_first_step_size /",
     ),
+    "limit of a loss, and exit codes after spikes": Fact(
+        home="neox_config.facts.spikes",
+        users=(
+            "neox_launcher.controller.restarts",
+            "neox_model.train.hooks.spikes",
+            "neox_model.train.left_out",
+            "neox_model.train.recent_losses",
+        ),
+        text=r"= 1\.4826|left-out\.json",
+    ),
     "names in a folder of checkpoints": Fact(
         home="neox_config.facts.checkpoints",
         users=(

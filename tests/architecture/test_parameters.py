@@ -35,7 +35,6 @@ READ_BY_RULES_ALONE = {
 }
 # Read together with a parameter that is not implemented yet; no effect without it.
 WAIT_FOR_ANOTHER = {
-    "adlr_autoresume_interval": "adlr_autoresume",
     "eval_results_prefix": "eval_tasks",
     "memory_profiling_path": "memory_profiling",
     "profile_step_start": "profile",

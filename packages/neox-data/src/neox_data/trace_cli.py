@@ -59,7 +59,8 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--checkpoint",
     metavar="FOLDER|ITERATION",
-    help="Checkpoint whose recorded batch sizes to use: its folder, or its iteration in save or load.  "
+    help="Checkpoint whose recorded batch sizes and left-out batches to use: its folder, or its iteration in "
+    "save or load.  "
     "[default: the configuration's batch size in every iteration]",
 )
 @click.option(
@@ -90,7 +91,8 @@ def trace(
     Iteration N of a log is iteration N - 1 here.
 
     Nothing is trained: the result follows from the order of the samples, for any number of --devices. If the
-    training was resumed with another batch size, pass a --checkpoint, which records the batch sizes.
+    training was resumed with another batch size, or left out batches after loss spikes (on-spike: rollback),
+    pass a --checkpoint, which records both.
     Otherwise the configuration's batch size is assumed for every iteration.
     """
     asked = {"--iteration": iteration, "--document": document, "--text": text}
@@ -168,7 +170,7 @@ class _Report:
 
     def iteration(self, iteration: int, rank: int | None) -> Iterator[str]:
         for reading in readings_at(self._data, iteration, rank):
-            yield f"{_where(reading.place)}, item {reading.item:,} of train"
+            yield f"{self._where(reading.place)}, item {reading.item:,} of train"
             yield from self._passages(reading)
 
     def document(self, indexed: IndexedDataset, document: int) -> Iterator[str]:
@@ -193,7 +195,7 @@ class _Report:
         """Yield when each item is read; a curriculum may truncate the item before the document."""
         readings = (reading_of(self._data, item) for item in items)
         lines = [
-            f"  {_where(reading.place)}: {_tokens_of(passage)}"
+            f"  {self._where(reading.place)}: {_tokens_of(passage)}"
             for reading in readings
             for passage in reading.passages
             if (passage.document, passage.indexed.prefix) == (document, indexed.prefix)
@@ -207,6 +209,10 @@ class _Report:
                 shown = self._tokenizer.decode(passage.cut(self._show).tokens.tolist())
                 yield from (f"    | {line}" for line in shown.splitlines())
 
+    def _where(self, place: BatchPlace) -> str:
+        is_left_out = self._data.leaves_out(place.iteration)
+        return _place(place) + (" (not trained on: left out by a rollback)" if is_left_out else "")
+
     def _described(self, indexed: IndexedDataset, document: int) -> str:
         prefix = str(indexed.prefix)
         sources = self._sources.setdefault(prefix, DocumentSources(prefix))
@@ -215,7 +221,7 @@ class _Report:
         return f"{prefix} document {document:,}{origin}"
 
 
-def _where(place: BatchPlace) -> str:
+def _place(place: BatchPlace) -> str:
     if place.data_parallel_rank is None:
         return f"iteration {place.iteration:,}, sample {place.row}"
     return (

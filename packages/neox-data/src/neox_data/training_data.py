@@ -53,6 +53,8 @@ class TrainingData:
         data_parallel_ranks: data-parallel rank of each process.
         build_tokenizer: builds the configured tokenizer.
         length_at: function of the iteration that returns the number of tokens that its samples predict.
+        left_out: ranges of items of the training part, the first of each and the one after its last, whose
+            iterations read them but do not train on them.
     """
 
     datasets: Mapping[str, SampleDataset]
@@ -66,6 +68,13 @@ class TrainingData:
     data_parallel_ranks: Sequence[int]
     build_tokenizer: Callable[[], Tokenizer]
     length_at: Callable[[int], int]
+    left_out: Sequence[tuple[int, int]] = ()
+
+    def leaves_out(self, iteration: int) -> bool:
+        """Return True if an iteration does not train on its items, because one of them is left out."""
+        begin = self.batch_sizes.first_item(iteration)
+        end = begin + self.batch_sizes.at(iteration)
+        return any(first < end and begin < stop for first, stop in self.left_out)
 
     def knows_ranks(self, iteration: int) -> bool:
         """Return True if the ranks that read an iteration are known, which requires the same batch size."""

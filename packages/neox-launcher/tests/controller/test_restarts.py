@@ -100,6 +100,15 @@ def test_invalid_requests_and_requests_to_stop_are_not_restarted(plan, outcome):
     assert attempts(plan, outcome) == ([plan], outcome)
 
 
+def test_a_rollback_is_restarted_as_often_as_the_limit_allows_and_repeated_spikes_are_not(plan):
+    rollback = replace(FAILED, exit_code=4, iteration=7, first_failure=replace(FAILURE, exit_code=4))
+    repeated = replace(FAILED, exit_code=5, iteration=7)
+    seen, outcome = attempts(replace(plan, max_restarts=9), rollback, rollback, rollback, repeated)
+    assert (len(seen), outcome) == (4, repeated)
+    seen, outcome = attempts(plan, rollback, rollback, rollback)
+    assert (len(seen), outcome) == (3, rollback)
+
+
 def test_waits_double_up_to_five_minutes_and_start_again_after_a_checkpoint(plan, tmp_path, waits):
     lost = replace(FAILED, first_failure=replace(FAILURE, unreported=True))
     attempts(

@@ -3,12 +3,17 @@
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from neox_model.metrics.noise_scale import estimate
+from neox_model.optim.gradient_norm import share_of_zeros
+from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.parallel.logical import logical_parameter
 from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from
@@ -28,6 +33,9 @@ SETTINGS: dict[str, Any] = {
     "eval_iters": 0,
     "optimizer": {"type": "Adam", "params": {"lr": 1e-30}},
     "log_grad_norm": True,
+    "log_zero_gradients": True,
+    # Units of relu that are never positive have no gradient.
+    "activation": "relu",
     "log_gradient_noise_scale": True,
     "gradient_noise_scale_n_batches": 2,
 }
@@ -94,6 +102,27 @@ def test_the_noise_scale_compares_batches_of_both_sizes(folder):
     ratio = expected.noise / expected.signal
     assert small[2]["gradient_noise_scale/simple"] == pytest.approx(ratio, rel=1e-3)
     assert "gradient_noise_scale/noise" not in small[1]
+
+
+def zeros_of(folder, name):
+    return [metrics_of(folder / name)[iteration]["optimizer/zero_gradients"] for iteration in (2, 4)]
+
+
+@pytest.mark.parametrize("name", TWO_RANKS)
+def test_two_ranks_have_the_share_of_zero_gradients_of_one_process(folder, name):
+    wanted, found = zeros_of(folder, "one process"), zeros_of(folder, name)
+    assert all(0.001 < share < 0.5 for share in wanted)
+    # Two elements of 34,000 round to 0 on one layout alone; a row of padding would be 24.
+    assert found == pytest.approx(wanted, abs=0.01 if name in ("bf16", "fp16") else 1e-4)
+    assert "optimizer/zero_gradients" not in metrics_of(folder / name)[1]
+
+
+def test_the_share_of_zeros_leaves_out_padding():
+    parameters = [logical_parameter((3, 2), init=torch.nn.init.zeros_) for _ in range(2)]
+    # As on the last of two ranks: one row of the tensor, and one of padding.
+    parameters[1].logical = replace(parameters[1].logical, slices=((1, 2), (0, 2)))
+    gradients = [torch.tensor([[0.0, 1], [2, 0], [-0.0, math.nan]]), torch.tensor([[0.0, 1], [0, 0]])]
+    assert share_of_zeros(parameters, gradients, SINGLE_PROCESS) == pytest.approx(4 / 8)
 
 
 @pytest.mark.parametrize("name", TWO_RANKS)

@@ -10,9 +10,20 @@ from neox_config.schema.config import NeoXConfig
 
 def the_noise_scale_reads_gradients_before_the_update(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse the noise scale if the engine reduces, clips and applies gradients in one call."""
-    if c.logging.log_gradient_noise_scale and not engine_offers(c, "before_update"):
+    if c.logging.log_gradient_noise_scale:
+        yield from _requires_the_seam(c, "log_gradient_noise_scale")
+
+
+def zero_gradients_are_counted_before_the_update(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse log_zero_gradients if the engine reduces, clips and applies gradients in one call."""
+    if c.logging.log_zero_gradients:
+        yield from _requires_the_seam(c, "log_zero_gradients")
+
+
+def _requires_the_seam(c: NeoXConfig, name: str) -> Iterator[Problem]:
+    if not engine_offers(c, "before_update"):
         yield Problem(
-            "log_gradient_noise_scale",
+            name,
             "reads gradients before the update, which is not possible under ZeRO",
             "remove it, or set zero_optimization.stage: 0",
         )

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from neox_config.derive.engine import engine_offers
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -61,3 +62,47 @@ def deepspeed_is_the_engine(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse deepspeed: false."""
     if not c.engine.deepspeed:
         yield Problem("deepspeed", "must be true: there is no other engine", "remove it")
+
+
+def skipping_a_spike_requires_the_gradients(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse on_spike: skip if the engine reduces, clips and applies gradients in one call."""
+    if c.training.on_spike == "skip" and not engine_offers(c, "before_update"):
+        yield Problem(
+            "on_spike",
+            "leaves out updates, which is not possible under ZeRO, where DeepSpeed reduces and applies "
+            "gradients in one call",
+            "set on-spike: rollback, or zero_optimization.stage: 0",
+        )
+
+
+def a_rollback_requires_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse on_spike: rollback without `save`."""
+    if c.training.on_spike == "rollback" and c.checkpoint.save is None:
+        yield Problem(
+            "on_spike",
+            "resumes from a checkpoint, but save is not set",
+            "add save: FOLDER and save-interval: 1000",
+        )
+
+
+def autoresume_requires_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse adlr_autoresume without `save`, or without a `load` from which the job resumes."""
+    if not c.training.adlr_autoresume:
+        return
+    if c.checkpoint.save is None or c.checkpoint.load != c.checkpoint.save:
+        yield Problem(
+            "adlr_autoresume",
+            "starts the job again, which resumes only if load and save are the same folder",
+            "add save: FOLDER, load: FOLDER and save-interval: 1000",
+        )
+
+
+def autoresume_names_an_object(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse a service that is not MODULE:OBJECT."""
+    module, _, name = c.training.adlr_autoresume_service.partition(":")
+    if not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        yield Problem(
+            "adlr_autoresume_service",
+            "is not the name of an object in a module",
+            "write it as MODULE:OBJECT, such as userlib.auto_resume:AutoResume",
+        )

@@ -14,6 +14,7 @@ from pathlib import Path
 from neox_config import Resolved
 from neox_config.errors import LaunchError
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
+from neox_config.facts.spikes import REPEATED_SPIKES, ROLLBACK
 from neox_launcher.controller.display import Display
 from neox_launcher.controller.elastic import can_shrink, describe_change, without_hosts
 from neox_launcher.controller.terminal import print_message
@@ -24,7 +25,8 @@ from neox_launcher.worker.reporting import RESTART_VARIABLE
 
 __all__ = ["run_with_restarts"]
 
-_WRONG_REQUEST = 2
+# Invalid requests, and losses that would be spikes again.
+_FINAL = (2, REPEATED_SPIKES)
 _FIRST_WAIT_SECONDS = 2.0
 _LONGEST_WAIT_SECONDS = 300.0
 # Before the first iteration, the cause may be a file server or a network that recovers while restarts wait.
@@ -38,8 +40,8 @@ def run_with_restarts(
 ) -> Outcome:
     """Run a plan, and restart it after a failure, at most `plan.max_restarts` times.
 
-    Invalid requests and requests to stop are not restarted. An elastic job is restarted without the hosts
-    that it has lost, any other on the same hosts.
+    Invalid requests, repeated loss spikes and requests to stop are not restarted. An elastic job is
+    restarted without the hosts that it has lost, any other on the same hosts.
 
     Args:
         plan: plan of the first attempt; later ones resume from the checkpoints saved meanwhile.
@@ -50,7 +52,7 @@ def run_with_restarts(
     found, lost, failed = found_before, set[str](), _Failures()
     for number in range(1, plan.max_restarts + 1):
         outcome = attempt(plan)
-        if outcome.first_failure is None or outcome.was_stopped or outcome.exit_code == _WRONG_REQUEST:
+        if outcome.first_failure is None or outcome.was_stopped or outcome.exit_code in _FINAL:
             return outcome
         change, before = "", plan
         try:
@@ -96,8 +98,8 @@ class _Failures:
         failure = outcome.first_failure
         assert failure is not None, "only failures are added"
         self._without_checkpoint = 0 if has_saved else self._without_checkpoint + 1
-        # A kill, a lost host or a hang is seldom caused by the program.
-        is_error = failure.rank is not None and not failure.unreported
+        # A kill, a lost host or a hang is seldom caused by the program; a rollback does not repeat its batch.
+        is_error = failure.rank is not None and not failure.unreported and failure.exit_code != ROLLBACK
         this = (outcome.iteration, _VARYING.sub("#", failure.message)) if is_error else None
         self._equal = self._equal + 1 if this is not None and this == self._last else 1
         self._last = this

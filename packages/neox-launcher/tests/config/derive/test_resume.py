@@ -59,6 +59,7 @@ TRAINING = set(
     lr_wsd_decay_style lr_wsd_decay_fraction lr_wsd_decay_iters
     train_iters train_batch_size
     train_micro_batch_size_per_gpu gradient_accumulation_steps loss_normalization seed
+    on_spike spike_threshold spike_window spike_rollback_batches
     data_path train_data_paths valid_data_paths test_data_paths
     train_label_data_paths valid_label_data_paths test_label_data_paths
     train_data_weights valid_data_weights test_data_weights weight_by_num_documents

@@ -395,6 +395,36 @@ EXAMPLES = {
         "reads gradients before the update, which is not possible under ZeRO",
         "log-gradient-noise-scale: true\nzero-stage: 0",
     ),
+    "zero_gradients_are_counted_before_the_update": (
+        "log-zero-gradients: true\nzero-stage: 2",
+        "log_zero_gradients",
+        "reads gradients before the update, which is not possible under ZeRO",
+        "log-zero-gradients: true\nzero-stage: 0",
+    ),
+    "autoresume_requires_checkpoints": (
+        "adlr-autoresume: true\nsave: one\nload: other\nsave-interval: 10",
+        "adlr_autoresume",
+        "resumes only if load and save are the same folder",
+        "adlr-autoresume: true\nsave: one\nload: one\nsave-interval: 10",
+    ),
+    "autoresume_names_an_object": (
+        "adlr-autoresume-service: userlib.auto_resume",
+        "adlr_autoresume_service",
+        "is not the name of an object in a module",
+        "adlr-autoresume-service: userlib.auto_resume:AutoResume",
+    ),
+    "skipping_a_spike_requires_the_gradients": (
+        "on-spike: skip\nzero-stage: 1",
+        "on_spike",
+        "leaves out updates, which is not possible under ZeRO",
+        "on-spike: skip\nzero-stage: 0",
+    ),
+    "a_rollback_requires_checkpoints": (
+        "on-spike: rollback",
+        "on_spike",
+        "resumes from a checkpoint, but save is not set",
+        "on-spike: rollback\nsave: somewhere\nsave-interval: 10",
+    ),
     "copies_are_compared_below_stage_3": (
         "sdc-check-interval: 100\nzero_optimization: {stage: 3}",
         "sdc_check_interval",

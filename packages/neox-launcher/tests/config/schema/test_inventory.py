@@ -66,8 +66,7 @@ STATUS = {
         optimizer.params.var_* optimizer.params.local_step_*
         zero_optimization.offload_optimizer.ratio zero_optimization.zero_quantized_*
         zero_optimization.grad_hooks
-        adlr_autoresume adlr_autoresume_interval
-        checkpoint_validation_with_forward_pass checkpoint.use_node_local_storage
+        checkpoint.use_node_local_storage
         eval_tasks eval_results_prefix char_level_ppl
         comms_logger comms_logger.* eigenvalue
         compression_training compression_training.*""",
@@ -79,8 +78,8 @@ COUNTS = {
     "alias": 51,
     "no effect": 16,
     "refused": 12,
-    "not yet": 101,
-    "live": 316,
+    "not yet": 98,
+    "live": 319,
 }
 
 # Defaults that are others than the inventory's, and why.
@@ -162,11 +161,10 @@ _ZERO_ONE = ["var_freeze_step", "var_update_scaler", "local_step_scaler", "local
 WAITS = {
     "amp": "amp.enabled=true",
     "amp.<apex_argument>": "amp.enabled=true",
-    "adlr_autoresume_interval": "adlr_autoresume=true",
     "eval_results_prefix": "eval_tasks=[x]",
     **{f"optimizer.params.{name}": "optimizer.type=ZeroOneAdam" for name in _ZERO_ONE},
 }
-WAITED_FOR = {"adlr_autoresume", "eval_tasks"}
+WAITED_FOR = {"eval_tasks"}
 WAITED_FOR |= {"optimizer.type"}
 # Where the value of the type does not do.
 _METRIC = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.<metric>"
@@ -215,6 +213,7 @@ COMPANIONS = {
     "contiguous_checkpointing": ["partition_activations=true"],
     "fp16_lm_cross_entropy": _FP16,
     "save": ["save_interval=5"],
+    "adlr_autoresume": ["save=x", "load=x", "save_interval=5"],
     "scheduler.type": ["scheduler.params.cycle_min_lr=0.1", "scheduler.params.cycle_max_lr=0.2"],
     "scheduler.params.warmup_min_lr": ["scheduler.params.warmup_max_lr=0.5"],
     "zero_optimization.cpu_offload": ["zero_optimization.stage=1"],

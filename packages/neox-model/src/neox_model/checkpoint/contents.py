@@ -212,13 +212,7 @@ def _is_writable(name: str) -> bool:
 
 
 def _problems_of_states(manifest: Manifest) -> Iterator[str]:
-    training = manifest.training
-    for name in ("iteration", "skipped_iterations", "tokens", "samples", "validation_samples"):
-        if name in training and not is_count(training[name]):
-            yield f"training / {name} is not a count"
-    sizes = training.get("batch_sizes", [])
-    if not isinstance(sizes, list) or not all(_is_batch_size(change) for change in sizes):
-        yield "training / batch_sizes is not a list of pairs of counts"
+    yield from _problems_of_training(manifest.training)
     if not all(_is_scalar(state) for held in manifest.optimizer_scalars.values() for state in held.values()):
         yield "optimizer_scalars contains a state that is not a number with a dtype"
     if not all(value is None or _is_number(value) for value in manifest.engine.values()):
@@ -228,6 +222,24 @@ def _problems_of_states(manifest: Manifest) -> Iterator[str]:
     for name in _ENGINE_INTEGERS:
         if not isinstance(manifest.engine.get(name, 0), int | None):
             yield f"engine / {name} is not an integer"
+
+
+def _problems_of_training(training: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("iteration", "skipped_iterations", "tokens", "samples", "validation_samples"):
+        if name in training and not is_count(training[name]):
+            yield f"training / {name} is not a count"
+    sizes = training.get("batch_sizes", [])
+    if not isinstance(sizes, list) or not all(_is_batch_size(change) for change in sizes):
+        yield "training / batch_sizes is not a list of pairs of counts"
+    left_out = training.get("left_out", [])
+    if not isinstance(left_out, list) or not all(_is_batch_size(samples) for samples in left_out):
+        yield "training / left_out is not a list of pairs of counts"
+    losses = training.get("recent_losses", [])
+    if not isinstance(losses, list) or not all(_is_number(loss) for loss in losses):
+        yield "training / recent_losses is not a list of numbers"
+    result = training.get("forward_pass")
+    if result is not None and not _is_forward_pass(result):
+        yield "training / forward_pass is not a number of samples and a loss"
 
 
 def _problems_of_tensor(record: TensorRecord, files: Mapping[str, int]) -> Iterator[str]:
@@ -268,6 +280,11 @@ def _is_scalar(state: Any) -> bool:
         return value is None or _is_number(value)
     is_known = isinstance(dtype, str) and dtype in STORED_TYPES
     return is_known and _is_number(value) and STORED_TYPES[dtype].holds(value)
+
+
+def _is_forward_pass(result: Any) -> bool:
+    is_complete = isinstance(result, dict) and result.keys() == {"samples", "loss"}
+    return is_complete and all(_is_number(value) for value in result.values())
 
 
 def _is_number(value: Any) -> bool:

@@ -41,12 +41,21 @@ class PendingUpdate:
         gradients: yields this rank's gradients, without the loss scale, in a fixed order; the same rules.
         norm_of: computes the 2-norm over the whole model of tensors in the order and shapes of `gradients`.
             Collective over the model and pipe groups.
+        zeros: computes the share of gradient elements equal to 0 over the whole model.
+            Collective over the model and pipe groups.
+        loss: computes the mean loss of the update's micro-batches over data-parallel ranks, the same on every
+            rank. Collective over all ranks.
+        leave_out: leaves the update out, as if a gradient were not finite, if a boolean scalar on the device
+            is true; it must be the same on all ranks. The loss scale does not change.
     """
 
     norm: Tensor
     tensor_norms: Callable[[], dict[str, Tensor]]
     gradients: Callable[[], Iterator[Tensor]]
     norm_of: Callable[[Sequence[Tensor]], Tensor]
+    zeros: Callable[[], Tensor]
+    loss: Callable[[], Tensor]
+    leave_out: Callable[[Tensor], None]
 
 
 BeforeUpdate = Callable[[PendingUpdate], None]
@@ -73,7 +82,7 @@ class Update(Protocol):
 
     @property
     def skipped(self) -> Tensor | bool:
-        """True if the last update was skipped because a gradient or the loss was not finite."""
+        """True if the last update was skipped: a gradient or the loss was not finite, or it was left out."""
 
     @property
     def loss_scale(self) -> Tensor | float | None:

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, distributed, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from neox_model.engine.contract import BeforeUpdate, Measure, PendingUpdate
-from neox_model.optim.gradient_norm import global_gradient_norm, tensor_gradient_norms
+from neox_model.engine.mean_loss import mean_over
+from neox_model.optim.gradient_norm import global_gradient_norm, share_of_zeros, tensor_gradient_norms
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.held import Held
@@ -34,6 +36,9 @@ class OwnUpdate:
         self.min_loss_scale = None if mixed.loss_scale is None else mixed.loss_scale.floor
         self._model = model
         self._groups = groups
+        # Losses of the micro-batches since the last update, and those of the update that is about to be made.
+        self._losses: list[Tensor] = []
+        self._batch_losses: list[Tensor] = []
 
     @property
     def optimizer(self) -> Optimizer:
@@ -57,11 +62,16 @@ class OwnUpdate:
 
     def guard(self, loss: Tensor) -> Tensor:
         """Return the loss of a micro-batch, prepared for the backward pass (see `guard_loss`)."""
+        # A pipeline's evaluations call this too.
+        if self.mixed.before_update and torch.is_grad_enabled():
+            self._losses.append(loss.detach())
         return guard_loss(loss, self.loss_scale)
 
     def before(self, call: BeforeUpdate) -> None:
         """Call the function before every update from now on."""
         names = {id(parameter): name for name, parameter in named_logical_parameters(self._model)}
+        if not self.mixed.before_update:
+            self.mixed.before_update.append(self._take_losses)
 
         def call_with_norms(
             parameters: Sequence[Parameter], gradients: Sequence[Tensor], scaled_norm: Tensor
@@ -81,10 +91,28 @@ class OwnUpdate:
                     ),
                     gradients=lambda: (one if scale is None else one / scale for one in gradients),
                     norm_of=partial(global_gradient_norm, parameters, groups=self._groups),
+                    zeros=partial(share_of_zeros, parameters, gradients, self._groups),
+                    loss=self._mean_loss,
+                    leave_out=self.mixed.leave_out,
                 )
             )
 
         self.mixed.before_update.append(call_with_norms)
+
+    def _take_losses(self, *_: object) -> None:
+        self._batch_losses, self._losses = self._losses, []
+
+    def _mean_loss(self) -> Tensor:
+        """Return the mean loss of the batch, the same on every rank. Collective over all ranks."""
+        if self._batch_losses:
+            loss = mean_over(self._groups.data, torch.stack(self._batch_losses).float().mean())
+        else:
+            # Only the last stage of a pipeline computes the loss.
+            loss = torch.full((), -torch.inf, device=self.mixed.parameters[0].device)
+        for group in (self._groups.model, self._groups.pipe):
+            if group.size > 1:
+                distributed.all_reduce(loss, distributed.ReduceOp.MAX, group=group.process_group)
+        return loss
 
     def held(self) -> Iterator[Held]:
         """Yield every parameter with its master weight."""

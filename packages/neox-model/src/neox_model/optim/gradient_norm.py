@@ -1,4 +1,4 @@
-"""The 2-norms of gradients: over the whole model, and of each whole tensor."""
+"""The 2-norms of gradients, over the whole model and of each whole tensor, and their share of zeros."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import is_stage_copy
 from neox_model.torch_compat import foreach_norm
 
-__all__ = ["global_gradient_norm", "norm_over_replicas", "tensor_gradient_norms"]
+__all__ = ["global_gradient_norm", "norm_over_replicas", "share_of_zeros", "tensor_gradient_norms"]
 
 
 def global_gradient_norm(
@@ -60,6 +60,35 @@ def norm_over_replicas(norms: Tensor, data: Group) -> Tensor:
     return mean.sqrt()
 
 
+def share_of_zeros(parameters: Sequence[Parameter], gradients: Sequence[Tensor], groups: Groups) -> Tensor:
+    """Compute the share of gradient elements equal to 0 over the whole model, each logical element once.
+
+    Padding of split tensors does not count. Collective over the model and pipe groups.
+
+    Args:
+        parameters: this rank's parameters.
+        gradients: their gradients, one each; the same on all data-parallel ranks.
+        groups: this rank's process groups.
+
+    Returns:
+        A float64 scalar on the parameters' device, the same on all ranks.
+    """
+    counted = [
+        _without_padding(gradient, parameter)
+        for parameter, gradient in zip(parameters, gradients, strict=True)
+        if _counts_here(parameter, groups.model)
+    ]
+    device = parameters[0].device
+    totals = torch.zeros(2, dtype=torch.float64, device=device)
+    totals[1] = sum(gradient.numel() for gradient in counted)
+    if counted:
+        totals[0] = torch.stack([gradient.count_nonzero().to(device) for gradient in counted]).sum()
+    for group in (groups.model, groups.pipe):
+        if group.size > 1:
+            distributed.all_reduce(totals, group=group.process_group)
+    return 1.0 - totals[0] / totals[1]
+
+
 def tensor_gradient_norms(
     names: Mapping[int, str],
     parameters: Sequence[Parameter],
@@ -98,6 +127,12 @@ def tensor_gradient_norms(
         norms = list(norm_over_replicas(torch.stack(norms), groups.data).unbind())
     factor = 1.0 if scale is None else 1.0 / scale
     return {names[id(parameter)]: norm * factor for (parameter, _), norm in zip(owned, norms, strict=True)}
+
+
+def _without_padding(gradient: Tensor, parameter: Parameter) -> Tensor:
+    for dim, (start, stop) in enumerate(parameter.logical.slices):  # type: ignore[attr-defined]
+        gradient = gradient.narrow(dim, 0, stop - start)
+    return gradient
 
 
 def _counts_here(parameter: Parameter, model: Group) -> bool:

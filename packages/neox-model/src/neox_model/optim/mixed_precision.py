@@ -56,10 +56,10 @@ class MixedPrecisionOptimizer:
 
     Attributes:
         param_groups: the wrapped optimizer's parameter groups.
-        before_update: called, in order, before gradients are clipped and applied.
+        before_update: called, in order, before gradients are clipped and applied; may call `leave_out`.
         norm: 2-norm of the last update's gradients before clipping, without the loss scale (see also
             `averages_itself`).
-        found_inf: 1 if the last update was skipped because the norm was not finite, else 0.
+        found_inf: 1 if the last update was skipped, because the norm was not finite or it was left out, or 0.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class MixedPrecisionOptimizer:
         self.before_update: list[BeforeStep] = []
         self.norm: Tensor | None = None
         self.found_inf: Tensor | None = None
+        self._left_out: Tensor | None = None
         self._max_norm = max_norm
         self._reduce = reduce
         self._groups = groups
@@ -138,9 +139,14 @@ class MixedPrecisionOptimizer:
             call(parameters, gradients, scaled_norm)
         self._scale(gradients, scaled_norm)
         self._apply()
+        self._left_out = None
         self._copy_to_model()
         for master in self.masters:
             master.grad = None
+
+    def leave_out(self, flag: Tensor) -> None:
+        """Skip the update that is about to be made if a boolean scalar on the device is true."""
+        self._left_out = flag if self._left_out is None else self._left_out | flag
 
     def to_model(self) -> None:
         """Copy the master weights to the model's weights."""
@@ -200,8 +206,11 @@ class MixedPrecisionOptimizer:
             foreach_mul_(gradients, factor)
 
     def _apply(self) -> None:
-        """Update the master weights unless a gradient is not finite, then the schedule and the loss scale."""
+        """Update the master weights unless this update is skipped, then the schedule and the loss scale."""
         assert self.found_inf is not None
+        overflow = self.found_inf
+        if self._left_out is not None:
+            self.found_inf = overflow.maximum(self._left_out.to(overflow))
         if self.schedule.is_on_device:
             skip_on_device(self.optimizer, self.found_inf)
             self.optimizer.step()
@@ -210,7 +219,7 @@ class MixedPrecisionOptimizer:
             self.optimizer.step()
             self.schedule.step()
         if self.loss_scale is not None:
-            self.loss_scale.update(self.found_inf)
+            self.loss_scale.update(overflow)
 
     def _copy_to_model(self) -> None:
         if self.masters is not self.parameters:

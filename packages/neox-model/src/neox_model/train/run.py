@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,7 @@ from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.save import save_checkpoint
 from neox_model.checkpoint.save_lock import save_lock
 from neox_model.engine.build import build_engine, prepare_engine
+from neox_model.engine.contract import Engine
 from neox_model.metrics.events import Events
 from neox_model.metrics.memory import memory_metrics
 from neox_model.metrics.peaks import peak_tflops
@@ -50,18 +51,20 @@ from neox_model.train.about import about_run, device_name
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import Datasets, check_tokenizers
 from neox_model.train.data.documents import documents_of
-from neox_model.train.data.position import START, Position
+from neox_model.train.data.position import START, Position, Ranges
 from neox_model.train.data.sample_digest import digest_of_samples
-from neox_model.train.data.streams import build_datasets, choose_weighting, open_streams
+from neox_model.train.data.streams import Stream, build_datasets, choose_weighting, open_streams
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
+from neox_model.train.forward_check import ForwardCheck
+from neox_model.train.hooks.autoresume import AutoresumeHook, find_service
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.checkpoint import Background, CheckpointHook
 from neox_model.train.hooks.copies import CopiesDifferError, CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
-from neox_model.train.hooks.gradients import GradientNormsHook, NoiseScaleHook
+from neox_model.train.hooks.gradients import GradientNormsHook, NoiseScaleHook, ZeroGradientsHook
 from neox_model.train.hooks.guard import NonfiniteGuard
 from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.norms import NormsHook, tensor_norms
@@ -74,8 +77,12 @@ from neox_model.train.hooks.progress import (
 )
 from neox_model.train.hooks.record import RecordHook
 from neox_model.train.hooks.save_clock import SaveClock
+from neox_model.train.hooks.spikes import SpikeHandler
 from neox_model.train.hooks.stop import StopHook
+from neox_model.train.left_out import forget_left_out, merged, read_left_out, write_left_out
 from neox_model.train.loop import train
+from neox_model.train.recent_losses import RecentLosses
+from neox_model.train.spikes import LeftOutBatches, SpikeDetection
 from neox_model.train.state import TrainState
 from neox_model.train.step import TrainStep
 from neox_model.train.varying_lengths import VaryingLengths
@@ -85,6 +92,9 @@ __all__ = ["train_from", "train_in"]
 
 # A host that lost its connection in the last attempt may keep running, and hold the lock, for this long.
 _RESTART_PATIENCE_SECONDS = 120.0
+
+# Largest relative differences of the same weights' losses on different layouts.
+_FORWARD_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +185,9 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None
     compile_layers(model, resolved, groups)
     seed_streams(config.training.seed, groups)
     state = TrainState(
-        last_iteration=config.training.train_iters, samples_per_iteration=derived.train_batch_size
+        last_iteration=config.training.train_iters,
+        samples_per_iteration=derived.train_batch_size,
+        recent_losses=_recent_losses(config, engine),
     )
     training = _Training(
         resolved=resolved,
@@ -188,6 +200,7 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None
     )
     progress.describe(phase="loading the checkpoint" if config.checkpoint.load else "preparing the data")
     resumes = _load(training, position)
+    _add_left_out(training)
     if state.finished:
         logger.info("all %d iterations are finished: only evaluation remains", state.last_iteration)
     streams = open_streams(
@@ -205,6 +218,10 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None
         accumulation=derived.accumulation,
         samples_per_iteration=derived.train_batch_size,
     )
+    forward = _forward_check(training, step, streams) if _validates_forward(config) else None
+    if forward is not None and resumes and not config.checkpoint.finetune:
+        forward.compare(state.forward_pass, source=f"{config.checkpoint.load}, iteration {state.iteration}")
+    state.forward_pass = None
     with ExitStack() as resources:
         batches = resources.enter_context(closing(streams["train"](state.samples, state.iteration)))
         opened = open_writers(resolved, position=state.position) if groups.world.rank == 0 else []
@@ -216,7 +233,9 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None
         if background is not None:
             resources.callback(background.close)
         saves_start = not _has_start(config, resumes)
-        hooks = _build_hooks(training, evaluator, outputs, background, saves_start=saves_start)
+        hooks = _build_hooks(
+            training, evaluator, outputs, background, saves_start=saves_start, forward=forward
+        )
         train(state, step, *_recorded(training, batches, hooks))
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None
@@ -261,13 +280,71 @@ def _recorded(
 
 def _build_step(training: _Training) -> TrainStep:
     derived = training.resolved.derived
-    step = EngineStep(
+    step: TrainStep = EngineStep(
         training.engine,
         accumulation=derived.accumulation,
         tokens=derived.train_batch_size * training.config.model.seq_length,
         weighting=choose_weighting(training.config, training.groups),
     )
-    return _with_lengths(training, step)
+    return LeftOutBatches(
+        _with_spikes(training, _with_lengths(training, step)),
+        accumulation=derived.accumulation,
+        is_left_out=lambda: training.state.leaves_out_next,
+    )
+
+
+def _validates_forward(config: NeoXConfig) -> bool:
+    return config.checkpoint.checkpoint_validation_with_forward_pass
+
+
+def _forward_check(
+    training: _Training, step: TrainStep, streams: Mapping[str, Callable[..., Stream]]
+) -> ForwardCheck:
+    derived = training.resolved.derived
+    evaluator = Evaluator(
+        step.evaluate,
+        streams,
+        iterations=1,
+        accumulation=derived.accumulation,
+        samples_per_iteration=derived.train_batch_size,
+    )
+    return ForwardCheck(
+        lambda: evaluator.evaluate("train", 0).loss,
+        samples=derived.train_batch_size,
+        tolerance=_FORWARD_TOLERANCE[derived.precision],
+    )
+
+
+def _recent_losses(config: NeoXConfig, engine: Engine) -> RecentLosses | None:
+    section = config.training
+    return None if section.on_spike is None else RecentLosses(section.spike_window, engine.device)
+
+
+def _with_spikes(training: _Training, step: TrainStep) -> TrainStep:
+    """Wrap the step to detect loss spikes, if `on_spike` is set."""
+    section, losses = training.config.training, training.state.recent_losses
+    if losses is None:
+        return step
+    update = training.engine.update if section.on_spike == "skip" else None
+    return SpikeDetection(step, losses, threshold=section.spike_threshold, skips=update)
+
+
+def _add_left_out(training: _Training) -> None:
+    """Add the samples that a rollback leaves out to the state; a new training deletes an older file of them.
+
+    Collective over all ranks.
+    """
+    section, state, control = training.config.checkpoint, training.state, training.groups.control
+    resumed = section.save if is_restart() else None if section.finetune else section.load
+    with shared_outcome(control, "reading which samples to leave out"):
+        found = () if resumed is None or control.rank else read_left_out(Path(resumed))
+        if section.save not in (None, resumed) and control.rank == 0:
+            forget_left_out(Path(section.save))
+    state.left_out = merged(state.left_out, *gather(control, found))
+    for first, stop in state.left_out:
+        if stop > state.samples:
+            named = documents_of(training.datasets.get("train"), range(first, stop))
+            logger.warning("samples %d to %d, from %s, are left out", first, stop - 1, named)
 
 
 def _with_lengths(training: _Training, step: TrainStep) -> TrainStep:
@@ -379,6 +456,7 @@ def _build_hooks(
     background: BackgroundSaves | None,
     *,
     saves_start: bool,
+    forward: ForwardCheck | None = None,
 ) -> list[Hook]:
     """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
     config, timers = training.config, Timers()
@@ -402,6 +480,7 @@ def _build_hooks(
         reports=training.groups.world.rank == 0,
         before_end=log.write_pending,
         events=events,
+        **_spike_handling(training, log),
     )
 
     interval = config.training.sdc_check_interval
@@ -418,9 +497,12 @@ def _build_hooks(
             copies.compare(training.state.iteration)
         with shared_outcome(training.groups.control, "checking the last iteration"):
             guard.refuse_to_save()
+        if forward is not None:
+            training.state.forward_pass = forward.result()
 
     hooks: list[Hook] = [
         ProgressHook(progress, StatusReports(progress, schedule=training.schedule, throughput=throughput)),
+        *_autoresume(training),
         StopHook(
             training.groups.control,
             exit_interval=config.training.exit_interval,
@@ -464,6 +546,37 @@ def _phases(training: _Training) -> Phases | None:
     return phases
 
 
+def _spike_handling(training: _Training, log: LogHook) -> dict[str, SpikeHandler]:
+    """Return the guard's argument that acts on spikes; none if `on_spike` is not set."""
+    section, groups = training.config.training, training.groups
+    if section.on_spike is None:
+        return {}
+
+    def leave_out(ranges: Ranges) -> None:
+        with shared_outcome(groups.control, "storing the samples to leave out"):
+            if groups.control.rank == 0:
+                write_left_out(Path(training.config.checkpoint.save or "."), ranges)
+
+    handler = SpikeHandler(
+        section.on_spike,
+        patience=section.spike_patience,
+        batches=section.spike_rollback_batches,
+        state=training.state,
+        documents=partial(documents_of, training.datasets.get("train")),
+        reports=groups.world.rank == 0,
+        before_end=log.write_pending,
+        leave_out=leave_out,
+    )
+    return {"on_spike": handler}
+
+
+def _autoresume(training: _Training) -> Iterator[Hook]:
+    section = training.config.training
+    if section.adlr_autoresume:
+        service = find_service(section.adlr_autoresume_service)
+        yield AutoresumeHook(service, training.groups.control, interval=section.adlr_autoresume_interval)
+
+
 def _gradient_hooks(training: _Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
     section, update = training.config.logging, training.engine.update
     if section.log_grad_norm and engine_offers(training.config, "before_update"):
@@ -473,6 +586,10 @@ def _gradient_hooks(training: _Training, writers: Sequence[MetricWriter], log: L
             writers=writers,
             interval=section.log_interval,
             before_writing=log.write_pending,
+        )
+    if section.log_zero_gradients:
+        yield ZeroGradientsHook(
+            update, writers=writers, interval=section.log_interval, before_writing=log.write_pending
         )
     if section.log_gradient_noise_scale:
         yield NoiseScaleHook(

@@ -1,12 +1,14 @@
 """The state of a training that changes and is saved in checkpoints."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from neox_data.batch_sizes import BatchSizes
-from neox_model.train.data.position import Position
+from neox_model.train.data.position import Position, Ranges
+from neox_model.train.recent_losses import RecentLosses
 from neox_model.train.step import StepReport
 
 __all__ = ["TrainState"]
@@ -20,12 +22,15 @@ class TrainState:
         last_iteration: number of iterations after which the training is complete.
         samples_per_iteration: of this run, over all data-parallel ranks.
         iteration: finished optimizer updates, including skipped ones, which also used their data.
-        skipped_iterations: updates skipped because a gradient or the loss was not finite; may be a tensor on
-            the device.
+        skipped_iterations: updates skipped because a gradient or the loss was not finite, or the loss was a
+            spike; may be a tensor on the device.
         tokens: training tokens seen by all data-parallel ranks.
         samples: training samples read by all data-parallel ranks.
         validation_samples: validation samples used by evaluations.
         batch_sizes: (iteration, samples) pairs: samples per iteration, starting at that iteration.
+        left_out: ranges of samples that are read but not trained on.
+        recent_losses: losses with which the next one is compared; None: none.
+        forward_pass: result of `ForwardCheck` at the last save or load; None: none.
         stop_reason: why the training ends before its last iteration; not saved.
         is_hurried: shutdown is urgent: only save.
     """
@@ -38,6 +43,9 @@ class TrainState:
     samples: int = 0
     validation_samples: int = 0
     batch_sizes: tuple[tuple[int, int], ...] = ()
+    left_out: Ranges = ()
+    recent_losses: RecentLosses | None = None
+    forward_pass: Mapping[str, float] | None = None
     stop_reason: str | None = None
     is_hurried: bool = False
 
@@ -54,7 +62,14 @@ class TrainState:
             samples=self.samples,
             validation_samples=self.validation_samples,
             batch_sizes=self.batch_sizes,
+            left_out=self.left_out,
         )
+
+    @property
+    def leaves_out_next(self) -> bool:
+        """Return True if the next iteration reads a sample that is left out."""
+        stop = self.samples + self.samples_per_iteration
+        return any(first < stop and self.samples < end for first, end in self.left_out)
 
     def advance(self, report: StepReport) -> None:
         """Count one iteration."""
@@ -85,6 +100,9 @@ class TrainState:
             "samples": self.samples,
             "validation_samples": self.validation_samples,
             "batch_sizes": [list(change) for change in self.batch_sizes],
+            "left_out": [list(samples) for samples in self.left_out],
+            "recent_losses": [] if self.recent_losses is None else self.recent_losses.values(),
+            "forward_pass": self.forward_pass,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -92,5 +110,9 @@ class TrainState:
         position = Position.from_state(state)
         self.iteration, self.samples = position.iteration, position.samples
         self.validation_samples, self.batch_sizes = position.validation_samples, position.batch_sizes
+        self.left_out = position.left_out
+        if self.recent_losses is not None:
+            self.recent_losses.load(state.get("recent_losses", ()))
+        self.forward_pass = state.get("forward_pass")
         self.skipped_iterations = int(state["skipped_iterations"])
         self.tokens = int(state["tokens"])

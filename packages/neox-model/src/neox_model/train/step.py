@@ -18,18 +18,24 @@ class StepReport:
     Scalars stay on the device, so that reporting does not synchronize with it; hooks read many at once.
 
     Args:
-        loss: mean over micro-batches and data-parallel ranks, the same on every rank.
+        loss: mean over micro-batches and data-parallel ranks, the same on every rank; None if the batch was
+            left out, and nothing was computed.
         grad_norm: global 2-norm of the gradients before clipping; None if it was not computed.
-        skipped: True if the update was skipped because a gradient or the loss was not finite.
+        skipped: True if the update was skipped because a gradient or the loss was not finite, or the loss was
+            a spike.
         tokens: tokens of this iteration, over all data-parallel ranks.
         loss_scale: loss scale of this iteration in float16; None in other precisions.
+        spike_limit: limit above which the loss is a spike; None if losses are not compared.
+        spiked: True if the loss is a spike.
     """
 
-    loss: Tensor
+    loss: Tensor | None
     grad_norm: Tensor | float | None
     skipped: Tensor | bool
     tokens: int
     loss_scale: Tensor | float | None = None
+    spike_limit: Tensor | None = None
+    spiked: Tensor | bool = False
 
 
 class TrainStep(Protocol):

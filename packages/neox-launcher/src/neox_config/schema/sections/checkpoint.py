@@ -109,7 +109,11 @@ class CheckpointSection(Section, resume="free"):
         "names and shapes.",
     )
     checkpoint_validation_with_forward_pass: bool = param(
-        False, origin="NeoX", doc="Save one input and its output, and compare the output after loading."
+        False,
+        origin="NeoX",
+        doc="Save the loss of a forward pass on the first batch of the training data with each checkpoint, "
+        "and compare it after loading (relative tolerance 1e-5, in 16-bit precision 2e-3). A difference ends "
+        "the training. Not compared if the batch size changes. Costs one forward pass per save.",
     )
     checkpoint: CheckpointOptions = block(
         CheckpointOptions, origin="DSC", doc="Options of DeepSpeed's own checkpoint format."

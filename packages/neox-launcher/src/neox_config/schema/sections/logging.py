@@ -48,6 +48,13 @@ class LoggingSection(Section, resume="free"):
         doc="Log the L2 norm of each gradient before clipping, as gradient_norms/NAME. Under "
         "ZeRO gradients cannot be read before the update.",
     )
+    log_zero_gradients: bool = param(
+        False,
+        origin="ours",
+        doc="Log the share of gradient elements that are 0, over the whole model and before clipping, as "
+        "optimizer/zero_gradients; a share that grows shows that float16 gradients underflow, or that parts "
+        "of the model no longer learn. Not under ZeRO, where gradients cannot be read before the update.",
+    )
     log_optimizer_states: bool = param(
         False,
         origin="NeoX",

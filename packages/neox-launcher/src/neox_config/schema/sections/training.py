@@ -74,6 +74,53 @@ class TrainingSection(Section, resume="training"):
         "with one data-parallel rank, weights that tensor-parallel ranks do not split and, without ZeRO, "
         "tied weights of pipeline stages.",
     )
+    on_spike: Literal["continue", "skip", "rollback"] | None = param(
+        None,
+        origin="ours",
+        none_means="losses are not compared",
+        doc="What to do if the loss of an iteration is a spike: above M + spike_threshold * S. M is the "
+        "median of the last spike_window losses whose updates were applied; S is 1.4826 times their median "
+        "absolute deviation from M (the standard deviation of a normal distribution), at least 0.001 * |M|. "
+        "A few extreme losses hardly change either. continue: only report it. skip: leave out the update, "
+        "decided on the device; not under ZeRO. rollback: end with exit code 4, so that a restart "
+        "(max_restarts) resumes from the last checkpoint and leaves out the batch. Every spike is logged "
+        "with the documents of its batch.",
+    )
+    spike_threshold: float = param(
+        6.0,
+        origin="ours",
+        gt=0,
+        used_when="on_spike is continue, skip or rollback",
+        doc="How far above the median a loss must be to be a spike, in deviations (see on_spike).",
+    )
+    spike_window: int = param(
+        101,
+        origin="ours",
+        ge=3,
+        le=100_000,
+        used_when="on_spike is continue, skip or rollback",
+        doc="Number of losses with which a loss is compared (see on_spike). No loss is a spike before that "
+        "many updates have been applied.",
+    )
+    spike_patience: int = param(
+        5,
+        origin="ours",
+        resume="free",
+        gt=0,
+        used_when="on_spike is skip or rollback",
+        doc="Stop with an error (exit code 5) at this many consecutive spikes whose updates were left out "
+        "(skip), or after this many rollbacks to the same checkpoint (rollback).",
+    )
+    spike_rollback_batches: int = param(
+        1,
+        origin="ours",
+        gt=0,
+        le=1_000_000,
+        used_when="on_spike is rollback",
+        source="arXiv:2204.02311",
+        doc="Number of consecutive batches that a rollback leaves out; the last one is that of the spike. "
+        "Earlier updates may have caused it. Batches before the checkpoint remain trained.",
+    )
     eval_iters: int = param(
         100,
         origin="Meg",
@@ -95,7 +142,9 @@ class TrainingSection(Section, resume="training"):
         False,
         origin="Meg",
         resume="free",
-        doc="Use the ADLR autoresume service of NVIDIA to decide when to stop.",
+        doc="Ask a service of the cluster, such as NVIDIA's ADLR autoresume, whether the job must end. If "
+        "so, the training saves a checkpoint, requests that the job is started again, and ends with exit "
+        "code 0.",
     )
     adlr_autoresume_interval: int = param(
         1000,
@@ -104,4 +153,14 @@ class TrainingSection(Section, resume="training"):
         gt=0,
         used_when="adlr_autoresume is true",
         doc="Iterations between queries to the autoresume service.",
+    )
+    adlr_autoresume_service: str = param(
+        "userlib.auto_resume:AutoResume",
+        origin="ours",
+        resume="free",
+        used_when="adlr_autoresume is true",
+        doc="The autoresume service, as MODULE:OBJECT of an importable module. The object has the methods "
+        "init(), called by every rank at the start; termination_requested(), which returns true if the job "
+        "must end, called by every rank; and request_resume(), called by rank 0 after the checkpoint is "
+        "complete.",
     )

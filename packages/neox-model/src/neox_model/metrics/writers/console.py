@@ -48,9 +48,10 @@ class ConsoleWriter:
             self._losses.append(metrics["loss/train"])
         if "throughput/tokens_per_second" not in metrics:
             return
-        mean_loss = sum(self._losses) / len(self._losses)
+        # Batches that were left out have no loss.
+        mean_loss = {"loss/train": sum(self._losses) / len(self._losses)} if self._losses else {}
         self._losses.clear()
-        line = self._line({**metrics, "loss/train": mean_loss}, iteration)
+        line = self._line({**metrics, **mean_loss}, iteration)
         if self._live is None:
             logger.info(line)
         else:

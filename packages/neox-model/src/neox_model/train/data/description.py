@@ -94,6 +94,7 @@ def training_data_of(resolved: Resolved, position: Position = START) -> Training
             merge_file=tokenizer.merge_file,
         ),
         length_at=_length_at(resolved),
+        left_out=position.left_out,
     )
 
 

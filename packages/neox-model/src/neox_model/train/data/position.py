@@ -1,12 +1,15 @@
 """The position of a training in its data. Without torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from neox_data.batch_sizes import BatchSizes
 
-__all__ = ["START", "Position"]
+__all__ = ["START", "Position", "Ranges", "as_ranges"]
+
+Ranges = tuple[tuple[int, int], ...]
+"""Ranges of samples: the first of each, and the one after its last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +22,14 @@ class Position:
         validation_samples: validation samples used by evaluations.
         batch_sizes: (iteration, samples) pairs: samples per iteration, starting at that iteration. They do
             not add up to `samples` if a checkpoint did not record all of them.
+        left_out: ranges of samples that are read but not trained on, because the loss of a batch was a spike.
     """
 
     iteration: int = 0
     samples: int = 0
     validation_samples: int = 0
     batch_sizes: tuple[tuple[int, int], ...] = ()
+    left_out: Ranges = ()
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any] | None) -> Self:
@@ -36,12 +41,18 @@ class Position:
             samples=int(state["samples"]),
             validation_samples=int(state["validation_samples"]),
             batch_sizes=tuple((int(iteration), int(samples)) for iteration, samples in state["batch_sizes"]),
+            left_out=as_ranges(state.get("left_out", ())),
         )
 
     @property
     def knows_batch_sizes(self) -> bool:
         """Return True if the batch sizes of all finished iterations are known."""
         return BatchSizes(self.batch_sizes).first_item(self.iteration) == self.samples
+
+
+def as_ranges(pairs: Sequence[Sequence[int]]) -> Ranges:
+    """Return the ranges that JSON stores as lists."""
+    return tuple((int(first), int(stop)) for first, stop in pairs)
 
 
 START = Position()

@@ -1,4 +1,4 @@
-"""Write the norm of every gradient, and the gradient noise scale."""
+"""Write the norm of every gradient, the share of zero gradients, and the gradient noise scale."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
-__all__ = ["GradientNormsHook", "NoiseScaleHook"]
+__all__ = ["GradientNormsHook", "NoiseScaleHook", "ZeroGradientsHook"]
 
 
 class GradientNormsHook(Hook):
@@ -68,6 +68,51 @@ class GradientNormsHook(Hook):
     def _measure(self, pending: PendingUpdate) -> None:
         if (self._iteration + 1) % self._interval == 0:
             self._norms = pending.tensor_norms()
+
+
+class ZeroGradientsHook(Hook):
+    """Writes the share of gradient elements equal to 0, as `optimizer/zero_gradients`, once per interval.
+
+    Args:
+        update: the engine's update.
+        writers: receive the share; empty on all ranks except one.
+        interval: iterations between two writes.
+        before_writing: called first, so that metrics are written in order.
+    """
+
+    def __init__(
+        self,
+        update: Update,
+        *,
+        writers: Sequence[MetricWriter],
+        interval: int,
+        before_writing: Callable[[], None],
+    ) -> None:
+        self._writers = writers
+        self._interval = interval
+        self._before_writing = before_writing
+        self._iteration = 0
+        self._share: Tensor | None = None
+        update.before(self._measure)
+
+    def on_start(self, state: TrainState) -> None:
+        """Note the iteration at which this process starts."""
+        self._iteration = state.iteration
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Write at the end of each interval, unless its last batch was left out."""
+        self._iteration = state.iteration
+        share, self._share = self._share, None
+        if share is None or not self._writers:
+            return
+        self._before_writing()
+        metrics = {"optimizer/zero_gradients": share.item()}
+        for writer in self._writers:
+            writer.write(metrics, state.iteration)
+
+    def _measure(self, pending: PendingUpdate) -> None:
+        if (self._iteration + 1) % self._interval == 0:
+            self._share = pending.zeros()
 
 
 class NoiseScaleHook(Hook):

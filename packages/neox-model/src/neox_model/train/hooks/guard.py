@@ -17,14 +17,25 @@ from neox_model.train.read_back import read_back
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
-__all__ = ["NonfiniteGuard"]
+__all__ = ["Iteration", "NonfiniteGuard"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Iteration:
-    """The report of one iteration, read from the device."""
+class Iteration:
+    """The report of one iteration, read from the device.
+
+    Args:
+        number: of the iteration, from 1.
+        samples: the samples of its batch.
+        loss: its loss.
+        grad_norm: norm of its gradients; None if it was not computed.
+        skipped: the update was skipped.
+        loss_scale: its loss scale; None if the loss is not scaled.
+        spike_limit: limit above which its loss is a spike; None if losses are not compared.
+        spiked: its loss is a spike.
+    """
 
     number: int
     samples: range
@@ -32,9 +43,12 @@ class _Iteration:
     grad_norm: float | None
     skipped: bool
     loss_scale: float | None
+    spike_limit: float | None = None
+    spiked: bool = False
 
     @property
     def is_finite(self) -> bool:
+        """Return True if the update was applied, and its numbers are finite."""
         return not self.skipped and math.isfinite(self.loss) and math.isfinite(self.grad_norm or 0.0)
 
     def __str__(self) -> str:
@@ -58,6 +72,8 @@ class NonfiniteGuard(Hook):
         reports: True if this rank writes to the log.
         before_end: called before the training is ended, to write pending logs.
         events: records each skipped update.
+        on_spike: called with every iteration whose loss is a spike, on all ranks; may end the training. An
+            update that was skipped because of a spike does not count as one that is not finite.
     """
 
     def __init__(
@@ -70,6 +86,7 @@ class NonfiniteGuard(Hook):
         reports: bool,
         before_end: Callable[[], None],
         events: Events = NO_EVENTS,
+        on_spike: Callable[[Iteration], None] = lambda iteration: None,
     ) -> None:
         self._events = events
         self._patience = patience
@@ -78,9 +95,10 @@ class NonfiniteGuard(Hook):
         self._documents = documents
         self._reports = reports
         self._before_end = before_end
+        self._on_spike = on_spike
         self._pending: list[tuple[int, range, StepReport]] = []
-        self._in_a_row: list[_Iteration] = []
-        self._last: _Iteration | None = None
+        self._in_a_row: list[Iteration] = []
+        self._last: Iteration | None = None
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Store the report, and check those of a completed interval.
@@ -90,6 +108,8 @@ class NonfiniteGuard(Hook):
         """
         if (state.iteration - 1) % self._interval == 0:
             self.catch_up()
+        if report.loss is None:
+            return
         samples = range(state.samples - state.samples_per_iteration, state.samples)
         self._pending.append((state.iteration, samples, report))
 
@@ -119,9 +139,11 @@ class NonfiniteGuard(Hook):
                 "iteration is not saved, and earlier checkpoints are kept"
             )
 
-    def _judge(self, iteration: _Iteration) -> None:
+    def _judge(self, iteration: Iteration) -> None:
         self._last = iteration
-        if iteration.is_finite:
+        if iteration.spiked:
+            self._on_spike(iteration)
+        if iteration.is_finite or (iteration.spiked and math.isfinite(iteration.grad_norm or 0.0)):
             self._in_a_row.clear()
             return
         if self._scale_can_fall(iteration):
@@ -145,7 +167,7 @@ class NonfiniteGuard(Hook):
             self._before_end()
             raise NeoXError(self._why_it_ends())
 
-    def _record(self, iteration: _Iteration, reason: str, *, documents: str | None) -> None:
+    def _record(self, iteration: Iteration, reason: str, *, documents: str | None) -> None:
         self._events.record(
             "skipped",
             iteration.number,
@@ -158,7 +180,7 @@ class NonfiniteGuard(Hook):
             documents=documents,
         )
 
-    def _scale_can_fall(self, iteration: _Iteration) -> bool:
+    def _scale_can_fall(self, iteration: Iteration) -> bool:
         if self._min_loss_scale is None or iteration.loss_scale is None:
             return False
         return iteration.loss_scale > self._min_loss_scale
@@ -176,25 +198,34 @@ class NonfiniteGuard(Hook):
         )
 
 
-def _read(pending: list[tuple[int, range, StepReport]]) -> list[_Iteration]:
+def _read(pending: list[tuple[int, range, StepReport]]) -> list[Iteration]:
     """Read the reports' numbers from the device together."""
     numbers = iter(
         read_back(
             [
                 value
                 for _, _, report in pending
-                for value in (report.loss, report.grad_norm, report.skipped, report.loss_scale)
+                for value in (
+                    report.loss,
+                    report.grad_norm,
+                    report.skipped,
+                    report.loss_scale,
+                    report.spike_limit,
+                    report.spiked,
+                )
             ]
         )
     )
     return [
-        _Iteration(
+        Iteration(
             number=number,
             samples=samples,
             loss=next(numbers) or 0.0,
             grad_norm=next(numbers),
             skipped=bool(next(numbers)),
             loss_scale=next(numbers),
+            spike_limit=next(numbers),
+            spiked=bool(next(numbers)),
         )
         for number, samples, _ in pending
     ]

@@ -1,5 +1,6 @@
 """Write the loss, learning rate, gradient norm and throughput at a fixed interval."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
@@ -15,8 +16,10 @@ from neox_model.train.step import StepReport
 
 __all__ = ["LogHook"]
 
-# Written only after an update has been skipped.
-_SKIPPED = "optimizer/skipped_iterations"
+# Written only after an update has been skipped, or if the loss is a spike.
+_SKIPPED, _SPIKE = "optimizer/skipped_iterations", "loss/spike"
+# Infinite while too few losses are known.
+_LIMIT = "loss/spike_limit"
 
 
 class LogHook(Hook):
@@ -75,6 +78,8 @@ class LogHook(Hook):
             "optimizer/momentum": self._momentum,
             "optimizer/grad_norm": report.grad_norm,
             "optimizer/loss_scale": report.loss_scale,
+            _LIMIT: report.spike_limit,
+            _SPIKE: report.spiked if isinstance(report.spiked, Tensor) else None,
         }
         if state.iteration % self._interval == 0 or state.finished:
             metrics |= self._speed(state)
@@ -93,8 +98,11 @@ class LogHook(Hook):
         for iteration, metrics in self._pending:
             values = {name: next(read) for name in metrics}
             known = {name: value for name, value in values.items() if value is not None}
-            if not known.get(_SKIPPED):
-                known.pop(_SKIPPED, None)
+            for name in (_SKIPPED, _SPIKE):
+                if not known.get(name):
+                    known.pop(name, None)
+            if math.isinf(known.get(_LIMIT, 0.0)):
+                del known[_LIMIT]
             for writer in self._writers:
                 writer.write(known, iteration)
         self._pending.clear()

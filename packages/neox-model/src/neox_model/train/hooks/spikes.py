@@ -1,0 +1,130 @@
+"""Act on loss spikes, which the guard reads from the device: report them, limit skips, or roll back."""
+
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+from neox_config.errors import NeoXError
+from neox_config.facts.spikes import REPEATED_SPIKES, ROLLBACK
+from neox_model.train.data.position import Ranges
+from neox_model.train.hooks.guard import Iteration
+from neox_model.train.left_out import merged
+from neox_model.train.state import TrainState
+
+__all__ = ["RepeatedSpikesError", "RollbackError", "SpikeHandler"]
+
+logger = logging.getLogger(__name__)
+
+_REMEDY = (
+    "check these documents (neox-data trace), lower the learning rate, or clip gradients; spike-threshold "
+    "and spike-patience set what is allowed"
+)
+
+
+class RollbackError(NeoXError):
+    """A loss is a spike; the training resumes from a checkpoint without its batch."""
+
+    exit_code = ROLLBACK
+
+
+class RepeatedSpikesError(NeoXError):
+    """Too many losses in succession are spikes."""
+
+    exit_code = REPEATED_SPIKES
+
+
+class SpikeHandler:
+    """Logs every spike with the documents of its batch, and does what `on_spike` requests.
+
+    All ranks receive the same iterations, so all end at the same one.
+
+    Args:
+        action: the parameter `on_spike`.
+        patience: number of consecutive spikes (skip), or of rollbacks to the same checkpoint (rollback), at
+            which the training ends.
+        batches: number of batches that a rollback leaves out.
+        state: the state of the training, before its first iteration.
+        documents: function of a range of training samples that names their documents.
+        reports: True if this rank writes to the log.
+        before_end: called before the training is ended, to write pending logs.
+        leave_out: stores the samples that a rollback leaves out; collective over all ranks.
+    """
+
+    def __init__(
+        self,
+        action: Literal["continue", "skip", "rollback"],
+        *,
+        patience: int,
+        batches: int,
+        state: TrainState,
+        documents: Callable[[range], str],
+        reports: bool,
+        before_end: Callable[[], None],
+        leave_out: Callable[[Ranges], None],
+    ) -> None:
+        actions = {"continue": self._go_on, "skip": self._skip, "rollback": self._roll_back}
+        self._act = actions[action]
+        self._patience = patience
+        self._batches = batches
+        self._state = state
+        self._first_sample = state.samples
+        self._documents = documents
+        self._reports = reports
+        self._before_end = before_end
+        self._leave_out = leave_out
+        self._in_a_row = 0
+        self._last = 0
+
+    def __call__(self, spike: Iteration) -> None:
+        """Handle one spike; spikes arrive in order.
+
+        Raises:
+            RollbackError: the training must resume without this batch.
+            RepeatedSpikesError: it must not, because there have been too many.
+        """
+        self._act(spike)
+
+    def _go_on(self, spike: Iteration) -> None:
+        self._report(spike, "its update is applied")
+
+    def _skip(self, spike: Iteration) -> None:
+        self._report(spike, "its update is skipped")
+        self._in_a_row = self._in_a_row + 1 if spike.number == self._last + 1 else 1
+        self._last = spike.number
+        if self._in_a_row >= self._patience:
+            self._before_end()
+            raise RepeatedSpikesError(
+                f"the last {self._in_a_row} updates in a row were skipped because their losses were spikes: "
+                f"{_described(spike)}; its batch contains {self._data(spike.samples)}; {_REMEDY}"
+            )
+
+    def _roll_back(self, spike: Iteration) -> None:
+        size = self._state.samples_per_iteration
+        first = max(self._first_sample, spike.samples.stop - self._batches * size)
+        left_out = range(first, spike.samples.stop)
+        earlier = [samples for samples in self._state.left_out if samples[1] > self._first_sample]
+        self._before_end()
+        if len(earlier) >= self._patience:
+            raise RepeatedSpikesError(
+                f"{_described(spike)}, after {len(earlier)} rollbacks to the checkpoint at sample "
+                f"{self._first_sample:,}; its batch contains {self._data(spike.samples)}; {_REMEDY}"
+            )
+        self._leave_out(merged(self._state.left_out, [(left_out.start, left_out.stop)]))
+        raise RollbackError(
+            f"{_described(spike)}; its batch contains {self._data(spike.samples)}; when the training resumes "
+            f"from the last checkpoint (max-restarts restarts it), it leaves out samples {left_out.start} to "
+            f"{left_out.stop - 1}"
+        )
+
+    def _report(self, spike: Iteration, result: str) -> None:
+        if self._reports:
+            batch = self._data(spike.samples)
+            logger.warning("%s; %s; its batch contains %s", _described(spike), result, batch)
+
+    def _data(self, samples: range) -> str:
+        return f"samples {samples.start} to {samples.stop - 1}, from {self._documents(samples)}"
+
+
+def _described(spike: Iteration) -> str:
+    limit = "" if spike.spike_limit is None else f" (the limit is {spike.spike_limit:g})"
+    return f"the loss of iteration {spike.number:,}, {spike.loss:g}, is a spike{limit}"

@@ -1,0 +1,94 @@
+"""The output of a forward pass, saved with a checkpoint, is that of the loaded model on every layout."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.train.forward_check import ForwardCheck
+from support.corpus import write_corpus
+from support.distributed import run_ranks
+from support.settings import SMALL_TRAINING, resolved_from
+
+
+def test_another_loss_is_refused_and_an_unknown_one_is_reported(caplog):
+    check = ForwardCheck(lambda: 2.0, samples=4, tolerance=1e-3)
+    check.compare(check.result(), source="here")
+    check.compare({"samples": 4, "loss": 2.001}, source="here")
+    for loss in (2.01, 1.9, math.nan):
+        with pytest.raises(CheckpointError, match="the model loaded from here has the loss 2 "):
+            check.compare({"samples": 4, "loss": loss}, source="here")
+    for unknown in (None, {"samples": 8, "loss": 5.0}):
+        check.compare(unknown, source="here")
+    texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.rpartition(": ")[2] for text in texts] == [
+        "it contains no result",
+        "the batch size has changed",
+    ]
+
+
+SETTINGS: dict[str, Any] = SMALL_TRAINING | {
+    "save_interval": 2,
+    "train_batch_size": 8,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": None,
+    "checkpoint_validation_with_forward_pass": True,
+    "train_iters": 20,
+    "fp16": {"enabled": True},
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tensor": {"model_parallel_size": 2},
+    "pipeline": {"pipe_parallel_size": 2},
+    "data": {"zero_optimization": {"stage": 3}, "fp16": {}, "precision": "bfloat16"},
+    "damaged": {"model_parallel_size": 2},
+}
+
+
+def train(folder: str, data_path: str) -> dict[str, str]:
+    """Train two iterations, then resume on one layout after another; runs in both ranks."""
+    import torch
+
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train import run
+    from support.worlds import world_of
+
+    load, ended = run.load_checkpoint, {}
+
+    def load_and_damage(directory, parts, **settings):
+        found = load(directory, parts, **settings)
+        with torch.no_grad():
+            for parameter in parts.engine.model.parameters():
+                parameter.mul_(2.0)
+        return found
+
+    for number, (name, settings) in enumerate({"first": {}, **LAYOUTS}.items()):
+        save = str(Path(folder, "save"))
+        files = {"data_path": data_path, "save": save, "load": save, "exit_interval": 2 * number + 2}
+        resolved = resolved_from(SETTINGS | files | settings, devices=2)
+        run.load_checkpoint = load_and_damage if name == "damaged" else load
+        with world_of(2, Path(folder), name=name):
+            groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+            try:
+                run.train_in(groups, resolved)
+                ended[name] = ""
+            except CheckpointError as error:
+                ended[name] = str(error)
+    run.load_checkpoint = load
+    return ended
+
+
+@pytest.mark.slow
+def test_every_layout_loads_the_model_that_was_saved_and_a_changed_weight_is_found(tmp_path):
+    first, second = run_ranks(train, size=2, folder=str(tmp_path), data_path=write_corpus(tmp_path))
+    assert first == second
+    damaged = first.pop("damaged")
+    assert set(first.values()) == {""}
+    assert damaged.startswith(f"the model loaded from {tmp_path / 'save'}, iteration 8 has the loss")
+    for iteration in (2, 4, 6, 8):
+        manifest = tmp_path / "save" / f"global_step{iteration}" / "manifest.json"
+        result = json.loads(manifest.read_text())["contents"]["training"]["forward_pass"]
+        assert result["samples"] == 8
+        assert 1 < result["loss"] < 7
