@@ -37,9 +37,6 @@ READ_BY_RULES_ALONE = {
 WAIT_FOR_ANOTHER = {
     "adlr_autoresume_interval": "adlr_autoresume",
     "eval_results_prefix": "eval_tasks",
-    "memory_profiling_path": "memory_profiling",
-    "profile_step_start": "profile",
-    "profile_step_stop": "profile",
 }
 
 

@@ -56,8 +56,6 @@ NOT_YET: Mapping[str, NotYet] = {
     "zero_optimization.zero_quantized_gradients": _on("remove it; DeepSpeed's quantizer requires CUDA"),
     "adlr_autoresume": _on(),
     "checkpoint_validation_with_forward_pass": _on(),
-    "profile": _on(),
-    "memory_profiling": _on(),
     "train_label_data_paths": _on(),
     "valid_label_data_paths": _on(),
     "test_label_data_paths": _on(),

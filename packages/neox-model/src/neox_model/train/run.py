@@ -61,6 +61,7 @@ from neox_model.train.hooks.record import RecordHook
 from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.loop import train
+from neox_model.train.profilers import profilers
 from neox_model.train.state import TrainState
 from neox_model.train.step import TrainStep
 from neox_model.train.varying_lengths import VaryingLengths
@@ -173,6 +174,7 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         opened = open_writers(resolved, position=state.position) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
         hooks = _build_hooks(training, evaluator, writers, saves_start=not _has_start(config, resumes))
+        hooks += resources.enter_context(profilers(config, engine, groups))
         train(state, step, *_recorded(training, batches, hooks))
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None
