@@ -36,9 +36,6 @@ READ_BY_RULES_ALONE = {
 # Read together with a parameter that is not implemented yet; no effect without it.
 WAIT_FOR_ANOTHER = {
     "eval_results_prefix": "eval_tasks",
-    "memory_profiling_path": "memory_profiling",
-    "profile_step_start": "profile",
-    "profile_step_stop": "profile",
 }
 
 

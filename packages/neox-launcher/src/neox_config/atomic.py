@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-__all__ = ["atomic_write", "flush_file", "flush_folder"]
+__all__ = ["atomic_write", "flush_file", "flush_folder", "written_aside"]
 
 
 @contextmanager
@@ -55,3 +55,25 @@ def flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Provide a temporary name for a function that writes a file itself; rename that file after the block.
+
+    If the block raises, the temporary file is removed and `path` is unchanged.
+
+    Args:
+        path: the file to write; its folder must exist. The temporary name has the same suffixes.
+
+    Raises:
+        OSError: the file cannot be renamed.
+    """
+    aside = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield aside
+        aside.replace(path)
+    except BaseException:
+        with suppress(OSError):  # The first error is the useful one.
+            aside.unlink(missing_ok=True)
+        raise

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neox_config.atomic import atomic_write
+from neox_config.atomic import atomic_write, written_aside
 
 
 def test_a_file_appears_when_it_is_complete(tmp_path):
@@ -60,3 +60,15 @@ def test_a_durable_file_is_flushed_before_it_is_renamed_and_its_folder_after(tmp
         file.write("text")
     aside = tmp_path / f".a.{os.getpid()}.new"
     assert seen == [(aside, False), (tmp_path, True)]
+
+
+def test_a_file_that_a_function_writes_itself_has_its_name_only_when_it_is_whole(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    with written_aside(path) as aside:
+        aside.write_text("old")
+        assert aside.name.endswith("trace.json.gz")
+        assert not path.exists()
+    with pytest.raises(ZeroDivisionError), written_aside(path) as aside:
+        aside.write_text(str(1 / 0))
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.json.gz"]
+    assert path.read_text() == "old"

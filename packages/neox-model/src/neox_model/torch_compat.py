@@ -6,6 +6,8 @@ takes seconds. A test holds that no other module uses such names.
 
 import inspect
 import json
+from collections.abc import Callable
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -15,14 +17,18 @@ from torch._C import _distributed_c10d
 from torch.optim import Optimizer
 
 __all__ = [
+    "dump_memory_snapshot",
     "flight_recorder_entries",
     "foreach_copy_",
     "foreach_mul_",
     "foreach_norm",
     "limit_graphs",
     "mark_optimizer_methods",
+    "on_out_of_memory",
     "recompile_limit_error",
+    "record_memory_history",
     "skip_on_device",
+    "stop_memory_history",
 ]
 
 # One kernel for a list of tensors, as torch's own optimizers use; there are no documented names.
@@ -76,3 +82,27 @@ def limit_graphs(count: int) -> None:
 def recompile_limit_error() -> type[Exception]:
     """Return the class of the error at the limit; imported here, because the compiler's import is slow."""
     return torch._dynamo.exc.FailOnRecompileLimitHit
+
+
+# Memory snapshots of GPUs: their guide names these functions, but none is public.
+
+
+def record_memory_history(events: int) -> None:
+    """Record allocations on GPUs with the Python code that made them; keep the last `events`."""
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=events)
+
+
+def stop_memory_history() -> None:
+    """Stop recording allocations, and delete what was recorded."""
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def dump_memory_snapshot(path: Path) -> None:
+    """Write what is allocated on this process's GPU, and the recorded history."""
+    torch.cuda.memory._dump_snapshot(str(path))
+
+
+def on_out_of_memory(call: Callable[[], None]) -> None:
+    """Call the function when a GPU's memory runs out, before the error is raised; it cannot be removed."""
+    attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
+    attach(lambda device, size, total, free: call())

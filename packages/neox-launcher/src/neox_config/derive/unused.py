@@ -26,6 +26,9 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
         )
     ),
     "ZeRO is not used": lambda config: engine_offers(config, "before_update"),
+    "profile or memory_profiling is true": lambda config: (
+        config.logging.profile or config.logging.memory_profiling
+    ),
     "scheduler.type is null": lambda config: config.optimizer.scheduler.type is None,
     "scheduler.type is null, or its total_num_steps is needed and null": uses_decay_iterations,
     "type is OneCycle and cycle_momentum is true": lambda config: (

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from neox_config.derive.engine import engine_offers
+from neox_config.derive.profiling import memory_folder, profiled_iterations, trace_folder
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
@@ -37,4 +38,33 @@ def the_noise_scale_reads_averaged_gradients(c: NeoXConfig) -> Iterator[Problem]
             "log_gradient_noise_scale",
             f"reads gradients averaged over data-parallel ranks, and {facts.name} averages momenta instead",
             "remove it, or use Adam",
+        )
+
+
+def profiled_iterations_are_in_order(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse a range of profiled iterations that is empty, or begins after the end of the training."""
+    if not (c.logging.profile or c.logging.memory_profiling):
+        return
+    iterations, last = profiled_iterations(c), c.training.train_iters
+    if not iterations:
+        yield Problem(
+            "profile_step_stop",
+            f"is before profile-step-start: {iterations.start}",
+            f"use at least {iterations.start}",
+        )
+    elif last is not None and iterations.start > last:
+        yield Problem(
+            "profile_step_start", f"is after the last iteration, train-iters: {last}", f"use at most {last}"
+        )
+
+
+def profilers_have_a_folder(c: NeoXConfig) -> Iterator[Problem]:
+    """Require a folder for traces and for memory snapshots."""
+    if c.logging.profile and trace_folder(c) is None:
+        yield Problem("profile", "has no folder for its traces", "set log-dir, such as log-dir: logs")
+    if c.logging.memory_profiling and memory_folder(c) is None:
+        yield Problem(
+            "memory_profiling",
+            "has no folder for its snapshots",
+            "set memory-profiling-path, such as memory-profiling-path: logs/memory",
         )

@@ -49,8 +49,6 @@ NOT_YET: Mapping[str, NotYet] = {
     "zero_optimization.offload_optimizer.ratio": _other_than(1.0, "remove it; all states are offloaded"),
     "zero_optimization.zero_quantized_weights": _on("remove it; DeepSpeed's quantizer requires CUDA"),
     "zero_optimization.zero_quantized_gradients": _on("remove it; DeepSpeed's quantizer requires CUDA"),
-    "profile": _on(),
-    "memory_profiling": _on(),
     "train_label_data_paths": _on(),
     "valid_label_data_paths": _on(),
     "test_label_data_paths": _on(),

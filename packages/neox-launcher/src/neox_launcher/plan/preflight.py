@@ -264,6 +264,7 @@ def _folders_to_write(config: NeoXConfig) -> Iterator[Problem]:
         ("save", config.checkpoint.save),
         ("tensorboard_dir", logging.tensorboard_dir),
         ("log_dir", logging.log_dir),
+        ("memory_profiling_path", logging.memory_profiling_path if logging.memory_profiling else None),
         (
             "tensorboard.output_path",
             monitors.tensorboard.output_path if monitors.tensorboard.enabled else None,

@@ -425,6 +425,18 @@ EXAMPLES = {
         "resumes from a checkpoint, but save is not set",
         "on-spike: rollback\nsave: somewhere\nsave-interval: 10",
     ),
+    "profiled_iterations_are_in_order": (
+        "profile: true\nlog-dir: logs\nprofile-step-stop: 9",
+        "profile_step_stop",
+        "is before profile-step-start: 10\nuse at least 10",
+        "profile: true\nlog-dir: logs\nprofile-step-stop: 10",
+    ),
+    "profilers_have_a_folder": (
+        "memory-profiling: true",
+        "memory_profiling",
+        "has no folder for its snapshots\nset memory-profiling-path",
+        "memory-profiling: true\nmemory-profiling-path: logs\nprofile: true\ntensorboard-dir: logs",
+    ),
     "copies_are_compared_below_stage_3": (
         "sdc-check-interval: 100\nzero_optimization: {stage: 3}",
         "sdc_check_interval",
@@ -689,3 +701,14 @@ def test_a_mistake_in_a_rule_is_not_hidden(load, monkeypatch, text):
     monkeypatch.setattr(rules, "RULES", (misspelled,))
     with pytest.raises(AttributeError, match="num_layerz"):
         load(text)
+
+
+def test_iterations_after_the_end_of_the_training_cannot_be_profiled(load):
+    with pytest.raises(ConfigError, match=r"is after the last iteration, train-iters: 9\s+use at most 9"):
+        load("profile: true\nlog-dir: logs", "train-iters=9")
+    load("profile: true\nlog-dir: logs", "train-iters=10")
+
+
+def test_traces_have_a_folder(load):
+    with pytest.raises(ConfigError, match=r"has no folder for its traces\s+set log-dir"):
+        load("profile: true")

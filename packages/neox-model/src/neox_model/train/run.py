@@ -81,6 +81,7 @@ from neox_model.train.hooks.spikes import SpikeHandler
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.left_out import forget_left_out, merged, read_left_out, write_left_out
 from neox_model.train.loop import train
+from neox_model.train.profilers import profilers
 from neox_model.train.recent_losses import RecentLosses
 from neox_model.train.spikes import LeftOutBatches, SpikeDetection
 from neox_model.train.state import TrainState
@@ -236,6 +237,7 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None
         hooks = _build_hooks(
             training, evaluator, outputs, background, saves_start=saves_start, forward=forward
         )
+        hooks += resources.enter_context(profilers(config, engine, groups))
         train(state, step, *_recorded(training, batches, hooks))
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None

@@ -5,6 +5,7 @@ from neox_config.schema.parameter import Section, param
 __all__ = ["LoggingSection"]
 
 _NOISE = "log_gradient_noise_scale is true"
+_PROFILED = "profile or memory_profiling is true"
 
 
 class LoggingSection(Section, resume="free"):
@@ -60,23 +61,35 @@ class LoggingSection(Section, resume="free"):
         origin="NeoX",
         doc="Log the L2 norm of each optimizer state as optimizer_state_norms/NAME/STATE.",
     )
-    profile: bool = param(False, origin="NeoX", doc="Profile some iterations with PyTorch's profiler.")
+    profile: bool = param(
+        False,
+        origin="NeoX",
+        doc="Trace the iterations from profile-step-start to profile-step-stop with PyTorch's profiler, on "
+        "every rank. The traces are in the subfolder profile of log-dir, or of tensorboard-dir if log-dir is "
+        "not set; rank 0 logs the operators that take the most time (see profiling.md).",
+    )
     profile_step_start: int = param(
         10,
         origin="NeoX",
         ge=0,
         le=1_000_000_000,
-        used_when="profile is true",
-        doc="First profiled iteration.",
+        used_when=_PROFILED,
+        doc="First profiled iteration; 0 and 1 are the first one of the training.",
     )
     profile_step_stop: int = param(
-        12, origin="NeoX", ge=0, le=1_000_000_000, used_when="profile is true", doc="Last profiled iteration."
+        12, origin="NeoX", ge=0, le=1_000_000_000, used_when=_PROFILED, doc="Last profiled iteration."
     )
-    memory_profiling: bool = param(False, origin="NeoX", doc="Record a memory snapshot.")
+    memory_profiling: bool = param(
+        False,
+        origin="NeoX",
+        doc="Record allocations on GPUs until profile-step-stop, and write a snapshot of each rank after it, "
+        "and when memory runs out. Without a GPU, PyTorch's profiler traces the allocations of the operators "
+        "in the profiled iterations instead (see profiling.md).",
+    )
     memory_profiling_path: str | None = param(
         None,
         origin="NeoX",
-        none_means="not set",
+        none_means="the folder of the traces (see profile)",
         used_when="memory_profiling is true",
         doc="Directory for memory snapshots.",
     )

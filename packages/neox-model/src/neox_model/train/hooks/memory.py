@@ -1,0 +1,81 @@
+"""Write snapshots of the GPU's memory: what is allocated, and which code allocated it.
+
+A snapshot is a file for https://docs.pytorch.org/memory_viz, in PyTorch's format.
+"""
+
+import logging
+from pathlib import Path
+
+from neox_config.atomic import written_aside
+from neox_model.torch_compat import (
+    dump_memory_snapshot,
+    on_out_of_memory,
+    record_memory_history,
+    stop_memory_history,
+)
+from neox_model.train.hooks.base import Hook
+from neox_model.train.hooks.profile import name_of
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
+
+__all__ = ["MemoryHook"]
+
+# As in GPT-NeoX: allocations and releases before the snapshot.
+_EVENTS = 100_000
+
+logger = logging.getLogger(__name__)
+
+
+class MemoryHook(Hook):
+    """Records allocations until an iteration, and writes a snapshot after it.
+
+    Allocations are recorded from the start, so that a snapshot after running out of memory shows them.
+    After the last recorded iteration such a snapshot is still written, but shows only what is allocated. A
+    training that resumes after that iteration records nothing.
+
+    Args:
+        last: the last recorded iteration.
+        folder: receives the snapshots.
+        rank: this process's rank.
+    """
+
+    def __init__(self, last: int, folder: Path, *, rank: int) -> None:
+        self._last = last
+        self._folder = folder
+        self._rank = rank
+        self._first: int | None = None
+
+    def on_start(self, state: TrainState) -> None:
+        """Start recording."""
+        on_out_of_memory(self._write_out_of_memory)
+        if state.iteration < self._last and not state.finished:
+            self._first = state.iteration + 1
+            record_memory_history(_EVENTS)
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Write the snapshot after the last recorded iteration, or the end of the training."""
+        if self._first is None or (state.iteration < self._last and not state.finished):
+            return
+        self._write(name_of(self._rank, self._first, state.iteration, "memory.pickle"))
+        self.close()
+
+    def close(self) -> None:
+        """Stop recording."""
+        if self._first is not None:
+            stop_memory_history()
+            self._first = None
+
+    def _write_out_of_memory(self) -> None:
+        self._write(f"rank-{self._rank:05d}.out-of-memory.pickle")
+
+    def _write(self, name: str) -> None:
+        """Write a snapshot; a failure is logged, because a full disk must not end a long training."""
+        path = self._folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with written_aside(path) as aside:
+                dump_memory_snapshot(aside)
+        except OSError as error:
+            logger.error("the memory snapshot %s was not written: %s", path, error)
+        else:
+            logger.info("memory snapshot of rank %d: %s", self._rank, path)

@@ -1,0 +1,95 @@
+"""Memory snapshots of the right iterations, and after running out of memory.
+
+Without a GPU, the functions that record and dump are replaced; `make gpu-check` uses PyTorch's.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from neox_model.train.hooks import memory
+from neox_model.train.hooks.memory import MemoryHook
+from neox_model.train.loop import train
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
+
+
+class Recorder:
+    """What the hook did, in order; `events` may raise an error when memory is dumped."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        self.error: OSError | None = None
+        self.observer: Any = None
+        monkeypatch.setattr(memory, "record_memory_history", lambda events: self.done.append("record"))
+        monkeypatch.setattr(memory, "stop_memory_history", lambda: self.done.append("stop"))
+        monkeypatch.setattr(memory, "dump_memory_snapshot", self.dump)
+        monkeypatch.setattr(memory, "on_out_of_memory", lambda call: setattr(self, "observer", call))
+
+    def dump(self, path: Path) -> None:
+        self.done.append("dump")
+        if self.error is not None:
+            raise self.error
+        path.write_text("snapshot")
+
+    def step(self, batches: Any) -> StepReport:
+        self.done.append("step")
+        return StepReport(loss=torch.ones(()), grad_norm=None, skipped=False, tokens=1)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    return Recorder(monkeypatch)
+
+
+def run(recorder: Recorder, folder: Path, *, first: int = 0, last: int = 2, end: int = 4) -> TrainState:
+    state = TrainState(last_iteration=end, samples_per_iteration=1, iteration=first)
+    train(state, recorder.step, iter(()), [MemoryHook(last, folder, rank=3)])  # type: ignore[arg-type]
+    return state
+
+
+def test_a_snapshot_is_written_after_the_last_recorded_iteration(recorder, tmp_path):
+    run(recorder, tmp_path / "memory")
+    assert recorder.done == ["record", "step", "step", "dump", "stop", "step", "step"]
+    assert [path.name for path in (tmp_path / "memory").iterdir()] == [
+        "rank-00003.iterations-1-2.memory.pickle"
+    ]
+
+
+def test_a_training_that_ends_earlier_writes_what_it_recorded(recorder, tmp_path):
+    run(recorder, tmp_path, first=1, last=9, end=3)
+    assert recorder.done == ["record", "step", "step", "dump", "stop"]
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-00003.iterations-2-3.memory.pickle"]
+
+
+def test_a_training_that_resumes_later_records_nothing(recorder, tmp_path):
+    run(recorder, tmp_path / "memory", first=2, last=2)
+    assert recorder.done == ["step", "step"]
+    assert not (tmp_path / "memory").exists()
+
+
+def test_running_out_of_memory_writes_a_snapshot(recorder, tmp_path):
+    run(recorder, tmp_path, first=2, last=2)
+    recorder.observer()
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-00003.out-of-memory.pickle"]
+
+
+def test_a_snapshot_that_cannot_be_written_does_not_end_the_training(recorder, tmp_path, caplog):
+    recorder.error = OSError("no space left on device")
+    assert run(recorder, tmp_path).iteration == 4
+    assert "was not written: no space left on device" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.gpu
+def test_pytorch_writes_a_snapshot_with_the_allocations(tmp_path):
+    hook = MemoryHook(1, tmp_path, rank=0)
+    state = TrainState(last_iteration=2, samples_per_iteration=1)
+    hook.on_start(state)
+    kept = torch.ones(1000, device="cuda")
+    state.iteration = 1
+    hook.on_step(state, StepReport(loss=kept.sum(), grad_norm=None, skipped=False, tokens=1))
+    (path,) = tmp_path.iterdir()
+    assert b"test_memory" in path.read_bytes()

@@ -1,0 +1,107 @@
+"""Traces of the profiled iterations, and of no others."""
+
+import gzip
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from neox_model.train.hooks.profile import ProfileHook
+from neox_model.train.loop import train
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
+
+CPU = torch.device("cpu")
+
+
+class Step:
+    """A step that multiplies two matrices."""
+
+    def __call__(self, batches: Any) -> StepReport:
+        loss = (torch.ones(8, 8) @ torch.ones(8, 8)).sum()
+        return StepReport(loss=loss, grad_norm=None, skipped=False, tokens=1)
+
+
+def traced(folder: Path, iterations: range, *, first: int = 0, last: int = 6, **given: Any) -> list[str]:
+    """Names of the files after a training from iteration `first` + 1 to `last`."""
+    state = TrainState(last_iteration=last, samples_per_iteration=1, iteration=first)
+    hook = ProfileHook(iterations, [folder], rank=0, device=CPU, **given)
+    train(state, Step(), iter(()), [hook])
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+
+
+def spans_of(path: Path) -> set[str]:
+    return {event["name"] for event in events_of(path) if event["name"].startswith("iteration")}
+
+
+RANGES = {
+    "in the middle": (range(3, 5), {}, "3-4", {"iteration 3", "iteration 4"}),
+    "from the first": (range(1, 2), {}, "1-1", {"iteration 1"}),
+    "to the end of the training": (range(6, 10), {}, "6-6", {"iteration 6"}),
+    "resumed inside": (range(2, 5), {"first": 3}, "4-4", {"iteration 4"}),
+    "resumed before": (range(5, 6), {"first": 3}, "5-5", {"iteration 5"}),
+}
+
+
+@pytest.mark.parametrize("case", RANGES)
+def test_the_trace_holds_the_iterations_of_the_range_and_no_others(tmp_path, case):
+    iterations, given, name, spans = RANGES[case]
+    files = traced(tmp_path, iterations, **given)
+    assert files == [f"rank-00000.iterations-{name}.pt.trace.json.gz"]
+    assert spans_of(tmp_path / files[0]) == spans
+    multiplications = [event for event in events_of(tmp_path / files[0]) if event["name"] == "aten::mm"]
+    assert len(multiplications) == len(spans)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "first"),
+    [(range(1, 4), 3), (range(2, 3), 5), (range(8, 9), 0), (range(7, 8), 0)],
+    ids=["resumed after it", "long after it", "after the end", "only prepared"],
+)
+def test_outside_of_the_range_nothing_is_written(tmp_path, iterations, first):
+    assert traced(tmp_path / "profile", iterations, first=first) == []
+
+
+def test_the_log_lists_the_operators_that_take_the_most_time(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        traced(tmp_path, range(3, 5))
+    assert "operators of iterations 3 to 4 on rank 0" in caplog.text
+    (row,) = (line.split() for line in caplog.text.splitlines() if line.split()[:1] == ["aten::mm"])
+    assert row[-1] == "2"
+
+
+def test_allocations_are_traced_on_request(tmp_path):
+    (plain,) = traced(tmp_path / "plain", range(3, 4))
+    (memory,) = traced(tmp_path / "memory", range(3, 4), is_of_memory=True)
+    sizes = [
+        event["args"]["Bytes"]
+        for event in events_of(tmp_path / "memory" / memory)
+        if event["name"] == "[memory]"
+    ]
+    assert sizes.count(8 * 8 * 4) == 3
+    assert not [event for event in events_of(tmp_path / "plain" / plain) if event["name"] == "[memory]"]
+
+
+def test_a_trace_that_cannot_be_written_does_not_end_the_training(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    state = TrainState(last_iteration=4, samples_per_iteration=1)
+    hook = ProfileHook(range(2, 3), [tmp_path / "file" / "profile"], rank=0, device=CPU)
+    train(state, Step(), iter(()), [hook])
+    assert state.iteration == 4
+    assert "the trace of rank 0 was not written, training continues" in caplog.text
+
+
+def test_an_error_leaves_no_profiler_running(tmp_path):
+    state = TrainState(last_iteration=4, samples_per_iteration=1)
+    hook = ProfileHook(range(1, 3), [tmp_path], rank=0, device=CPU)
+    hook.on_start(state)
+    hook.close()
+    assert not torch.autograd._profiler_enabled()
+    assert list(tmp_path.iterdir()) == []

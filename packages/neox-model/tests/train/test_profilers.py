@@ -1,0 +1,70 @@
+"""Profilers in trainings of two ranks, on plain and pipeline engines."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.corpus import write_corpus
+from support.distributed import run_ranks
+from support.settings import resolved_from
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, Any] = {
+    "tokenizer_type": "CharLevelTokenizer",
+    "make_vocab_size_divisible_by": 19,
+    "train_iters": 4,
+    "log_interval": 2,
+    "eval_iters": 1,
+    "eval_interval": 2,
+    "profile": True,
+    "profile_step_start": 2,
+    "profile_step_stop": 3,
+    "memory_profiling": True,
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "data": {"bf16": {"enabled": True}},
+    "tensor": {"model_parallel_size": 2},
+    "pipeline": {"pipe_parallel_size": 2, "fp16": {"enabled": True}},
+    "ZeRO 3": {"zero_optimization": {"stage": 3}},
+}
+
+
+def train(folder: str, data_path: str) -> None:
+    """Train each layout, one after another in the same processes; runs in every rank."""
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train.run import train_in
+
+    for name in LAYOUTS:
+        path = Path(folder, name)
+        settings = SETTINGS | LAYOUTS[name] | {"data_path": data_path, "log_dir": str(path)}
+        settings["memory_profiling_path"] = str(path / "memory")
+        resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
+        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        train_in(groups, resolved)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("profilers")
+    run_ranks(train, size=2, timeout_seconds=300, folder=str(folder), data_path=write_corpus(folder))
+    return folder
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_traces_the_operators_and_allocations_of_the_iterations(folder, layout, rank):
+    name = f"rank-{rank:05d}.iterations-2-3.pt.trace.json.gz"
+    trace = (folder / layout / "profile" / name).read_bytes()
+    assert (folder / layout / "memory" / name).read_bytes()
+    record = json.loads(gzip.decompress(trace))
+    assert record["distributedInfo"]["rank"] == rank
+    names = [event["name"] for event in record["traceEvents"]]
+    assert [each for each in names if each.startswith("iteration ")] == ["iteration 2", "iteration 3"]
+    assert any("Backward" in each for each in names)
+    assert "[memory]" in names
+    assert len(list((folder / layout / "profile").iterdir())) == 2
