@@ -43,7 +43,6 @@ def _other_than(value: Any, instead: str) -> NotYet:
 
 
 NOT_YET: Mapping[str, NotYet] = {
-    "amp.enabled": _on("use fp16 or bf16"),
     "optimizer.type": _choices(
         "onebitadam",
         "onebitlamb",

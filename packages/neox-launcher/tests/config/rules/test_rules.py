@@ -185,6 +185,24 @@ EXAMPLES = {
         "contradicts bf16.enabled: true",
         "precision: bfloat16\nbf16: {enabled: true}",
     ),
+    "amp_keeps_float32_weights": (
+        "amp: {enabled: true, opt_level: O2}",
+        "amp.opt_level",
+        "as the fp16 block does",
+        "amp: {enabled: true, opt_level: O1}",
+    ),
+    "amp_scales_between_its_limits": (
+        "amp: {enabled: true, min_loss_scale: 8, max_loss_scale: 4}",
+        "amp.max_loss_scale",
+        "less than the minimum of the loss scale, 8",
+        "amp: {enabled: true, min_loss_scale: 4, max_loss_scale: 4}",
+    ),
+    "amp_uses_operators_of_pytorch": (
+        "amp: {enabled: true}\nbias-gelu-fusion: true",
+        "bias_gelu_fusion",
+        "takes tensors of one data type",
+        "amp: {enabled: true, opt_level: O0}\nbias-gelu-fusion: true",
+    ),
     "amp_excludes_zero": (
         "amp: {enabled: true}\nzero-stage: 1",
         "amp.enabled",
