@@ -13,7 +13,7 @@ from support.corpus import write_corpus
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
-ITERATIONS = 8
+ITERATIONS = 6
 SETTINGS: dict[str, Any] = {
     "num_layers": 2,
     "seq_length": 16,
@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
     "gradient_clipping": 0.5,
     "init_method_std": 0.02,
     "log_interval": 1,
-    "eval_interval": 4,
+    "eval_interval": 3,
     "eval_iters": 1,
     "save_interval": 100,
     "checkpoint_activations": True,
@@ -51,6 +51,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "fp16": {"amp": {"enabled": True, "loss_scale": "dynamic"}},
     "bf16": {"amp": {"enabled": True, "dtype": "bf16"}},
 }
+TRAINED = [["fp16", "data 2"], ["fp16", "sequence 2"], ["fp16", "pipeline 2"], ["bf16", "tensor 2"]]
 ROUNDING = {"fp16": 2e-4, "bf16": 1e-3}
 # Of trainings whose loss scale must change: gradients do not fit float16 with it.
 LARGE_SCALE = 2.0**20
@@ -120,6 +121,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, d
         [f"{name}, {layout}", settings | PRECISIONS[name]]
         for layout, settings in LAYOUTS.items()
         for name in ("fp16", "bf16")
+        if [name, layout] in TRAINED
     ]
     two += [
         ["whole, pipeline", dropping | LAYOUTS["pipeline 2"]],
@@ -133,8 +135,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, d
     return folder, dtypes
 
 
-@pytest.mark.parametrize("layout", ["one", *LAYOUTS])
-@pytest.mark.parametrize("precision", ROUNDING)
+@pytest.mark.parametrize(("precision", "layout"), [*TRAINED, ["fp16", "one"], ["bf16", "one"]])
 def test_products_are_rounded_and_all_that_lasts_is_float32(trained, precision, layout):
     folder, dtypes = trained
     name = f"{precision}, {layout}"
@@ -148,8 +149,7 @@ def test_products_are_rounded_and_all_that_lasts_is_float32(trained, precision, 
         assert found != exact, metric
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("precision", ROUNDING)
+@pytest.mark.parametrize(("precision", "layout"), TRAINED)
 def test_every_layout_trains_as_one_process(trained, precision, layout):
     folder, _ = trained
     for metric in ("loss/train", "loss/validation"):
@@ -180,6 +180,6 @@ def test_a_resumed_training_is_the_uninterrupted_one(trained, layout):
     # It is halved at every overflow, in both parts of the training; NVIDIA apex has no hysteresis.
     assert scales[0] == LARGE_SCALE
     assert scales[2] == LARGE_SCALE / 4
-    assert scales[3:] == [LARGE_SCALE / 8] * 5
+    assert scales[3:] == [LARGE_SCALE / 8] * 3
     losses = list(record(folder / f"whole{layout}", "loss/train").values())
     assert losses[-1] < losses[0] - 0.1

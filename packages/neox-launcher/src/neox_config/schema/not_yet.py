@@ -38,10 +38,6 @@ def _choices(*names: str, instead: str) -> NotYet:
     return NotYet(lambda value: isinstance(value, str) and value.lower() in names, instead)
 
 
-def _other_than(value: Any, instead: str) -> NotYet:
-    return NotYet(lambda given: given != value, instead)
-
-
 NOT_YET: Mapping[str, NotYet] = {
     "optimizer.type": _choices(
         "onebitadam",
@@ -49,10 +45,6 @@ NOT_YET: Mapping[str, NotYet] = {
         "zerooneadam",
         instead="use Adam, or a class of torch.optim",
     ),
-    "zero_optimization.grad_hooks": _other_than(True, "remove it"),
-    "zero_optimization.offload_optimizer.ratio": _other_than(1.0, "remove it; all states are offloaded"),
-    "zero_optimization.zero_quantized_weights": _on("remove it; DeepSpeed's quantizer requires CUDA"),
-    "zero_optimization.zero_quantized_gradients": _on("remove it; DeepSpeed's quantizer requires CUDA"),
     "adlr_autoresume": _on(),
     "checkpoint_validation_with_forward_pass": _on(),
     "profile": _on(),

@@ -11,6 +11,8 @@ from neox_launcher.resources.host import Host
 
 __all__ = ["World", "missing_devices", "slow_without_gpus"]
 
+_QUANTIZED = ("zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients")
+
 
 @dataclass(frozen=True, slots=True)
 class World:
@@ -83,6 +85,13 @@ def _without_gpus(config: NeoXConfig) -> Iterator[Problem]:
             "requires GPUs, but none are visible on this host",
             "leave it out to use gloo, or check CUDA_VISIBLE_DEVICES and nvidia-smi",
         )
+    for name in _QUANTIZED:
+        if config.value_of(name):
+            yield Problem(
+                name,
+                "requires NVIDIA GPUs for DeepSpeed's operator quantizer, but none are visible on this host",
+                "remove it, or check CUDA_VISIBLE_DEVICES and nvidia-smi",
+            )
     for name in FUSED_OPERATORS:
         if config.value_of(name) is True:
             yield Problem(

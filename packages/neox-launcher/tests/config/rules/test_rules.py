@@ -408,11 +408,17 @@ EXAMPLES = {
         "compares copies of weights, but with zero_optimization.stage 3 no rank holds a copy",
         "sdc-check-interval: 100\nzero_optimization: {stage: 2}",
     ),
-    "twin_flow_needs_stage_3": (
-        "zero_optimization: {stage: 2, offload_optimizer: {device: cpu, ratio: 0.3}}",
-        "zero_optimization.offload_optimizer.ratio",
-        "below 1 requires stage 3",
+    "quantized_messages_need_stage_3": (
+        "zero_optimization: {stage: 2, zero_quantized_gradients: true}",
+        "zero_optimization.zero_quantized_gradients",
+        "requires stage 3, not 2",
+        "zero_optimization: {stage: 3, zero_quantized_gradients: true}",
+    ),
+    "all_states_are_offloaded": (
         "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}",
+        "zero_optimization.offload_optimizer.ratio",
+        "ignores the schedule",
+        "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 1.0}}",
     ),
 }
 
@@ -518,6 +524,8 @@ def test_a_fusion_that_is_left_open_contradicts_nothing(load, text):
 
 def test_gradients_are_divided_before_the_sum_in_stage_1_anyway(load):
     load("zero_optimization: {stage: 1}\nprescale_gradients: true")
+    with pytest.raises(ConfigError, match="computes another mean with it"):
+        load("zero_optimization: {stage: 3, reduce_scatter: false}\ngradient_predivide_factor: 2")
     with pytest.raises(ConfigError, match="ZeRO stage 2 and above and reduce_scatter"):
         load("zero_optimization: {stage: 2}\nprescale_gradients: true")
     load("zero_optimization: {stage: 2, reduce_scatter: false}\nprescale_gradients: true")
