@@ -25,6 +25,7 @@ NO_EFFECT: Mapping[str, str] = {
     "sparsity_config.mode": "attention-config sets the type of each layer",
     "sparsity_config.attention": "attention is always causal",
     "sparsity_config.horizontal_global_attention": "attention is always causal",
+    "fp16.auto_cast": "the inputs of the model are token ids, which are not cast",
     "optimizer.params.torch_adam": "Adam always uses the fused implementation of PyTorch",
     "optimizer.params.comm_backend_name": "momenta are averaged through distributed_backend",
     "optimizer.params.cuda_aware": "it is for MPI, and momenta are averaged through distributed_backend",
@@ -39,6 +40,7 @@ NO_EFFECT: Mapping[str, str] = {
     "zero_optimization.allgather_partitions": "updated parameters are always collected with all-gather",
     "zero_optimization.load_from_fp32_weights": "checkpoints contain the float32 weights if there are any",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "checkpoints always contain whole weights",
+    "zero_optimization.grad_hooks": "DeepSpeed chooses when stage 1 reduces gradients; their mean is the same",
     "zero_optimization.elastic_checkpoint": "every checkpoint loads with any number of ranks",
 }
 
@@ -155,9 +157,22 @@ def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem
             config,
             places,
         )
+    yield from _reduction_advice(config, places)
     yield from _saving_advice(config, places)
     yield from _curriculum_advice(config, places)
     yield from _width_advice(config, places)
+
+
+def _reduction_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
+    """Yield a notice about prescale_gradients where gradients are divided first in any case."""
+    zero, name = config.zero.zero_optimization, "prescale_gradients"
+    # Stage 1 in bf16 reduces whole gradients, unless they are accumulated in bf16.
+    reduces_whole = zero.stage == 1 and config.precision.is_bf16
+    reduces_whole &= config.engine.data_types.grad_accum_dtype in (None, "fp32")
+    scatters = zero.stage >= 1 and zero.reduce_scatter and not reduces_whole
+    if config.engine.prescale_gradients and (zero.stage == 3 or scatters):
+        what = f"has no effect: ZeRO stage {zero.stage} divides gradients before it sums them"
+        yield _note(name, what, "", config, places)
 
 
 def _saving_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:

@@ -52,7 +52,8 @@ class Derived(BaseModel):
         train_batch_size: samples per update over all devices.
         micro_batch_size: samples per device and forward pass.
         accumulation: micro-batches per update.
-        precision: data type of weights and activations.
+        precision: data type of weights, and of activations without autocast.
+        autocast: data type of matrix products under autocast (amp); None without it.
         attention_types: attention type of each layer.
         mlp_width: inner width of the feed-forward block.
         lr_decay_iters: iterations over which the learning rate decays.
@@ -79,6 +80,12 @@ class Derived(BaseModel):
     backend: str | None
     weight_owners: tuple[int, ...] | None = None
     elastic_devices: tuple[int, ...] = ()
+    autocast: Literal["fp16", "bf16"] | None = None
+
+    @property
+    def computes_in(self) -> Precision:
+        """Return the data type whose rounding the results of layers have."""
+        return self.autocast or self.precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +133,7 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
         micro_batch_size=batch.micro,
         accumulation=batch.accumulation,
         precision=_precision(config),
+        autocast=config.precision.autocast,
         attention_types=expand_attention(config.attention.attention_config, config.model.num_layers),
         mlp_width=mlp_width(config),
         lr_decay_iters=decay_iterations(config),

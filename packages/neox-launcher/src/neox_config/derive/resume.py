@@ -459,6 +459,7 @@ _DECIDES: dict[str, Callable[[Resolved], Any]] = {
 # Blocks that are used or unused as a whole; the batch size of elasticity is compared as train_batch_size.
 _IN_USE: dict[str, Callable[[Resolved], bool]] = {
     "fp16": lambda resolved: resolved.derived.precision == "fp16",
+    "amp": lambda resolved: resolved.derived.autocast is not None,
     "elasticity": lambda resolved: False,
 }
 # Values determined by several parameters together, or by one parameter outside its own class.

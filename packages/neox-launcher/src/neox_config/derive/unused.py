@@ -35,6 +35,7 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
         config.optimizer.scheduler.type == "OneCycle" and config.optimizer.scheduler.params.cycle_momentum
     ),
     "training is in fp16": lambda config: config.precision.is_fp16,
+    "amp computes in fp16": lambda config: config.precision.autocast == "fp16",
     "the optimizer decays weights": lambda config: (
         config.optimizer.optimizer.kind not in OPTIMIZER_FACTS
         or OPTIMIZER_FACTS[config.optimizer.optimizer.kind].decays_weights

@@ -35,6 +35,7 @@ _DERIVED_BY = {
     "micro_batch_size": "train_micro_batch_size_per_gpu, or batch / (accumulation x data_parallel_size)",
     "accumulation": "gradient_accumulation_steps, or batch / (micro-batch x data_parallel_size), or 1",
     "precision": "precision, or the enabled block (fp16, bf16)",
+    "autocast": "amp; null: matrix products in the data type of the weights",
     "attention_types": "attention_config, repeated over num_layers",
     "weight_owners": "num_unique_layers and param_sharing_style; null: no weights are shared",
     "mlp_width": "mlp_width, intermediate_size or expansion_factor, mlp_multiple_of, activation, hidden_size",

@@ -173,6 +173,8 @@ RETIRED: Mapping[str, str] = {
     "deepspeed_activation_checkpointing": "selects a kind of activation checkpointing; there is only one",
     "DDP_impl": "selects how gradients are averaged; DeepSpeed's engine always does it",
     "rpe_causal": "is implied: the relative position bias of a decoder is always causal",
+    "amp.verbosity": "chooses what apex prints, and torch.autocast prints nothing",
+    "amp.num_losses": "counts the loss scales of apex, and a model has one loss here",
     "mask_prob": _RETRIEVAL,
     "ict_head_size": _RETRIEVAL,
     "ict_load": _RETRIEVAL,
@@ -307,6 +309,28 @@ def _fp16_type(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"bf16.enabled": True, "fp16.enabled": False} if _boolean(enabled) else {}
 
 
+# Arguments of apex's levels O2 and O3, which cast the weights; under O1 apex refuses them, too.
+_FOR_CAST_WEIGHTS = {
+    "cast_model_type": None,
+    "cast_model_outputs": None,
+    "keep_batchnorm_fp32": None,
+    "master_weights": None,
+    # What O1 is.
+    "patch_torch_functions": True,
+}
+
+
+def _of_cast_weights(name: str) -> OlderSpelling:
+    """Describe an argument of apex that has one possible value with torch.autocast."""
+
+    def translate(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        if value not in (None, _FOR_CAST_WEIGHTS[name]):
+            raise ValueError("belongs to apex's levels O2 and O3, which cast the weights; remove it")
+        return {}
+
+    return OlderSpelling(("amp.opt_level",), "only the value of O1 is accepted", translate)
+
+
 def _checkpoint_factor(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Translate the spacing of checkpoints: a number of iterations, or with `log` a factor between them."""
     if value is None:
@@ -374,6 +398,7 @@ OLDER_SPELLINGS: Mapping[str, OlderSpelling] = {
         ("save_growth",), "log makes checkpoint_factor a save_growth", _checkpoint_scale
     ),
     "deepspeed_slurm": _switch("launcher", "slurm"),
+    **{f"amp.{name}": _of_cast_weights(name) for name in _FOR_CAST_WEIGHTS},
     "fp16.type": OlderSpelling(
         ("bf16.enabled",), "bfloat16 is bf16.enabled instead of fp16.enabled", _fp16_type
     ),
@@ -384,6 +409,7 @@ _VALUE_SPELLINGS: Mapping[str, Mapping[str, str]] = {
     "precision": {"bf16": "bfloat16", "float16": "fp16", "half": "fp16", "float32": "fp32"},
     "tokenizer_type": {"gpt2tokenizer": "GPT2BPETokenizer", "spmtokenizer": "SentencePieceTokenizer"},
     "scheduler.type": {"1cycle": "OneCycle"},
+    "amp.loss_scale": {"dynamic": "0"},
 }
 
 # Types of attention with the same result as another one.
@@ -392,7 +418,7 @@ _SAME_ATTENTION = {"flash": "global"}
 EXTRA_BLOCK = "deepspeed_extra_args"
 
 # Names for which null means dynamic loss scaling, like 0.
-_NULL_MEANS_ZERO = ("loss_scale", "fp16.loss_scale")
+_NULL_MEANS_ZERO = ("loss_scale", "fp16.loss_scale", "amp.loss_scale")
 
 
 def shorthand_of(name: str) -> str | None:

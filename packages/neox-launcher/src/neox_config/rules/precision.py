@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from neox_config.facts.fused_operators import FUSED_OPERATORS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -14,6 +15,12 @@ def one_precision(c: NeoXConfig) -> Iterator[Problem]:
             f"{enabled[1]}.enabled",
             f"cannot be combined with {enabled[0]}.enabled: true",
             "keep one of the two",
+        )
+    elif c.precision.amp.enabled and c.precision.precision not in (None, "fp32"):
+        yield Problem(
+            "amp.enabled",
+            f"cannot be combined with precision: {c.precision.precision}: amp keeps weights in float32",
+            "keep one of the two; amp.dtype is the data type of the products",
         )
 
 
@@ -34,9 +41,50 @@ def precision_agrees_with_the_blocks(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def amp_excludes_zero(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse amp with ZeRO, which does not support apex."""
+    """Refuse amp with ZeRO, as DeepSpeed does: its ZeRO optimizers scale losses for the fp16 block only."""
     if c.precision.amp.enabled and c.zero.zero_optimization.stage > 0:
         yield Problem("amp.enabled", "does not work with ZeRO", "use bf16 or fp16, or stage: 0")
+
+
+_CAST_WEIGHTS = {
+    "O2": "casts the weights to float16 and updates float32 copies of them, as the fp16 block does",
+    "O3": "casts the weights to float16 without float32 copies, so that small updates are lost",
+}
+
+
+def amp_keeps_float32_weights(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse the opt levels of amp that cast the weights."""
+    amp = c.precision.amp
+    if amp.enabled and amp.opt_level in _CAST_WEIGHTS:
+        yield Problem(
+            "amp.opt_level",
+            _CAST_WEIGHTS[amp.opt_level],
+            "write fp16: {enabled: true} instead of the amp block, or set opt_level: O1",
+        )
+
+
+def amp_scales_between_its_limits(c: NeoXConfig) -> Iterator[Problem]:
+    """Require the minimum of amp's loss scale to be at most its maximum."""
+    amp = c.precision.amp
+    if amp.enabled and (amp.min_loss_scale or 1.0) > amp.max_loss_scale:
+        yield Problem(
+            "amp.max_loss_scale",
+            f"is less than the minimum of the loss scale, {amp.min_loss_scale or 1.0:g}",
+            "set a larger max_loss_scale or a smaller min_loss_scale",
+        )
+
+
+def amp_uses_operators_of_pytorch(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse required fused operators with amp: each takes tensors of one data type."""
+    if c.precision.autocast is None:
+        return
+    for name in FUSED_OPERATORS:
+        if c.value_of(name) is True:
+            yield Problem(
+                name,
+                "does not work with amp: the fused operator takes tensors of one data type",
+                f"set {name.replace('_', '-')}: auto or false, or use bf16 or fp16 instead of amp",
+            )
 
 
 def gradients_are_summed_in_fp32_or_the_models_format(c: NeoXConfig) -> Iterator[Problem]:

@@ -61,15 +61,31 @@ def nvme_needs_a_path(c: NeoXConfig) -> Iterator[Problem]:
             )
 
 
-def twin_flow_needs_stage_3(c: NeoXConfig) -> Iterator[Problem]:
-    """Require stage 3 for offloading only a fraction of the optimizer states."""
-    zero = c.zero.zero_optimization
-    if zero.offload_optimizer.ratio < 1 and zero.stage != 3:
+def all_states_are_offloaded(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse to offload a fraction of the optimizer states (DeepSpeed's Twin-Flow).
+
+    DeepSpeed updates the rest with an AdamW of its own, whose learning rate does not follow the schedule, and
+    accepts only its compiled CPU Adam beside it.
+    """
+    offload = c.zero.zero_optimization.offload_optimizer
+    if offload.device != "none" and offload.ratio < 1:
         yield Problem(
             "zero_optimization.offload_optimizer.ratio",
-            "below 1 requires stage 3",
-            "set ratio: 1, or stage: 3",
+            "below 1 makes DeepSpeed update the other states with an AdamW that ignores the schedule",
+            "set ratio: 1, or remove offload_optimizer",
         )
+
+
+def quantized_messages_need_stage_3(c: NeoXConfig) -> Iterator[Problem]:
+    """Require stage 3 for quantized messages; DeepSpeed ignores these settings at other stages."""
+    zero = c.zero.zero_optimization
+    for name in ("zero_quantized_weights", "zero_quantized_gradients"):
+        if getattr(zero, name) and zero.stage != 3:
+            yield Problem(
+                f"zero_optimization.{name}",
+                f"requires stage 3, not {zero.stage}",
+                "set stage: 3, or remove it",
+            )
 
 
 def copies_are_compared_below_stage_3(c: NeoXConfig) -> Iterator[Problem]:
@@ -95,6 +111,11 @@ def predivide_or_prescale(c: NeoXConfig) -> Iterator[Problem]:
 def reduced_shares_are_divided_once(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse pre-division settings that ZeRO's reduce-scatter does not support."""
     zero = c.zero.zero_optimization
+    if zero.stage == 3 and c.engine.gradient_predivide_factor != 1.0:
+        # DeepSpeed divides by the number of ranks as well, and does not multiply if the two are equal.
+        what = "does not work with ZeRO stage 3, which computes another mean with it"
+        yield Problem("gradient_predivide_factor", what, "remove it, or use stage 2")
+        return
     if zero.stage == 0 or not zero.reduce_scatter:
         return
     remedy = "remove it, or set zero_optimization.reduce_scatter: false"

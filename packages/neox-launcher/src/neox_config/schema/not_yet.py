@@ -38,17 +38,8 @@ def _choices(*names: str, instead: str) -> NotYet:
     return NotYet(lambda value: isinstance(value, str) and value.lower() in names, instead)
 
 
-def _other_than(value: Any, instead: str) -> NotYet:
-    return NotYet(lambda given: given != value, instead)
-
-
 NOT_YET: Mapping[str, NotYet] = {
-    "amp.enabled": _on("use fp16 or bf16"),
     "optimizer.type": _choices("zerooneadam", instead="use OneBitAdam or Adam"),
-    "zero_optimization.grad_hooks": _other_than(True, "remove it"),
-    "zero_optimization.offload_optimizer.ratio": _other_than(1.0, "remove it; all states are offloaded"),
-    "zero_optimization.zero_quantized_weights": _on("remove it; DeepSpeed's quantizer requires CUDA"),
-    "zero_optimization.zero_quantized_gradients": _on("remove it; DeepSpeed's quantizer requires CUDA"),
     "train_label_data_paths": _on(),
     "valid_label_data_paths": _on(),
     "test_label_data_paths": _on(),

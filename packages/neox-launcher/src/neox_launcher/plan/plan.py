@@ -208,7 +208,8 @@ class LaunchPlan:
         )
         kinds = Counter(derived.attention_types)
         yield "attention types", ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        yield "precision", derived.precision
+        autocast = "" if derived.autocast is None else f", products in {derived.autocast} (amp)"
+        yield "precision", derived.precision + autocast
         yield "checkpoints to", config.checkpoint.save or "" if trains else ""
         yield "checkpoints from", config.checkpoint.load or ""
         yield "restarts", f"at most {self.max_restarts}" if self.max_restarts else ""

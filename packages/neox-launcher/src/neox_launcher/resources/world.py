@@ -5,21 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from neox_config import NeoXConfig
+from neox_config.facts.fused_operators import FUSED_OPERATORS
 from neox_config.problems import Problem, in_words, place_of
 from neox_launcher.resources.host import Host
 
 __all__ = ["World", "missing_devices", "slow_without_gpus"]
 
-_FUSIONS = (
-    "scaled_upper_triang_masked_softmax_fusion",
-    "scaled_masked_softmax_fusion",
-    "bias_gelu_fusion",
-    "bias_dropout_fusion",
-    "rope_fusion",
-    "layernorm_fusion",
-    "rmsnorm_fusion",
-    "glu_fusion",
-)
+_QUANTIZED = ("zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +85,14 @@ def _without_gpus(config: NeoXConfig) -> Iterator[Problem]:
             "requires GPUs, but none are visible on this host",
             "leave it out to use gloo, or check CUDA_VISIBLE_DEVICES and nvidia-smi",
         )
-    for name in _FUSIONS:
+    for name in _QUANTIZED:
+        if config.value_of(name):
+            yield Problem(
+                name,
+                "requires NVIDIA GPUs for DeepSpeed's operator quantizer, but none are visible on this host",
+                "remove it, or check CUDA_VISIBLE_DEVICES and nvidia-smi",
+            )
+    for name in FUSED_OPERATORS:
         if config.value_of(name) is True:
             yield Problem(
                 name,

@@ -144,7 +144,7 @@ def _plan_job(request: Request, plan: LaunchPlan, wanted: VerifyRequest) -> _Job
     source, target, span = (_kept_span if is_kept else _new_span)(plan.resolved, wanted)
     same_sizes = _sizes(resumed) == (_sizes(plan) if target is None else target.sizes)
     has_changed = bool(wanted.resume_set) or not same_sizes
-    precisions = {plan.resolved.derived.precision, resumed.resolved.derived.precision}
+    precisions = {plan.resolved.derived.computes_in, resumed.resolved.derived.computes_in}
     if not same_sizes:
         _refuse_dropout(resumed.resolved.config)
     return _Job(

@@ -36,7 +36,8 @@ TRAINING = set(
     """
     seq_length hidden_dropout attention_dropout precision fp16.enabled fp16.loss_scale
     fp16.initial_scale_power fp16.loss_scale_window fp16.hysteresis fp16.consecutive_hysteresis
-    fp16.min_loss_scale fp16.auto_cast bf16.enabled amp.enabled fp16_lm_cross_entropy
+    fp16.min_loss_scale fp16.auto_cast bf16.enabled amp.enabled amp.opt_level amp.dtype
+    amp.loss_scale amp.min_loss_scale amp.max_loss_scale fp16_lm_cross_entropy
     optimizer.type optimizer.params.lr optimizer.params.betas optimizer.params.eps
     optimizer.params.weight_decay optimizer.params.adam_w_mode optimizer.params.bias_correction
     optimizer.params.freeze_step optimizer.params.var_freeze_step optimizer.params.var_update_scaler

@@ -70,8 +70,6 @@ ASKED = {
     "pos_emb": "rpe",
     "optimizer.type": "ZeroOneAdam",
     "loss_normalization": "global",
-    "zero_optimization.grad_hooks": "false",
-    "zero_optimization.offload_optimizer.ratio": "0.5",
     "hostfile": "x",
     "include": "x",
     "exclude": "x",
@@ -83,10 +81,6 @@ ASKED = {
     "comet.api_key": "x",
 }
 NEEDS = {
-    "zero_optimization.offload_optimizer.ratio": [
-        "zero-stage=3",
-        "zero_optimization.offload_optimizer.device=cpu",
-    ],
     "contiguous_checkpointing": ["partition-activations=true"],
     "fp16_lm_cross_entropy": ["precision=fp16"],
 }

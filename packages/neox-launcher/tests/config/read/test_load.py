@@ -215,7 +215,11 @@ ALIASES = [
         "scheduler.params.cycle_min_lr",
         0,
     ),
-    ("amp: {enabled: true, opt_level: O2}", "amp.opt_level", "O2"),
+    ("amp: {enabled: true, opt_level: O1}", "amp.opt_level", "O1"),
+    ("amp: {enabled: true, loss_scale: dynamic}", "amp.loss_scale", 0.0),
+    ("amp: {enabled: true, loss_scale: null}", "amp.loss_scale", 0.0),
+    ("amp: {enabled: true, loss_scale: '128'}", "amp.loss_scale", 128.0),
+    ("amp: {enabled: true, master_weights: null, patch_torch_functions: true}", "amp.enabled", True),
 ]
 
 

@@ -185,6 +185,24 @@ EXAMPLES = {
         "contradicts bf16.enabled: true",
         "precision: bfloat16\nbf16: {enabled: true}",
     ),
+    "amp_keeps_float32_weights": (
+        "amp: {enabled: true, opt_level: O2}",
+        "amp.opt_level",
+        "as the fp16 block does",
+        "amp: {enabled: true, opt_level: O1}",
+    ),
+    "amp_scales_between_its_limits": (
+        "amp: {enabled: true, min_loss_scale: 8, max_loss_scale: 4}",
+        "amp.max_loss_scale",
+        "less than the minimum of the loss scale, 8",
+        "amp: {enabled: true, min_loss_scale: 4, max_loss_scale: 4}",
+    ),
+    "amp_uses_operators_of_pytorch": (
+        "amp: {enabled: true}\nbias-gelu-fusion: true",
+        "bias_gelu_fusion",
+        "takes tensors of one data type",
+        "amp: {enabled: true, opt_level: O0}\nbias-gelu-fusion: true",
+    ),
     "amp_excludes_zero": (
         "amp: {enabled: true}\nzero-stage: 1",
         "amp.enabled",
@@ -443,11 +461,17 @@ EXAMPLES = {
         "compares copies of weights, but with zero_optimization.stage 3 no rank holds a copy",
         "sdc-check-interval: 100\nzero_optimization: {stage: 2}",
     ),
-    "twin_flow_needs_stage_3": (
-        "zero_optimization: {stage: 2, offload_optimizer: {device: cpu, ratio: 0.3}}",
-        "zero_optimization.offload_optimizer.ratio",
-        "below 1 requires stage 3",
+    "quantized_messages_need_stage_3": (
+        "zero_optimization: {stage: 2, zero_quantized_gradients: true}",
+        "zero_optimization.zero_quantized_gradients",
+        "requires stage 3, not 2",
+        "zero_optimization: {stage: 3, zero_quantized_gradients: true}",
+    ),
+    "all_states_are_offloaded": (
         "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}",
+        "zero_optimization.offload_optimizer.ratio",
+        "ignores the schedule",
+        "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 1.0}}",
     ),
 }
 
@@ -553,6 +577,8 @@ def test_a_fusion_that_is_left_open_contradicts_nothing(load, text):
 
 def test_gradients_are_divided_before_the_sum_in_stage_1_anyway(load):
     load("zero_optimization: {stage: 1}\nprescale_gradients: true")
+    with pytest.raises(ConfigError, match="computes another mean with it"):
+        load("zero_optimization: {stage: 3, reduce_scatter: false}\ngradient_predivide_factor: 2")
     with pytest.raises(ConfigError, match="ZeRO stage 2 and above and reduce_scatter"):
         load("zero_optimization: {stage: 2}\nprescale_gradients: true")
     load("zero_optimization: {stage: 2, reduce_scatter: false}\nprescale_gradients: true")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from neox_model.assembly.activation_checkpointing import Recomputation, run_layers
+from neox_model.assembly.autocast import Autocast
 from neox_model.assembly.plan import LayerPlan, share_parameters
 from neox_model.deepspeed_compat import mark_stage_copies, sum_tied_weights
 from neox_model.errors import LayoutError
@@ -49,6 +50,7 @@ class PipelineModel(PipelineModule):
         loss: LMLoss,
         partition_method: str,
         recomputation: Recomputation | None,
+        autocast: Autocast = contextlib.nullcontext,
     ) -> None:
         topology = PipeModelDataParallelTopology(
             num_pp=groups.pipe.size, num_mp=groups.model.size, num_dp=groups.data.size
@@ -61,8 +63,10 @@ class PipelineModel(PipelineModule):
         )
         start, stop = self.parts[self.stage_id : self.stage_id + 2]
         if stop == len(plan):
-            self.loss_fn: Callable[..., Tensor] = partial(_loss_of_hidden, loss, self.forward_funcs.pop())
+            head = self.forward_funcs.pop()
+            self.loss_fn: Callable[..., Tensor] = partial(_loss_of_hidden, loss, head, autocast)
         self.recomputation = recomputation
+        self.autocast = autocast
         self._sums_ties = True
         self._give_shared_layers_their_own_modules(plan, start, stop)
         self.plan_names = _plan_names(plan, start, stop)
@@ -110,9 +114,10 @@ class PipelineModel(PipelineModule):
 
     def forward(self, inputs: Any) -> Any:
         """Run this stage on the output of the previous stage (the first stage: on the tokens)."""
-        return run_layers(
-            self.forward_funcs, inputs, recomputation=self.recomputation if self.training else None
-        )
+        with self.autocast():
+            return run_layers(
+                self.forward_funcs, inputs, recomputation=self.recomputation if self.training else None
+            )
 
 
 def as_pipeline(
@@ -122,6 +127,7 @@ def as_pipeline(
     loss: LMLoss,
     partition_method: str,
     recomputation: Recomputation | None = None,
+    autocast: Autocast = contextlib.nullcontext,
 ) -> PipelineModel:
     """Build this rank's stage of the plan, with uninitialized weights. Collective over all ranks.
 
@@ -131,6 +137,7 @@ def as_pipeline(
         loss: the loss of the last stage.
         partition_method: "parameters", "uniform" or "type:REGEX" over the layers' class names.
         recomputation: recomputes segments of layers; None stores all activations.
+        autocast: context of every forward pass, and of the loss.
 
     Raises:
         LayoutError: there are fewer layers than stages, or the regex matches no layer.
@@ -149,6 +156,7 @@ def as_pipeline(
             loss=loss,
             partition_method=partition_method,
             recomputation=recomputation,
+            autocast=autocast,
         )
     logger.debug("DeepSpeed's pipeline: %s", printed.getvalue().strip())
     bounds = list(zip(model.parts, model.parts[1:], strict=False))
@@ -184,11 +192,16 @@ def _spec(layer: LayerPlan) -> LayerSpec:
 
 
 def _loss_of_hidden(
-    loss: LMLoss, head: Embedding | LMHead, hidden_SBD: Tensor, targets: tuple[Tensor, Tensor]
+    loss: LMLoss,
+    head: Embedding | LMHead,
+    autocast: Autocast,
+    hidden_SBD: Tensor,
+    targets: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Compute the loss with the head, a copy of its weight, or the embedding that it is tied to."""
     holder = head.word_embeddings if isinstance(head, Embedding) else head
-    return loss.of_hidden(to_column_parallel(hidden_SBD, holder.group), holder.weight, targets)
+    with autocast():
+        return loss.of_hidden(to_column_parallel(hidden_SBD, holder.group), holder.weight, targets)
 
 
 def _plan_names(plan: Sequence[LayerPlan], start: int, stop: int) -> dict[str, str]:

@@ -1,12 +1,14 @@
 """Build the list of layers as a plain module, with every layer on this rank."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
 
 from neox_model.assembly.activation_checkpointing import Recomputation, run_layers
+from neox_model.assembly.autocast import Autocast
 from neox_model.assembly.plan import LayerPlan, share_parameters
 
 __all__ = ["SequentialModel", "as_sequential"]
@@ -26,9 +28,11 @@ class SequentialModel(nn.Module):
         *,
         loss_fn: Callable[..., Tensor],
         recomputation: Recomputation | None = None,
+        autocast: Autocast = nullcontext,
     ) -> None:
         super().__init__()
         self.loss_fn = loss_fn
+        self.autocast = autocast
         self.recomputation = recomputation
         self.stack = nn.ModuleList()
         self.plan_names = {f"stack.{index}": layer.name for index, layer in enumerate(plan)}
@@ -51,12 +55,17 @@ class SequentialModel(nn.Module):
         The loss is that of `loss_fn(logits_BSV, targets)`, computed by the head without storing all logits.
         """
         *body, head = self.stack
-        hidden_SBD = run_layers(body, inputs, recomputation=self.recomputation if self.training else None)
-        return head(hidden_SBD) if targets is None else head(hidden_SBD, targets, self.loss_fn)
+        with self.autocast():
+            hidden_SBD = run_layers(body, inputs, recomputation=self.recomputation if self.training else None)
+            return head(hidden_SBD) if targets is None else head(hidden_SBD, targets, self.loss_fn)
 
 
 def as_sequential(
-    plan: Sequence[LayerPlan], *, loss_fn: Callable[..., Tensor], recomputation: Recomputation | None = None
+    plan: Sequence[LayerPlan],
+    *,
+    loss_fn: Callable[..., Tensor],
+    recomputation: Recomputation | None = None,
+    autocast: Autocast = nullcontext,
 ) -> SequentialModel:
     """Build every layer of the plan, with uninitialized weights.
 
@@ -64,5 +73,6 @@ def as_sequential(
         plan: the model as a list of layers.
         loss_fn: stored as the model's `loss_fn`.
         recomputation: recomputes segments of layers; None stores all activations.
+        autocast: context of every forward pass.
     """
-    return SequentialModel(plan, loss_fn=loss_fn, recomputation=recomputation)
+    return SequentialModel(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)

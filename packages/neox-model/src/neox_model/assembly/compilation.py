@@ -140,7 +140,7 @@ class _Trial:
             difference = _relative(self._output(), expected)
         except (RuntimeError, OSError, recompile_limit_error()) as error:
             return _Found(failure=f"the compiler fails: {_in_one_line(error)}")
-        bound = _TOLERANCE[expected.dtype]
+        bound = _TOLERANCE[DTYPES[self._resolved.derived.computes_in]]
         if not difference <= bound:  # NaN counts as a difference.
             return _Found(
                 failure=f"the output of the compiled layers differs by {difference:.2g} (relative), more "
@@ -176,14 +176,15 @@ class _Trial:
     def _train(self) -> None:
         """Run forward and backward; only the inputs' gradient is computed, no parameter receives one."""
         inputs = self._inputs(requires_grad=True)
-        result = run_layers(self.layers, inputs, recomputation=self._model.recomputation)
+        with self._model.autocast():
+            result = run_layers(self.layers, inputs, recomputation=self._model.recomputation)
         hidden_SBD = result if isinstance(result, Tensor) else result[0]
         torch.autograd.grad(hidden_SBD, inputs[0], torch.ones_like(hidden_SBD))
 
     def _output(self) -> Tensor:
         """Return the output in evaluation, which is deterministic."""
         self._model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._model.autocast():
             result = run_layers(self.layers, self._inputs(requires_grad=False), recomputation=None)
         return result if isinstance(result, Tensor) else result[0]
 

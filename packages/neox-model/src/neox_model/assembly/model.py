@@ -20,6 +20,7 @@ from neox_model.assembly.activation_checkpointing import build_recomputation
 from neox_model.assembly.as_pipeline import PipelineModel, as_pipeline
 from neox_model.assembly.as_sequential import SequentialModel, as_sequential
 from neox_model.assembly.attention import build_input_position, log_attention_paths
+from neox_model.assembly.autocast import build_autocast
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.operators import choose_operators
 from neox_model.assembly.plan import LayerPlan
@@ -142,6 +143,7 @@ def _assemble(
 ) -> SequentialModel | PipelineModel:
     config = resolved.config
     recomputation = build_recomputation(resolved, groups)
+    autocast = build_autocast(resolved, _device())
     if resolved.derived.uses_pipeline:
         return as_pipeline(
             plan,
@@ -149,9 +151,10 @@ def _assemble(
             loss=loss_fn,
             partition_method=config.parallelism.pipe_partition_method,
             recomputation=recomputation,
+            autocast=autocast,
         )
     with zero3_init(config.zero.zero_optimization.stage, groups, engine_json(resolved)):
-        return as_sequential(plan, loss_fn=loss_fn, recomputation=recomputation)
+        return as_sequential(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)
 
 
 def _device() -> torch.device:

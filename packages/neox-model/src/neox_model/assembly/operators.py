@@ -90,7 +90,12 @@ def choose_operators(
     if device.type == "cuda":
         private_compiler_cache()
     model, attention = config.model, config.attention
-    chooser = _Chooser(device=device, dtype=dtype, agree=_agreement(groups.control))
+    chooser = _Chooser(
+        device=device,
+        dtype=dtype,
+        agree=_agreement(groups.control),
+        has_one_dtype=resolved.derived.autocast is None,
+    )
     tokens = (model.seq_length, resolved.derived.micro_batch_size)
     heads = max(1, model.num_attention_heads // groups.model.size)
     shape_SBNK = (*tokens, heads, model.hidden_size // model.num_attention_heads)
@@ -125,16 +130,23 @@ def _why_not_flex(config: NeoXConfig, device: torch.device, *, head_width: int) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chooser:
-    """Chooses between the fused and the reference implementation of operators."""
+    """Chooses between the fused and the reference implementation of operators.
+
+    Under autocast, whose tensors have two dtypes, it chooses the reference implementations; a rule refuses
+    requests for the fused ones.
+    """
 
     device: torch.device
     dtype: torch.dtype
     agree: Callable[[bool], bool] | None
+    has_one_dtype: bool = True
 
     def form(
         self, parameter: str, requested: Requested, operator: Operator[..., Any], shape: tuple[int, ...]
     ) -> Function:
         """Return the fused or the reference implementation; an error names the parameter."""
+        if not self.has_one_dtype:
+            return operator.reference
         try:
             return choose(
                 requested, operator, device=self.device, dtype=self.dtype, shape=shape, agree=self.agree
@@ -151,6 +163,9 @@ class _Chooser:
 
     def all_have(self, operator: Operator[..., Any]) -> bool:
         """Return True if the operator can be used on every rank; log the reason."""
+        if not self.has_one_dtype:
+            logger.info("%s: PyTorch's kernel, because amp is enabled", operator.name)
+            return False
         availability = operator.available(device=self.device, dtype=self.dtype)
         everywhere = availability.ok if self.agree is None else self.agree(availability.ok)
         reason = "another rank cannot use it" if availability.ok and not everywhere else availability.reason

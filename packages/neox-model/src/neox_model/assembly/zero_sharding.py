@@ -38,11 +38,11 @@ def zero3_init(stage: int, groups: Groups, settings: dict[str, Any]) -> Abstract
         settings: the dict for `deepspeed.initialize`.
 
     Raises:
-        NeoXError: NVMe offload is configured, but DeepSpeed was installed without its operator.
+        NeoXError: DeepSpeed was installed without an operator that the configuration requires.
     """
     if stage < 3:
         return nullcontext()
-    _refuse_nvme_without_its_operator(settings["zero_optimization"])
+    _refuse_without_operators(settings["zero_optimization"])
     return deepspeed.zero.Init(
         data_parallel_group=groups.data.process_group,
         config_dict_or_path=settings,
@@ -50,13 +50,25 @@ def zero3_init(stage: int, groups: Groups, settings: dict[str, Any]) -> Abstract
     )
 
 
-def _refuse_nvme_without_its_operator(zero: dict[str, Any]) -> None:
+# pip would otherwise install the wheel that it built before, without operators.
+_BUILD = "pip install --no-cache-dir --no-build-isolation --no-deps --force-reinstall deepspeed==0.19.8"
+
+
+def _refuse_without_operators(zero: dict[str, Any]) -> None:
+    """Raise an error if an operator of DeepSpeed is missing; nothing is compiled when a training starts."""
     for block in ("offload_param", "offload_optimizer"):
         if zero.get(block, {}).get("device") == "nvme" and not installed_ops.get("async_io"):
             raise NeoXError(
                 f"zero_optimization.{block}.device: nvme requires DeepSpeed's operator async_io, which is "
-                "not installed; install libaio, then DeepSpeed with DS_BUILD_AIO=1 DS_BUILD_PIN_MEMORY=1, "
-                "or use device: cpu"
+                f"not installed; install libaio (Debian: libaio-dev), then DeepSpeed with DS_BUILD_AIO=1 "
+                f"DS_BUILD_PIN_MEMORY=1 {_BUILD}, or use device: cpu"
+            )
+    for name in ("zero_quantized_weights", "zero_quantized_gradients"):
+        if zero[name] and not installed_ops.get("quantizer"):
+            raise NeoXError(
+                f"zero_optimization.{name}: true requires DeepSpeed's operator quantizer, which is not "
+                f"installed; install DeepSpeed with DS_BUILD_QUANTIZER=1 {_BUILD} where CUDA's compiler is, or "
+                "remove it"
             )
 
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from neox_config import Resolved, engine_json
 from neox_config.derive.engine_json import accumulation_dtype
+from neox_config.schema.sections.precision import Amp
 from neox_model.assembly.choices import DTYPES
 from neox_model.deepspeed_compat import (
     allow_any_precision,
@@ -35,6 +36,9 @@ from neox_model.parallel.mpu import ModelParallelUnit
 __all__ = ["build_engine", "build_forward", "prepare_engine"]
 
 logger = logging.getLogger(__name__)
+
+_APEX_INITIAL_SCALE = 2.0**16
+_APEX_WINDOW = 2000
 
 
 def prepare_engine() -> None:
@@ -153,6 +157,8 @@ def _initialize(resolved: Resolved, model: Any, groups: Groups, **parts: Any) ->
 
 
 def _loss_scale_settings(resolved: Resolved) -> LossScaleSettings | None:
+    if resolved.derived.autocast == "fp16":
+        return _loss_scale_of_amp(resolved.config.precision.amp)
     if resolved.derived.precision != "fp16":
         return None
     fp16 = resolved.config.precision.fp16
@@ -164,6 +170,19 @@ def _loss_scale_settings(resolved: Resolved) -> LossScaleSettings | None:
         hysteresis=fp16.hysteresis,
         consecutive_hysteresis=fp16.consecutive_hysteresis,
         minimum=fp16.min_loss_scale,
+    )
+
+
+def _loss_scale_of_amp(amp: Amp) -> LossScaleSettings:
+    """Return the loss scale of NVIDIA apex, which halves it at every overflow."""
+    is_dynamic = amp.loss_scale == 0
+    return LossScaleSettings(
+        initial=min(_APEX_INITIAL_SCALE, amp.max_loss_scale) if is_dynamic else amp.loss_scale,
+        is_dynamic=is_dynamic,
+        window=_APEX_WINDOW,
+        hysteresis=1,
+        minimum=amp.min_loss_scale or 1.0,
+        maximum=amp.max_loss_scale,
     )
 
 

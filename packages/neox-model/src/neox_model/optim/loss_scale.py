@@ -5,6 +5,7 @@ pass, and gradients are divided by it before the update. A dynamic scale is halv
 doubled after a run of updates without overflow.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ class LossScaleSettings:
         hysteresis: the scale halves at this overflow and at every later one, until the count starts again.
         consecutive_hysteresis: every update without overflow starts the count again; else doubling does.
         minimum: lower bound of a dynamic scale.
+        maximum: upper bound of a dynamic scale.
     """
 
     initial: float
@@ -36,6 +38,7 @@ class LossScaleSettings:
     hysteresis: int = 2
     consecutive_hysteresis: bool = False
     minimum: float = 1.0
+    maximum: float = math.inf
 
 
 class LossScale:
@@ -80,8 +83,9 @@ class LossScale:
         restores = ~overflows if self.settings.consecutive_hysteresis else doubles
 
         lowered = (self.value / _FACTOR).clamp(min=self.settings.minimum)
+        raised = (self.value * _FACTOR).clamp(max=self.settings.maximum)
         scale = torch.where(halves, lowered, self.value)
-        self.value = torch.where(doubles, self.value * _FACTOR, scale)
+        self.value = torch.where(doubles, raised, scale)
         spent = torch.where(overflows & ~halves, self._hysteresis - 1, self._hysteresis)
         self._hysteresis = torch.where(restores, full, spent)
         self._last_overflow = torch.where(overflows, self._updates, self._last_overflow)

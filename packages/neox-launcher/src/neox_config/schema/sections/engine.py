@@ -81,7 +81,8 @@ class EngineSection(Section, resume="free"):
         False,
         origin="DSC",
         resume="training",
-        doc="Divide gradients by the data-parallel size before the all-reduce instead of after it.",
+        doc="Divide gradients by the data-parallel size before the all-reduce instead of after it. ZeRO stage "
+        "3, and reduce_scatter, always divide before.",
     )
     gradient_predivide_factor: float = param(
         1.0,
@@ -99,8 +100,8 @@ class EngineSection(Section, resume="free"):
         None,
         origin="DSC",
         resume="training",
-        none_means="the data type of training",
-        doc="Data type in which gradients are communicated.",
+        none_means="under ZeRO the data type of training, else that in which gradients are accumulated",
+        doc="Data type in which gradients are summed over data-parallel ranks.",
     )
     steps_per_print: int | None = param(
         None,

@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-from pydantic import ConfigDict
-
 from neox_config.schema.parameter import Section, block, param
 
 __all__ = ["Amp", "Bf16", "Fp16", "PrecisionSection"]
@@ -45,7 +43,7 @@ class Fp16(Section):
         doc="Reset the count of `hysteresis` after every update without overflow.",
     )
     min_loss_scale: int = param(1, origin="DSC", gt=0, used_when="loss_scale is 0", doc="Minimum loss scale.")
-    auto_cast: bool = param(False, origin="DSC", doc="Cast floating-point inputs of the model to float16.")
+    auto_cast: bool = param(False, origin="DSC", doc="Not used: the inputs of the model are whole numbers.")
 
 
 class Bf16(Section):
@@ -54,12 +52,51 @@ class Bf16(Section):
     enabled: bool = param(False, origin="DSC", doc="Train in bfloat16.")
 
 
+_SCALED = "amp computes in fp16"
+
+
 class Amp(Section):
-    """Mixed precision of NVIDIA apex; other keys are passed to apex.amp.initialize."""
+    """Automatic mixed precision (torch.autocast): products in 16 bits, weights and sums in float32.
 
-    model_config = ConfigDict(extra="allow")
+    The parameters are those of apex.amp.initialize, of which NVIDIA recommends torch.autocast in its place.
+    """
 
-    enabled: bool = param(False, origin="DSC", doc="Use mixed precision of apex.")
+    enabled: bool = param(
+        False,
+        origin="DSC",
+        doc="Compute matrix products in 16 bits; weights, gradients and optimizer states stay in float32.",
+    )
+    opt_level: Literal["O0", "O1", "O2", "O3"] = param(
+        "O1",
+        origin="DSC",
+        doc="NVIDIA's level. O0: float32, as without amp; O1: torch.autocast. O2 and O3, which cast the "
+        "weights, are refused: the fp16 block is O2.",
+    )
+    dtype: Literal["fp16", "bf16"] = param(
+        "fp16",
+        origin="ours",
+        used_when="opt_level is O1",
+        doc="Data type of autocast; float16 uses loss scaling, bfloat16 needs none.",
+    )
+    loss_scale: float = param(
+        0.0,
+        origin="DSC",
+        ge=0,
+        used_when=_SCALED,
+        doc="Static loss scale; 0 or dynamic selects dynamic loss scaling: it starts at 65,536, is halved at "
+        "every overflow, and doubled after 2,000 updates without one.",
+    )
+    min_loss_scale: float | None = param(
+        None,
+        origin="DSC",
+        gt=0,
+        used_when=_SCALED,
+        none_means="1",
+        doc="Minimum of the dynamic loss scale.",
+    )
+    max_loss_scale: float = param(
+        2.0**24, origin="DSC", gt=0, used_when=_SCALED, doc="Maximum of the dynamic loss scale."
+    )
 
 
 class PrecisionSection(Section, resume="training"):
@@ -73,7 +110,9 @@ class PrecisionSection(Section, resume="training"):
     )
     fp16: Fp16 = block(Fp16, origin="DSC", doc="Training in float16 with loss scaling.")
     bf16: Bf16 = block(Bf16, origin="DSC", doc="Training in bfloat16.")
-    amp: Amp = block(Amp, origin="DSC", doc="Mixed precision of NVIDIA apex.")
+    amp: Amp = block(
+        Amp, origin="DSC", doc="Automatic mixed precision (torch.autocast); at ZeRO stage 0."
+    )
     fp16_lm_cross_entropy: bool = param(
         False,
         origin="Meg",
@@ -90,3 +129,8 @@ class PrecisionSection(Section, resume="training"):
     def is_bf16(self) -> bool:
         """True if training is in bfloat16."""
         return self.bf16.enabled or self.precision == "bfloat16"
+
+    @property
+    def autocast(self) -> Literal["fp16", "bf16"] | None:
+        """Return the data type of autocast; None: everything is computed in the data type of the weights."""
+        return self.amp.dtype if self.amp.enabled and self.amp.opt_level != "O0" else None

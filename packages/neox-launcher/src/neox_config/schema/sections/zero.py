@@ -61,7 +61,12 @@ class OffloadOptimizer(Section):
         False, origin="DSC", doc="Use page-locked host memory: faster, but it cannot be swapped out."
     )
     ratio: float = param(
-        1.0, origin="DSC", ge=0, le=1, used_when=_STAGE_3, doc="Fraction of the optimizer states to offload."
+        1.0,
+        origin="DSC",
+        ge=0,
+        le=1,
+        used_when="device is not none",
+        doc="Fraction of the optimizer states to offload; only 1 is possible.",
     )
     buffer_count: int = param(
         4, origin="DSC", ge=0, used_when="device is nvme", doc="Number of transfer buffers."
@@ -106,7 +111,11 @@ class ZeroOptimization(Section):
         True, origin="DSC", doc="Not used: checkpoints always contain the float32 weights if there are any."
     )
     grad_hooks: bool = param(
-        True, origin="DSC", used_when="stage is 1", doc="Reduce gradients during the backward pass."
+        True,
+        origin="DSC",
+        used_when="stage is 1",
+        doc="Not used: DeepSpeed no longer lets one choose whether stage 1 reduces gradients during or after "
+        "the backward pass.",
     )
     round_robin_gradients: bool = param(
         False,
@@ -173,14 +182,16 @@ class ZeroOptimization(Section):
         origin="DSC",
         resume="training",
         source="arXiv:2306.10209",
-        doc="Quantize weights to 8 bits for the all-gather (qwZ).",
+        doc="Quantize weights to 8 bits for the all-gather (qwZ). Requires NVIDIA GPUs and DeepSpeed's "
+        "operator quantizer.",
     )
     zero_quantized_gradients: bool = param(
         False,
         origin="DSC",
         resume="training",
         source="arXiv:2306.10209",
-        doc="Quantize gradients for the reduction (qgZ).",
+        doc="Quantize gradients for the reduction (qgZ). Requires NVIDIA GPUs and DeepSpeed's operator "
+        "quantizer.",
     )
 
 
