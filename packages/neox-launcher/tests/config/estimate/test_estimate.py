@@ -204,6 +204,13 @@ def test_float32_training_needs_no_master_weights():
     assert (memory.weights, memory.gradients, memory.optimizer) == (4 * 1872, 4 * 1872, 8 * 1872)
 
 
+def test_replicas_that_compress_store_their_errors():
+    """One number per parameter for what a replica lost, and this replica's share of one for the mean."""
+    shape, layout = make_shape(), Layout(element_bytes=4, gradient_bytes=4, has_replica_states=True)
+    assert device_memory(shape, layout).optimizer == 8 * 1872
+    assert device_memory(shape, replace(layout, data_parallel=3)).optimizer == (8 + 4) * 1872 + 4 * 624
+
+
 def test_offloading_moves_states_to_the_host():
     shape, plain = make_shape(), Layout(data_parallel=2, zero_stage=2)
     memory = device_memory(shape, replace(plain, optimizer_on_host=True))
