@@ -33,7 +33,7 @@ SETTINGS = {
     "text-gen-type": "unconditional",
     "use-wandb": False,
 }
-DRAWN = re.compile(r"([^\n\r]*)\r\x1b\[J")
+DRAWN = re.compile(r"([^\n\r]*)\r+\x1b\[J")
 VARYING = re.compile(
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[\d,.e-]+ (tokens/s|TFLOP/s|s\b)|\d+:\d\d left|\S*indexmap\S*|logs-\w+"
 )

@@ -143,7 +143,7 @@ for number in range(1, 5):
 
 @pytest.mark.parametrize(("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_no_color(start, screen, variables, is_coloured):
-    job = start("finish(1); time.sleep(1.5)", **variables)
+    job = start("finish(1, **{'loss/train': 2.0}); time.sleep(1.5)", **variables)
     assert job.end() == 0
     assert bool(re.search(rb"\x1b\[[0-9;]+m", job.written)) == is_coloured
     assert screen.feed(job.written).lines == [""]

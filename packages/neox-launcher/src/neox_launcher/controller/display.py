@@ -170,8 +170,9 @@ def _cannot_draw(stream: TextIO | None) -> str | None:
 
 
 def _console() -> Console:
-    """Return what turns styles into escape sequences, according to TERM, COLORTERM and NO_COLOR."""
+    """Return what turns styles into escape sequences, according to TERM and COLORTERM; none with NO_COLOR."""
     return Console(
+        color_system=None if os.environ.get("NO_COLOR") else "auto",
         file=io.StringIO(),
         force_terminal=True,
         highlight=False,

@@ -90,7 +90,7 @@ def _start_rows(plan: LaunchPlan, result: Estimate) -> Iterator[Row]:
     )
     yield (
         "batch",
-        f"{derived.train_batch_size:,} samples of {model.seq_length:,} tokens = micro-batch "
+        f"{derived.train_batch_size:,} x {model.seq_length:,} tokens = micro-batch "
         f"{derived.micro_batch_size} x accumulation {derived.accumulation} x data "
         f"{derived.data_parallel_size}",
     )
@@ -124,7 +124,7 @@ def _workers(plan: LaunchPlan) -> str:
 
 def _time(result: Estimate, iterations: int) -> str:
     seconds = iterations * result.seconds_per_iteration(ATTAINED_TFLOPS)
-    return f"about {format_duration(seconds)} if every GPU attains {ATTAINED_TFLOPS:g} TFLOP/s; measured soon"
+    return f"about {format_duration(seconds)} if every GPU attains {ATTAINED_TFLOPS:g} TFLOP/s"
 
 
 def _memory(result: Estimate) -> str:
@@ -139,7 +139,7 @@ def _starts_from(plan: LaunchPlan) -> str:
     try:
         return f"{load}/{Path(plan.working_directory, load, LATEST).read_text().strip()}"
     except OSError:
-        return f"new weights, unless the first host has a checkpoint in {load}"
+        return f"new weights (no checkpoint here in {load})"
 
 
 def _saves(config: NeoXConfig) -> str:
@@ -150,7 +150,7 @@ def _saves(config: NeoXConfig) -> str:
     times += [f"at growing intervals (x {section.save_growth:g})"] if section.save_growth else []
     times += [f"every {section.save_interval_minutes:g} min"] if section.save_interval_minutes else []
     kept = section.keep_last_n_checkpoints
-    limit = f"; the last {kept} are kept" if kept else ""
+    limit = f"; last {kept} kept" if kept else ""
     return f"{section.save}: {', '.join([*times, 'at the end'])}{limit}"
 
 
