@@ -56,13 +56,15 @@ class GradientNormsHook(Hook):
         self._iteration = state.iteration
         if state.iteration % self._interval:
             return
+        # None were measured if the batch was left out.
+        measured, self._norms = self._norms, {}
         # The stages of one pipeline hold every tensor once.
         is_sent = self._groups.data.rank == 0 and self._groups.model.rank == 0
-        norms = torch.stack(list(self._norms.values())).tolist() if is_sent and self._norms else []
-        sent = dict(zip(self._norms, norms, strict=True)) if is_sent else {}
+        norms = torch.stack(list(measured.values())).tolist() if is_sent and measured else []
+        sent = dict(zip(measured, norms, strict=True)) if is_sent else {}
         found = {name: norm for stage in collect(self._groups.control, sent) for name, norm in stage.items()}
         self._before_writing()
-        for writer in self._writers:
+        for writer in self._writers if found else ():
             writer.write({f"gradient_norms/{name}": norm for name, norm in found.items()}, state.iteration)
 
     def _measure(self, pending: PendingUpdate) -> None:
