@@ -70,7 +70,7 @@ STATUS = {
         adlr_autoresume adlr_autoresume_interval
         checkpoint_validation_with_forward_pass checkpoint.use_node_local_storage
         eval_tasks eval_results_prefix char_level_ppl
-        comms_logger comms_logger.* eigenvalue
+        eigenvalue
         compression_training compression_training.*""",
     "live": "*",
 }
@@ -80,8 +80,8 @@ COUNTS = {
     "alias": 51,
     "no effect": 14,
     "refused": 12,
-    "not yet": 110,
-    "live": 309,
+    "not yet": 104,
+    "live": 315,
 }
 
 # Defaults that are others than the inventory's, and why.
@@ -174,6 +174,7 @@ WAITED_FOR |= {"optimizer.type"}
 # Where the value of the type does not do.
 _METRIC = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.<metric>"
 SAMPLES = {
+    "comms_logger.prof_ops": [["all_reduce", "all_gather"]],
     # The third choice needs training in fp16.
     "data_types.grad_accum_dtype": ["fp32", "bf16"],
     "activation_checkpointing.number_checkpoints": [4],
