@@ -6,7 +6,8 @@ takes seconds. A test holds that no other module uses such names.
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "record_memory_history",
     "skip_on_device",
     "stop_memory_history",
+    "watched_collectives",
 ]
 
 # One kernel for a list of tensors, as torch's own optimizers use; there are no documented names.
@@ -106,3 +109,92 @@ def on_out_of_memory(call: Callable[[], None]) -> None:
     """Call the function when a GPU's memory runs out, before the error is raised; it cannot be removed."""
     attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
     attach(lambda device, size, total, free: call())
+
+
+# Collective operations. Every function of torch.distributed, and so of deepspeed.comm, calls one of these
+# methods of the group; which of them exist depends on the version.
+# method -> (function of torch.distributed, position of the argument with the whole message)
+_COLLECTIVES = {
+    "allreduce": ("all_reduce", 0),
+    "allreduce_coalesced": ("all_reduce_coalesced", 0),
+    "allgather": ("all_gather", 0),
+    "allgather_coalesced": ("all_gather", 0),
+    "_allgather_base": ("all_gather_into_tensor", 0),
+    "all_gather_single": ("all_gather_into_tensor", 0),
+    "allgather_into_tensor_coalesced": ("all_gather_into_tensor", 0),
+    "all_gather_single_coalesced": ("all_gather_into_tensor", 0),
+    "reduce_scatter": ("reduce_scatter", 1),
+    "_reduce_scatter_base": ("reduce_scatter_tensor", 1),
+    "reduce_scatter_single": ("reduce_scatter_tensor", 1),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter_tensor", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter_tensor", 1),
+    "alltoall": ("all_to_all", 1),
+    "alltoall_base": ("all_to_all_single", 1),
+    "all_to_all_single": ("all_to_all_single", 1),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "gather": ("gather", 1),
+    "scatter": ("scatter", 0),
+    "send": ("send", 0),
+    "recv": ("recv", 0),
+    "recv_anysource": ("recv", 0),
+    "barrier": ("barrier", 0),
+}
+
+# Receives the operation, the group, the tensors of the message and a function that starts it.
+WatchCollective = Callable[[str, ProcessGroup, Sequence[Tensor], Callable[[], Any]], Any]
+
+
+@contextmanager
+def watched_collectives(watch: WatchCollective) -> Iterator[None]:
+    """Pass all operations of this process to a function, which returns the handle of each.
+
+    NCCL starts coalesced operations together: they are passed on as one, under the name of the first.
+    """
+    replaced = {name: vars(ProcessGroup)[name] for name in _COLLECTIVES if name in vars(ProcessGroup)}
+    start, end = (vars(ProcessGroup)[name] for name in ("_start_coalescing", "_end_coalescing"))
+    replaced |= {"_start_coalescing": start, "_end_coalescing": end}
+    coalesced: dict[ProcessGroup, list[tuple[str, list[Tensor]]]] = {}
+
+    def watched(method: Callable[..., Any], name: str, position: int) -> Callable[..., Any]:
+        def call(group: ProcessGroup, *arguments: Any, **named: Any) -> Any:
+            message = _tensors(arguments[position : position + 1])
+            if group in coalesced:
+                coalesced[group].append((name, message))
+                return method(group, *arguments, **named)
+            return watch(name, group, message, lambda: method(group, *arguments, **named))
+
+        return call
+
+    def start_coalescing(group: ProcessGroup, *arguments: Any) -> Any:
+        coalesced[group] = []
+        return start(group, *arguments)
+
+    def end_coalescing(group: ProcessGroup, *arguments: Any) -> Any:
+        parts = coalesced.pop(group, [])
+        if not parts:
+            return end(group, *arguments)
+        message = [tensor for _, tensors in parts for tensor in tensors]
+        return watch(parts[0][0], group, message, lambda: end(group, *arguments))
+
+    watching = {
+        name: watched(method, *_COLLECTIVES[name])
+        for name, method in replaced.items()
+        if name in _COLLECTIVES
+    }
+    watching |= {"_start_coalescing": start_coalescing, "_end_coalescing": end_coalescing}
+    try:
+        for name, function in watching.items():
+            setattr(ProcessGroup, name, function)
+        yield
+    finally:
+        for name, method in replaced.items():
+            setattr(ProcessGroup, name, method)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in nested lists; other values, such as options, are left out."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value if isinstance(value, list | tuple) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]

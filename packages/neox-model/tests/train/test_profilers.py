@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ SETTINGS: dict[str, Any] = {
     "profile_step_start": 2,
     "profile_step_stop": 3,
     "memory_profiling": True,
+    "comms_logger": {"enabled": True, "verbose": True},
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data": {"bf16": {"enabled": True}},
@@ -39,13 +41,19 @@ def train(folder: str, data_path: str) -> None:
     from neox_model.parallel.topology import create_groups
     from neox_model.train.run import train_in
 
+    root = logging.getLogger("neox_model")
+    root.setLevel(logging.INFO)
     for name in LAYOUTS:
         path = Path(folder, name)
         settings = SETTINGS | LAYOUTS[name] | {"data_path": data_path, "log_dir": str(path)}
         settings["memory_profiling_path"] = str(path / "memory")
         resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
         groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        path.mkdir(exist_ok=True)
+        handler = logging.FileHandler(path / f"log-{groups.world.rank}.txt")
+        root.addHandler(handler)
         train_in(groups, resolved)
+        root.removeHandler(handler)
 
 
 @pytest.fixture(scope="module")
@@ -68,3 +76,27 @@ def test_every_rank_traces_the_operators_and_allocations_of_the_iterations(folde
     assert any("Backward" in each for each in names)
     assert "[memory]" in names
     assert len(list((folder / layout / "profile").iterdir())) == 2
+
+
+OPERATIONS = {
+    "data": ("all_reduce", "data (2)"),
+    "tensor": ("all_reduce", "model (2)"),
+    "pipeline": ("send", "pipe (2)"),
+    "ZeRO 3": ("all_gather_into_tensor", "data (2)"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rank_0_logs_the_operations_of_each_group_at_every_interval_and_at_the_end(folder, layout):
+    tables = (folder / layout / "log-0.txt").read_text().split("collective operations of rank 0 ")[1:]
+    assert [table.splitlines()[0] for table in tables] == ["to iteration 2:", "to iteration 4:", "in all:"]
+    operation, group = OPERATIONS[layout]
+    rows = [
+        [row for row in table.splitlines() if row.startswith(f"{operation} ") and group in row]
+        for table in tables
+    ]
+    calls = [int(row.partition(")")[2].split()[0].replace(",", "")) for (row,) in rows]
+    assert 0 < calls[0] < calls[1] <= calls[2]
+    log = (folder / layout / "log-1.txt").read_text()
+    assert "collective operations of rank" not in log
+    assert "bytes in" in log

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from neox_config.facts.collectives import BUS_SHARE
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig, sections
 from neox_config.schema.not_yet import REFUSED
@@ -57,3 +58,17 @@ def profiling_needs_the_plain_model(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem(
             "flops_profiler.enabled", "does not work with pipeline parallelism", "set pipe-parallel-size: 0"
         )
+
+
+def timed_operations_exist(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse a list of operations to time that is empty, or names one that does not exist."""
+    logger = c.engine.comms_logger
+    if not logger.enabled or logger.prof_all:
+        return
+    unknown = [name for name in logger.prof_ops if name not in BUS_SHARE]
+    if unknown:
+        what = f"contains no operation of torch.distributed: {', '.join(unknown)}"
+        yield Problem("comms_logger.prof_ops", what, f"use {', '.join(BUS_SHARE)}")
+    elif not logger.prof_ops:
+        remedy = "add names, such as all_reduce, or set prof_all: true"
+        yield Problem("comms_logger.prof_ops", "is empty, so that nothing would be timed", remedy, value="")

@@ -45,7 +45,6 @@ NOT_YET: Mapping[str, NotYet] = {
     "test_label_data_paths": _on(),
     "eval_tasks": _on(),
     "char_level_ppl": _on(),
-    "comms_logger.enabled": _on(),
     "eigenvalue.enabled": _on(),
     "checkpoint.use_node_local_storage": _on("save to a directory that all hosts share"),
     "compression_training.layer_reduction.enabled": _on(),

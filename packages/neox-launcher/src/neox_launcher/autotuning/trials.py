@@ -32,6 +32,7 @@ LEFT_OUT = (
     *("wandb_group", "wandb_run_name", "wandb_team", "wandb_project", "wandb_host"),
     *("flops_profiler", "wall_clock_breakdown", "log_param_norm", "log_optimizer_states"),
     *("curriculum_learning", "data_efficiency", "lr_decay_fraction", "profile", "memory_profiling"),
+    "comms_logger",
 )
 """Parameters that are removed from the configuration of a trial: checkpoints, reports, and curricula, whose
 first iterations are shorter than the largest ones."""

@@ -54,6 +54,11 @@ EXAMPLES = {
         "flops_profiler.enabled",
         "does not work with pipeline parallelism",
     ),
+    "timed_operations_exist": (
+        "comms_logger.prof_ops=[all_gather, allreduce]",
+        "comms_logger.prof_ops",
+        "contains no operation of torch.distributed: allreduce",
+    ),
     "token_dropping_names_its_layers": (
         f"{LTD}.random_ltd_layer_num=2",
         f"{LTD}.random_ltd_layer_id",
@@ -237,3 +242,9 @@ def test_a_missing_block_is_located_at_the_parameters_beside_it(load):
     (problem,) = found.value.problems
     assert problem.name == "compression_training.row_pruning.different_groups"
     assert (problem.place.line, problem.place.spelling) == (3, "")
+
+
+def test_a_communication_logger_that_would_time_nothing_is_refused(load):
+    with pytest.raises(ConfigError, match="is empty, so that nothing would be timed"):
+        load("comms_logger: {enabled: true, prof_all: false}")
+    load("comms_logger: {enabled: true}")

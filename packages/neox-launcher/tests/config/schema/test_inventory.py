@@ -66,7 +66,7 @@ STATUS = {
         optimizer.params.var_* optimizer.params.local_step_*
         checkpoint.use_node_local_storage
         eval_tasks eval_results_prefix char_level_ppl
-        comms_logger comms_logger.* eigenvalue
+        eigenvalue
         compression_training compression_training.*""",
     "live": "*",
 }
@@ -76,8 +76,8 @@ COUNTS = {
     "alias": 51,
     "no effect": 16,
     "refused": 12,
-    "not yet": 0,
-    "live": 0,
+    "not yet": 88,
+    "live": 327,
 }
 
 # Defaults that are others than the inventory's, and why.
@@ -165,6 +165,7 @@ WAITED_FOR |= {"optimizer.type"}
 # Where the value of the type does not do.
 _METRIC = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.<metric>"
 SAMPLES = {
+    "comms_logger.prof_ops": [["all_reduce", "all_gather"]],
     # The third choice needs training in fp16.
     "data_types.grad_accum_dtype": ["fp32", "bf16"],
     "activation_checkpointing.number_checkpoints": [4],

@@ -31,14 +31,25 @@ class DataTypes(Section):
 
 
 class CommsLogger(Section):
-    """Communication logger: times collective operations. It makes them synchronous, which slows training."""
+    """Communication logger: counts and times collective operations, ours and DeepSpeed's.
 
-    enabled: bool = param(False, origin="DSC", doc="Time collective operations.")
-    verbose: bool = param(False, origin="DSC", doc="Log each operation when it finishes.")
+    It waits for each of them, which slows training. Rank 0 logs a table of its operations at the end: calls,
+    bytes, time and bandwidth by operation and group (see profiling.md).
+    """
+
+    enabled: bool = param(False, origin="DSC", doc="Count and time collective operations.")
+    verbose: bool = param(
+        False, origin="DSC", doc="Log each operation when it finishes, and the table every log-interval."
+    )
     prof_all: bool = param(True, origin="DSC", doc="Time all operations, not only those in prof_ops.")
-    debug: bool = param(False, origin="DSC", doc="Log the calling function of each operation.")
+    debug: bool = param(
+        False, origin="DSC", doc="Name the calling function of each operation; one row for each."
+    )
     prof_ops: tuple[str, ...] = param(
-        (), origin="DSC", used_when="prof_all is false", doc="Names of the operations to time."
+        (),
+        origin="DSC",
+        used_when="prof_all is false",
+        doc="Names of the operations to time, as in torch.distributed, such as all_reduce.",
     )
 
 
@@ -123,6 +134,8 @@ class EngineSection(Section, resume="free"):
         FlopsProfiler, origin="DSC", doc="Floating-point operations (FLOPs) profiler."
     )
     data_types: DataTypes = block(DataTypes, origin="DSC", doc="Data types used by the engine.")
-    comms_logger: CommsLogger = block(CommsLogger, origin="DSC", doc="Times collective operations.")
+    comms_logger: CommsLogger = block(
+        CommsLogger, origin="DSC", doc="Counts and times collective operations."
+    )
     aio: Aio = block(Aio, origin="DSC", doc="Asynchronous I/O for offloading to NVMe.")
     eigenvalue: Eigenvalue = block(Eigenvalue, origin="DSC", doc="Largest Hessian eigenvalue of each layer.")

@@ -1,0 +1,41 @@
+"""Collective operations by torch.distributed's names, and the data that each moves per link.
+
+Source: the bus bandwidths of NVIDIA's nccl-tests (doc/PERFORMANCE.md).
+"""
+
+from collections.abc import Callable, Mapping
+
+__all__ = ["BUS_SHARE"]
+
+
+def _once(size: int) -> float:
+    return 1.0
+
+
+def _from_others(size: int) -> float:
+    return (size - 1) / size
+
+
+def _there_and_back(size: int) -> float:
+    return 2 * (size - 1) / size
+
+
+# operation -> bytes on the busiest link per byte of the message, by the size of the group. The message is the
+# whole tensor: of all_gather the output, of reduce_scatter the input.
+BUS_SHARE: Mapping[str, Callable[[int], float]] = {
+    "all_reduce": _there_and_back,
+    "all_reduce_coalesced": _there_and_back,
+    "all_gather": _from_others,
+    "all_gather_into_tensor": _from_others,
+    "reduce_scatter": _from_others,
+    "reduce_scatter_tensor": _from_others,
+    "all_to_all": _from_others,
+    "all_to_all_single": _from_others,
+    "broadcast": _once,
+    "reduce": _once,
+    "gather": _once,
+    "scatter": _once,
+    "send": _once,
+    "recv": _once,
+    "barrier": _once,
+}
