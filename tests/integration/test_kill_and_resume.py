@@ -2,7 +2,7 @@
 
 The training is tiny and saves after every second iteration, so that most of its time it is saving. Half of
 the kills wait until a save is under way. Dropout is on: the random generators must come back, too. With
-asynchronous saves, processes that write are also killed alone: their training goes on.
+asynchronous saves, processes that write are also killed alone: their training continues.
 """
 
 import os
@@ -136,7 +136,7 @@ def kill(process: int) -> bool:
 
 
 def kill_a_writer(job: Job, launcher: "subprocess.Popen[bytes]") -> None:
-    """Kill a process that writes a shard, and wait until the training that goes on has saved again."""
+    """Kill a process that writes a shard, and wait until the training that continues has saved again."""
     failures = job.output.count("was ended by SIGKILL")
     # One may have finished its work before the signal.
     while job.output.count("was ended by SIGKILL") == failures:
@@ -246,7 +246,7 @@ def test_twenty_kills_while_saving_in_the_background_leave_no_trace_in_the_losse
     kill_and_resume(
         tmp_path,
         moments=["writer", "saving", "training", "starting"] * 5,
-        iterations=400,
+        iterations=250,
         processes=2,
         seed=seed,
         saves_in_background=True,

@@ -1,17 +1,16 @@
-"""Save while the training goes on: copy to host memory, write in another process, make visible later.
+"""Save while the training continues: copy to host memory, write in another process, make visible later.
 
 Only the copy stops the training. All collectives run in the training's own thread, between iterations. While
 a save is under way, every iteration sends whether this rank's part is done, and reads the common answer to
-what the last iteration sent, so that no rank waits for it. All ranks therefore go on with the save at the
+what the last iteration sent, so that no rank waits for it. All ranks therefore continue the save at the
 same iteration: they collect the descriptions of the shards when all are written; then rank 0 writes the
 manifest and renames the folder, in a thread that does not communicate.
 """
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any, Protocol
 
 import torch
@@ -146,7 +145,7 @@ class BackgroundSaves:
 
 
 class _Part(Protocol):
-    """A part of a save that this rank does beside the training."""
+    """A part of a save that this rank does while the training continues."""
 
     def has_ended(self) -> bool:
         """Return whether it is done or has failed."""
@@ -159,9 +158,9 @@ class _Publication:
     """The last part: rank 0 makes the checkpoint visible, in a thread that does not communicate."""
 
     def __init__(self, saving: Saving) -> None:
-        self._outcome: Future[None] = Future()
-        self._saving = saving
-        Thread(target=self._run, name="checkpoint-publication", daemon=True).start()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-publication")
+        self._outcome = thread.submit(saving.publish)
+        thread.shutdown(wait=False)
 
     def has_ended(self) -> bool:
         return self._outcome.done()
@@ -172,14 +171,6 @@ class _Publication:
     def result(self) -> None:
         """Raise the error if it failed."""
         self._outcome.result()
-
-    def _run(self) -> None:
-        try:
-            self._saving.publish()
-        except Exception as error:  # Raised by `result`.
-            self._outcome.set_exception(error)
-        else:
-            self._outcome.set_result(None)
 
 
 class _Vote:

@@ -235,7 +235,7 @@ def _without_tensors(
         training=run.state.state_dict(),
         packages=package_versions(),
     )
-    # The run goes on while it is saved.
+    # The run continues while it is saved.
     return deepcopy(manifest)
 
 

@@ -84,7 +84,7 @@ class CheckpointSection(Section, resume="free"):
         False,
         origin="ours",
         used_when="save is set",
-        doc="Write scheduled checkpoints while the training goes on: each rank copies its part to host "
+        doc="Write scheduled checkpoints while the training continues: each rank copies its part to host "
         "memory, from which another process writes it at the lowest priority. The training waits only for "
         "the copy, and for the previous save. Requires Linux, and host memory for one copy of the weights "
         "and optimizer states. The save at the end of a training or after a request to stop is synchronous. "
