@@ -1,4 +1,4 @@
-"""Tell what happened in a run: its attempts, how each ended and why, and its events in order of time."""
+"""State what happened in a run: its attempts, how each ended and why, and its events in order of time."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
