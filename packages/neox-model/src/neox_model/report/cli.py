@@ -44,7 +44,7 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
 
     The page opens without a network: curves of the loss, learning rate, norms, throughput and memory,
     evaluations, restarts and their causes, skipped updates and loss spikes with their documents, the
-    configuration with the origin of each value, and the estimate beside the measurements. With several runs
+    configuration with the origin of each value, and the estimate next to the measurements. With several runs
     it compares them: what differs in configuration, data, packages and code. What the records lack is named
     on the page.
     """

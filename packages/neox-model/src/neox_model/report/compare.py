@@ -1,9 +1,9 @@
 """What differs between several runs: configuration, data, packages and code."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from neox_model.report.markup import plain
 from neox_model.report.reading import Run
 
 __all__ = ["differences", "flattened"]
@@ -39,7 +39,7 @@ def _facts(run: Run) -> dict[tuple[str, str], str]:
     found = {}
     for name, value in flattened(about.get("config", {})).items():
         is_data = any(part in name for part in _DATA)
-        found["data" if is_data else "configuration", name] = json.dumps(value)
+        found["data" if is_data else "configuration", name] = plain(value)
     for subject in ("layout", "packages", "code"):
         for name, value in about.get(subject, {}).items():
             found[subject, name] = str(value)

@@ -7,7 +7,19 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-__all__ = ["Html", "badge", "cell", "clock", "duration", "element", "json_block", "number", "size", "table"]
+__all__ = [
+    "Html",
+    "badge",
+    "cell",
+    "clock",
+    "duration",
+    "element",
+    "json_block",
+    "number",
+    "plain",
+    "size",
+    "table",
+]
 
 
 class Html(str):
@@ -100,6 +112,14 @@ def duration(seconds: float | None) -> str:
         if seconds < limit:
             return f"{int(seconds // length)} {unit} {int(seconds % length // part)} {smaller}"
     raise AssertionError("the last unit has no limit")
+
+
+def plain(value: Any) -> str:
+    """Return a plain value as JSON, or as Python writes it if it holds a number that is not finite."""
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+    except ValueError:
+        return repr(value)
 
 
 def _escaped(text: str) -> str:

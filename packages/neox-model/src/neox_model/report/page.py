@@ -1,6 +1,5 @@
 """Put the page together."""
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -8,7 +7,7 @@ from typing import Any
 
 from neox_model.report.charts import all_figures
 from neox_model.report.compare import differences, flattened
-from neox_model.report.markup import Html, badge, clock, duration, element, number, size, table
+from neox_model.report.markup import Html, badge, clock, duration, element, number, plain, size, table
 from neox_model.report.reading import Run
 from neox_model.report.story import Row, happened, status, story, timeline
 
@@ -205,7 +204,7 @@ def _configuration(run: Run) -> Html:
         return element("p", "The record has no configuration.", class_="soft")
     values, origins = flattened(about["config"]), about["origins"]
     given = [(name, _written(about["config"], name), origin) for name, origin in origins.items()]
-    others = [(name, json.dumps(value)) for name, value in values.items() if not _is_given(name, origins)]
+    others = [(name, plain(value)) for name, value in values.items() if not _is_given(name, origins)]
     rest = element(
         "details",
         element("summary", f"{len(others):,} parameters with their defaults"),
@@ -225,7 +224,7 @@ def _written(config: Any, name: str) -> str:
         if not isinstance(value, Mapping) or part not in value:
             return "not in the record (a secret, or a value that others replace)"
         value = value[part]
-    return json.dumps(value, ensure_ascii=False)
+    return plain(value)
 
 
 def _environment(run: Run) -> Html:

@@ -1,4 +1,4 @@
-"""Tell what happened in a run: its attempts, how each ended and why, and its events in order of time."""
+"""State what happened in a run: its attempts, how each ended and why, and its events in order of time."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ Row = tuple[str, str, str, str, str]
 
 
 def status(run: Run, *, now: float | None = None) -> tuple[str, str]:
-    """Return how the run stands in one word, and the kind of its badge."""
+    """Return the state of the run in one word, and the kind of its badge."""
     last = run.attempts[-1]
     if last.end is not None:
         reasons = {"finished": ("finished", "good"), "stopped": ("stopped", "warn")}

@@ -6,16 +6,12 @@ import platform
 import socket
 import subprocess
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import neox_config
-import neox_data
-import neox_kernels
-import neox_launcher
-import neox_model
 from neox_config import NeoXConfig, Resolved
 from neox_config.estimate.resolved import estimate_resolved
 from neox_launcher.worker.reporting import RESTART_VARIABLE
@@ -25,7 +21,7 @@ from neox_model.versions import package_versions
 
 __all__ = ["about_run", "code_version", "device_name"]
 
-_OURS = (neox_config, neox_launcher, neox_data, neox_kernels, neox_model)
+_OURS = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_model")
 _GIT_SECONDS = 5.0
 
 
@@ -80,11 +76,18 @@ def code_version() -> dict[str, str | None]:
     """Return the commit of our sources, if they are a git checkout, and a hash of all our Python files."""
     state = hashlib.sha256()
     for package in _OURS:
-        folder = Path(str(package.__file__)).parent
+        folder = _folder_of(package)
         for path in sorted(folder.rglob("*.py")):
-            state.update(f"{package.__name__}/{path.relative_to(folder)}\n".encode())
+            state.update(f"{package}/{path.relative_to(folder)}\n".encode())
             state.update(path.read_bytes())
-    return {"commit": _commit(Path(neox_model.__file__).parent), "sources_sha256": state.hexdigest()[:16]}
+    return {"commit": _commit(_folder_of("neox_model")), "sources_sha256": state.hexdigest()[:16]}
+
+
+def _folder_of(package: str) -> Path:
+    found = find_spec(package)
+    assert found is not None, f"{package} is imported by the training"
+    assert found.origin is not None, f"{package} has an __init__.py"
+    return Path(found.origin).parent
 
 
 def _origins(config: NeoXConfig) -> dict[str, str]:
