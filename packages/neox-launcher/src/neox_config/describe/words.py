@@ -237,7 +237,7 @@ SUBJECTS: tuple[Subject, ...] = (
         "checkpoint dir, save dir, checkpoint path, checkpoints, saving, save strategy, save every",
         (
             *("save", "load", "save_interval", "save_growth", "extra_save_iters", "save_interval_minutes"),
-            *("keep_last_n_checkpoints", "no_save_optim"),
+            *("keep_last_n_checkpoints", "no_save_optim", "checkpoint_store"),
         ),
     ),
     Subject(

@@ -23,12 +23,15 @@ from neox_model.assembly.model import build_model, padded_vocab_size
 from neox_model.assembly.optimizer import build_optimizer, build_schedule
 from neox_model.assembly.token_dropping import kept_tokens
 from neox_model.checkpoint.comparison import SAMPLES_DIGEST
+from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.save import save_checkpoint
 from neox_model.checkpoint.save_lock import save_lock
+from neox_model.checkpoint.uploads import Uploads
 from neox_model.engine.build import build_engine, prepare_engine
 from neox_model.metrics.throughput import Throughput
 from neox_model.metrics.timers import Timers
@@ -60,6 +63,7 @@ from neox_model.train.hooks.progress import ProgressHook
 from neox_model.train.hooks.record import RecordHook
 from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.hooks.stop import StopHook
+from neox_model.train.hooks.upload import UploadHook
 from neox_model.train.loop import train
 from neox_model.train.state import TrainState
 from neox_model.train.step import TrainStep
@@ -83,6 +87,8 @@ class _Training(RunParts):
     resolved: Resolved
     tokenizer: Tokenizer
     datasets: Datasets
+    load: Path | None
+    uploads: Uploads | None
 
     @property
     def config(self) -> NeoXConfig:
@@ -130,7 +136,8 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
     prepare_engine()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
-    position = _position(resolved, groups)
+    load = _folder_to_load(config, groups)
+    position = _position(config, load, groups)
     datasets = build_datasets(resolved, position=position)
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
     optimizer = build_optimizer(config, model, model_group=groups.model)
@@ -149,6 +156,8 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         state=state,
         tokenizer=tokenizer,
         datasets=datasets,
+        load=load,
+        uploads=_uploads(config) if groups.world.rank == 0 else None,
     )
     resumes = _load(training, position)
     if state.finished:
@@ -172,7 +181,10 @@ def _train(groups: Groups, resolved: Resolved) -> str | None:
         batches = resources.enter_context(closing(streams["train"](state.samples, state.iteration)))
         opened = open_writers(resolved, position=state.position) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
-        hooks = _build_hooks(training, evaluator, writers, saves_start=not _has_start(config, resumes))
+        if training.uploads is not None:
+            resources.enter_context(closing(training.uploads))
+        has_start = _has_start(config, resumes)
+        hooks = _build_hooks(training, evaluator, writers, saves_start=not has_start)
         train(state, step, *_recorded(training, batches, hooks))
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None
@@ -219,16 +231,44 @@ def _with_lengths(training: _Training, step: TrainStep) -> TrainStep:
     )
 
 
-def _position(resolved: Resolved, groups: Groups) -> Position:
+def _folder_to_load(config: NeoXConfig, groups: Groups) -> Path | None:
+    """Return the folder of checkpoints to load from, None to start anew. Collective over all ranks.
+
+    Raises:
+        CheckpointError: an object store contains no checkpoint, and this training does not save to it.
+    """
+    section = config.checkpoint
+    if section.load is None:
+        return None
+    folder = local_folder(section.load, groups, cache=section.store_cache)
+    if folder is None:
+        if section.load != section.checkpoint_store or section.finetune:
+            raise CheckpointError(
+                f"{section.load} contains no checkpoint; to start from new weights, leave load out or set it "
+                "to the same URL as checkpoint-store"
+            )
+        logger.info("%s contains no checkpoint: starting from newly initialized weights", section.load)
+    return folder
+
+
+def _uploads(config: NeoXConfig) -> Uploads | None:
+    section = config.checkpoint
+    if section.save is None or section.checkpoint_store is None:
+        return None
+    return Uploads(
+        Path(section.save).absolute(), section.checkpoint_store, chunk_bytes=section.store_chunk_size
+    )
+
+
+def _position(config: NeoXConfig, load: Path | None, groups: Groups) -> Position:
     """Return the position from which the data continues. Collective over all ranks."""
-    section = resolved.config.checkpoint
-    if section.load is None or section.finetune:
+    if load is None or config.checkpoint.finetune:
         return START
-    return Position.from_state(read_training_state(Path(section.load), groups=groups))
+    return Position.from_state(read_training_state(load, groups=groups))
 
 
 def _load(training: _Training, position: Position) -> bool:
-    """Continue from the latest checkpoint in `load`, if there is one.
+    """Continue from the latest checkpoint in the folder to load from, if there is one.
 
     Returns:
         Whether there is one.
@@ -237,10 +277,10 @@ def _load(training: _Training, position: Position) -> bool:
         CheckpointError: it cannot be loaded, or is not the one that `position` was read from.
     """
     section = training.config.checkpoint
-    if section.load is None:
+    if training.load is None:
         return False
     iteration = load_checkpoint(
-        Path(section.load),
+        training.load,
         training,
         config=training.recorded(position),
         seed=training.config.training.seed,
@@ -285,9 +325,9 @@ def _schedule_source(config: NeoXConfig) -> ScheduleSource:
     return "checkpoint" if config.lr_schedule.use_checkpoint_lr_scheduler else "agreement"
 
 
-def _save(training: _Training, directory: Path) -> None:
+def _save(training: _Training, directory: Path) -> Path:
     section = training.config.checkpoint
-    save_checkpoint(
+    return save_checkpoint(
         directory,
         training,
         iteration=training.state.iteration,
@@ -296,6 +336,12 @@ def _save(training: _Training, directory: Path) -> None:
         save_rng=not section.no_save_rng,
         keep_last=section.keep_last_n_checkpoints,
     )
+
+
+def _save_and_upload(training: _Training, directory: Path) -> None:
+    folder = _save(training, directory)
+    if training.uploads is not None:
+        training.uploads.submit(folder.absolute())
 
 
 def _build_hooks(
@@ -363,7 +409,11 @@ def _build_hooks(
     kept = kept_tokens(config)
     if kept is not None:
         hooks.append(DropTokensHook(training.model, kept.at))
-    return [*hooks, GarbageCollectionHook()]
+    hooks.append(GarbageCollectionHook())
+    if training.uploads is not None:
+        resumed = None if saves_start else find_latest(Path(config.checkpoint.save or ""))
+        hooks.append(UploadHook(training.uploads, resumed=resumed, while_waiting=progress.repeated))
+    return hooks
 
 
 def _gradient_hooks(training: _Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
@@ -398,7 +448,7 @@ def _saving(
     section = training.config.checkpoint
     minutes = section.save_interval_minutes
     return CheckpointHook(
-        lambda state: _save(training, directory),
+        lambda state: _save_and_upload(training, directory),
         interval=section.save_interval,
         growth=section.save_growth,
         extra=extra,
