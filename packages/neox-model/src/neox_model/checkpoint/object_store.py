@@ -1,8 +1,8 @@
 """A folder of checkpoints in an object store, reached through fsspec.
 
-It has the same files as a local folder of checkpoints: `latest`, and the manifest and shards of
-each checkpoint. Objects cannot be renamed together, so the order of writing replaces the rename: a checkpoint without
-its manifest is incomplete, and `latest` names only complete ones.
+It has the same files as a local folder of checkpoints: `latest`, and the manifest and shards of each
+checkpoint. Objects cannot be renamed together, so the order of writing replaces the rename: a checkpoint
+without its manifest is incomplete, and `latest` names only complete ones.
 """
 
 import logging
