@@ -15,6 +15,7 @@ MAY_CATCH_EVERYTHING = {
     "neox_launcher.protocol.background",
     "neox_launcher.worker.bootstrap",
     "neox_model.worker",
+    "neox_model.checkpoint.object_store",
     "neox_model.checkpoint.outcome",
     "neox_model.metrics.writers.steady",
 }

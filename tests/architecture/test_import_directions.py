@@ -106,6 +106,7 @@ FENCES = {
         "neox_model.deepspeed_compat",
         "neox_model.engine",
     ),
+    "fsspec": ("neox_model.checkpoint.object_store",),
     "apex": ("neox_kernels",),
     "matplotlib": ("neox_launcher.cli.schedule_chart", "neox_model.report", "neox_data.indexed.chart"),
     "rich": (

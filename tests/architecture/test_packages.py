@@ -91,7 +91,7 @@ def test_a_leaf_needs_no_other_package_of_ours(name):
 
 
 # Clients of services that no test talks to: `make install` leaves them out.
-SERVICES = {"wandb", "comet_ml"}
+SERVICES = {"wandb", "comet_ml", "s3fs"}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -59,6 +59,19 @@ def test_packages_of_monitors_are_checked_if_neox_model_is_installed(load, files
     assert check_files(config, program="train") == []
 
 
+def test_packages_of_object_stores_are_checked_for_each_program_that_uses_them(load, files, monkeypatch):
+    text = (
+        SETTINGS + "save: runs\nsave-interval: 1\ncheckpoint-store: gs://bucket/run\nload: s3://bucket/run\n"
+    )
+    config = load(text)
+    installed = {"neox_model", "fsspec"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in installed else None)
+    found = [(problem.name, problem.remedy) for problem in check_files(config, program="train")]
+    assert found == [("checkpoint_store", "pip install gcsfs"), ("load", "pip install s3fs")]
+    found = [problem.name for problem in check_files(config, program="generate") if "fs" in problem.remedy]
+    assert found == ["load"]
+
+
 @pytest.mark.parametrize(
     ("folders", "remedy"),
     [

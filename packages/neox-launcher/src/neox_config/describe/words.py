@@ -238,7 +238,7 @@ SUBJECTS: tuple[Subject, ...] = (
         "asynchronous checkpoints, async checkpoint, background save",
         (
             *("save", "load", "save_interval", "save_growth", "extra_save_iters", "save_interval_minutes"),
-            *("keep_last_n_checkpoints", "no_save_optim", "async_save"),
+            *("keep_last_n_checkpoints", "no_save_optim", "async_save", "checkpoint_store"),
         ),
     ),
     Subject(

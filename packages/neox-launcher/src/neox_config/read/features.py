@@ -165,7 +165,6 @@ FEATURES: tuple[Feature, ...] = (
         instead="use output-layer-parallelism: column",
         always="the output projection is split over the vocabulary",
     ),
-    Feature(title="upload to S3", names={"s3_path": None, "s3_chunk_size": 104_857_600}),
     Feature(title="shares of zeros in gradients in the log", names={"log_grad_pct_zeros": False}),
     Feature(title="log probabilities of prompts (precompute)", names=_without("precompute_model_name")),
     Feature(title="logits in the output of generation", names={"return_logits": False}),

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from neox_config.derive.engine import engine_offers
+from neox_config.facts.stores import has_password, is_url
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -56,6 +57,29 @@ def extra_saves_are_different_iterations(c: NeoXConfig) -> Iterator[Problem]:
         else:
             continue
         yield Problem("extra_save_iters", what, remedy)
+
+
+def checkpoints_are_saved_locally_first(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse a URL as `save`, and checkpoint_store without `save`."""
+    section = c.checkpoint
+    if section.save is not None and is_url(section.save):
+        remedy = "set save to a local folder, and checkpoint-store to this URL"
+        yield Problem("save", "is a URL, but checkpoints are saved to a folder before an upload", remedy)
+    if section.checkpoint_store is not None and section.save is None:
+        remedy = "add save: FOLDER, in which checkpoints are saved before they are uploaded"
+        yield Problem("checkpoint_store", "requires save", remedy)
+
+
+def stores_are_urls(c: NeoXConfig) -> Iterator[Problem]:
+    """Require a URL as checkpoint_store, and no user name and password in it or in `load`."""
+    store = c.checkpoint.checkpoint_store
+    if store is not None and not is_url(store):
+        yield Problem("checkpoint_store", "is not a URL", "write s3://BUCKET/FOLDER")
+    for name, url in (("checkpoint_store", store), ("load", c.checkpoint.load)):
+        if url is not None and is_url(url) and has_password(url):
+            what = "contains a user name, and every checkpoint would record it"
+            remedy = "remove it, and set credentials in the variables or files that the store's package reads"
+            yield Problem(name, what, remedy)
 
 
 def deepspeed_is_the_engine(c: NeoXConfig) -> Iterator[Problem]:

@@ -19,6 +19,7 @@ from neox_config.facts.checkpoints import (
     iteration_of,
 )
 from neox_config.facts.splits import EVALUATED, empty_parts, parts_with_documents
+from neox_config.facts.stores import is_url, packages_for
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.files import why_not_readable
 from neox_config.problems import Place, Problem, config_error, in_words, place_of
@@ -132,9 +133,11 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             _checkpoint_to_resume_from,
             _vocabulary,
             _packages,
+            _store_to_upload_to,
+            _store_to_load_from,
         ),
-        "evaluate": (_datasets, _evaluations, _tokenizer, _checkpoint, _vocabulary),
-        "generate": (_tokenizer, _prompts, _generated_file, _checkpoint, _vocabulary),
+        "evaluate": (_datasets, _evaluations, _tokenizer, _checkpoint, _vocabulary, _store_to_load_from),
+        "generate": (_tokenizer, _prompts, _generated_file, _checkpoint, _vocabulary, _store_to_load_from),
         "prompts": (_prompts, _generated_file),
         # The doctor checks the files itself, on every host.
         "doctor": (),
@@ -282,9 +285,7 @@ def _folders_to_write(config: NeoXConfig) -> Iterator[Problem]:
 
 
 def _packages(config: NeoXConfig) -> Iterator[Problem]:
-    """Check that the packages of the enabled monitors are installed, if neox-model is installed here."""
-    if importlib.util.find_spec("neox_model") is None:
-        return
+    """Check that the packages of the enabled monitors are installed."""
     logging, monitors = config.logging, config.monitors
     for name, is_on, package in (
         ("tensorboard_dir", logging.tensorboard_dir is not None, "tensorboard"),
@@ -293,10 +294,30 @@ def _packages(config: NeoXConfig) -> Iterator[Problem]:
         ("wandb.enabled", monitors.wandb.enabled, "wandb"),
         ("comet.enabled", monitors.comet.enabled, "comet_ml"),
     ):
-        if is_on and importlib.util.find_spec(package) is None:
-            yield Problem(
-                name, f"needs the package {package}, which is not installed here", f"pip install {package}"
-            )
+        if is_on:
+            yield from _missing(name, package)
+
+
+def _store_to_upload_to(config: NeoXConfig) -> Iterator[Problem]:
+    yield from _store_packages("checkpoint_store", config.checkpoint.checkpoint_store)
+
+
+def _store_to_load_from(config: NeoXConfig) -> Iterator[Problem]:
+    yield from _store_packages("load", config.checkpoint.load)
+
+
+def _store_packages(name: str, url: str | None) -> Iterator[Problem]:
+    """Check that the packages that reach an object store are installed; folders require none."""
+    for package in packages_for(url) if url is not None and is_url(url) else ():
+        yield from _missing(name, package)
+
+
+def _missing(name: str, package: str) -> Iterator[Problem]:
+    """Yield a problem if a package is not installed, but neox-model, which uses it, is installed here."""
+    if importlib.util.find_spec("neox_model") is None or importlib.util.find_spec(package) is not None:
+        return
+    what = f"needs the package {package}, which is not installed here"
+    yield Problem(name, what, f"pip install {package}")
 
 
 def _why_not_writable(path: Path) -> str | None:
@@ -344,7 +365,12 @@ def _checkpoint_to_resume_from(config: NeoXConfig) -> Iterator[Problem]:
 
 
 def _why_no_checkpoint(folder: str) -> str | None:
-    """Return why no checkpoint can be loaded from a folder, or None if it contains a complete one."""
+    """Return why no checkpoint can be loaded from a folder, or None if it contains a complete one.
+
+    The launch host may not reach object stores: the workers report what they find there.
+    """
+    if is_url(folder):
+        return None
     try:
         return None if complete_checkpoints(Path(folder)) else _NO_CHECKPOINT
     except OSError as error:

@@ -18,6 +18,7 @@ from neox_config.facts.checkpoints import (
     complete_checkpoints,
     iteration_of,
 )
+from neox_config.facts.stores import is_url
 
 __all__ = ["KeptCheckpoint", "changed_parameters", "find_kept", "latest_kept"]
 
@@ -70,10 +71,16 @@ def latest_kept(folder: str | None) -> KeptCheckpoint | None:
     """Find the checkpoint from which a training with this `load` resumes; None if it starts from new weights.
 
     Raises:
-        LaunchError: `latest` is damaged or names a missing checkpoint, or the manifest is damaged.
+        LaunchError: `latest` is damaged or names a missing checkpoint, or the manifest is damaged; or the
+            folder is in an object store.
     """
     if folder is None:
         return None
+    if is_url(folder):
+        raise LaunchError(
+            f"load: {folder} is in an object store, and only checkpoints in folders can be verified; copy it "
+            "into a folder, and set load to that"
+        )
     names, latest = _names([Path(folder)]), Path(folder, LATEST)
     try:
         name = latest.read_text(encoding="utf-8").strip()

@@ -184,6 +184,7 @@ def _for_phase(config: NeoXConfig, folder: Path, *, span: Span, last: int, evalu
                 extra_save_iters=None,
                 save_interval_minutes=None,
                 keep_last_n_checkpoints=None,
+                checkpoint_store=None,
             ),
             "training": config.training.replaced(
                 exit_interval=last, eval_iters=config.training.eval_iters if evaluates else 0

@@ -377,6 +377,18 @@ EXAMPLES = {
     ),
     "split_keeps_something": ("split: 0,0,0", "split", "must contain a number greater than 0", 'split: "1"'),
     "saving_needs_an_interval": ("save: x", "save", "requires save-interval", "save: x\nsave-interval: 5"),
+    "checkpoints_are_saved_locally_first": (
+        "save-interval: 5\nsave: s3://bucket/run",
+        "save",
+        "is a URL, but checkpoints are saved to a folder",
+        "save: x\nsave-interval: 5\ncheckpoint-store: s3://bucket/run",
+    ),
+    "stores_are_urls": (
+        "save: x\nsave-interval: 5\ncheckpoint-store: bucket/run",
+        "checkpoint_store",
+        "is not a URL",
+        "save: x\nsave-interval: 5\ns3-path: s3://bucket/run\nload: s3://bucket/run",
+    ),
     "contiguous_checkpointing_partitions": (
         "contiguous-checkpointing: true",
         "contiguous_checkpointing",

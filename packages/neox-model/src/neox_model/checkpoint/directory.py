@@ -20,9 +20,12 @@ __all__ = [
     "final_name",
     "find_latest",
     "keep_newest",
+    "marks_of_uploads",
     "offer_earlier",
+    "point_latest",
     "publish",
     "unfinished",
+    "upload_mark",
 ]
 
 _LEFTOVER = re.compile(r"\.(\w+)\.(saving|replaced|deleted)")
@@ -113,15 +116,27 @@ def publish(temporary: Path, final: Path) -> None:
         final.rename(replaced)
     temporary.rename(final)
     flush_folder(directory)
-    _point_latest(directory, final.name)
+    point_latest(directory, final.name)
     if replaced.exists():
         shutil.rmtree(replaced)
 
 
+def upload_mark(final: Path) -> Path:
+    """Return the file that exists while a checkpoint is uploaded."""
+    return final.with_name(f".{final.name}.uploading")
+
+
+def marks_of_uploads(directory: Path) -> list[Path]:
+    """Return the marks of all uploads of checkpoints in a folder."""
+    return [*directory.glob(".*.uploading")]
+
+
 def keep_newest(directory: Path, count: int, iteration: int) -> None:
-    """Delete all but the newest `count` of the checkpoints up to `iteration`."""
+    """Delete all but the newest `count` of the checkpoints up to `iteration`, and those being uploaded."""
     past = [path for path in complete_checkpoints(directory) if _iteration(path) <= iteration]
     for path in past[: max(0, len(past) - count)]:
+        if upload_mark(path).exists():
+            continue
         hidden = directory / f".{path.name}.deleted"
         path.rename(hidden)
         shutil.rmtree(hidden)
@@ -134,7 +149,8 @@ def _iteration(path: Path) -> int:
     return iteration
 
 
-def _point_latest(directory: Path, name: str) -> None:
+def point_latest(directory: Path, name: str) -> None:
+    """Write the name of a checkpoint into `latest`."""
     with atomic_write(directory / LATEST, is_durable=True) as file:
         file.write(name + "\n")
 

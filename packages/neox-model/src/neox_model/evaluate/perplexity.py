@@ -17,6 +17,7 @@ from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_model, padded_vocab_size
 from neox_model.assembly.zero_sharding import without_zero
+from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.load import load_weights, read_training_state
 from neox_model.engine.build import build_forward, prepare_engine
 from neox_model.parallel.groups import Groups
@@ -44,14 +45,15 @@ def evaluate_from(resolved: Resolved) -> str:
         CheckpointError: there is no checkpoint to load.
     """
     config = resolved.config
-    folder = config.checkpoint.load
-    if folder is None:
+    load = config.checkpoint.load
+    if load is None:
         raise ConfigError("evaluation requires trained weights; set load to a folder with checkpoints")
     groups = join_processes(resolved)
+    folder = folder_with_weights(load, groups, cache=config.checkpoint.store_cache)
     prepare_engine()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
-    position = Position.from_state(read_training_state(Path(folder), groups=groups))
+    position = Position.from_state(read_training_state(folder, groups=groups))
     datasets = build_datasets(resolved, ("valid", "test"), position=position)
     streams = open_streams(
         resolved,
@@ -60,7 +62,7 @@ def evaluate_from(resolved: Resolved) -> str:
         vocab_size=padded_vocab_size(config, tokenizer.vocab_size),
         end_of_document=tokenizer.end_of_document,
     )
-    losses = _load_model(without_zero(resolved), Path(folder), groups, tokenizer)
+    losses = _load_model(without_zero(resolved), folder, groups, tokenizer)
     evaluator = Evaluator(
         losses,
         streams,

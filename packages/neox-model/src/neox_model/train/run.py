@@ -18,7 +18,7 @@ from neox_config.derive.engine import engine_offers
 from neox_config.errors import NeoXError
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
-from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING, checkpoint_name
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.protocol.verification import Recording
 from neox_launcher.worker.reporting import Progress, is_restart
@@ -28,12 +28,15 @@ from neox_model.assembly.optimizer import build_optimizer, build_schedule
 from neox_model.assembly.token_dropping import kept_tokens
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.comparison import SAMPLES_DIGEST
+from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.save import save_checkpoint
 from neox_model.checkpoint.save_lock import save_lock
+from neox_model.checkpoint.uploads import Uploads
 from neox_model.engine.build import build_engine, prepare_engine
 from neox_model.engine.contract import Engine
 from neox_model.metrics.events import Events
@@ -79,6 +82,7 @@ from neox_model.train.hooks.record import RecordHook
 from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.hooks.spikes import SpikeHandler
 from neox_model.train.hooks.stop import StopHook
+from neox_model.train.hooks.upload import UploadHook
 from neox_model.train.left_out import forget_left_out, merged, read_left_out, write_left_out
 from neox_model.train.loop import train
 from neox_model.train.profilers import profilers
@@ -109,6 +113,8 @@ class _Training(RunParts):
     resolved: Resolved
     tokenizer: Tokenizer
     datasets: Datasets
+    load: Path | None
+    uploads: Uploads | None
 
     @property
     def config(self) -> NeoXConfig:
@@ -175,7 +181,8 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None
     prepare_engine()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
-    position = _position(resolved, groups)
+    load = _folder_to_load(config, groups)
+    position = _position(config, load, groups)
     datasets = build_datasets(resolved, position=position)
     progress.describe(phase="building the model")
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
@@ -198,6 +205,8 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None
         state=state,
         tokenizer=tokenizer,
         datasets=datasets,
+        load=load,
+        uploads=_uploads(config) if groups.world.rank == 0 else None,
     )
     progress.describe(phase="loading the checkpoint" if config.checkpoint.load else "preparing the data")
     resumes = _load(training, position)
@@ -233,6 +242,8 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None
         background = _background_saves(training)
         if background is not None:
             resources.callback(background.close)
+        if training.uploads is not None:
+            resources.enter_context(closing(training.uploads))
         saves_start = not _has_start(config, resumes)
         hooks = _build_hooks(
             training, evaluator, outputs, background, saves_start=saves_start, forward=forward
@@ -361,16 +372,44 @@ def _with_lengths(training: _Training, step: TrainStep) -> TrainStep:
     )
 
 
-def _position(resolved: Resolved, groups: Groups) -> Position:
+def _folder_to_load(config: NeoXConfig, groups: Groups) -> Path | None:
+    """Return the folder of checkpoints to load from, None to start anew. Collective over all ranks.
+
+    Raises:
+        CheckpointError: an object store contains no checkpoint, and this training does not save to it.
+    """
+    section = config.checkpoint
+    if section.load is None:
+        return None
+    folder = local_folder(section.load, groups, cache=section.store_cache)
+    if folder is None:
+        if section.load != section.checkpoint_store or section.finetune:
+            raise CheckpointError(
+                f"{section.load} contains no checkpoint; to start from new weights, leave load out or set it "
+                "to the same URL as checkpoint-store"
+            )
+        logger.info("%s contains no checkpoint: starting from newly initialized weights", section.load)
+    return folder
+
+
+def _uploads(config: NeoXConfig) -> Uploads | None:
+    section = config.checkpoint
+    if section.save is None or section.checkpoint_store is None:
+        return None
+    return Uploads(
+        Path(section.save).absolute(), section.checkpoint_store, chunk_bytes=section.store_chunk_size
+    )
+
+
+def _position(config: NeoXConfig, load: Path | None, groups: Groups) -> Position:
     """Return the position from which the data continues. Collective over all ranks."""
-    section = resolved.config.checkpoint
-    if section.load is None or section.finetune:
+    if load is None or config.checkpoint.finetune:
         return START
-    return Position.from_state(read_training_state(Path(section.load), groups=groups))
+    return Position.from_state(read_training_state(load, groups=groups))
 
 
 def _load(training: _Training, position: Position) -> bool:
-    """Continue from the latest checkpoint in `load`, if there is one.
+    """Continue from the latest checkpoint in the folder to load from, if there is one.
 
     Returns:
         Whether there is one.
@@ -379,10 +418,10 @@ def _load(training: _Training, position: Position) -> bool:
         CheckpointError: it cannot be loaded, or is not the one that `position` was read from.
     """
     section = training.config.checkpoint
-    if section.load is None:
+    if training.load is None:
         return False
     iteration = load_checkpoint(
-        Path(section.load),
+        training.load,
         training,
         config=training.recorded(position),
         seed=training.config.training.seed,
@@ -534,7 +573,11 @@ def _build_hooks(
     kept = kept_tokens(config)
     if kept is not None:
         hooks.append(DropTokensHook(training.model, kept.at))
-    return [*hooks, GarbageCollectionHook()]
+    hooks.append(GarbageCollectionHook())
+    if training.uploads is not None:
+        resumed = None if saves_start else find_latest(Path(config.checkpoint.save or ""))
+        hooks.append(UploadHook(training.uploads, resumed=resumed, while_waiting=progress.repeated))
+    return hooks
 
 
 def _phases(training: _Training) -> Phases | None:
@@ -627,7 +670,16 @@ def _saving(
         before_save=before_save,
         while_saving=partial(while_saving, outputs.progress),
         events=outputs.events,
+        after_save=_upload(training, directory),
     )
+
+
+def _upload(training: _Training, directory: Path) -> Callable[[int], None]:
+    """Return a function that uploads the checkpoint of an iteration, if that is configured."""
+    uploads = training.uploads
+    if uploads is None:
+        return lambda iteration: None
+    return lambda iteration: uploads.submit((directory / checkpoint_name(iteration)).absolute())
 
 
 def _background(training: _Training, directory: Path, saves: BackgroundSaves) -> Background:

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from neox_config.facts.stores import MULTIPART_BYTES
 from neox_config.schema.parameter import Section, block, param
 
 __all__ = ["CheckpointOptions", "CheckpointSection", "ParallelWrite"]
@@ -43,7 +44,8 @@ class CheckpointSection(Section, resume="free"):
         origin="Meg",
         none_means="start from new weights",
         doc="Directory to load checkpoints from. Training resumes from the latest complete checkpoint, or "
-        "starts from new weights if there is none.",
+        "starts from new weights if there is none. Or the URL of a folder in an object store: the latest "
+        "checkpoint is downloaded into store-cache and loaded from there.",
     )
     save_interval: int | None = param(
         None,
@@ -96,6 +98,31 @@ class CheckpointSection(Section, resume="free"):
         gt=0,
         none_means="keep all",
         doc="Number of latest checkpoints to keep; older ones are deleted.",
+    )
+    checkpoint_store: str | None = param(
+        None,
+        origin="ours",
+        none_means="checkpoints are not uploaded",
+        used_when="save is set",
+        doc="URL of a folder in an object store, to which each saved checkpoint is uploaded in the "
+        "background: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, or another URL that fsspec reads and writes. "
+        "Nothing is deleted there. Called s3_path in GPT-NeoX.",
+    )
+    store_chunk_size: int = param(
+        104_857_600,
+        origin="ours",
+        ge=MULTIPART_BYTES,
+        used_when="checkpoint_store is set",
+        doc="Bytes of each part of an upload; the uploading process holds one part in memory. Called "
+        "s3_chunk_size in GPT-NeoX.",
+    )
+    store_cache: str | None = param(
+        None,
+        origin="ours",
+        none_means="neox-checkpoints in $XDG_CACHE_HOME or ~/.cache",
+        used_when="load is set",
+        doc="Directory for checkpoints that are downloaded because `load` is a URL; each host downloads "
+        "there what it does not find. Downloads are kept; delete them when nothing loads from them.",
     )
     no_save_optim: bool = param(False, origin="Meg", doc="Do not save optimizer states.")
     no_save_rng: bool = param(False, origin="Meg", doc="Do not save random number generator states.")

@@ -69,6 +69,7 @@ class CheckpointHook(Hook):
         before_save: called before each save, to write pending logs first.
         while_saving: function of the iteration that returns a context manager around the save.
         events: records each save and each failure to save.
+        after_save: called with the iteration of each complete checkpoint.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class CheckpointHook(Hook):
         before_save: Callable[[], None],
         while_saving: Callable[[int], AbstractContextManager[object]] = nullcontext,
         events: Events = NO_EVENTS,
+        after_save: Callable[[int], None] = lambda iteration: None,
     ) -> None:
         self._events = events
+        self._after_save = after_save
         self._save = save
         self._interval = interval
         self._growth = growth
@@ -177,6 +180,7 @@ class CheckpointHook(Hook):
 
     def _record_saved(self, iteration: int) -> None:
         self._events.record("save", iteration, seconds=round(time.monotonic() - self._began, 3))
+        self._after_save(iteration)
 
     def _report_failure(self, iteration: int, error: CheckpointError) -> None:
         self._events.record("save_failed", iteration, message=str(error))

@@ -44,7 +44,7 @@ class RecordHook(Hook):
         parts: RunParts,
         *,
         iteration: int,
-        save: Callable[[], None] | None,
+        save: Callable[[], object] | None,
     ) -> None:
         self._iteration = iteration
         self._parts = parts

@@ -1,0 +1,196 @@
+"""A folder of checkpoints in an object store, reached through fsspec.
+
+It has the same files as a local folder of checkpoints: `latest`, and the manifest and shards of each
+checkpoint. Objects cannot be renamed together, so the order of writing replaces the rename: a checkpoint
+without its manifest is incomplete, and `latest` names only complete ones.
+"""
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec
+
+from neox_config.facts.checkpoints import MANIFEST, iteration_of
+from neox_config.facts.stores import BUCKET_PACKAGES, scheme_of
+from neox_model.checkpoint.errors import CheckpointError
+
+__all__ = ["PATIENCE_SECONDS", "ObjectStore"]
+
+PATIENCE_SECONDS = 120.0
+"""How long an operation that fails is repeated."""
+
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+_COPIED_BYTES = 2**20
+
+logger = logging.getLogger(__name__)
+
+
+class ObjectStore:
+    """A folder of checkpoints at a URL.
+
+    Operations that fail are repeated, with growing pauses.
+
+    Args:
+        url: URL of the folder, of a kind that fsspec knows.
+        chunk_bytes: bytes of each part of an upload.
+        patience: seconds for which an operation is repeated.
+
+    Raises:
+        CheckpointError: fsspec does not know this kind of URL, or lacks a package for it.
+    """
+
+    def __init__(self, url: str, *, chunk_bytes: int, patience: float = PATIENCE_SECONDS) -> None:
+        self.url = url.rstrip("/")
+        self._chunk_bytes, self._patience = chunk_bytes, patience
+        try:
+            # A stored listing would hide what another process has written.
+            self._system, self._root = fsspec.url_to_fs(self.url, use_listings_cache=False)
+        except (ImportError, ValueError) as error:
+            raise CheckpointError(f"cannot open {url}: {error}") from error
+        self._root = self._root.rstrip("/")
+        self._has_folders = scheme_of(url) not in BUCKET_PACKAGES
+
+    def read(self, name: str) -> bytes | None:
+        """Return the contents of an object; None if it does not exist.
+
+        Raises:
+            CheckpointError: it could not be read.
+        """
+        try:
+            content: bytes = self._repeat(f"reading {self.url}/{name}", lambda: self._cat(name))
+        except FileNotFoundError:
+            return None
+        return content
+
+    def _cat(self, name: str) -> bytes:
+        content = self._system.cat_file(self._path(name))
+        assert isinstance(content, bytes)
+        return content
+
+    def write(self, name: str, source: BinaryIO) -> None:
+        """Write an object, which appears whole or not at all.
+
+        Args:
+            name: the object, relative to the folder.
+            source: its contents, from the beginning.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        action = f"writing {self.url}/{name}"
+        try:
+            self._repeat(action, lambda: self._send(self._path(name), source))
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{action} failed: {error}; check the URL") from error
+
+    def _send(self, path: str, source: BinaryIO) -> None:
+        source.seek(0)
+        if self._has_folders:
+            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            with self._system.open(f"{path}.new", "wb") as target:
+                shutil.copyfileobj(source, target, _COPIED_BYTES)
+            self._system.mv(f"{path}.new", path)
+        else:
+            self._send_object(path, source)
+
+    def _send_object(self, path: str, source: BinaryIO) -> None:
+        """Upload in parts, and complete the object only after the last one."""
+        target = self._system.open(path, "wb", block_size=self._chunk_bytes, autocommit=False)
+        try:
+            shutil.copyfileobj(source, target, _COPIED_BYTES)
+            target.close()
+            target.commit()
+        except BaseException:
+            # Otherwise its finalizer would upload what it still holds.
+            target.closed = True
+            target.discard()
+            raise
+
+    def download(self, name: str, path: Path) -> None:
+        """Download an object into a file, which is replaced.
+
+        Raises:
+            CheckpointError: it does not exist, or could not be read.
+            OSError: the file cannot be written.
+        """
+        action = f"downloading {self.url}/{name}"
+        try:
+            self._repeat(action, lambda: self._receive(name, path))
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{action} failed: it does not exist") from error
+
+    def _receive(self, name: str, path: Path) -> None:
+        with path.open("wb") as file, self._system.open(self._path(name), "rb") as source:
+            shutil.copyfileobj(source, file, _COPIED_BYTES)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def delete(self, name: str) -> None:
+        """Delete an object, if it exists.
+
+        Raises:
+            CheckpointError: it could not be deleted.
+        """
+        try:
+            self._repeat(f"deleting {self.url}/{name}", lambda: self._system.rm_file(self._path(name)))
+        except FileNotFoundError:
+            return
+
+    def complete_checkpoints(self) -> list[str]:
+        """Return the names of the complete checkpoints, lowest iteration first.
+
+        Raises:
+            CheckpointError: the store could not be read.
+        """
+        try:
+            paths = self._repeat(
+                f"listing {self.url}", lambda: self._system.ls(self._root, detail=False, refresh=True)
+            )
+        except FileNotFoundError:
+            return []
+        names = [path.rstrip("/").rpartition("/")[2] for path in paths]
+        found = [name for name in names if iteration_of(name) is not None and self._has(f"{name}/{MANIFEST}")]
+        return sorted(found, key=lambda name: iteration_of(name) or 0)
+
+    def _has(self, name: str) -> bool:
+        path = self._path(name)
+        return bool(self._repeat(f"reading {self.url}/{name}", lambda: self._system.exists(path)))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _repeat(self, action: str, attempt: Callable[[], Any]) -> Any:
+        """Return the result of an operation, repeating it while it fails.
+
+        Raises:
+            FileNotFoundError: an object or bucket does not exist.
+            CheckpointError: it failed until the end.
+        """
+        for pause in (*_pauses(self._patience), None):
+            try:
+                return attempt()
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # Every kind of store has its own exceptions.
+                reason = f"{type(error).__name__}: {error}"
+                if pause is None or isinstance(error, PermissionError):
+                    raise CheckpointError(f"{action} failed: {reason}") from error
+                logger.warning("%s failed: %s; trying again in %g s", action, reason, pause)
+                time.sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _pauses(patience: float) -> Iterator[float]:
+    """Yield the pauses between attempts, each twice as long as the one before; their sum is `patience`."""
+    pause = _FIRST_PAUSE_SECONDS
+    while patience > 0:
+        pause = min(pause, patience, _LONGEST_PAUSE_SECONDS)
+        yield pause
+        patience -= pause
+        pause *= 2

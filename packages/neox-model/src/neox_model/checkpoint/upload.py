@@ -1,0 +1,102 @@
+"""The program that uploads one checkpoint to an object store, in a separate process at the lowest priority.
+
+It ends when its standard input closes, that is, with the training that started it. Its standard output is the
+reason of a failure.
+"""
+
+import io
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from neox_config.errors import NeoXError
+from neox_config.facts.checkpoints import LATEST, MANIFEST
+from neox_config.log import configure_logging
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.object_store import ObjectStore
+
+__all__ = ["main", "upload"]
+
+_LOWEST_PRIORITY = 19
+
+
+def upload(folder: Path, store: ObjectStore) -> None:
+    """Upload a complete checkpoint: its shards, then its manifest, then `latest`.
+
+    What the store has under the same name is kept if it has the same manifest, which contains the checksums
+    of all data; otherwise it is incomplete, without a manifest, until everything is replaced.
+
+    Args:
+        folder: the checkpoint. If it is deleted or replaced meanwhile, the upload fails; it never mixes two.
+        store: where to upload it.
+
+    Raises:
+        CheckpointError: the store cannot be written to.
+        OSError: the checkpoint cannot be read, or was deleted.
+    """
+    name = folder.name
+    with _held(folder) as source:
+        with source(MANIFEST) as file:
+            manifest = file.read()
+        if store.read(f"{name}/{MANIFEST}") != manifest:
+            store.delete(f"{name}/{MANIFEST}")
+            for shard, size in json.loads(manifest)["contents"]["files"].items():
+                with source(shard) as file:
+                    _check_size(folder / shard, file, size)
+                    store.write(f"{name}/{shard}", file)
+            store.write(f"{name}/{MANIFEST}", io.BytesIO(manifest))
+    store.write(LATEST, io.BytesIO(f"{name}\n".encode()))
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[Callable[[str], BinaryIO]]:
+    """Yield a function that opens files of a folder, even after the folder was renamed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+    def source(name: str) -> BinaryIO:
+        return os.fdopen(os.open(name, os.O_RDONLY, dir_fd=descriptor), "rb")
+
+    try:
+        yield source
+    finally:
+        os.close(descriptor)
+
+
+def _check_size(path: Path, file: BinaryIO, expected: int) -> None:
+    size = os.fstat(file.fileno()).st_size
+    if size != expected:
+        raise CheckpointError(f"{path} is damaged: it has {size:,} bytes instead of {expected:,}")
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("url")
+@click.option("--chunk-bytes", type=int, required=True)
+@click.option("--patience", type=float, required=True)
+def main(folder: Path, url: str, chunk_bytes: int, patience: float) -> None:
+    """Upload the checkpoint FOLDER to the store URL."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.nice(_LOWEST_PRIORITY)
+    configure_logging(None)
+    try:
+        upload(folder, ObjectStore(url, chunk_bytes=chunk_bytes, patience=patience))
+    except (NeoXError, OSError) as error:
+        click.echo(str(error))
+        sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    """Wait until the standard input closes, and end this process."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

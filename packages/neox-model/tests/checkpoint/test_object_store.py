@@ -1,0 +1,330 @@
+"""Uploads to object stores and loading from them: interrupted anywhere, never a wrong checkpoint."""
+
+import io
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from neox_config.facts.checkpoints import LATEST, MANIFEST
+from neox_model.checkpoint import CheckpointError, downloads, object_store
+from neox_model.checkpoint import directory as folders
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.downloads import cache_folder, download, local_folder
+from neox_model.checkpoint.object_store import ObjectStore
+from neox_model.checkpoint.upload import upload
+from neox_model.checkpoint.uploads import Uploads
+from neox_model.parallel.groups import SINGLE_PROCESS
+from support.checkpoint_runs import Run
+
+URL = "memory://bucket/run"
+CHUNK = 5 * 2**20
+
+
+class DyingStore(ObjectStore):
+    """A store that goes away before one of its writes and deletions, and counts them."""
+
+    def __init__(self, url: str, *, dies_before: int | None = None) -> None:
+        super().__init__(url, chunk_bytes=CHUNK, patience=0.0)
+        self.changes: list[str] = []
+        self._dies_before = dies_before
+
+    def _record(self, change: str) -> None:
+        if len(self.changes) == self._dies_before:
+            raise CheckpointError("the store went away")
+        self.changes.append(change)
+
+    def write(self, name: str, source: io.BufferedIOBase) -> None:  # type: ignore[override]
+        self._record(f"write {name}")
+        super().write(name, source)  # type: ignore[arg-type]
+
+    def delete(self, name: str) -> None:
+        self._record(f"delete {name}")
+        super().delete(name)
+
+
+@pytest.fixture(autouse=True)
+def memory() -> Iterator[fsspec.AbstractFileSystem]:
+    """Store of `memory://`, empty before and after."""
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+def saved(folder: Path, *, updates: int = 1) -> tuple[Run, Path]:
+    run = Run(layers=2)
+    for _ in range(updates):
+        run.train()
+    return run, run.save(folder)
+
+
+def loaded(url: str, cache: Path) -> Run | None:
+    folder = local_folder(url, SINGLE_PROCESS, cache=str(cache), patience=0.0)
+    if folder is None:
+        return None
+    run = Run(layers=2)
+    run.load(folder)
+    return run
+
+
+def test_what_was_uploaded_is_loaded(tmp_path):
+    run, folder = saved(tmp_path / "save")
+    store = DyingStore(URL)
+    upload(folder, store)
+    assert store.changes == [
+        *(f"delete global_step1/{MANIFEST}", "write global_step1/shard-00000.safetensors"),
+        *(f"write global_step1/{MANIFEST}", f"write {LATEST}"),
+    ]
+    found = loaded(URL, tmp_path / "cache")
+    assert found is not None
+    assert (found.iteration, found.weights, found.states) == (1, run.weights, run.states)
+    folder_of_downloads = cache_folder(URL, str(tmp_path / "cache"))
+    assert folder_of_downloads.parent == tmp_path / "cache"
+    assert (folder_of_downloads / LATEST).read_text() == "global_step1\n"
+
+
+@pytest.mark.parametrize("url", ["memory://bucket/run", "file"])
+def test_a_store_that_goes_away_shows_the_earlier_checkpoint_until_the_new_one_is_complete(tmp_path, url):
+    url = f"file://{tmp_path}/store" if url == "file" else url
+    first, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(url))
+    second, folder = saved(tmp_path / "save", updates=2)
+    for death in range(4):
+        with pytest.raises(CheckpointError, match="went away"):
+            upload(folder, DyingStore(url, dies_before=death))
+        run = loaded(url, tmp_path / "cache")
+        assert run is not None
+        assert (run.iteration, run.weights) == (1, first.weights)
+    upload(folder, DyingStore(url))
+    run = loaded(url, tmp_path / "cache")
+    assert run is not None
+    assert (run.iteration, run.weights, run.states) == (2, second.weights, second.states)
+
+
+def test_a_replaced_checkpoint_is_the_old_one_or_incomplete_or_the_new_one(tmp_path):
+    old, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    new, folder = saved(tmp_path / "save")
+    for death in range(4):
+        with pytest.raises(CheckpointError, match="went away"):
+            upload(folder, DyingStore(URL, dies_before=death))
+        if death == 0:
+            assert loaded(URL, tmp_path / "cache").weights == old.weights
+            continue
+        expected = new.weights if death == 3 else None
+        if expected is None:
+            with pytest.raises(CheckpointError, match=r"names 'global_step1', which is not a complete"):
+                loaded(URL, tmp_path / "cache")
+        else:
+            assert loaded(URL, tmp_path / "cache").weights == expected
+    assert old.weights != new.weights
+
+
+def test_a_checkpoint_that_the_store_has_is_not_uploaded_again(tmp_path):
+    _, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    again = DyingStore(URL)
+    upload(folder, again)
+    assert again.changes == [f"write {LATEST}"]
+
+
+def test_a_checkpoint_that_is_deleted_meanwhile_stays_incomplete(tmp_path):
+    _, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    _, folder = saved(tmp_path / "save", updates=2)
+
+    class DeletingStore(DyingStore):
+        def delete(self, name: str) -> None:
+            for path in folder.iterdir():
+                path.unlink()
+
+    with pytest.raises(FileNotFoundError):
+        upload(folder, DeletingStore(URL))
+    assert loaded(URL, tmp_path / "cache").iteration == 1
+
+
+def test_a_truncated_shard_is_not_uploaded(tmp_path):
+    _, folder = saved(tmp_path / "save")
+    os.truncate(folder / "shard-00000.safetensors", 100)
+    with pytest.raises(CheckpointError, match="damaged: it has 100 bytes instead of"):
+        upload(folder, DyingStore(URL))
+    assert loaded(URL, tmp_path / "cache") is None
+
+
+def test_a_damaged_shard_in_the_store_is_refused_by_its_checksum(tmp_path, memory):
+    _, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    path = "/bucket/run/global_step1/shard-00000.safetensors"
+    content = bytearray(memory.cat_file(path))
+    content[-1] ^= 1
+    memory.pipe_file(path, bytes(content))
+    with pytest.raises(CheckpointError, match=r"downloaded 2 times: .* checksum of .* does not match"):
+        loaded(URL, tmp_path / "cache")
+
+
+def test_an_interrupted_download_continues_with_the_shards_that_are_sound(tmp_path):
+    run, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    cached = cache_folder(URL, str(tmp_path / "cache"))
+    partial = folders.unfinished(cached / "global_step1")
+    partial.mkdir(parents=True)
+    shard = "shard-00000.safetensors"
+    content = (folder / shard).read_bytes()
+    for left, expected in ((content, 0), (content[:-8], 1), (content[:-1] + bytes([content[-1] ^ 1]), 1)):
+        partial.mkdir(exist_ok=True)
+        (partial / shard).write_bytes(left)
+        fetched: list[str] = []
+
+        class CountingStore(DyingStore):
+            def download(self, name: str, path: Path, fetched: list[str] = fetched) -> None:
+                fetched.append(name)
+                super().download(name, path)
+
+        download(CountingStore(URL), "global_step1", cached)
+        assert fetched == [f"global_step1/{shard}"] * expected
+        assert (cached / "global_step1" / shard).read_bytes() == content
+        folders.keep_newest(cached, 0, 1)
+    assert loaded(URL, tmp_path / "cache").weights == run.weights
+
+
+def test_a_store_without_checkpoint_is_empty_whatever_was_downloaded_before(tmp_path, memory):
+    _, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    assert loaded(URL, tmp_path / "cache") is not None
+    memory.store.clear()
+    assert loaded(URL, tmp_path / "cache") is None
+    with pytest.raises(CheckpointError, match="memory://bucket/run contains no checkpoint; set load to"):
+        downloads.folder_with_weights(URL, SINGLE_PROCESS, cache=str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("latest", "problem"),
+    [
+        (None, "latest is missing; if no upload is running, write global_step1 into it"),
+        (
+            b"global_step7\n",
+            r"latest names 'global_step7', which is not a complete .*; if no .*step1",
+        ),
+        (b"../other\n", r"latest names '\.\./other', which is not"),
+        (b"\xff", "latest names .*, which is not a complete checkpoint"),
+    ],
+)
+def test_a_store_whose_latest_is_wrong_is_refused(tmp_path, memory, latest, problem):
+    _, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    memory.rm_file(f"/bucket/run/{LATEST}")
+    if latest is not None:
+        memory.pipe_file(f"/bucket/run/{LATEST}", latest)
+    with pytest.raises(CheckpointError, match=problem):
+        loaded(URL, tmp_path / "cache")
+
+
+def test_a_failing_operation_is_repeated_and_reported(monkeypatch, caplog):
+    pauses: list[float] = []
+    monkeypatch.setattr(object_store.time, "sleep", pauses.append)
+    store = ObjectStore(URL, chunk_bytes=CHUNK, patience=4.0)
+    store.write("name", io.BytesIO(b"content"))
+    failures = [OSError("unplugged"), TimeoutError("slow")]
+
+    def cat(path: str) -> bytes:
+        if failures:
+            raise failures.pop(0)
+        return b"content"
+
+    monkeypatch.setattr(store._system, "cat_file", cat)
+    assert store.read("name") == b"content"
+    assert pauses == [0.5, 1.0]
+    assert caplog.messages == [
+        f"reading {URL}/name failed: OSError: unplugged; trying again in 0.5 s",
+        f"reading {URL}/name failed: TimeoutError: slow; trying again in 1 s",
+    ]
+    failures += [OSError("unplugged")] * 9
+    with pytest.raises(CheckpointError, match="reading memory://bucket/run/name failed: OSError: unplugged"):
+        store.read("name")
+    assert pauses[2:] == [0.5, 1.0, 2.0, 0.5]
+    failures[:] = [PermissionError("no key")] * 2
+    with pytest.raises(CheckpointError, match="PermissionError: no key"):
+        store.read("name")
+    assert len(failures) == 1
+
+
+def test_an_unknown_kind_of_store_names_what_is_missing():
+    with pytest.raises(CheckpointError, match=r"cannot open nothing://bucket: .*nothing"):
+        ObjectStore("nothing://bucket", chunk_bytes=CHUNK)
+
+
+def test_uploads_run_beside_the_training_and_the_last_one_is_waited_for(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    url = f"file://{tmp_path}/store"
+    uploads = Uploads(tmp_path / "save", url, chunk_bytes=CHUNK, patience=0.0)
+    runs = [saved(tmp_path / "save", updates=updates) for updates in (1, 2, 3)]
+    for _, folder in runs:
+        uploads.submit(folder)
+    # The first one is being uploaded and the third one waits, so the second one is skipped.
+    assert folders.marks_of_uploads(tmp_path / "save") == [tmp_path / "save/.global_step1.uploading"]
+    folders.keep_newest(tmp_path / "save", 1, 3)
+    assert [path.name for path in folders.complete_checkpoints(tmp_path / "save")] == [
+        *("global_step1", "global_step3")
+    ]
+    uploads.finish()
+    assert folders.marks_of_uploads(tmp_path / "save") == []
+    messages = [each.getMessage() for each in caplog.records if each.name.endswith(".uploads")]
+    assert messages[0].endswith("global_step2 is not uploaded: global_step3 is newer, and uploads are slower")
+    assert [message.split(" in ")[0] for message in messages[1:]] == [
+        f"uploaded global_step{step} to {url}" for step in (1, 3)
+    ]
+    assert loaded(url, tmp_path / "cache").weights == runs[2][0].weights
+    assert not (tmp_path / "store/global_step2").exists()
+    folders.keep_newest(tmp_path / "save", 1, 3)
+    assert [path.name for path in folders.complete_checkpoints(tmp_path / "save")] == ["global_step3"]
+
+
+def test_a_failed_upload_is_an_error_in_the_log_and_of_the_last_one_an_exception(tmp_path, caplog):
+    (tmp_path / "store").write_text("a file")
+    url = f"file://{tmp_path}/store"
+    uploads = Uploads(tmp_path / "save", url, chunk_bytes=CHUNK, patience=0.0)
+    _, folder = saved(tmp_path / "save")
+    uploads.submit(folder)
+    with pytest.raises(CheckpointError, match=r"global_step1, is complete there, but was not uploaded"):
+        uploads.finish()
+    (message,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+    assert message.startswith(f"{folder} was not uploaded to {url}: ")
+    (tmp_path / "store").unlink()
+    run, folder = saved(tmp_path / "save", updates=2)
+    uploads.submit(folder)
+    uploads.finish()
+    assert loaded(url, tmp_path / "cache").weights == run.weights
+
+
+def test_an_upload_ends_with_the_process_that_started_it(tmp_path):
+    (tmp_path / "store").write_text("a file, to which an upload fails until its patience ends")
+    uploads = Uploads(tmp_path / "save", f"file://{tmp_path}/store", chunk_bytes=CHUNK, patience=600.0)
+    _, folder = saved(tmp_path / "save")
+    uploads.submit(folder)
+    process = uploads._running
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()  # As the kernel does when the training is killed.
+    assert process.wait(timeout=60) == 1
+    uploads.close()
+    assert folders.marks_of_uploads(tmp_path / "save") == []
+
+
+def test_closing_ends_the_upload_and_marks_of_a_killed_training_are_removed(tmp_path):
+    _, folder = saved(tmp_path / "save")
+    folders.upload_mark(folder).touch()
+    uploads = Uploads(tmp_path / "save", f"file://{tmp_path}/store", chunk_bytes=CHUNK)
+    assert folders.marks_of_uploads(tmp_path / "save") == []
+    uploads.submit(folder)
+    process = uploads._running
+    uploads.close()
+    assert process is not None
+    assert process.returncode == -signal.SIGKILL
+    assert folders.marks_of_uploads(tmp_path / "save") == []
+    assert Manifest.read(folder).iteration == 1

@@ -1,0 +1,156 @@
+"""Uploads to a real S3 server on this machine (moto), whose connections are cut in the middle."""
+
+import importlib.util
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from neox_config.facts.checkpoints import LATEST, MANIFEST
+from neox_config.facts.stores import MULTIPART_BYTES
+from neox_model.checkpoint import CheckpointError
+from neox_model.checkpoint.downloads import local_folder
+from neox_model.checkpoint.uploads import Uploads
+from neox_model.parallel.groups import SINGLE_PROCESS
+from support.checkpoint_runs import Run
+from support.cut_connections import Proxy, proxied
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("moto", "flask", "s3fs")),
+        reason="needs an S3 server and its client: pip install 'moto[server]' s3fs",
+    ),
+]
+
+URL = "s3://checkpoints/runs/first"
+WIDTH = 500_000
+"""Weights and states of 18 MB: four parts of an upload."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[int]:
+    """Port of an S3 server with an empty bucket."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, "the S3 server did not start"
+                time.sleep(0.1)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """The connection to the server of everything in this test but `store`."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # Of botocore itself, whose pauses add to ours.
+    with proxied(server) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+        yield proxy
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+@pytest.fixture
+def store(proxy: Proxy, server: int) -> Any:
+    """The store, without the proxy; its bucket is empty."""
+    system = fsspec.filesystem("s3", endpoint_url=f"http://127.0.0.1:{server}", use_listings_cache=False)
+    if system.exists("checkpoints"):
+        system.rm("checkpoints", recursive=True)
+    system.mkdir("checkpoints")
+    return system
+
+
+def saved(folder: Path, *, updates: int, width: int = WIDTH) -> tuple[Run, Path]:
+    run = Run(width=width)
+    for _ in range(updates):
+        run.train()
+    return run, run.save(folder)
+
+
+def loaded(cache: Path, *, width: int = WIDTH) -> Run | None:
+    folder = local_folder(URL, SINGLE_PROCESS, cache=str(cache), patience=0.0)
+    if folder is None:
+        return None
+    run = Run(width=width)
+    run.load(folder)
+    return run
+
+
+def uploading(folder: Path, *, patience: float) -> Uploads:
+    uploads = Uploads(folder.parent, URL, chunk_bytes=MULTIPART_BYTES, patience=patience)
+    uploads.submit(folder)
+    return uploads
+
+
+def objects(store: Any) -> set[str]:
+    return {path.removeprefix("checkpoints/runs/first/") for path in store.find("checkpoints")}
+
+
+def test_a_server_that_goes_away_and_comes_back_has_the_whole_checkpoint(tmp_path, proxy, store):
+    assert loaded(tmp_path / "cache") is None
+    first, folder = saved(tmp_path / "save", updates=1)
+    uploading(folder, patience=0.0).finish()
+    second, folder = saved(tmp_path / "save", updates=2)
+    assert folder.name == "global_step2"
+    proxy.cut_after(12_000_000)
+    uploads = uploading(folder, patience=60.0)
+    assert proxy.is_cut.wait(60)
+    time.sleep(0.5)
+    uploads.poll()
+    assert store.cat_file(f"checkpoints/runs/first/{LATEST}") == b"global_step1\n"
+    assert not any(name.startswith("global_step2") for name in objects(store))
+    proxy.mend()
+    run = loaded(tmp_path / "cache")
+    assert run is not None
+    assert (run.iteration, run.weights) == (1, first.weights)
+    uploads.finish()
+    assert objects(store) == {
+        LATEST,
+        *(f"global_step{step}/{file}" for step in (1, 2) for file in (MANIFEST, "shard-00000.safetensors")),
+    }
+    run = loaded(tmp_path / "cache")
+    assert run is not None
+    assert (run.iteration, run.weights, run.states) == (2, second.weights, second.states)
+
+
+def test_a_server_that_stays_away_fails_the_upload_and_keeps_the_earlier_checkpoint(tmp_path, proxy, store):
+    first, folder = saved(tmp_path / "save", updates=1, width=4)
+    uploading(folder, patience=0.0).finish()
+    _, folder = saved(tmp_path / "save", updates=2, width=WIDTH)
+    proxy.cut_after(8_000_000)
+    uploads = uploading(folder, patience=1.0)
+    with pytest.raises(CheckpointError, match=f"was not uploaded to {URL}: writing {URL}/global_step2/"):
+        uploads.finish()
+    with pytest.raises(CheckpointError, match=f"reading {URL}/{LATEST} failed"):
+        loaded(tmp_path / "cache", width=4)
+    proxy.mend()
+    run = loaded(tmp_path / "cache", width=4)
+    assert run is not None
+    assert (run.iteration, run.weights) == (1, first.weights)
+
+
+def test_a_bucket_that_does_not_exist_is_refused_without_repeating(tmp_path, proxy):
+    _, folder = saved(tmp_path / "save", updates=1, width=4)
+    uploads = Uploads(folder.parent, "s3://absent/run", chunk_bytes=MULTIPART_BYTES, patience=600.0)
+    uploads.submit(folder)
+    with pytest.raises(CheckpointError, match=r"s3://absent/run: writing .* failed: .*bucket"):
+        uploads.finish()

@@ -1,0 +1,98 @@
+"""Trainings that upload to an object store, and trainings that resume from it."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neox_config.facts.checkpoints import LATEST
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.downloads import cache_folder
+from support.corpus import write_corpus
+from support.distributed import DistributedFailure, run_ranks
+from support.settings import SMALL_TRAINING, resolved_from
+
+STEPS = 4
+ZERO2 = {"zero_optimization": {"stage": 2}, "precision": "bfloat16", "train_batch_size": 8}
+
+
+def train(trainings: list[dict[str, Any]]) -> None:
+    """Train each in the same processes; `lost` is a folder that is deleted before."""
+    from functools import partial
+    from unittest.mock import patch
+
+    from torch import distributed
+
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train import run
+
+    for settings in trainings:
+        lost = settings.pop("lost", None)
+        if lost is not None and distributed.get_rank() == 0:
+            shutil.rmtree(lost)
+        distributed.barrier()
+        resolved = resolved_from(SMALL_TRAINING | settings, devices=distributed.get_world_size())
+        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        with patch.object(run, "Uploads", partial(run.Uploads, patience=0.0)):
+            run.train_in(groups, resolved)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def settings_of(corpus: str, folder: Path, url: str) -> dict[str, Any]:
+    return {
+        "data_path": corpus,
+        "train_iters": STEPS,
+        "save": str(folder),
+        "save_interval": 2,
+        "keep_last_n_checkpoints": 1,
+        "checkpoint_store": url,
+        "store_cache": str(folder.parent / "cache"),
+    }
+
+
+@pytest.mark.slow
+def test_a_training_that_lost_its_folder_resumes_from_the_store_bit_for_bit(tmp_path, corpus):
+    """Two ranks, ZeRO 2 and bfloat16."""
+    url = f"file://{tmp_path}/store"
+    whole = settings_of(corpus, tmp_path / "whole", f"file://{tmp_path}/other store") | ZERO2
+    # Empty at first, which is no error, because this training fills it.
+    from_store = settings_of(corpus, tmp_path / "save", url) | ZERO2 | {"load": url}
+    trainings = [whole, from_store | {"exit_interval": 2}, from_store | {"lost": str(tmp_path / "save")}]
+    run_ranks(train, size=2, trainings=trainings)
+    downloads = cache_folder(url, str(tmp_path / "cache"))
+    assert Manifest.read(downloads / "global_step2").iteration == 2
+    tensors = [
+        Manifest.read(tmp_path / folder / "global_step4").tensors
+        for folder in ("whole", "save", "store", "other store")
+    ]
+    assert tensors == [tensors[0]] * 4
+    assert (tmp_path / "store" / LATEST).read_text() == "global_step4\n"
+    # Only the folder is limited to one checkpoint.
+    assert [path.name for path in (tmp_path / "save").glob("global_*")] == ["global_step4"]
+    assert Manifest.read(tmp_path / "store" / "global_step2").iteration == 2
+
+
+@pytest.mark.sweep
+def test_a_store_that_went_away_fails_the_end_and_the_next_start_uploads_what_is_missing(tmp_path, corpus):
+    store = tmp_path / "store"
+    store.write_text("a file: nothing can be written below it")
+    settings = settings_of(corpus, tmp_path / "save", f"file://{store}")
+    with pytest.raises(DistributedFailure, match=r"global_step4, is complete there, but was not uploaded"):
+        run_ranks(train, size=1, trainings=[settings])
+    assert (tmp_path / "save" / LATEST).read_text() == "global_step4\n"
+    store.unlink()
+    run_ranks(train, size=1, trainings=[settings | {"load": str(tmp_path / "save")}])
+    assert Manifest.read(store / "global_step4") == Manifest.read(tmp_path / "save" / "global_step4")
+
+
+@pytest.mark.sweep
+def test_an_empty_store_is_an_error_on_all_ranks_unless_this_training_fills_it(tmp_path, corpus):
+    settings = settings_of(corpus, tmp_path / "save", f"file://{tmp_path}/store") | ZERO2
+    with pytest.raises(DistributedFailure, match=r"/other contains no checkpoint; to start from new weights"):
+        run_ranks(train, size=2, trainings=[settings | {"load": f"file://{tmp_path}/other"}])
+    assert not (tmp_path / "save" / LATEST).exists()
