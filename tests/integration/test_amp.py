@@ -51,7 +51,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "fp16": {"amp": {"enabled": True, "loss_scale": "dynamic"}},
     "bf16": {"amp": {"enabled": True, "dtype": "bf16"}},
 }
-TRAINED = [["fp16", "data 2"], ["fp16", "sequence 2"], ["fp16", "pipeline 2"], ["bf16", "tensor 2"]]
+TRAINED = [("fp16", "data 2"), ("fp16", "sequence 2"), ("fp16", "pipeline 2"), ("bf16", "tensor 2")]
 ROUNDING = {"fp16": 2e-4, "bf16": 1e-3}
 # Of trainings whose loss scale must change: gradients do not fit float16 with it.
 LARGE_SCALE = 2.0**20
@@ -72,8 +72,8 @@ class Products(TorchDispatchMode):
 
 def train_each(folder: str, data_path: str, runs: list[list[Any]]) -> list[dict[str, list[str]]]:
     """Train each (name, settings), one after another; the dtypes that this rank saw."""
-    from neox_model.parallel.topology import create_groups
     from neox_model.engine import build
+    from neox_model.parallel.topology import create_groups
     from neox_model.train import run
 
     found, build_engine, usual_scale = [], run.build_engine, build._APEX_INITIAL_SCALE
@@ -99,7 +99,9 @@ def train_each(folder: str, data_path: str, runs: list[list[Any]]) -> list[dict[
                 run.train_in(groups, resolved)
         finally:
             run.build_engine, build._APEX_INITIAL_SCALE = build_engine, usual_scale
-        found.append({key: sorted(value) for key, value in seen.items()} | {"products": sorted(products.dtypes)})
+        found.append(
+            {key: sorted(value) for key, value in seen.items()} | {"products": sorted(products.dtypes)}
+        )
     return found
 
 
@@ -121,7 +123,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, d
         [f"{name}, {layout}", settings | PRECISIONS[name]]
         for layout, settings in LAYOUTS.items()
         for name in ("fp16", "bf16")
-        if [name, layout] in TRAINED
+        if (name, layout) in TRAINED
     ]
     two += [
         ["whole, pipeline", dropping | LAYOUTS["pipeline 2"]],
@@ -135,7 +137,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, d
     return folder, dtypes
 
 
-@pytest.mark.parametrize(("precision", "layout"), [*TRAINED, ["fp16", "one"], ["bf16", "one"]])
+@pytest.mark.parametrize(("precision", "layout"), [*TRAINED, ("fp16", "one"), ("bf16", "one")])
 def test_products_are_rounded_and_all_that_lasts_is_float32(trained, precision, layout):
     folder, dtypes = trained
     name = f"{precision}, {layout}"

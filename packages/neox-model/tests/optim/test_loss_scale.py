@@ -58,3 +58,10 @@ def test_loss_scale_resumes_from_its_saved_state():
         second.update(overflow)
         assert first.state_dict() == second.state_dict()
     assert first.floor == 1.0
+
+
+def test_a_scale_grows_to_its_maximum():
+    scale = LossScale(LossScaleSettings(initial=4.0, is_dynamic=True, window=1, maximum=8.0), CPU)
+    for _ in range(6):
+        scale.update(NO)
+    assert float(scale.value) == 8.0

@@ -59,7 +59,10 @@ def _precision(resolved: Resolved) -> dict[str, Any]:
     settings: dict[str, Any] = {"data_types": {"grad_accum_dtype": accumulation_dtype(resolved)}}
     if precision == "fp16":
         # DeepSpeed would cast the weights of tokens in the loss, which are no inputs of the model.
-        settings["fp16"] = config.precision.fp16.model_dump(mode="json") | {"enabled": True, "auto_cast": False}
+        settings["fp16"] = config.precision.fp16.model_dump(mode="json") | {
+            "enabled": True,
+            "auto_cast": False,
+        }
     if precision == "bf16":
         # Without the immediate update, the output projection of a pipeline loses its gradient: DeepSpeed
         # clears it when the backward pass reaches the hidden states, after the head.

@@ -40,7 +40,8 @@ NO_EFFECT: Mapping[str, str] = {
     "zero_optimization.allgather_partitions": "updated parameters are always collected with all-gather",
     "zero_optimization.load_from_fp32_weights": "checkpoints contain the float32 weights if there are any",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "checkpoints always contain whole weights",
-    "zero_optimization.grad_hooks": "DeepSpeed chooses when stage 1 reduces gradients; their mean is the same",
+    "dump_state": "DeepSpeed logs its state below the level that is shown; use neox-config show",
+    "zero_optimization.grad_hooks": "DeepSpeed chooses when stage 1 reduces gradients; the mean is the same",
     "zero_optimization.elastic_checkpoint": "every checkpoint loads with any number of ranks",
 }
 

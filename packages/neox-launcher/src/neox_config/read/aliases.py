@@ -89,6 +89,7 @@ COMPUTED: Mapping[str, str] = {
     "global_num_gpus": "the number of devices of the job",
     "config_files": "the files of the configuration",
     "curriculum_seqlen": "the current length of the curriculum",
+    "scheduler.params.last_batch_iteration": "the number of updates so far, read from the checkpoint",
     "comet_experiment": "created by the Comet writer",
 }
 

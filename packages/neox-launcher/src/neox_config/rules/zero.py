@@ -65,7 +65,7 @@ def all_states_are_offloaded(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse to offload a fraction of the optimizer states (DeepSpeed's Twin-Flow).
 
     DeepSpeed updates the rest with an AdamW of its own, whose learning rate does not follow the schedule, and
-    accepts only its compiled CPU Adam beside it.
+    accepts only its compiled CPU Adam for those that are offloaded.
     """
     offload = c.zero.zero_optimization.offload_optimizer
     if offload.device != "none" and offload.ratio < 1:

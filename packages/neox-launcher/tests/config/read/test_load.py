@@ -327,3 +327,33 @@ def test_parameter_names_of_other_programs_are_refused():
     names = {parameter.name for parameter in all_parameters()} | {*SHORTHANDS, *OLDER_SPELLINGS}
     assert names.isdisjoint({*FOREIGN_NAMES, *FOREIGN_REMEDIES})
     assert set(FOREIGN_NAMES.values()) <= names
+
+
+def test_a_start_of_the_scheduler_is_read_from_the_checkpoint(load):
+    config = load("scheduler: {type: WarmupLR, params: {last_batch_iteration: -1}}")
+    assert [notice.name for notice in config.notices] == ["scheduler.params.last_batch_iteration"]
+
+
+@pytest.mark.parametrize("name", ["keep_batchnorm_fp32", "master_weights", "cast_model_type"])
+def test_arguments_of_apex_that_cast_weights_are_refused(load, name):
+    with pytest.raises(ConfigError, match="belongs to apex's levels O2 and O3"):
+        load(f"amp: {{enabled: true, {name}: true}}")
+
+
+def test_precision_and_amp_contradict_each_other(load):
+    with pytest.raises(ConfigError, match="cannot be combined with precision: bfloat16"):
+        load("amp: {enabled: true}\nprecision: bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("text", "has_note"),
+    [
+        ("zero_optimization: {stage: 3, reduce_scatter: false}", True),
+        ("zero_optimization: {stage: 1}", True),
+        ("zero_optimization: {stage: 1}\nprecision: bfloat16", False),
+        ("zero_optimization: {stage: 0}", False),
+    ],
+)
+def test_gradients_that_are_divided_first_anyway_are_noted(load, text, has_note):
+    config = load(f"{text}\nprescale_gradients: true")
+    assert ("prescale_gradients" in [notice.name for notice in config.notices]) is has_note

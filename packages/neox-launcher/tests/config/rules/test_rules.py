@@ -565,6 +565,15 @@ MORE = [
 ]
 
 
+def test_the_default_of_a_warmup_that_is_too_long_is_named(load):
+    with pytest.raises(ConfigError) as found:
+        load("scheduler: {type: WarmupDecayLR}", "train-iters=20")
+    (problem,) = found.value.problems
+    assert problem.name == "scheduler.params.warmup_num_steps"
+    assert problem.what.startswith("is not set; its default, 1,000, is more than the 20 iterations")
+    assert "at most 20" in problem.remedy
+
+
 @pytest.mark.parametrize(("text", "name", "sentence"), MORE)
 def test_further_messages_of_rules(load, text, name, sentence):
     with pytest.raises(ConfigError) as found:

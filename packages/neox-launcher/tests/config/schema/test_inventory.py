@@ -53,7 +53,7 @@ STATUS = {
     "no effect": """
         data_efficiency.data_routing.random_ltd.model_*
         data_efficiency.data_routing.random_ltd.hidden_state_order
-        fp16.auto_cast zero_optimization.grad_hooks
+        dump_state fp16.auto_cast zero_optimization.grad_hooks
         short_seq_prob optimizer.params.torch_adam optimizer.params.cuda_aware
         optimizer.params.comm_backend_name zero_optimization.elastic_checkpoint
         zero_optimization.allgather_partitions zero_optimization.load_from_fp32_weights
@@ -74,7 +74,7 @@ COUNTS = {
     "computed": 12,
     "retired": 17,
     "alias": 51,
-    "no effect": 16,
+    "no effect": 17,
     "refused": 12,
     "not yet": 88,
     "live": 327,
@@ -220,10 +220,8 @@ COMPANIONS = {
         "zero_optimization={stage: 3, offload_optimizer: {nvme_path: x}}"
     ],
     "zero_optimization.offload_param.device": ["zero_optimization={stage: 3, offload_param: {nvme_path: x}}"],
-    **dict.fromkeys(
-        ("zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients"),
-        ["zero_optimization.stage=3"],
-    ),
+    "zero_optimization.zero_quantized_weights": ["zero_optimization.stage=3"],
+    "zero_optimization.zero_quantized_gradients": ["zero_optimization.stage=3"],
     f"{_WEIGHTS}.quantize_weight_in_forward": _FP16,
     f"{_WEIGHTS}.quantizer_kernel": _FP16,
 }

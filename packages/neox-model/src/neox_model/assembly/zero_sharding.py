@@ -67,8 +67,8 @@ def _refuse_without_operators(zero: dict[str, Any]) -> None:
         if zero[name] and not installed_ops.get("quantizer"):
             raise NeoXError(
                 f"zero_optimization.{name}: true requires DeepSpeed's operator quantizer, which is not "
-                f"installed; install DeepSpeed with DS_BUILD_QUANTIZER=1 {_BUILD} where CUDA's compiler is, or "
-                "remove it"
+                f"installed; install DeepSpeed with DS_BUILD_QUANTIZER=1 {_BUILD} where CUDA's compiler is, "
+                "or remove it"
             )
 
 

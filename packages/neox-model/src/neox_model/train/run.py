@@ -348,7 +348,7 @@ def _add_left_out(training: _Training) -> None:
     Collective over all ranks.
     """
     section, state, control = training.config.checkpoint, training.state, training.groups.control
-    resumed = section.save if is_restart() else None if section.finetune else section.load
+    resumed = section.save if is_restart() else None if section.finetune else training.load
     with shared_outcome(control, "reading which samples to leave out"):
         found = () if resumed is None or control.rank else read_left_out(Path(resumed))
         if section.save not in (None, resumed) and control.rank == 0:

@@ -92,8 +92,8 @@ class EngineSection(Section, resume="free"):
         False,
         origin="DSC",
         resume="training",
-        doc="Divide gradients by the data-parallel size before the all-reduce instead of after it. ZeRO stage "
-        "3, and reduce_scatter, always divide before.",
+        doc="Divide gradients by the data-parallel size before the all-reduce instead of after it. ZeRO "
+        "stage 3, and reduce_scatter, always divide before.",
     )
     gradient_predivide_factor: float = param(
         1.0,
@@ -129,7 +129,7 @@ class EngineSection(Section, resume="free"):
         "iteration, and in milliseconds in the monitors (Train/Samples/elapsed_time_ms_forward, ...). Every "
         "phase waits for the device, so training is slower. flops_profiler.enabled also measures them.",
     )
-    dump_state: bool = param(False, origin="DSC", doc="Print DeepSpeed's state at start-up.")
+    dump_state: bool = param(False, origin="DSC", doc="Not used: neox-config show prints all settings.")
     flops_profiler: FlopsProfiler = block(
         FlopsProfiler, origin="DSC", doc="Floating-point operations (FLOPs) profiler."
     )

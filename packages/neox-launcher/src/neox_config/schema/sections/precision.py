@@ -110,9 +110,7 @@ class PrecisionSection(Section, resume="training"):
     )
     fp16: Fp16 = block(Fp16, origin="DSC", doc="Training in float16 with loss scaling.")
     bf16: Bf16 = block(Bf16, origin="DSC", doc="Training in bfloat16.")
-    amp: Amp = block(
-        Amp, origin="DSC", doc="Automatic mixed precision (torch.autocast); at ZeRO stage 0."
-    )
+    amp: Amp = block(Amp, origin="DSC", doc="Automatic mixed precision (torch.autocast); at ZeRO stage 0.")
     fp16_lm_cross_entropy: bool = param(
         False,
         origin="Meg",

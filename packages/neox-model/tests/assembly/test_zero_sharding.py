@@ -1,0 +1,24 @@
+import pytest
+
+from neox_config import engine_json
+from neox_config.errors import NeoXError
+from neox_model.assembly.zero_sharding import zero3_init
+from neox_model.parallel.groups import SINGLE_PROCESS
+from support.settings import resolved_from
+
+OFFLOAD = {"offload_optimizer": {"device": "nvme", "nvme_path": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "operator", "variable"),
+    [
+        (OFFLOAD, "async_io", "DS_BUILD_AIO=1"),
+        ({"zero_quantized_weights": True}, "quantizer", "DS_BUILD_QUANTIZER=1"),
+        ({"zero_quantized_gradients": True}, "quantizer", "DS_BUILD_QUANTIZER=1"),
+    ],
+)
+def test_a_missing_operator_is_refused_with_its_installation(monkeypatch, settings, operator, variable):
+    monkeypatch.setattr("neox_model.assembly.zero_sharding.installed_ops", {})
+    resolved = resolved_from({"zero_optimization": {"stage": 3, **settings}})
+    with pytest.raises(NeoXError, match=f"operator {operator}, which is not installed; .*{variable}"):
+        zero3_init(3, SINGLE_PROCESS, engine_json(resolved))
