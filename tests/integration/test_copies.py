@@ -68,7 +68,7 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
             if state.iteration == 3 and torch.distributed.get_rank() == 1:
                 flip_bit(self.engine, self.what)
 
-    build, ended = run._build_hooks, {}
+    build, ended = run.build_hooks, {}
     for number, (layout, what) in enumerate(cases):
         save = Path(folder, f"{layout}-{what}")
         settings = (
@@ -82,7 +82,7 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
             flip = Flip(training.engine, "master" if what == "save" else what)
             return [flip, *build(training, *rest, **named)]
 
-        run._build_hooks = with_flip if what else build
+        run.build_hooks = with_flip if what else build
         with world_of(2, Path(folder), name=str(number)):
             groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
             try:

@@ -14,7 +14,7 @@ READERS = {
     "activation_checkpointing": "neox_model.assembly.activation_checkpointing",
     "attention": "neox_model.assembly.attention",
     "autotuning": "neox_launcher.autotuning.tune",
-    "checkpoint": "neox_model.train.run",
+    "checkpoint": "neox_model.train.saving",
     "compression": "neox_config.rules.compression",
     "data": "neox_model.train.data.datasets",
     "data_efficiency": "neox_model.train.data.curriculum",
@@ -32,7 +32,7 @@ READERS = {
     "parallelism": "neox_config.derive.resolve",
     "precision": "neox_model.engine.build",
     "tokenizer": "neox_model.processes",
-    "training": "neox_model.train.run",
+    "training": "neox_model.train.build_hooks",
     "zero": "neox_config.derive.engine_json",
 }
 # Suffixes of parameters that enable the block around them.

@@ -1,0 +1,247 @@
+"""Build the hooks of a training from its configuration."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+
+import torch
+
+from neox_config.derive.engine import engine_offers
+from neox_config.estimate import flops_per_token
+from neox_config.estimate.shapes import shape_of
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_model.assembly.token_dropping import kept_tokens
+from neox_model.checkpoint.background import BackgroundSaves
+from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.metrics.memory import memory_metrics
+from neox_model.metrics.peaks import peak_tflops
+from neox_model.metrics.throughput import Throughput
+from neox_model.metrics.timers import Phases, Timers
+from neox_model.metrics.writers.base import MetricWriter
+from neox_model.parallel.logical import named_logical_parameters
+from neox_model.train.about import device_name
+from neox_model.train.data.documents import documents_of
+from neox_model.train.data.position import Ranges
+from neox_model.train.evaluate import Evaluator
+from neox_model.train.forward_check import ForwardCheck
+from neox_model.train.hooks.autoresume import AutoresumeHook, find_service
+from neox_model.train.hooks.base import Hook
+from neox_model.train.hooks.copies import CopiesHook
+from neox_model.train.hooks.drop_tokens import DropTokensHook
+from neox_model.train.hooks.evaluate import EvaluateHook
+from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
+from neox_model.train.hooks.gradients import GradientNormsHook, NoiseScaleHook, ZeroGradientsHook
+from neox_model.train.hooks.guard import NonfiniteGuard
+from neox_model.train.hooks.log import LogHook
+from neox_model.train.hooks.norms import NormsHook, tensor_norms
+from neox_model.train.hooks.progress import (
+    ProgressHook,
+    StatusReports,
+)
+from neox_model.train.hooks.spikes import SpikeHandler
+from neox_model.train.hooks.stop import StopHook
+from neox_model.train.hooks.upload import UploadHook
+from neox_model.train.left_out import write_left_out
+from neox_model.train.saving import build_checkpoint_hook
+from neox_model.train.training import Outputs, Training
+
+__all__ = ["build_hooks"]
+
+logger = logging.getLogger(__name__)
+
+
+def build_hooks(
+    training: Training,
+    evaluator: Evaluator,
+    outputs: Outputs,
+    background: BackgroundSaves | None,
+    *,
+    saves_start: bool,
+    forward: ForwardCheck | None = None,
+) -> list[Hook]:
+    """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
+    config, timers = training.config, Timers()
+    writers, progress, events = outputs.writers, outputs.progress, outputs.events
+    throughput = _measure_model(training)
+    log = LogHook(
+        writers,
+        schedule=training.schedule,
+        throughput=throughput,
+        timers=timers,
+        interval=config.logging.log_interval,
+        memory=partial(memory_metrics, training.engine.device),
+        phases=_phases(training),
+    )
+    guard = NonfiniteGuard(
+        patience=config.training.nonfinite_patience,
+        # On a GPU every reading synchronizes.
+        interval=min(config.logging.log_interval, 100) if training.engine.device.type == "cuda" else 1,
+        min_loss_scale=training.engine.update.min_loss_scale,
+        documents=partial(documents_of, training.datasets.get("train")),
+        reports=training.groups.world.rank == 0,
+        before_end=log.write_pending,
+        events=events,
+        **_spike_handling(training, log),
+    )
+
+    interval = config.training.sdc_check_interval
+    copies = (
+        None
+        if interval is None
+        else CopiesHook(training.engine, training.groups, interval=interval, before_end=log.write_pending)
+    )
+
+    def before_save() -> None:
+        log.write_pending()
+        guard.catch_up()
+        if copies is not None:
+            copies.compare(training.state.iteration)
+        with shared_outcome(training.groups.control, "checking the last iteration"):
+            guard.refuse_to_save()
+        if forward is not None:
+            training.state.forward_pass = forward.result()
+
+    hooks: list[Hook] = [
+        ProgressHook(progress, StatusReports(progress, schedule=training.schedule, throughput=throughput)),
+        *_autoresume(training),
+        StopHook(
+            training.groups.control,
+            exit_interval=config.training.exit_interval,
+            save=config.checkpoint.save,
+        ),
+        log,
+        guard,
+        *([] if copies is None else [copies]),
+        EvaluateHook(
+            evaluator,
+            interval=config.training.eval_interval,
+            writers=writers,
+            timers=timers,
+            before_evaluation=log.write_pending,
+            while_evaluating=lambda name: progress.phase(f"evaluating ({name})"),
+            events=events,
+        ),
+    ]
+    if config.logging.log_param_norm or config.logging.log_optimizer_states:
+        hooks.append(_norms(training, writers, log))
+    hooks += _gradient_hooks(training, writers, log)
+    if config.checkpoint.save is not None:
+        extra = {each for each in config.checkpoint.extra_save_iters or () if each or saves_start}
+        hooks.append(
+            build_checkpoint_hook(
+                training, Path(config.checkpoint.save), extra, timers, before_save, outputs, background
+            )
+        )
+    kept = kept_tokens(config)
+    if kept is not None:
+        hooks.append(DropTokensHook(training.model, kept.at))
+    hooks.append(GarbageCollectionHook())
+    if training.uploads is not None:
+        resumed = None if saves_start else find_latest(Path(config.checkpoint.save or ""))
+        hooks.append(UploadHook(training.uploads, resumed=resumed, while_waiting=progress.repeated))
+    return hooks
+
+
+def _phases(training: Training) -> Phases | None:
+    """Measure the phases of training steps on every rank, if it is configured."""
+    section = training.config.engine
+    if not (section.wall_clock_breakdown or section.flops_profiler.enabled):
+        return None
+    device = training.engine.device
+    phases = Phases(partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None)
+    training.engine.measure_phases(phases.measure)
+    return phases
+
+
+def _spike_handling(training: Training, log: LogHook) -> dict[str, SpikeHandler]:
+    """Return the guard's argument that acts on spikes; none if `on_spike` is not set."""
+    section, groups = training.config.training, training.groups
+    if section.on_spike is None:
+        return {}
+
+    def leave_out(ranges: Ranges) -> None:
+        with shared_outcome(groups.control, "storing the samples to leave out"):
+            if groups.control.rank == 0:
+                write_left_out(Path(training.config.checkpoint.save or "."), ranges)
+
+    handler = SpikeHandler(
+        section.on_spike,
+        patience=section.spike_patience,
+        batches=section.spike_rollback_batches,
+        state=training.state,
+        documents=partial(documents_of, training.datasets.get("train")),
+        reports=groups.world.rank == 0,
+        before_end=log.write_pending,
+        leave_out=leave_out,
+    )
+    return {"on_spike": handler}
+
+
+def _autoresume(training: Training) -> Iterator[Hook]:
+    section = training.config.training
+    if section.adlr_autoresume:
+        service = find_service(section.adlr_autoresume_service)
+        yield AutoresumeHook(service, training.groups.control, interval=section.adlr_autoresume_interval)
+
+
+def _gradient_hooks(training: Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
+    section, update = training.config.logging, training.engine.update
+    if section.log_grad_norm and engine_offers(training.config, "before_update"):
+        yield GradientNormsHook(
+            update,
+            training.groups,
+            writers=writers,
+            interval=section.log_interval,
+            before_writing=log.write_pending,
+        )
+    if section.log_zero_gradients:
+        yield ZeroGradientsHook(
+            update, writers=writers, interval=section.log_interval, before_writing=log.write_pending
+        )
+    if section.log_gradient_noise_scale:
+        yield NoiseScaleHook(
+            update,
+            count=section.gradient_noise_scale_n_batches,
+            on_host=section.gradient_noise_scale_cpu_offload,
+            writers=writers,
+            interval=section.log_interval,
+            before_writing=log.write_pending,
+        )
+
+
+def _norms(training: Training, writers: Sequence[MetricWriter], log: LogHook) -> NormsHook:
+    section = training.config.logging
+    return NormsHook(
+        partial(
+            tensor_norms,
+            training.engine,
+            training.groups,
+            parameters=section.log_param_norm,
+            states=section.log_optimizer_states,
+        ),
+        writers=writers,
+        interval=section.log_interval,
+        before_writing=log.write_pending,
+    )
+
+
+def _measure_model(training: Training) -> Throughput:
+    """Count the model's parameters over all stages. Collective over all ranks."""
+    held = {
+        name: parameter.logical.shape  # type: ignore[attr-defined]
+        for name, parameter in named_logical_parameters(training.model)
+    }
+    stages = gather(training.groups.control, held) if training.groups.pipe.size > 1 else [held]
+    shapes = {name: shape for stage in stages for name, shape in stage.items()}
+    count = sum(prod(shape) for shape in shapes.values())
+    logger.info("the model has %s parameters in %d layers", f"{count:,}", training.config.model.num_layers)
+    vocab_size = shapes[TOKEN_EMBEDDING][0]
+    flops = flops_per_token(shape_of(training.resolved, vocab_size=vocab_size))
+    return Throughput(
+        flops_per_token=flops,
+        num_devices=training.groups.world.size,
+        peak_tflops=peak_tflops(device_name(), training.resolved.derived.precision)[0],
+    )

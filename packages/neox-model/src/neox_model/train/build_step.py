@@ -1,0 +1,85 @@
+"""Build the training step and what wraps it."""
+
+from collections.abc import Callable, Mapping
+
+from neox_config import NeoXConfig
+from neox_config.derive.curricula import length_schedule
+from neox_model.engine.contract import Engine
+from neox_model.train.data.streams import Stream, choose_weighting
+from neox_model.train.engine_step import EngineStep
+from neox_model.train.evaluate import Evaluator
+from neox_model.train.forward_check import ForwardCheck
+from neox_model.train.recent_losses import RecentLosses
+from neox_model.train.spikes import LeftOutBatches, SpikeDetection
+from neox_model.train.step import TrainStep
+from neox_model.train.training import Training
+from neox_model.train.varying_lengths import VaryingLengths
+
+__all__ = ["build_forward_check", "build_recent_losses", "build_step"]
+
+# Largest relative differences of the same weights' losses on different layouts.
+_FORWARD_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
+
+
+def build_step(training: Training) -> TrainStep:
+    """Build the step of one iteration, with all that is configured around it."""
+    derived = training.resolved.derived
+    step: TrainStep = EngineStep(
+        training.engine,
+        accumulation=derived.accumulation,
+        tokens=derived.train_batch_size * training.config.model.seq_length,
+        weighting=choose_weighting(training.config, training.groups),
+    )
+    return LeftOutBatches(
+        _with_spikes(training, _with_lengths(training, step)),
+        accumulation=derived.accumulation,
+        is_left_out=lambda: training.state.leaves_out_next,
+    )
+
+
+def _with_lengths(training: Training, step: TrainStep) -> TrainStep:
+    """Wrap the step for a curriculum's sequence lengths, if one is configured."""
+    schedule, derived = length_schedule(training.config), training.resolved.derived
+    if schedule is None:
+        return step
+    return VaryingLengths(
+        step,
+        tokens=lambda: derived.train_batch_size * schedule(training.state.iteration),
+        forget_shapes=training.engine.forget_shapes,
+    )
+
+
+def _with_spikes(training: Training, step: TrainStep) -> TrainStep:
+    """Wrap the step to detect loss spikes, if `on_spike` is set."""
+    section, losses = training.config.training, training.state.recent_losses
+    if losses is None:
+        return step
+    update = training.engine.update if section.on_spike == "skip" else None
+    return SpikeDetection(step, losses, threshold=section.spike_threshold, skips=update)
+
+
+def build_recent_losses(config: NeoXConfig, engine: Engine) -> RecentLosses | None:
+    """Build the memory of recent losses that spikes are compared with; None without `on_spike`."""
+    section = config.training
+    return None if section.on_spike is None else RecentLosses(section.spike_window, engine.device)
+
+
+def build_forward_check(
+    training: Training, step: TrainStep, streams: Mapping[str, Callable[..., Stream]]
+) -> ForwardCheck | None:
+    """Build the comparison of a loaded checkpoint's loss with the saved one, if it is configured."""
+    if not training.config.checkpoint.checkpoint_validation_with_forward_pass:
+        return None
+    derived = training.resolved.derived
+    evaluator = Evaluator(
+        step.evaluate,
+        streams,
+        iterations=1,
+        accumulation=derived.accumulation,
+        samples_per_iteration=derived.train_batch_size,
+    )
+    return ForwardCheck(
+        lambda: evaluator.evaluate("train", 0).loss,
+        samples=derived.train_batch_size,
+        tolerance=_FORWARD_TOLERANCE[derived.computes_in],
+    )

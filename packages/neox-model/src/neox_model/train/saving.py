@@ -1,0 +1,137 @@
+"""Build what saves checkpoints: the hook, saves in the background, uploads, and the lock of the folder."""
+
+import os
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+
+from neox_config import NeoXConfig
+from neox_config.errors import NeoXError
+from neox_config.facts.checkpoints import checkpoint_name
+from neox_launcher.worker.reporting import is_restart
+from neox_model.checkpoint.background import BackgroundSaves
+from neox_model.checkpoint.save import save_checkpoint
+from neox_model.checkpoint.save_lock import save_lock
+from neox_model.checkpoint.uploads import Uploads
+from neox_model.metrics.timers import Timers
+from neox_model.parallel.groups import Groups
+from neox_model.train.hooks.checkpoint import Background, CheckpointHook
+from neox_model.train.hooks.progress import (
+    while_saving,
+)
+from neox_model.train.hooks.save_clock import SaveClock
+from neox_model.train.training import Outputs, Training
+
+__all__ = [
+    "build_background_saves",
+    "build_checkpoint_hook",
+    "build_uploads",
+    "claim_folder",
+    "save_training",
+]
+
+# A host that lost its connection in the last attempt may keep running, and hold the lock, for this long.
+_RESTART_PATIENCE_SECONDS = 120.0
+
+
+def claim_folder(folder: str | None, groups: Groups) -> AbstractContextManager[None]:
+    """Lock the folder of checkpoints against other trainings, as a context manager. Collective."""
+    patience = _RESTART_PATIENCE_SECONDS if is_restart() else 0.0
+    return nullcontext() if folder is None else save_lock(Path(folder), groups, patience=patience)
+
+
+def save_training(
+    training: Training, directory: Path, *, save: Callable[..., object] = save_checkpoint
+) -> None:
+    """Save the training by `save_checkpoint`, or by a function with the same arguments."""
+    section = training.config.checkpoint
+    save(
+        directory,
+        training,
+        iteration=training.state.iteration,
+        config=training.recorded(training.state.position),
+        save_optimizer=not section.no_save_optim,
+        save_rng=not section.no_save_rng,
+        keep_last=section.keep_last_n_checkpoints,
+    )
+
+
+def build_background_saves(training: Training) -> BackgroundSaves | None:
+    """Build saves in the background, if they are configured.
+
+    Raises:
+        NeoXError: this operating system has no files in memory.
+    """
+    section = training.config.checkpoint
+    if section.save is None or not section.async_save:
+        return None
+    if not hasattr(os, "memfd_create"):
+        raise NeoXError("async-save requires Linux; set async-save: false")
+    patience = training.config.launch.hang_timeout
+    return BackgroundSaves(training.groups, training.engine.device, patience=patience)
+
+
+def build_checkpoint_hook(
+    training: Training,
+    directory: Path,
+    extra: Collection[int],
+    timers: Timers,
+    before_save: Callable[[], None],
+    outputs: Outputs,
+    saves: BackgroundSaves | None,
+) -> CheckpointHook:
+    """Build the hook that saves.
+
+    Args:
+        training: the parts of the training.
+        directory: folder of the checkpoints.
+        extra: further iterations at which to save.
+        timers: measures saving.
+        before_save: called before each save.
+        outputs: where saves are reported.
+        saves: saves in the background; None: all are synchronous.
+    """
+    section = training.config.checkpoint
+    minutes = section.save_interval_minutes
+
+    return CheckpointHook(
+        lambda state: save_training(training, directory),
+        interval=section.save_interval,
+        growth=section.save_growth,
+        extra=extra,
+        clock=None if minutes is None else SaveClock(training.groups.control, minutes=minutes),
+        background=None if saves is None else _background(training, directory, saves),
+        timers=timers,
+        before_save=before_save,
+        while_saving=partial(while_saving, outputs.progress),
+        events=outputs.events,
+        after_save=_upload(training, directory),
+    )
+
+
+def _background(training: Training, directory: Path, saves: BackgroundSaves) -> Background:
+    states = not training.config.checkpoint.no_save_optim
+    return Background(
+        start=lambda state: save_training(training, directory, save=saves.start),
+        saves=saves,
+        prepare=partial(saves.prepare, training, save_optimizer=states),
+    )
+
+
+def build_uploads(config: NeoXConfig) -> Uploads | None:
+    """Build the uploads to an object store, if they are configured."""
+    section = config.checkpoint
+    if section.save is None or section.checkpoint_store is None:
+        return None
+    return Uploads(
+        Path(section.save).absolute(), section.checkpoint_store, chunk_bytes=section.store_chunk_size
+    )
+
+
+def _upload(training: Training, directory: Path) -> Callable[[int], None]:
+    """Return a function that uploads the checkpoint of an iteration, if that is configured."""
+    uploads = training.uploads
+    if uploads is None:
+        return lambda iteration: None
+    return lambda iteration: uploads.submit((directory / checkpoint_name(iteration)).absolute())

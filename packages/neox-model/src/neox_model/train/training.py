@@ -1,0 +1,77 @@
+"""The parts of a training, which the functions that set it up share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neox_config import NeoXConfig, Resolved
+from neox_data.tokenizers import Tokenizer
+from neox_launcher.worker.reporting import Progress
+from neox_model.checkpoint.comparison import SAMPLES_DIGEST
+from neox_model.checkpoint.parts import RunParts
+from neox_model.checkpoint.uploads import Uploads
+from neox_model.metrics.events import Events
+from neox_model.metrics.writers.base import MetricWriter
+from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.processes import recorded_values
+from neox_model.train.data.datasets import Datasets
+from neox_model.train.data.position import Position
+from neox_model.train.data.sample_digest import digest_of_samples
+from neox_model.train.state import TrainState
+
+__all__ = ["Outputs", "Training"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training(RunParts):
+    """The parts of a training that the functions of several modules use.
+
+    Args:
+        schedule: the learning rates.
+        state: position and counters.
+        resolved: the configuration.
+        tokenizer: the tokenizer of the data.
+        datasets: the data by part (train, valid, test).
+        load: local folder of the checkpoints to continue from; None: a new training.
+        uploads: uploads to an object store, on rank 0 if they are configured.
+    """
+
+    schedule: LearningRateSchedule
+    state: TrainState
+    resolved: Resolved
+    tokenizer: Tokenizer
+    datasets: Datasets
+    load: Path | None
+    uploads: Uploads | None
+
+    @property
+    def config(self) -> NeoXConfig:
+        """Return the configuration before anything was derived."""
+        return self.resolved.config
+
+    def recorded(self, position: Position) -> dict[str, Any]:
+        """Return the values that a checkpoint at this position records about the run."""
+        values = recorded_values(self.resolved, self.tokenizer)
+        if self.groups.world.rank == 0:
+            values[SAMPLES_DIGEST] = {
+                part: digest_of_samples(self.datasets[part], count)
+                for part, count in (("train", position.samples), ("valid", position.validation_samples))
+                if part in self.datasets
+            }
+        return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """Where hooks report what happens.
+
+    Args:
+        writers: receive metrics; empty on ranks other than 0.
+        progress: reports to the agent of this worker.
+        events: receives events of the run.
+    """
+
+    writers: Sequence[MetricWriter]
+    progress: Progress
+    events: Events
