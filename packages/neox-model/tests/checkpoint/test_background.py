@@ -272,7 +272,8 @@ time.sleep(600)
 
 def test_the_writer_has_the_lowest_priority_and_ends_with_its_worker(tmp_path):
     words = [sys.executable, "-c", _WORKER, str(tmp_path)]
-    worker = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    worker = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
     writer = int(worker.stdout.readline())
     wait_until(lambda: os.getpriority(os.PRIO_PROCESS, writer) == 19)
     assert is_running(writer)

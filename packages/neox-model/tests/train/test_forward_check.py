@@ -52,10 +52,10 @@ def train(folder: str, data_path: str) -> dict[str, str]:
     import torch
 
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import loading, run
     from support.worlds import world_of
 
-    load, ended = run.load_checkpoint, {}
+    load, ended = loading.load_checkpoint, {}
 
     def load_and_damage(directory, parts, **settings):
         found = load(directory, parts, **settings)
@@ -68,7 +68,7 @@ def train(folder: str, data_path: str) -> dict[str, str]:
         save = str(Path(folder, "save"))
         files = {"data_path": data_path, "save": save, "load": save, "exit_interval": 2 * number + 2}
         resolved = resolved_from(SETTINGS | files | settings, devices=2)
-        run.load_checkpoint = load_and_damage if name == "damaged" else load
+        loading.load_checkpoint = load_and_damage if name == "damaged" else load
         with world_of(2, Path(folder), name=name):
             groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
             try:
@@ -76,7 +76,7 @@ def train(folder: str, data_path: str) -> dict[str, str]:
                 ended[name] = ""
             except CheckpointError as error:
                 ended[name] = str(error)
-    run.load_checkpoint = load
+    loading.load_checkpoint = load
     return ended
 
 
