@@ -22,7 +22,7 @@ EVENT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "save": ("seconds",),
     "save_failed": ("message",),
     "skipped": ("reason", "loss", "grad_norm", "loss_scale", "first_sample", "last_sample", "documents"),
-    "spike": ("loss", "expected", "action", "first_sample", "last_sample", "documents"),
+    "spike": ("loss", "limit", "action", "first_sample", "last_sample", "documents"),
     "sdc": ("message",),
     "end": ("reason", "message"),
 }

@@ -147,7 +147,7 @@ def _skipped_text(event: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _spike_text(event: Mapping[str, Any]) -> tuple[str, str]:
-    text = f"loss spike: {number(event.get('loss'))}, expected about {number(event.get('expected'))}"
+    text = f"loss spike: {number(event.get('loss'))}, above the limit {number(event.get('limit'))}"
     return f"{text}; action: {event.get('action')}", _samples(event)
 
 

@@ -482,7 +482,7 @@ def _build_hooks(
         reports=training.groups.world.rank == 0,
         before_end=log.write_pending,
         events=events,
-        **_spike_handling(training, log),
+        **_spike_handling(training, log, events),
     )
 
     interval = config.training.sdc_check_interval
@@ -548,7 +548,7 @@ def _phases(training: _Training) -> Phases | None:
     return phases
 
 
-def _spike_handling(training: _Training, log: LogHook) -> dict[str, SpikeHandler]:
+def _spike_handling(training: _Training, log: LogHook, events: Events) -> dict[str, SpikeHandler]:
     """Return the guard's argument that acts on spikes; none if `on_spike` is not set."""
     section, groups = training.config.training, training.groups
     if section.on_spike is None:
@@ -568,6 +568,7 @@ def _spike_handling(training: _Training, log: LogHook) -> dict[str, SpikeHandler
         reports=groups.world.rank == 0,
         before_end=log.write_pending,
         leave_out=leave_out,
+        events=events,
     )
     return {"on_spike": handler}
 
