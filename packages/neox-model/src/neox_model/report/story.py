@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from neox_model.report.markup import clock, duration, number
+from neox_model.report.markup import clock, duration, number, size
 from neox_model.report.reading import Attempt, Run
 
 __all__ = ["RUNNING_SECONDS", "Row", "ending", "happened", "status", "story", "timeline"]
@@ -151,6 +151,20 @@ def _spike_text(event: Mapping[str, Any]) -> tuple[str, str]:
     return f"{text}; action: {event.get('action')}", _samples(event)
 
 
+def _straggler_text(event: Mapping[str, Any]) -> tuple[str, str]:
+    ranks = ", ".join(map(str, event.get("ranks") or ()))
+    text = f"slow: rank {ranks} took {number(event.get('factor'))} times as long as the median"
+    times = f"{duration(event.get('seconds'))}, median {duration(event.get('median'))}"
+    return text, f"host {', '.join(event.get('hosts') or ())}; {times}"
+
+
+def _memory_text(event: Mapping[str, Any]) -> tuple[str, str]:
+    return (
+        f"most memory: {size(event.get('bytes'))}, on rank {event.get('rank')}",
+        f"host {event.get('host')}",
+    )
+
+
 def _samples(event: Mapping[str, Any]) -> str:
     if event.get("first_sample") is None:
         return ""
@@ -175,6 +189,8 @@ _TEXTS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
     "evaluation": _evaluation_text,
     "skipped": _skipped_text,
     "spike": _spike_text,
+    "straggler": _straggler_text,
+    "memory": _memory_text,
     "save_failed": _message_text("a checkpoint could not be saved"),
     "sdc": _message_text("copies of the weights differ: silent data corruption"),
 }

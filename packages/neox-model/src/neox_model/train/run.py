@@ -79,6 +79,7 @@ from neox_model.train.hooks.record import RecordHook
 from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.hooks.spikes import SpikeHandler
 from neox_model.train.hooks.stop import StopHook
+from neox_model.train.hooks.stragglers import straggler_hooks
 from neox_model.train.left_out import forget_left_out, merged, read_left_out, write_left_out
 from neox_model.train.loop import train
 from neox_model.train.profilers import profilers
@@ -509,6 +510,14 @@ def _build_hooks(
             training.groups.control,
             exit_interval=config.training.exit_interval,
             save=config.checkpoint.save,
+        ),
+        *straggler_hooks(
+            config,
+            training.engine,
+            training.groups,
+            writers=writers,
+            events=events,
+            before_writing=log.write_pending,
         ),
         log,
         guard,
