@@ -152,17 +152,16 @@ def _spike_text(event: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _straggler_text(event: Mapping[str, Any]) -> tuple[str, str]:
-    ranks = ", ".join(map(str, event.get("ranks") or ()))
-    text = f"slow: rank {ranks} took {number(event.get('factor'))} times as long as the median"
+    ranks = event.get("ranks") or ()
+    named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    text = f"{named} computed {number(event.get('factor'))} times as long as the median"
     times = f"{duration(event.get('seconds'))}, median {duration(event.get('median'))}"
     return text, f"host {', '.join(event.get('hosts') or ())}; {times}"
 
 
 def _memory_text(event: Mapping[str, Any]) -> tuple[str, str]:
-    return (
-        f"most memory: {size(event.get('bytes'))}, on rank {event.get('rank')}",
-        f"host {event.get('host')}",
-    )
+    text = f"most memory: {size(event.get('bytes'))}, on rank {event.get('rank')}"
+    return text, f"host {event.get('host')}"
 
 
 def _samples(event: Mapping[str, Any]) -> str:
