@@ -1,6 +1,7 @@
 """Loss spikes in whole trainings on gloo: on every layout, a rollback trains like a skip of the update."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,11 @@ def train_all(folder: str, data_path: str) -> dict[str, list[str]]:
     return ended
 
 
+def spikes_in(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the spikes in a run's record."""
+    return [record for record in records if record.get("event") == "spike"]
+
+
 def manifest_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "global_step10" / "manifest.json").read_text())["contents"]
 
@@ -112,7 +118,12 @@ def test_the_update_of_a_spike_is_skipped_also_after_a_resume(ended, folder, nam
     assert manifest["training"]["skipped_iterations"] == 1
     assert manifest["schedule"]["applied_updates"] == 9
     lines = (folder / f"skip {name}" / "metrics.jsonl").read_text().splitlines()
-    assert [record["iteration"] for record in map(json.loads, lines) if "loss/spike" in record] == [8]
+    records = [*map(json.loads, lines)]
+    assert [record["iteration"] for record in records if "loss/spike" in record] == [8]
+    [spike] = spikes_in(records)
+    assert (spike["iteration"], spike["action"]) == (8, "skip")
+    assert spike["loss"] > spike["limit"] > 0
+    assert spike["documents"].count("document") == 1
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -126,6 +137,10 @@ def test_a_rollback_ends_with_exit_code_4_and_the_next_attempt_leaves_out_the_ba
     training = manifest_of(folder / f"rollback {name}")["training"]
     assert training["left_out"] == [[7 * size, 8 * size]]
     assert (training["skipped_iterations"], training["samples"]) == (1, 10 * size)
+    lines = (folder / f"rollback {name}" / "metrics.jsonl").read_text().splitlines()
+    [spike] = spikes_in(map(json.loads, lines))
+    assert (spike["attempt"], spike["iteration"], spike["action"]) == (1, 8, "rollback")
+    assert (spike["first_sample"], spike["last_sample"]) == (7 * size, 8 * size - 1)
 
 
 @pytest.mark.parametrize("name", SKIPPED)

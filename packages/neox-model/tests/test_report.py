@@ -76,7 +76,10 @@ def write_run(folder, *, changes=None, spike=True):
         if last == 60:
             samples = {"first_sample": 8, "last_sample": 15, "documents": f"documents 3 and 4 of {HOSTILE}"}
             if spike:
-                events.record("spike", 44, loss=9.5, expected=1.25, action="skip", **samples)
+                events.record("spike", 44, loss=9.5, limit=1.25, action="skip", **samples)
+            slow = {"ranks": [2, 3], "hosts": [HOSTILE], "seconds": 3.0, "median": 1.5, "factor": 2.0}
+            events.record("straggler", 40, **slow)
+            events.record("memory", 40, bytes=3 * 2**30, rank=5, host="h-2")
             events.record("skipped", 45, reason="not finite", loss=float("nan"), **samples)
             events.record("evaluation", 60, part="valid", loss=0.5, perplexity=1.6487, seconds=0.25)
             events.record("end", 60, reason="finished", message=None)
@@ -125,8 +128,10 @@ def test_the_page_answers_what_happened_when_and_why(tmp_path):
         "continued from the checkpoint of iteration 20, 1 s later; 10 iterations were repeated."
     ) in text
     assert "ended: all iterations were finished" in text
-    assert "loss spike: 9.500, expected about 1.250; action: skip" in text
+    assert "loss spike: 9.500, above the limit 1.250; action: skip" in text
     assert f"samples 8 to 15, from documents 3 and 4 of {HOSTILE}" in text
+    assert f"ranks 2, 3 computed 2 times as long as the median host {HOSTILE}; 3 s, median 1.5 s" in text
+    assert "most memory: 3 GiB, on rank 5 host h-2" in text
     assert "the update was skipped (not finite): loss nan" in text
     assert "validation loss 0.5000, perplexity 1.649" in text
     assert '"Adam" job.yml line 9' in text

@@ -1,5 +1,6 @@
 import json
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from neox_config.facts.spikes import LEFT_OUT
 from neox_model.checkpoint.errors import CheckpointError
+from neox_model.metrics.events import Events
 from neox_model.train.hooks.guard import NonfiniteGuard
 from neox_model.train.hooks.spikes import RepeatedSpikesError, RollbackError, SpikeHandler
 from neox_model.train.left_out import forget_left_out, merged, read_left_out, write_left_out
@@ -70,6 +72,25 @@ class Step:
         return StepReport(loss=torch.tensor(loss), grad_norm=None, skipped=False, tokens=8)
 
 
+class Recorded:
+    """A writer that keeps events."""
+
+    def __init__(self):
+        self.events = []
+
+    def write(self, metrics, iteration):
+        pass
+
+    def flush(self):
+        pass
+
+    def close(self):
+        pass
+
+    def event(self, kind, iteration, content):
+        self.events.append((kind, iteration, dict(content)))
+
+
 class Run:
     """A training of four samples per iteration, in attempts like those of the launcher."""
 
@@ -77,6 +98,7 @@ class Run:
         self.losses, self.action, self.saved = losses, action, None
         self.settings = {"patience": 3, "batches": 1, **settings}
         self.stored = ()
+        self.record = Recorded()
 
     def attempt(self, *, until=None):
         """Train from the saved state on; save after iteration `until` and end there."""
@@ -96,6 +118,7 @@ class Run:
             reports=True,
             before_end=lambda: None,
             leave_out=lambda ranges: setattr(self, "stored", ranges),
+            events=Events([self.record]),
             **self.settings,
         )
         guard = NonfiniteGuard(
@@ -120,6 +143,19 @@ def test_a_spike_is_reported_with_its_documents(caplog):
     assert text.startswith("the loss of iteration 7, 9, is a spike (the limit is 3.8")
     assert text.endswith("its batch contains samples 24 to 27, from documents of 24 to 28")
     assert run.state.recent_losses.values() == pytest.approx([1.5, 2.2, 1.9, 2.1, SPIKE, 2.0][-WINDOW:])
+
+
+def test_a_spike_is_recorded_before_a_rollback_ends_the_attempt():
+    for action, ending in (("continue", nullcontext()), ("rollback", pytest.raises(RollbackError))):
+        run = Run([*NORMAL, SPIKE, 2.0], action)
+        with ending:
+            run.attempt()
+        [(kind, iteration, content)] = run.record.events
+        assert (kind, iteration) == ("spike", 7)
+        # Median 2.1 and median absolute deviation 0.2 of the last five losses.
+        expected = {"loss": 9.0, "limit": 2.1 + 6 * 1.4826 * 0.2, "action": action}
+        assert {name: content.pop(name) for name in expected} == pytest.approx(expected)
+        assert content == {"first_sample": 24, "last_sample": 27, "documents": "documents of 24 to 28"}
 
 
 @pytest.mark.parametrize("batches", [1, 3])

@@ -216,6 +216,7 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         "nan, inf, loss spike, divergence", ("nonfinite_patience", "gradient_clipping", "fp16.loss_scale")
     ),
+    Subject("straggler, slow rank, slow host, slow gpu, memory by rank", ("straggler_threshold",)),
     Subject("sdc, silent data corruption, bit flip, replica check", ("sdc_check_interval",)),
     # Length of training, evaluation, checkpoints
     Subject(

@@ -98,6 +98,16 @@ def copies_are_compared_below_stage_3(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
+def ranks_are_compared_below_stage_3(c: NeoXConfig) -> Iterator[Problem]:
+    """Under stage 3 each layer waits for all ranks, so all compute equally long."""
+    if c.logging.straggler_threshold is not None and c.zero.zero_optimization.stage == 3:
+        yield Problem(
+            "straggler_threshold",
+            "compares the times of forward passes, which wait for all ranks under zero_optimization.stage 3",
+            "remove it, or set zero_optimization.stage: 2",
+        )
+
+
 def predivide_or_prescale(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse gradient_predivide_factor with prescale_gradients, which overrides it."""
     if c.engine.prescale_gradients and c.engine.gradient_predivide_factor != 1.0:

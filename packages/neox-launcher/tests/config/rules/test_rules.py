@@ -473,6 +473,12 @@ EXAMPLES = {
         "compares copies of weights, but with zero_optimization.stage 3 no rank holds a copy",
         "sdc-check-interval: 100\nzero_optimization: {stage: 2}",
     ),
+    "ranks_are_compared_below_stage_3": (
+        "straggler-threshold: 1.5\nzero_optimization: {stage: 3}",
+        "straggler_threshold",
+        "which wait for all ranks under zero_optimization.stage 3",
+        "straggler-threshold: 1.5\nzero_optimization: {stage: 2}",
+    ),
     "quantized_messages_need_stage_3": (
         "zero_optimization: {stage: 2, zero_quantized_gradients: true}",
         "zero_optimization.zero_quantized_gradients",

@@ -138,7 +138,7 @@ class Engine(ForwardEngine, Protocol):
         The phases are `data` (waiting for micro-batches), `forward`, `backward_inner` (without the reduction
         over data-parallel ranks), `backward_allreduce` (that reduction; what overlaps with the backward pass
         counts as backward_inner), `step` (clipping and the optimizer) and `pipeline` (sending to other
-        stages, and waiting for them). A phase may be inside another.
+        stages, and waiting for them). A phase may be inside another. Each of several calls measures.
         """
 
     def forget_shapes(self) -> None:

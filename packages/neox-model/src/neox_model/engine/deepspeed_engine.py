@@ -1,7 +1,7 @@
 """Implement the contract of an engine with DeepSpeed's engines and their documented methods."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -133,7 +133,7 @@ class _DeepSpeedEngine:
 
     def measure_phases(self, measure: Measure) -> None:
         """Measure the phases of every step from now on."""
-        self._measure = measure
+        self._measure = _both(self._measure, measure)
         self.update.measure_reduction(measure)
 
     def state_dict(self) -> dict[str, Any]:
@@ -150,6 +150,15 @@ class _DeepSpeedEngine:
         # A static loss scale of DeepSpeed was once saved without its counters.
         if loss_scale and state.get("cur_iter") is not None:
             self.update.load_loss_scale(state)
+
+
+def _both(outer: Measure, inner: Measure) -> Measure:
+    @contextmanager
+    def measure(phase: str) -> Iterator[None]:
+        with outer(phase), inner(phase):
+            yield
+
+    return measure
 
 
 class PlainEngine(_DeepSpeedEngine):

@@ -22,7 +22,9 @@ EVENT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "save": ("seconds",),
     "save_failed": ("message",),
     "skipped": ("reason", "loss", "grad_norm", "loss_scale", "first_sample", "last_sample", "documents"),
-    "spike": ("loss", "expected", "action", "first_sample", "last_sample", "documents"),
+    "spike": ("loss", "limit", "action", "first_sample", "last_sample", "documents"),
+    "straggler": ("ranks", "hosts", "seconds", "median", "factor"),
+    "memory": ("bytes", "rank", "host"),
     "sdc": ("message",),
     "end": ("reason", "message"),
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["memory_metrics"]
+__all__ = ["memory_metrics", "peak_bytes"]
 
 _STATUS = Path("/proc/self/statm")
 
@@ -24,6 +24,13 @@ def memory_metrics(device: torch.device) -> dict[str, float]:
         found["memory/reserved_bytes"] = torch.cuda.memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
     return found
+
+
+def peak_bytes(device: torch.device) -> float:
+    """Return the most memory that this process has used: on a GPU allocated by tensors, else of the host."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    return _host()["memory/host_peak_bytes"]
 
 
 def _host() -> dict[str, float]:

@@ -21,6 +21,8 @@ _KIND_COLORS = {
     "save_failed": "bad",
     "skipped": "warn",
     "spike": "warn",
+    "straggler": "warn",
+    "memory": "plain",
     "evaluation": "plain",
     "save": "plain",
     "start": "good",

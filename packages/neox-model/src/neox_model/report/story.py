@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from neox_model.report.markup import clock, duration, number
+from neox_model.report.markup import clock, duration, number, size
 from neox_model.report.reading import Attempt, Run
 
 __all__ = ["RUNNING_SECONDS", "Row", "ending", "happened", "status", "story", "timeline"]
@@ -147,8 +147,21 @@ def _skipped_text(event: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _spike_text(event: Mapping[str, Any]) -> tuple[str, str]:
-    text = f"loss spike: {number(event.get('loss'))}, expected about {number(event.get('expected'))}"
+    text = f"loss spike: {number(event.get('loss'))}, above the limit {number(event.get('limit'))}"
     return f"{text}; action: {event.get('action')}", _samples(event)
+
+
+def _straggler_text(event: Mapping[str, Any]) -> tuple[str, str]:
+    ranks = event.get("ranks") or ()
+    named = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    text = f"{named} computed {number(event.get('factor'))} times as long as the median"
+    times = f"{duration(event.get('seconds'))}, median {duration(event.get('median'))}"
+    return text, f"host {', '.join(event.get('hosts') or ())}; {times}"
+
+
+def _memory_text(event: Mapping[str, Any]) -> tuple[str, str]:
+    text = f"most memory: {size(event.get('bytes'))}, on rank {event.get('rank')}"
+    return text, f"host {event.get('host')}"
 
 
 def _samples(event: Mapping[str, Any]) -> str:
@@ -175,6 +188,8 @@ _TEXTS: Mapping[str, Callable[[Mapping[str, Any]], tuple[str, str]]] = {
     "evaluation": _evaluation_text,
     "skipped": _skipped_text,
     "spike": _spike_text,
+    "straggler": _straggler_text,
+    "memory": _memory_text,
     "save_failed": _message_text("a checkpoint could not be saved"),
     "sdc": _message_text("copies of the weights differ: silent data corruption"),
 }

@@ -16,6 +16,7 @@ from neox_model.assembly.token_dropping import kept_tokens
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.metrics.events import Events
 from neox_model.metrics.memory import memory_metrics
 from neox_model.metrics.peaks import peak_tflops
 from neox_model.metrics.throughput import Throughput
@@ -43,6 +44,7 @@ from neox_model.train.hooks.progress import (
 )
 from neox_model.train.hooks.spikes import SpikeHandler
 from neox_model.train.hooks.stop import StopHook
+from neox_model.train.hooks.stragglers import straggler_hooks
 from neox_model.train.hooks.upload import UploadHook
 from neox_model.train.left_out import write_left_out
 from neox_model.train.saving import build_checkpoint_hook
@@ -84,7 +86,7 @@ def build_hooks(
         reports=training.groups.world.rank == 0,
         before_end=log.write_pending,
         events=events,
-        **_spike_handling(training, log),
+        **_spike_handling(training, log, events),
     )
 
     interval = config.training.sdc_check_interval
@@ -111,6 +113,14 @@ def build_hooks(
             training.groups.control,
             exit_interval=config.training.exit_interval,
             save=config.checkpoint.save,
+        ),
+        *straggler_hooks(
+            config,
+            training.engine,
+            training.groups,
+            writers=writers,
+            events=events,
+            before_writing=log.write_pending,
         ),
         log,
         guard,
@@ -156,7 +166,7 @@ def _phases(training: Training) -> Phases | None:
     return phases
 
 
-def _spike_handling(training: Training, log: LogHook) -> dict[str, SpikeHandler]:
+def _spike_handling(training: Training, log: LogHook, events: Events) -> dict[str, SpikeHandler]:
     """Return the guard's argument that acts on spikes; none if `on_spike` is not set."""
     section, groups = training.config.training, training.groups
     if section.on_spike is None:
@@ -176,6 +186,7 @@ def _spike_handling(training: Training, log: LogHook) -> dict[str, SpikeHandler]
         reports=groups.world.rank == 0,
         before_end=log.write_pending,
         leave_out=leave_out,
+        events=events,
     )
     return {"on_spike": handler}
 

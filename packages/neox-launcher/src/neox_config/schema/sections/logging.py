@@ -61,6 +61,17 @@ class LoggingSection(Section, resume="free"):
         origin="NeoX",
         doc="Log the L2 norm of each optimizer state as optimizer_state_norms/NAME/STATE.",
     )
+    straggler_threshold: float | None = param(
+        None,
+        origin="ours",
+        none_means="ranks are not compared",
+        gt=1,
+        le=1000,
+        doc="Compare the ranks every log-interval, and name the slowest one with its host if it computed "
+        "this many times as long as the median of the data-parallel ranks with the same work, such as 1.5. "
+        "Also log the largest memory of a rank, with its name (see logging.md). Not under ZeRO stage 3, "
+        "where each rank waits for the others in all passes.",
+    )
     profile: bool = param(
         False,
         origin="NeoX",

@@ -6,6 +6,7 @@ from typing import Literal
 
 from neox_config.errors import NeoXError
 from neox_config.facts.spikes import REPEATED_SPIKES, ROLLBACK
+from neox_model.metrics.events import NO_EVENTS, Events
 from neox_model.train.data.position import Ranges
 from neox_model.train.hooks.guard import Iteration
 from neox_model.train.left_out import merged
@@ -34,7 +35,7 @@ class RepeatedSpikesError(NeoXError):
 
 
 class SpikeHandler:
-    """Logs every spike with the documents of its batch, and does what `on_spike` requests.
+    """Logs and records every spike with the documents of its batch, and does what `on_spike` requests.
 
     All ranks receive the same iterations, so all end at the same one.
 
@@ -48,6 +49,7 @@ class SpikeHandler:
         reports: True if this rank writes to the log.
         before_end: called before the training is ended, to write pending logs.
         leave_out: stores the samples that a rollback leaves out; collective over all ranks.
+        events: records each spike.
     """
 
     def __init__(
@@ -61,9 +63,12 @@ class SpikeHandler:
         reports: bool,
         before_end: Callable[[], None],
         leave_out: Callable[[Ranges], None],
+        events: Events = NO_EVENTS,
     ) -> None:
         actions = {"continue": self._go_on, "skip": self._skip, "rollback": self._roll_back}
+        self._action = action
         self._act = actions[action]
+        self._events = events
         self._patience = patience
         self._batches = batches
         self._state = state
@@ -82,6 +87,8 @@ class SpikeHandler:
             RollbackError: the training must resume without this batch.
             RepeatedSpikesError: it must not, because there have been too many.
         """
+        if self._reports:
+            self._record(spike)
         self._act(spike)
 
     def _go_on(self, spike: Iteration) -> None:
@@ -114,6 +121,18 @@ class SpikeHandler:
             f"{_described(spike)}; its batch contains {self._data(spike.samples)}; when the training resumes "
             f"from the last checkpoint (max-restarts restarts it), it leaves out samples {left_out.start} to "
             f"{left_out.stop - 1}"
+        )
+
+    def _record(self, spike: Iteration) -> None:
+        self._events.record(
+            "spike",
+            spike.number,
+            loss=spike.loss,
+            limit=spike.spike_limit,
+            action=self._action,
+            first_sample=spike.samples.start,
+            last_sample=spike.samples.stop - 1,
+            documents=self._documents(spike.samples),
         )
 
     def _report(self, spike: Iteration, result: str) -> None:

@@ -1,0 +1,187 @@
+"""Compare the computing time and the memory of all ranks, and name a rank that makes the others wait."""
+
+import logging
+import socket
+from collections.abc import Callable, Iterator, Sequence
+
+from neox_config import NeoXConfig
+from neox_model.checkpoint.outcome import collect
+from neox_model.engine.contract import Engine
+from neox_model.metrics.compute_time import HOST_CLOCK, Clock, ComputeTime, device_clock
+from neox_model.metrics.events import Events
+from neox_model.metrics.memory import peak_bytes
+from neox_model.metrics.ranks import RankReport, Slowest, largest_memory, slowest
+from neox_model.metrics.writers.base import MetricWriter
+from neox_model.parallel.groups import Groups
+from neox_model.train.hooks.base import Hook
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
+
+__all__ = ["StragglersHook", "straggler_hooks"]
+
+logger = logging.getLogger(__name__)
+
+# Memory is reported again when it has grown by this factor: it always grows a little.
+_GROWTH = 1.1
+
+
+class StragglersHook(Hook):
+    """Gathers the reports of all ranks at the end of each interval; rank 0 compares them.
+
+    A change of the slow ranks is logged and recorded, not every interval in which the same ranks are slow.
+    The first iteration, which compiles and allocates, is not measured.
+
+    Args:
+        groups: this rank's process groups.
+        time: how long this rank computes.
+        peak: returns the most memory that this rank has used, in bytes.
+        threshold: factor above the median from which a rank is slow.
+        interval: iterations between two comparisons.
+        writers: receive the metrics; empty on all ranks except rank 0.
+        events: records slow ranks and the largest memory.
+        before_writing: called before metrics are written, to write pending ones of earlier iterations.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        *,
+        time: ComputeTime,
+        peak: Callable[[], float],
+        threshold: float,
+        interval: int,
+        writers: Sequence[MetricWriter],
+        events: Events,
+        before_writing: Callable[[], None],
+    ) -> None:
+        self._groups = groups
+        self._time = time
+        self._peak = peak
+        self._threshold = threshold
+        self._interval = interval
+        self._writers = writers
+        self._events = events
+        self._before_writing = before_writing
+        self._named: Slowest | None = None
+        self._reported_bytes = 0.0
+        self._is_first = True
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Compare the ranks at the end of each interval. Collective over all ranks."""
+        if self._is_first:
+            self._time.discard_iteration()
+            self._is_first = False
+        else:
+            self._time.end_iteration()
+        if state.iteration % self._interval == 0:
+            reports = collect(self._groups.control, self._report())
+            if reports:
+                self._compare(reports, state.iteration)
+
+    def _report(self) -> RankReport:
+        return RankReport(
+            rank=self._groups.world.rank,
+            host=socket.gethostname(),
+            stage=self._groups.pipe.rank,
+            members=self._groups.model.ranks,
+            seconds=self._time.read(),
+            peak_bytes=self._peak(),
+        )
+
+    def _compare(self, reports: Sequence[RankReport], iteration: int) -> None:
+        found, memory = slowest(reports), largest_memory(reports)
+        metrics: dict[str, float] = {
+            "ranks/largest_memory_bytes": memory.peak_bytes,
+            "ranks/largest_memory_rank": memory.rank,
+        }
+        if found is not None:
+            metrics["ranks/slowest_seconds"], metrics["ranks/median_seconds"] = found.seconds, found.median
+            metrics["ranks/slowest_factor"], metrics["ranks/slowest_rank"] = found.factor, found.ranks[0]
+        self._before_writing()
+        for writer in self._writers:
+            writer.write(metrics, iteration)
+        self._name_memory(memory, iteration)
+        if found is not None:
+            self._name_slowest(found, iteration)
+
+    def _name_slowest(self, found: Slowest, iteration: int) -> None:
+        """Log and record the slow ranks if they are others than in the last interval."""
+        before = self._named
+        self._named = found if found.factor >= self._threshold else None
+        if self._named is None:
+            if before is not None:
+                logger.info("to iteration %d: %s is no longer slow", iteration, before)
+            return
+        if before is not None and before.ranks == found.ranks:
+            return
+        logger.warning(
+            "to iteration %d: %s computed %.3g s per iteration, %.3g times as long as the median of the "
+            "ranks with the same work; check that host with neox-launch doctor, or leave it out (exclude)",
+            iteration,
+            found,
+            found.seconds,
+            found.factor,
+        )
+        self._events.record(
+            "straggler",
+            iteration,
+            ranks=list(found.ranks),
+            hosts=list(found.hosts),
+            seconds=found.seconds,
+            median=found.median,
+            factor=found.factor,
+        )
+
+    def _name_memory(self, memory: RankReport, iteration: int) -> None:
+        """Log and record the largest memory if it has grown."""
+        if memory.peak_bytes < self._reported_bytes * _GROWTH:
+            return
+        self._reported_bytes = memory.peak_bytes
+        size = memory.peak_bytes / 2**30
+        logger.info("most memory: %.3g GiB, on rank %d (%s)", size, memory.rank, memory.host)
+        self._events.record("memory", iteration, bytes=memory.peak_bytes, rank=memory.rank, host=memory.host)
+
+
+def straggler_hooks(
+    config: NeoXConfig,
+    engine: Engine,
+    groups: Groups,
+    *,
+    writers: Sequence[MetricWriter],
+    events: Events,
+    before_writing: Callable[[], None],
+    clock: Clock | None = None,
+) -> Iterator[Hook]:
+    """Yield the hook if `straggler_threshold` is set. It must precede the log, which resets peaks of memory.
+
+    Under ZeRO, backward passes wait for the reductions inside them, so only forward passes are measured.
+
+    Args:
+        config: the configuration.
+        engine: the engine, whose phases are measured from now on.
+        groups: this rank's process groups.
+        writers: receive the metrics.
+        events: records slow ranks and the largest memory.
+        before_writing: called before metrics are written.
+        clock: measures the phases; None: that of the engine's device.
+    """
+    threshold = config.logging.straggler_threshold
+    if threshold is None:
+        return
+    if groups.data.size == 1 and groups.world.rank == 0:
+        logger.warning(
+            "straggler-threshold names no slow rank: with one data-parallel rank, no two do the same work"
+        )
+    own = ("forward",) if engine.update.splits_over_data else ("forward", "backward_inner")
+    time = ComputeTime(own, clock or (device_clock() if engine.device.type == "cuda" else HOST_CLOCK))
+    engine.measure_phases(time.measure)
+    yield StragglersHook(
+        groups,
+        time=time,
+        peak=lambda: peak_bytes(engine.device),
+        threshold=threshold,
+        interval=config.logging.log_interval,
+        writers=writers,
+        events=events,
+        before_writing=before_writing,
+    )
