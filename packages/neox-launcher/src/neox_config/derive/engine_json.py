@@ -42,7 +42,8 @@ def engine_json(resolved: Resolved) -> dict[str, Any]:
         "zero_optimization": _zero(config.zero.zero_optimization),
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "flops_profiler": engine.flops_profiler.model_dump(mode="json"),
+        # neox-model counts the operations itself; DeepSpeed counts them without pipelines only.
+        "flops_profiler": {"enabled": False},
         "aio": _aio(engine.aio),
     }
     if config.parallelism.sequence_parallel:
@@ -59,7 +60,10 @@ def _precision(resolved: Resolved) -> dict[str, Any]:
     settings: dict[str, Any] = {"data_types": {"grad_accum_dtype": accumulation_dtype(resolved)}}
     if precision == "fp16":
         # DeepSpeed would cast the weights of tokens in the loss, which are no inputs of the model.
-        settings["fp16"] = config.precision.fp16.model_dump(mode="json") | {"enabled": True, "auto_cast": False}
+        settings["fp16"] = config.precision.fp16.model_dump(mode="json") | {
+            "enabled": True,
+            "auto_cast": False,
+        }
     if precision == "bf16":
         # Without the immediate update, the output projection of a pipeline loses its gradient: DeepSpeed
         # clears it when the backward pass reaches the hidden states, after the head.

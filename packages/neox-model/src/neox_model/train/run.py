@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -56,6 +56,7 @@ from neox_model.train.data.sample_digest import digest_of_samples
 from neox_model.train.data.streams import Stream, build_datasets, choose_weighting, open_streams
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
+from neox_model.train.flops_profile import ProfiledStep
 from neox_model.train.forward_check import ForwardCheck
 from neox_model.train.hooks.autoresume import AutoresumeHook, find_service
 from neox_model.train.hooks.base import Hook
@@ -289,9 +290,32 @@ def _build_step(training: _Training) -> TrainStep:
         weighting=choose_weighting(training.config, training.groups),
     )
     return LeftOutBatches(
-        _with_spikes(training, _with_lengths(training, step)),
+        _with_profile(training, _with_spikes(training, _with_lengths(training, step))),
         accumulation=derived.accumulation,
         is_left_out=lambda: training.state.leaves_out_next,
+    )
+
+
+def _with_profile(training: _Training, step: TrainStep) -> TrainStep:
+    """Wrap the step to count the operations of an iteration, if it is configured."""
+    config, derived = training.config, training.resolved.derived
+    section = config.engine.flops_profiler
+    if not section.enabled:
+        return step
+    shape = shape_of(training.resolved, vocab_size=padded_vocab_size(config, training.tokenizer.vocab_size))
+    is_recomputed = config.activation_checkpointing.checkpoint_activations
+
+    def formula(tokens: int) -> int:
+        actual = replace(shape, seq_length=tokens // derived.train_batch_size)
+        return tokens * flops_per_token(actual, is_recomputed=is_recomputed)
+
+    return ProfiledStep(
+        step,
+        section,
+        engine=training.engine,
+        groups=training.groups,
+        state=training.state,
+        formula=formula,
     )
 
 
