@@ -1,15 +1,22 @@
 """Counted operations of a training iteration against the formula, on plain and pipeline engines."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from neox_config.estimate import count_parameters, flops_per_token
 from neox_config.estimate.shapes import Shape, shape_of
+from neox_config.schema.sections.engine import FlopsProfiler
+from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.train.flops_profile import ProfiledStep
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
 from support import layouts
 from support.distributed import run_ranks
 from support.layouts import LAYOUTS, SETTINGS, SMALL
@@ -32,10 +39,9 @@ PROFILED, ITERATIONS = 2, 3
 
 
 def profile(folder: str) -> dict[str, dict[str, Any]]:
-    """Return what each case's profile holds, by case. Evaluates before every iteration; runs in every rank."""
+    """Return what this rank's profile of each case holds; runs in every rank."""
     from neox_model.metrics.flops import FlopProfile, count_flops
     from neox_model.train import flops_profile
-    from neox_model.train.state import TrainState
 
     profiles: list[FlopProfile] = []
     found: dict[str, dict[str, Any]] = {}
@@ -149,3 +155,59 @@ def test_parameters_are_those_that_a_rank_computes_with(found, name):
         assert ranks == [whole, whole]
     if name.startswith("pipeline"):
         assert sum(ranks) == whole + tied
+
+
+class OneProduct:
+    """An engine and a step that computes one product of 4 operations."""
+
+    def __init__(self) -> None:
+        self.model, self.device = torch.nn.Linear(2, 1, bias=False), torch.device("cpu")
+
+    def __call__(self, batches: Iterator[Any]) -> StepReport:
+        self.model(torch.ones(1, 2))
+        return StepReport(loss=None, grad_norm=None, skipped=False, tokens=8)
+
+
+def logged(caplog, *, start: int, output_file: Path | None = None) -> str:
+    """Return what is logged about five iterations after `start`."""
+    state = TrainState(iteration=start, last_iteration=9, samples_per_iteration=1)
+    step = ProfiledStep(
+        (computed := OneProduct()),
+        FlopsProfiler(enabled=True, profile_step=3, output_file=output_file and str(output_file)),
+        engine=computed,
+        groups=SINGLE_PROCESS,
+        state=state,
+        formula=lambda tokens: tokens,
+    )
+    with caplog.at_level(logging.INFO, logger="neox_model"):
+        for _ in range(5):
+            step(iter(()))
+            state.iteration += 1
+    return caplog.text
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_one_iteration_is_logged_and_compared_with_the_formula(caplog, start):
+    text = logged(caplog, start=start)
+    assert text.count("FLOPs of iteration") == 1
+    head = "FLOPs of iteration 3: 4 on all 1 ranks; the formula gives 8 (counted / formula: 0.5000)"
+    assert head in text
+    assert "stage 0, rank 0:" in text
+
+
+@pytest.mark.parametrize("start", [3, 7])
+def test_a_training_that_resumes_after_the_iteration_profiles_none(caplog, start):
+    assert logged(caplog, start=start) == ""
+
+
+def test_the_report_goes_to_the_file(caplog, tmp_path):
+    path = tmp_path / "new" / "profile.txt"
+    assert "stage 0" not in logged(caplog, start=0, output_file=path)
+    assert "stage 0, rank 0:" in path.read_text()
+    assert [each.name for each in path.parent.iterdir()] == ["profile.txt"]
+
+
+def test_a_report_that_cannot_be_written_does_not_end_the_training(caplog, tmp_path):
+    (tmp_path / "file").touch()
+    text = logged(caplog, start=0, output_file=tmp_path / "file" / "profile.txt")
+    assert "the FLOPs profile was not written, training continues: " in text

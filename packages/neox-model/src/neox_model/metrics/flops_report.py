@@ -53,9 +53,8 @@ def _largest(modules: Sequence[ModuleProfile], top: int) -> Iterator[str]:
             for module in members:
                 sums[module.kind] += value_of(module)
             largest = sorted(sums.items(), key=lambda item: -item[1])[:top]
-            yield f"    depth {depth}, {quantity}: " + ", ".join(
-                f"{kind} {_number(n)}" for kind, n in largest
-            )
+            names = ", ".join(f"{kind} {_number(number)}" for kind, number in largest)
+            yield f"    depth {depth}, {quantity}: {names}"
 
 
 def _table(modules: Sequence[ModuleProfile], forward: int) -> Iterator[str]:
