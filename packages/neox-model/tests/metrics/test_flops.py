@@ -7,6 +7,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from neox_model.layers.attention import DenseCore, FlexCore
+from neox_model.layers.attention.flex import dense_attention
+from neox_model.layers.attention.patterns import LocalPattern
 from neox_model.metrics.flops import count_flops
 from neox_model.metrics.flops_report import profile_report
 
@@ -113,3 +116,16 @@ def test_the_report_ends_at_the_depth_and_names_the_largest_classes(profile):
     assert "0 Linear" not in report(profile, depth=1)
     assert "depth 2" not in report(profile, depth=1)
     assert "second Linear" not in report(profile, is_detailed=False)
+
+
+def test_patterns_of_flexattention_are_counted_by_the_reference_and_used_again_after_it():
+    def pattern():
+        return LocalPattern(block=2, blocks_before=1)
+
+    core = FlexCore(is_compiled=False, pattern=pattern)
+    query, key, value = torch.randn(3, 6, 2, 3, 4).unbind()
+    with dense_attention(nn.Sequential(core)), count_flops(core, synchronize=lambda: None) as profile:
+        context = core(query, key, value)
+    assert torch.equal(context, DenseCore(pattern=pattern)(query, key, value))
+    assert profile.forward == 2 * 2 * 2 * 3 * 6 * 6 * 4
+    assert not core.is_dense

@@ -99,7 +99,7 @@ def count_flops(
         clock: returns seconds.
     """
     profile = FlopProfile([])
-    counter = FlopCounterMode(display=False, depth=None, custom_mapping=_MORE_OPERATORS)
+    counter = FlopCounterMode(display=False, custom_mapping=_MORE_OPERATORS)
     watch = _Watch(profile, counter, synchronize, clock)
     hooks = []
     for path, module in model.named_modules():

@@ -11,6 +11,7 @@ from neox_config.atomic import atomic_write
 from neox_config.schema.sections.engine import FlopsProfiler
 from neox_model.checkpoint.outcome import collect
 from neox_model.engine.contract import Engine
+from neox_model.layers.attention.flex import dense_attention
 from neox_model.metrics.flops import FlopProfile, count_flops
 from neox_model.metrics.flops_report import profile_report
 from neox_model.parallel.groups import Groups
@@ -64,7 +65,8 @@ class ProfiledStep:
         self._is_due = False
         on_gpu = self._engine.device.type == "cuda"
         synchronize = torch.cuda.synchronize if on_gpu else lambda: None
-        with count_flops(self._engine.model, synchronize=synchronize) as profile:
+        model = self._engine.model
+        with dense_attention(model), count_flops(model, synchronize=synchronize) as profile:
             report = self._step(batches)
         self._report(profile, iteration, report.tokens)
         return report

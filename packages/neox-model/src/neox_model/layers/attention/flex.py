@@ -5,7 +5,8 @@ masked. It has no dropout and, on a CPU, no backward pass; `DenseCore`, the refe
 then.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from neox_model.layers.attention.dense import DenseCore
 from neox_model.parallel.compile_disabled import CompileDisabled
 
-__all__ = ["COMPILE_DISABLED", "FlexCore"]
+__all__ = ["COMPILE_DISABLED", "FlexCore", "dense_attention"]
 
 
 @cache
@@ -38,6 +39,7 @@ class FlexCore(DenseCore):
         super().__init__(**options)
         assert self.dropout == 0.0, "FlexAttention has no dropout"
         self.is_compiled = is_compiled
+        self.is_dense = False
         self._kept: tuple[tuple[int, torch.device], BlockMask] | None = None
 
     def forward(
@@ -45,7 +47,7 @@ class FlexCore(DenseCore):
     ) -> Tensor:
         """Return context_SBNK; with T > S the queries are the last S tokens. Heads may share keys."""
         is_causal_alone = self.pattern is None and self.position is None and document_ids_BS is None
-        if is_causal_alone or len(query_SBNK) != len(key_TBNK):
+        if self.is_dense or is_causal_alone or len(query_SBNK) != len(key_TBNK):
             return super().forward(query_SBNK, key_TBNK, value_TBNK, document_ids_BS)
         context_SBNK: Tensor = _by_flex_attention(self, query_SBNK, key_TBNK, value_TBNK, document_ids_BS)
         return context_SBNK
@@ -101,6 +103,19 @@ def _mask_mod(pattern: nn.Module | None, document_ids_BS: Tensor | None) -> Call
         return visible
 
     return is_visible
+
+
+@contextmanager
+def dense_attention(model: nn.Module) -> Iterator[None]:
+    """Let every FlexCore of a model compute as DenseCore; FlexAttention cannot run where operators are watched."""
+    cores = [module for module in model.modules() if isinstance(module, FlexCore)]
+    for core in cores:
+        core.is_dense = True
+    try:
+        yield
+    finally:
+        for core in cores:
+            core.is_dense = False
 
 
 # It compiles and caches its own graphs.
