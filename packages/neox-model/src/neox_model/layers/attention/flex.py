@@ -107,7 +107,7 @@ def _mask_mod(pattern: nn.Module | None, document_ids_BS: Tensor | None) -> Call
 
 @contextmanager
 def dense_attention(model: nn.Module) -> Iterator[None]:
-    """Let every FlexCore of a model compute as DenseCore; FlexAttention cannot run where operators are watched."""
+    """Let every FlexCore of a model compute as DenseCore; FlexAttention fails where operators are counted."""
     cores = [module for module in model.modules() if isinstance(module, FlexCore)]
     for core in cores:
         core.is_dense = True
