@@ -7,11 +7,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from neox_model.assembly.compilation import dense_attention
 from neox_model.layers.attention import DenseCore, FlexCore
-from neox_model.layers.attention.flex import dense_attention
 from neox_model.layers.attention.patterns import LocalPattern
 from neox_model.metrics.flops import count_flops
 from neox_model.metrics.flops_report import profile_report
+from neox_model.torch_compat import CPU_ATTENTION_FLOPS
+
+COUNTED = {"synchronize": lambda: None, "operators": CPU_ATTENTION_FLOPS}
 
 
 class Model(nn.Module):
@@ -28,7 +31,7 @@ class Model(nn.Module):
 
 def profile_of(model, inputs):
     ticks = count()
-    with count_flops(model, synchronize=lambda: None, clock=lambda: float(next(ticks))) as profile:
+    with count_flops(model, **COUNTED, clock=lambda: float(next(ticks))) as profile:
         model(inputs).sum().backward()
     return profile
 
@@ -64,7 +67,7 @@ def test_modules_have_their_parameters_and_time(profile):
 def test_a_product_that_is_added_in_place_counts(is_batched):
     shapes = [(5, 7), (5, 3), (3, 7)]
     total, left, right = (torch.ones(2, *shape) if is_batched else torch.ones(shape) for shape in shapes)
-    with count_flops(nn.Identity(), synchronize=lambda: None) as profile:
+    with count_flops(nn.Identity(), **COUNTED) as profile:
         _ = total.baddbmm_(left, right) if is_batched else total.addmm_(left, right)
     assert profile.flops == (2 if is_batched else 1) * 2 * 5 * 3 * 7
 
@@ -73,7 +76,7 @@ def test_a_product_that_is_added_in_place_counts(is_batched):
 def test_attention_counts_as_if_the_mask_hid_nothing(key_length):
     query = torch.ones(2, 3, 6, 4, requires_grad=True)
     key = torch.ones(2, 3, key_length, 4, requires_grad=True)
-    with count_flops(nn.Identity(), synchronize=lambda: None) as profile:
+    with count_flops(nn.Identity(), **COUNTED) as profile:
         nn.functional.scaled_dot_product_attention(query, key, key, is_causal=True).sum().backward()
     product = 2 * 2 * 3 * 6 * key_length * 4
     assert profile.flops == (2 + 5) * product
@@ -124,7 +127,10 @@ def test_patterns_of_flexattention_are_counted_by_the_reference_and_used_again_a
 
     core = FlexCore(is_compiled=False, pattern=pattern)
     query, key, value = torch.randn(3, 6, 2, 3, 4).unbind()
-    with dense_attention(nn.Sequential(core)), count_flops(core, synchronize=lambda: None) as profile:
+    with (
+        dense_attention(nn.Sequential(core)),
+        count_flops(core, **COUNTED) as profile,
+    ):
         context = core(query, key, value)
     assert torch.equal(context, DenseCore(pattern=pattern)(query, key, value))
     assert profile.forward == 2 * 2 * 2 * 3 * 6 * 6 * 4

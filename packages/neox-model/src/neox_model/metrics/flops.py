@@ -5,10 +5,11 @@ counted as if it hid nothing. Element-wise operations are not counted.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from neox_model.parallel.logical import Logical
-from neox_model.torch_compat import CPU_ATTENTION_FLOPS
 
 __all__ = ["FlopProfile", "ModuleProfile", "count_flops"]
 
@@ -27,7 +27,7 @@ def _accumulated_product(into: Sequence[int], left: Sequence[int], *_: Any, **__
 
 
 # Operators that PyTorch's counter lacks; the functions receive shapes.
-_MORE_OPERATORS = CPU_ATTENTION_FLOPS | {
+_IN_PLACE = {
     torch.ops.aten.addmm_: _accumulated_product,
     torch.ops.aten.baddbmm_: _accumulated_product,
 }
@@ -87,6 +87,7 @@ def count_flops(
     model: nn.Module,
     *,
     synchronize: Callable[[], None],
+    operators: Mapping[Any, Callable[..., int]] = MappingProxyType({}),
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[FlopProfile]:
     """Provide a profile that is complete after the block; compiled functions run uncompiled within it.
@@ -96,10 +97,11 @@ def count_flops(
     Args:
         model: whose modules are measured.
         synchronize: waits for the device.
+        operators: further operators that PyTorch's counter lacks, with functions of their arguments' shapes.
         clock: returns seconds.
     """
     profile = FlopProfile([])
-    counter = FlopCounterMode(display=False, custom_mapping=_MORE_OPERATORS)
+    counter = FlopCounterMode(display=False, custom_mapping=_IN_PLACE | dict(operators))
     watch = _Watch(profile, counter, synchronize, clock)
     hooks = []
     for path, module in model.named_modules():

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from neox_config.atomic import atomic_write
 from neox_config.schema.sections.engine import FlopsProfiler
+from neox_model.assembly.compilation import dense_attention
 from neox_model.checkpoint.outcome import collect
 from neox_model.engine.contract import Engine
-from neox_model.layers.attention.flex import dense_attention
 from neox_model.metrics.flops import FlopProfile, count_flops
 from neox_model.metrics.flops_report import profile_report
 from neox_model.parallel.groups import Groups
+from neox_model.torch_compat import CPU_ATTENTION_FLOPS
 from neox_model.train.data.batch import Batch
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport, TrainStep
@@ -66,7 +67,10 @@ class ProfiledStep:
         on_gpu = self._engine.device.type == "cuda"
         synchronize = torch.cuda.synchronize if on_gpu else lambda: None
         model = self._engine.model
-        with dense_attention(model), count_flops(model, synchronize=synchronize) as profile:
+        with (
+            dense_attention(model),
+            count_flops(model, synchronize=synchronize, operators=CPU_ATTENTION_FLOPS) as profile,
+        ):
             report = self._step(batches)
         self._report(profile, iteration, report.tokens)
         return report

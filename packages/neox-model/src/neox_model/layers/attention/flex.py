@@ -5,8 +5,7 @@ masked. It has no dropout and, on a CPU, no backward pass; `DenseCore`, the refe
 then.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from neox_model.layers.attention.dense import DenseCore
 from neox_model.parallel.compile_disabled import CompileDisabled
 
-__all__ = ["COMPILE_DISABLED", "FlexCore", "dense_attention"]
+__all__ = ["COMPILE_DISABLED", "FlexCore"]
 
 
 @cache
@@ -103,19 +102,6 @@ def _mask_mod(pattern: nn.Module | None, document_ids_BS: Tensor | None) -> Call
         return visible
 
     return is_visible
-
-
-@contextmanager
-def dense_attention(model: nn.Module) -> Iterator[None]:
-    """Let every FlexCore of a model compute as DenseCore; FlexAttention fails where operators are counted."""
-    cores = [module for module in model.modules() if isinstance(module, FlexCore)]
-    for core in cores:
-        core.is_dense = True
-    try:
-        yield
-    finally:
-        for core in cores:
-            core.is_dense = False
 
 
 # It compiles and caches its own graphs.
