@@ -54,5 +54,5 @@ def test_parameter_without_a_reader_is_read_with_its_block():
 
 
 def test_block_passed_whole_is_in_the_table_of_such_blocks():
-    assert read_by("flops_profiler.module_depth") == []
+    assert read_by("aio.queue_depth") == []
     assert "neox_config.derive.engine_json" in read_by("zero_optimization.stage")

@@ -1,6 +1,5 @@
 """What the launcher hands to DeepSpeed, held against DeepSpeed's own configuration classes."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
 from neox_config import engine_json, load_config, resolve
 from neox_config.schema.config import all_parameters
-from support.distributed import run_ranks
 
 DATA = Path(__file__).parents[2] / "packages/neox-launcher/tests/data"
 MINIMAL = """\
@@ -101,7 +99,7 @@ def test_documented_names_that_deepspeed_would_not_notice_are_translated(tmp_pat
 def test_nothing_that_waits_or_that_deepspeed_rejects_reaches_it(tmp_path):
     """With every block of DeepSpeed's switched on."""
     read = accepted_by_deepspeed(settings_of(tmp_path, (DATA / "every_block.yml").read_text()))
-    assert read.flops_profiler_config.enabled
+    assert not read.flops_profiler_config.enabled
     assert not read.monitor_config.enabled
 
 
@@ -125,7 +123,6 @@ OTHER_DEFAULTS = {
 HOMES = {
     "zero_optimization": "zero_config",
     "fp16": "float16_config",
-    "flops_profiler": "flops_profiler_config",
     "aio": "aio_config",
     **{
         name: name
@@ -196,47 +193,3 @@ def test_no_key_of_deepspeeds_zero_model_is_documented_and_left_out(tmp_path):
     assert documented <= fields
     # Where it is null, DeepSpeed selects a value by the stage.
     assert documented - settings.keys() == {"overlap_comm", "elastic_checkpoint"}
-
-
-def profile(report: str) -> None:
-    """Two updates of a tiny model with our engine; runs in a rank."""
-    os.environ.setdefault("LOCAL_RANK", "0")
-    import torch
-
-    from neox_config.facts.learning_rate import WarmupThenDecay
-    from neox_model.engine.build import build_engine, prepare_engine
-    from neox_model.optim.lr_schedule import LearningRateSchedule
-    from neox_model.parallel.topology import create_groups
-    from neox_model.train.data.batch import as_batch
-    from neox_model.train.engine_step import EngineStep
-    from support.settings import resolved_from
-
-    groups = create_groups(1, 1)
-    prepare_engine()
-
-    class Toy(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = torch.nn.Sequential(torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8))
-
-        def forward(self, tokens: torch.Tensor, targets: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-            logits = self.layers(tokens).flatten(0, 1)
-            return torch.nn.functional.cross_entropy(logits, targets[0].flatten())
-
-    model = Toy()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    curve = WarmupThenDecay(style="constant", peak=0.1, floor=0.0, warmup=0.0, decay_iterations=9)
-    schedule = LearningRateSchedule(optimizer, curve)
-    profiler = {"enabled": True, "profile_step": 1, "output_file": report}
-    resolved = resolved_from({"gradient_accumulation_steps": 1, "flops_profiler": profiler})
-    engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
-
-    step = EngineStep(engine, accumulation=1)
-    for _ in range(2):
-        step(iter([as_batch(torch.tensor([[1, 2, 3, 4], [4, 5, 6, 7]]))]))
-
-
-def test_the_profile_of_an_iteration_is_written_by_our_engine(tmp_path):
-    report = tmp_path / "profile.txt"
-    run_ranks(profile, size=1, report=str(report))
-    assert "Profile Summary at step" in report.read_text()

@@ -21,7 +21,6 @@ HANDED_ON = {
     "zero_optimization.": "neox_config.derive.engine_json",
     "fp16.": "neox_config.derive.engine_json",
     "aio.": "neox_config.derive.engine_json",
-    "flops_profiler.": "neox_config.derive.engine_json",
     "optimizer.params.": "neox_model.assembly.optimizer",
     **{facts.epsilon: "neox_model.assembly.transformer" for facts in NORM_FACTS.values()},
 }

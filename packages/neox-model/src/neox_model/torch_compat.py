@@ -8,6 +8,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -19,6 +20,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 __all__ = [
+    "CPU_ATTENTION_FLOPS",
     "dump_memory_snapshot",
     "flight_recorder_entries",
     "foreach_copy_",
@@ -109,6 +111,35 @@ def on_out_of_memory(call: Callable[[], None]) -> None:
     """Call the function when a GPU's memory runs out, before the error is raised; it cannot be removed."""
     attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
     attach(lambda device, size, total, free: call())
+
+
+# Attention on a CPU, which torch's counter of operations lacks; the functions receive shapes.
+
+
+def _attention_flops(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Return the operations of Q K^T and P V; a causal mask does not halve them, as on GPUs."""
+    scores = _scores(query, key)
+    return 2 * scores * (query[-1] + value[-1])
+
+
+def _attention_backward_flops(
+    grad: Sequence[int], query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Return the operations of the backward pass: Q K^T again, then the gradients of P, V, Q and K."""
+    return 2 * _scores(query, key) * (3 * query[-1] + 2 * value[-1])
+
+
+def _scores(query: Sequence[int], key: Sequence[int]) -> int:
+    return prod(query[:-1]) * key[-2]
+
+
+# operator -> function for `torch.utils.flop_counter.FlopCounterMode`
+CPU_ATTENTION_FLOPS: dict[Any, Callable[..., int]] = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+}
 
 
 # Collective operations. Every function of torch.distributed, and so of deepspeed.comm, calls one of these

@@ -27,6 +27,7 @@ SETTINGS: dict[str, Any] = {
     "profile_step_stop": 3,
     "memory_profiling": True,
     "comms_logger": {"enabled": True, "verbose": True},
+    "flops_profiler": {"enabled": True, "profile_step": 3, "detailed": False},
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "data": {"bf16": {"enabled": True}},
@@ -100,3 +101,15 @@ def test_rank_0_logs_the_operations_of_each_group_at_every_interval_and_at_the_e
     log = (folder / layout / "log-1.txt").read_text()
     assert "collective operations of rank" not in log
     assert "bytes in" in log
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rank_0_logs_the_operations_of_every_stage_once_and_what_the_formula_gives(folder, layout):
+    log = (folder / layout / "log-0.txt").read_text()
+    assert log.count("FLOPs of iteration 3: ") == log.count("FLOPs of iteration ") == 1
+    report = log.partition("FLOPs of iteration 3: ")[2]
+    ratio = float(report.partition("counted / formula: ")[2].partition(")")[0])
+    # Attention computes its scores again in the backward pass.
+    assert 1.0 < ratio < 1.05
+    assert [f"stage {stage}, rank" in report for stage in (0, 1)] == [True, layout == "pipeline"]
+    assert "FLOPs" not in (folder / layout / "log-1.txt").read_text()

@@ -42,7 +42,8 @@ def engine_json(resolved: Resolved) -> dict[str, Any]:
         "zero_optimization": _zero(config.zero.zero_optimization),
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "flops_profiler": engine.flops_profiler.model_dump(mode="json"),
+        # neox-model counts the operations itself; DeepSpeed counts them without pipelines only.
+        "flops_profiler": {"enabled": False},
         "aio": _aio(engine.aio),
     }
     if config.parallelism.sequence_parallel:

@@ -52,14 +52,6 @@ def one_run_of_wandb(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem("wandb.enabled", "cannot be combined with use-wandb: true", "disable one of the two")
 
 
-def profiling_needs_the_plain_model(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse the FLOPs profiler with the pipeline engine, which starts the profile but never ends it."""
-    if c.engine.flops_profiler.enabled and c.parallelism.pipe_parallel_size >= 1:
-        yield Problem(
-            "flops_profiler.enabled", "does not work with pipeline parallelism", "set pipe-parallel-size: 0"
-        )
-
-
 def timed_operations_exist(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse a list of operations to time that is empty, or names one that does not exist."""
     logger = c.engine.comms_logger

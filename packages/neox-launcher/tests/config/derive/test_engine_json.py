@@ -60,19 +60,6 @@ CASES = {
         "precision: bfloat16\nzero-stage: 1\ndata_types: {grad_accum_dtype: bf16}",
         {"data_types": {"grad_accum_dtype": "bf16"}},
     ),
-    "profile": (
-        "flops_profiler: {enabled: true, profile_step: 2}",
-        {
-            "flops_profiler": {
-                "enabled": True,
-                "profile_step": 2,
-                "module_depth": -1,
-                "top_modules": 1,
-                "detailed": True,
-                "output_file": None,
-            }
-        },
-    ),
     "aio": (
         "aio: {queue_depth: 16, thread_count: 2}",
         {
@@ -123,6 +110,12 @@ def test_nothing_in_it_makes_deepspeed_compile_or_talk(load):
 
 def test_deepspeed_does_not_print_the_times_that_the_training_measures(load):
     assert settings_of(load, "wall_clock_breakdown: true")["wall_clock_breakdown"] is False
+
+
+@pytest.mark.parametrize("layout", ["", "pipe-parallel-size: 2"])
+def test_deepspeed_does_not_profile_what_the_training_profiles(load, layout):
+    settings = settings_of(load, f"flops_profiler: {{enabled: true}}\n{layout}")
+    assert settings["flops_profiler"] == {"enabled": False}
 
 
 def test_deepspeeds_timer_waits_for_the_device_only_where_its_report_is_wanted(load):

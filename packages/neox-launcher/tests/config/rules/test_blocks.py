@@ -49,11 +49,6 @@ EXAMPLES = {
         "must equal model-parallel-size: 1",
     ),
     "one_run_of_wandb": ("use-wandb=true", "wandb.enabled", "cannot be combined with use-wandb: true"),
-    "profiling_needs_the_plain_model": (
-        "pipe-parallel-size=1",
-        "flops_profiler.enabled",
-        "does not work with pipeline parallelism",
-    ),
     "timed_operations_exist": (
         "comms_logger.prof_ops=[all_gather, allreduce]",
         "comms_logger.prof_ops",

@@ -11,12 +11,13 @@ of them or for none.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from neox_config import Resolved
 from neox_config.derive.layer_compilation import why_layers_stay_uncompiled
@@ -32,7 +33,7 @@ from neox_model.parallel import collectives, random
 from neox_model.parallel.groups import Groups
 from neox_model.torch_compat import limit_graphs, recompile_limit_error
 
-__all__ = ["compile_layers"]
+__all__ = ["compile_layers", "dense_attention"]
 
 logger = logging.getLogger(__name__)
 
@@ -233,3 +234,16 @@ def _in_one_line(error: Exception) -> str:
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     complaints = [line.partition("error: ")[2] for line in lines if "error: " in line]
     return (complaints or lines or [type(cause).__name__])[0]
+
+
+@contextmanager
+def dense_attention(model: nn.Module) -> Iterator[None]:
+    """Let every FlexCore of a model compute as DenseCore; FlexAttention fails where operators are counted."""
+    cores = [module for module in model.modules() if isinstance(module, flex.FlexCore)]
+    for core in cores:
+        core.is_dense = True
+    try:
+        yield
+    finally:
+        for core in cores:
+            core.is_dense = False

@@ -1,13 +1,18 @@
 """Build the training step and what wraps it."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from neox_config import NeoXConfig
 from neox_config.derive.curricula import length_schedule
+from neox_config.estimate import flops_per_token
+from neox_config.estimate.shapes import shape_of
+from neox_model.assembly.model import padded_vocab_size
 from neox_model.engine.contract import Engine
 from neox_model.train.data.streams import Stream, choose_weighting
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
+from neox_model.train.flops_profile import ProfiledStep
 from neox_model.train.forward_check import ForwardCheck
 from neox_model.train.recent_losses import RecentLosses
 from neox_model.train.spikes import LeftOutBatches, SpikeDetection
@@ -31,7 +36,7 @@ def build_step(training: Training) -> TrainStep:
         weighting=choose_weighting(training.config, training.groups),
     )
     return LeftOutBatches(
-        _with_spikes(training, _with_lengths(training, step)),
+        _with_profile(training, _with_spikes(training, _with_lengths(training, step))),
         accumulation=derived.accumulation,
         is_left_out=lambda: training.state.leaves_out_next,
     )
@@ -56,6 +61,29 @@ def _with_spikes(training: Training, step: TrainStep) -> TrainStep:
         return step
     update = training.engine.update if section.on_spike == "skip" else None
     return SpikeDetection(step, losses, threshold=section.spike_threshold, skips=update)
+
+
+def _with_profile(training: Training, step: TrainStep) -> TrainStep:
+    """Wrap the step to count the operations of an iteration, if it is configured."""
+    config, derived = training.config, training.resolved.derived
+    section = config.engine.flops_profiler
+    if not section.enabled:
+        return step
+    shape = shape_of(training.resolved, vocab_size=padded_vocab_size(config, training.tokenizer.vocab_size))
+    is_recomputed = config.activation_checkpointing.checkpoint_activations
+
+    def formula(tokens: int) -> int:
+        actual = replace(shape, seq_length=tokens // derived.train_batch_size)
+        return tokens * flops_per_token(actual, is_recomputed=is_recomputed)
+
+    return ProfiledStep(
+        step,
+        section,
+        engine=training.engine,
+        groups=training.groups,
+        state=training.state,
+        formula=formula,
+    )
 
 
 def build_recent_losses(config: NeoXConfig, engine: Engine) -> RecentLosses | None:

@@ -8,14 +8,30 @@ __all__ = ["Aio", "CommsLogger", "DataTypes", "Eigenvalue", "EngineSection", "Fl
 
 
 class FlopsProfiler(Section):
-    """Floating-point operations (FLOPs) profiler."""
+    """Floating-point operations (FLOPs) profiler, for every engine and layout.
+
+    It counts the operations of one iteration on every rank, measures the modules' forward passes, and
+    compares the total with the formula behind TFLOP/s (see profiling.md).
+    """
 
     enabled: bool = param(False, origin="DSC", doc="Profile one iteration.")
-    profile_step: int = param(1, origin="DSC", gt=0, doc="Iteration to profile.")
-    module_depth: int = param(-1, origin="DSC", ge=-1, doc="Maximum module depth to report; -1 reports all.")
-    top_modules: int = param(1, origin="DSC", gt=0, doc="Number of top modules to report at each depth.")
+    profile_step: int = param(
+        1,
+        origin="DSC",
+        gt=0,
+        doc="Iteration to profile; the next one if it is left out. A training that resumes after it profiles "
+        "none.",
+    )
+    module_depth: int = param(
+        -1, origin="DSC", ge=-1, doc="Maximum module depth to report; the model has 0, -1 reports all."
+    )
+    top_modules: int = param(
+        1, origin="DSC", gt=0, doc="Number of largest classes of modules to report at each depth."
+    )
     detailed: bool = param(True, origin="DSC", doc="Report every module.")
-    output_file: str | None = param(None, origin="DSC", none_means="stdout", doc="File for the report.")
+    output_file: str | None = param(
+        None, origin="DSC", none_means="the log of rank 0", doc="File for the report on all pipeline stages."
+    )
 
 
 class DataTypes(Section):

@@ -38,6 +38,7 @@ class FlexCore(DenseCore):
         super().__init__(**options)
         assert self.dropout == 0.0, "FlexAttention has no dropout"
         self.is_compiled = is_compiled
+        self.is_dense = False
         self._kept: tuple[tuple[int, torch.device], BlockMask] | None = None
 
     def forward(
@@ -45,7 +46,7 @@ class FlexCore(DenseCore):
     ) -> Tensor:
         """Return context_SBNK; with T > S the queries are the last S tokens. Heads may share keys."""
         is_causal_alone = self.pattern is None and self.position is None and document_ids_BS is None
-        if is_causal_alone or len(query_SBNK) != len(key_TBNK):
+        if self.is_dense or is_causal_alone or len(query_SBNK) != len(key_TBNK):
             return super().forward(query_SBNK, key_TBNK, value_TBNK, document_ids_BS)
         context_SBNK: Tensor = _by_flex_attention(self, query_SBNK, key_TBNK, value_TBNK, document_ids_BS)
         return context_SBNK

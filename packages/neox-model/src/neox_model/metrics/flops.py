@@ -1,0 +1,177 @@
+"""Count the floating-point operations of a model by operator and by module, as they are computed.
+
+PyTorch counts those of matrix products, convolutions and attention: two per multiply-add, a causal mask
+counted as if it hid nothing. Element-wise operations are not counted.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from neox_model.parallel.logical import Logical
+
+__all__ = ["FlopProfile", "ModuleProfile", "count_flops"]
+
+
+def _accumulated_product(into: Sequence[int], left: Sequence[int], *_: Any, **__: Any) -> int:
+    """Return the operations of a matrix product that is added to a tensor in place."""
+    return 2 * prod(into) * left[-1]
+
+
+# Operators that PyTorch's counter lacks; the functions receive shapes.
+_IN_PLACE = {
+    torch.ops.aten.addmm_: _accumulated_product,
+    torch.ops.aten.baddbmm_: _accumulated_product,
+}
+
+
+@dataclass(slots=True)
+class ModuleProfile:
+    """What the forward passes of a module and of the modules inside it took.
+
+    Attributes:
+        path: of the module; empty for the whole.
+        kind: name of its class.
+        parameters: numbers in this rank's parameters.
+        calls: forward passes.
+        flops: operations of the forward passes.
+        recomputed: operations of those that ran again in the backward pass; `flops` includes them.
+        seconds: of the forward passes.
+    """
+
+    path: str
+    kind: str
+    parameters: int
+    calls: int = 0
+    flops: int = 0
+    recomputed: int = 0
+    seconds: float = 0.0
+
+    @property
+    def depth(self) -> int:
+        """Number of modules that contain it."""
+        return len(self.path.split(".")) if self.path else 0
+
+
+@dataclass(slots=True)
+class FlopProfile:
+    """What one rank computed.
+
+    Attributes:
+        modules: each after the module that contains it; the first is the whole.
+        flops: all operations.
+        forward: those of the modules' forward passes.
+        recomputed: those of forward passes that ran again in the backward pass.
+        seconds: from the start to the end.
+        operators: operations by operator.
+    """
+
+    modules: list[ModuleProfile]
+    flops: int = 0
+    forward: int = 0
+    recomputed: int = 0
+    seconds: float = 0.0
+    operators: dict[str, int] = field(default_factory=dict)
+
+
+@contextmanager
+def count_flops(
+    model: nn.Module,
+    *,
+    synchronize: Callable[[], None],
+    operators: Mapping[Any, Callable[..., int]] = MappingProxyType({}),
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[FlopProfile]:
+    """Provide a profile that is complete after the block; compiled functions run uncompiled within it.
+
+    A compiled function hides its operators from PyTorch's counter.
+
+    Args:
+        model: whose modules are measured.
+        synchronize: waits for the device.
+        operators: further operators that PyTorch's counter lacks, with functions of their arguments' shapes.
+        clock: returns seconds.
+    """
+    profile = FlopProfile([])
+    counter = FlopCounterMode(display=False, custom_mapping=_IN_PLACE | dict(operators))
+    watch = _Watch(profile, counter, synchronize, clock)
+    hooks = []
+    for path, module in model.named_modules():
+        profile.modules.append(ModuleProfile(path, type(module).__name__, _parameters(module)))
+        hooks += watch.attach(module, profile.modules[-1])
+    try:
+        with torch.compiler.set_stance("force_eager"), counter:
+            synchronize()
+            started = clock()
+            yield profile
+            synchronize()
+            profile.seconds = clock() - started
+    finally:
+        for hook in hooks:
+            hook.remove()
+    profile.flops = counter.get_total_flops()
+    counts = counter.get_flop_counts().get("Global", {})
+    profile.operators = {str(operator): count for operator, count in counts.items()}
+
+
+class _Watch:
+    """Adds the operations and the time between the start and the end of each forward pass to its module."""
+
+    def __init__(
+        self,
+        profile: FlopProfile,
+        counter: FlopCounterMode,
+        synchronize: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._profile = profile
+        self._counter = counter
+        self._synchronize = synchronize
+        self._clock = clock
+        self._running: list[tuple[int, bool, float]] = []
+
+    def attach(self, module: nn.Module, found: ModuleProfile) -> list[Any]:
+        """Measure a module from now on, and return the hooks to remove."""
+
+        def finish(*_: Any) -> None:
+            flops, is_recomputed, started = self._running.pop()
+            self._synchronize()
+            added = self._counter.get_total_flops() - flops
+            found.calls += 1
+            found.flops += added
+            found.recomputed += added if is_recomputed else 0
+            found.seconds += self._clock() - started
+            if not self._running:
+                self._profile.forward += 0 if is_recomputed else added
+                self._profile.recomputed += added if is_recomputed else 0
+
+        # Also after an exception: PyTorch stops recomputing a module with one when it has what it needs.
+        return [
+            module.register_forward_pre_hook(self._start),
+            module.register_forward_hook(finish, always_call=True),
+        ]
+
+    def _start(self, *_: Any) -> None:
+        self._synchronize()
+        is_recomputed = self._counter.mod_tracker.is_bw
+        self._running.append((self._counter.get_total_flops(), is_recomputed, self._clock()))
+
+
+def _parameters(module: nn.Module) -> int:
+    """Return the numbers in a module's parameters, also where ZeRO has partitioned them, without padding."""
+    return sum(_numbers(parameter) for parameter in module.parameters())
+
+
+def _numbers(parameter: nn.Parameter) -> int:
+    logical: Logical | None = getattr(parameter, "logical", None)
+    if logical is None:
+        return parameter.numel()
+    return prod(stop - start for start, stop in logical.slices)

@@ -1,0 +1,123 @@
+"""A training step that counts the floating-point operations of one iteration, on every rank."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from neox_config.atomic import atomic_write
+from neox_config.schema.sections.engine import FlopsProfiler
+from neox_model.assembly.compilation import dense_attention
+from neox_model.checkpoint.outcome import collect
+from neox_model.engine.contract import Engine
+from neox_model.metrics.flops import FlopProfile, count_flops
+from neox_model.metrics.flops_report import profile_report
+from neox_model.parallel.groups import Groups
+from neox_model.torch_compat import CPU_ATTENTION_FLOPS
+from neox_model.train.data.batch import Batch
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport, TrainStep
+
+__all__ = ["ProfiledStep"]
+
+logger = logging.getLogger(__name__)
+
+
+class ProfiledStep:
+    """Wraps a step: profiles the first one from the configured iteration on, and reports it on rank 0.
+
+    It is a wrapper and no hook, so that neither evaluation nor saving is counted. A training that resumes
+    after the iteration profiles nothing.
+
+    Args:
+        step: the wrapped step.
+        section: which iteration, and how to report it.
+        engine: runs the step.
+        groups: of this process.
+        state: counts the iterations.
+        formula: returns the expected operations of an iteration with this many tokens, over all ranks.
+    """
+
+    def __init__(
+        self,
+        step: TrainStep,
+        section: FlopsProfiler,
+        *,
+        engine: Engine,
+        groups: Groups,
+        state: TrainState,
+        formula: Callable[[int], int],
+    ) -> None:
+        self._step = step
+        self._section = section
+        self._engine = engine
+        self._groups = groups
+        self._state = state
+        self._formula = formula
+        self._is_due = state.iteration < section.profile_step
+
+    def __call__(self, batches: Iterator[Batch]) -> StepReport:
+        """Train on the next micro-batches."""
+        iteration = self._state.iteration + 1
+        if not self._is_due or iteration < self._section.profile_step:
+            return self._step(batches)
+        self._is_due = False
+        on_gpu = self._engine.device.type == "cuda"
+        synchronize = torch.cuda.synchronize if on_gpu else lambda: None
+        model = self._engine.model
+        with (
+            dense_attention(model),
+            count_flops(model, synchronize=synchronize, operators=CPU_ATTENTION_FLOPS) as profile,
+        ):
+            report = self._step(batches)
+        self._report(profile, iteration, report.tokens)
+        return report
+
+    def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
+        """Return the mean loss of the next micro-batches over all data-parallel ranks."""
+        return self._step.evaluate(batches, num_micro_batches)
+
+    def _report(self, profile: FlopProfile, iteration: int, tokens: int) -> None:
+        """Gather all ranks' totals and one rank's modules of each stage. Collective over all ranks."""
+        groups = self._groups
+        is_first_of_stage = groups.data.rank == 0 and groups.model.rank == 0
+        parts = collect(
+            groups.control, (profile.flops, groups.pipe.rank, profile if is_first_of_stage else None)
+        )
+        if groups.world.rank != 0:
+            return
+        total, expected = sum(flops for flops, _, _ in parts), self._formula(tokens)
+        head = (
+            f"FLOPs of iteration {iteration}: {total:,} on all {len(parts)} ranks; "
+            f"the formula gives {expected:,} (counted / formula: {total / expected:.4f})"
+        )
+        stages = [
+            f"stage {stage}, rank {rank}:\n{self._formatted(found)}"
+            for rank, (_, stage, found) in enumerate(parts)
+            if found is not None
+        ]
+        self._write(head, stages)
+
+    def _formatted(self, profile: FlopProfile) -> str:
+        section = self._section
+        return profile_report(
+            profile, depth=section.module_depth, top=section.top_modules, is_detailed=section.detailed
+        )
+
+    def _write(self, head: str, stages: list[str]) -> None:
+        """Log or write the report; a failure is logged, because a full disk must not end a long training."""
+        given = self._section.output_file
+        if given is None:
+            logger.info("%s", "\n".join([head, *stages]))
+            return
+        path = Path(given)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as file:
+                file.write("\n".join([head, *stages]) + "\n")
+        except OSError as error:
+            logger.error("the FLOPs profile was not written, training continues: %s", error)
+        else:
+            logger.info("%s; by module: %s", head, path)
