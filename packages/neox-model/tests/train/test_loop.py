@@ -363,6 +363,9 @@ class Slow:
         if self.iteration is not None:
             self._end("waited for")
 
+    def settle(self):
+        assert self.iteration is None
+
     def _end(self, how):
         iteration, self.iteration = self.iteration, None
         if iteration in self._failing:

@@ -182,6 +182,8 @@ class CheckpointHook(Hook):
         self.finish(state)
         self._before_save()
         with self._timers.measure("checkpoint"), self._watched(state):
+            if self._background is not None:
+                self._background.saves.settle()
             self._began = time.monotonic()
             save(state)
         if save == self._save:
