@@ -1,10 +1,15 @@
 """Asynchronous saves write what synchronous ones write, on every layout and in every precision."""
 
 import json
+import math
+import signal
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from neox_config.facts.checkpoints import LATEST, MANIFEST, checkpoint_name, complete_checkpoints
 from support.corpus import write_corpus
@@ -86,3 +91,80 @@ def test_the_files_are_equal_and_resume_bit_for_bit(tmp_path, layout):
         ]
         assert manifests[1:] == manifests[:1] * 2
     assert not list(tmp_path.glob("*/.*.saving"))
+
+
+ENDS: dict[str, dict[str, Any]] = {
+    "not finite": {"nonfinite_patience": 1},
+    "spike": {"on_spike": "rollback", "spike_window": 5, "spike_threshold": 20.0},
+    "copies": {"sdc_check_interval": 8, "precision": "fp32"},
+    "refused": {"train_iters": 8},
+}
+SAVED, BROKEN = 7, 8
+ENDING = SMALL_TRAINING | {
+    "async_save": True,
+    "save_interval": SAVED,
+    "train_iters": 12,
+    "gradient_accumulation_steps": 1,
+    "precision": "bfloat16",
+    "hidden_dropout": 0.0,
+}
+SLOW_SECONDS = 1.0
+
+
+def end_while_a_save_is_under_way(folder: str, corpus: str) -> dict[str, str]:
+    """Let trainings end with an error while writers are slow; return the messages."""
+    from neox_config.errors import NeoXError
+    from neox_model.checkpoint import writer_process
+    from neox_model.layers.lm_head import LMLoss
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train import run
+
+    begin, of_hidden, ended = writer_process._start, LMLoss.of_hidden, {}
+
+    def start_slowly(*arguments: Any) -> "subprocess.Popen[bytes]":
+        process = begin(*arguments)
+        process.send_signal(signal.SIGSTOP)
+        threading.Timer(SLOW_SECONDS, process.send_signal, [signal.SIGCONT]).start()
+        return process
+
+    writer_process._start = start_slowly
+    for name, settings in ENDS.items():
+        calls: list[int] = []
+
+        def broken(
+            self: LMLoss, hidden: Any, weight: Any, targets: Any, name: str = name, calls: list[int] = calls
+        ) -> Any:
+            calls.append(1)
+            loss = of_hidden(self, hidden, weight, targets)
+            if len(calls) != BROKEN:
+                return loss
+            if name == "copies" and torch.distributed.get_rank() == 1:
+                weight.data[0, 0] += 1
+            return loss * {"spike": 100.0, "copies": 1.0}.get(name, math.nan)
+
+        LMLoss.of_hidden = broken
+        files = {"data_path": corpus, "save": f"{folder}/{name}"}
+        resolved = resolved_from(ENDING | settings | files, devices=2)
+        groups = create_groups(1, 1)
+        try:
+            run.train_in(groups, resolved)
+            ended[name] = ""
+        except NeoXError as error:
+            ended[name] = str(error)
+        LMLoss.of_hidden = of_hidden
+    return ended
+
+
+@pytest.mark.slow
+def test_a_training_that_ends_with_an_error_first_completes_the_save_under_way(tmp_path):
+    arguments = {"folder": str(tmp_path), "corpus": write_corpus(tmp_path)}
+    first, second = run_ranks(end_while_a_save_is_under_way, size=2, **arguments)
+    assert first == second
+    assert "the last 1 updates in a row were skipped" in first["not finite"]
+    assert "the loss of iteration 8" in first["spike"]
+    assert "copies" in first["copies"]
+    assert "cannot save the training's last iteration, 8" in first["refused"]
+    for name in ENDS:
+        assert (tmp_path / name / LATEST).read_text().strip() == checkpoint_name(SAVED), name
+        assert [path.name for path in complete_checkpoints(tmp_path / name)] == [checkpoint_name(SAVED)]
+        assert not list((tmp_path / name).glob(".*.saving"))

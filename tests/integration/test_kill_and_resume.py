@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -259,7 +260,8 @@ def test_a_stop_while_a_shard_is_being_written_saves_the_last_iteration(tmp_path
     launcher = job.start()
     wait_until(lambda: job.newest >= 4 and bool(job.writers()), "a writer", job)
     for process in [launcher.pid, *job.writers()]:
-        os.kill(process, signal.SIGTERM)
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGTERM)
     assert launcher.wait(timeout=DEADLINE_SECONDS) == 143, job.output
     stopped = int(re.findall(r"stopping after iteration (\d+):", job.output)[-1])
     assert check_newest_is_complete(job) == stopped

@@ -1,22 +1,33 @@
 """Saves in the background: the same bytes as synchronous ones, and what is left when something dies."""
 
+import ctypes
 import errno
 import os
+import platform
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event, Timer, current_thread, main_thread
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from neox_model.checkpoint import CheckpointError, shard_writer, writer_process
+from neox_model.checkpoint import CheckpointError, priority, shard_writer, writer_process
+from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.background import BackgroundSaves
+from neox_model.checkpoint.checksums import Checksums
+from neox_model.checkpoint.shards import Part, plan_shard
+from neox_model.checkpoint.snapshot import Snapshot, _pin
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.topology import create_groups
 from support.checkpoint_runs import Run
@@ -143,6 +154,74 @@ def test_a_lack_of_memory_is_a_failed_save(tmp_path, saves, monkeypatch, caplog)
     assert names(tmp_path) == ["global_step1", "latest"]
 
 
+def test_more_memory_than_is_available_is_not_requested(tmp_path, saves, monkeypatch):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  9 kB\nMemAvailable:   2 kB\n")
+    monkeypatch.setattr("neox_model.checkpoint.snapshot._MEMORY", meminfo)
+    with pytest.raises(
+        CheckpointError, match=r"host memory, of which 2,048 are available; set async-save: f"
+    ):
+        start(saves, trained(), tmp_path / "saves")
+    assert saves._snapshot._file is None
+
+
+def with_mapped_memory(monkeypatch: pytest.MonkeyPatch, *, is_pinned: bool) -> list[object]:
+    """Let saves treat the CPU as a GPU; return the calls, each with whether it is of the main thread."""
+    calls: list[object] = []
+
+    def note(name: str, result: object = None) -> Callable[..., object]:
+        def called(*arguments: object) -> object:
+            calls.append((name, current_thread() is main_thread()))
+            return result
+
+        return called
+
+    monkeypatch.setattr(torch.cuda, "set_device", note("set_device"))
+    monkeypatch.setattr(torch.cuda, "synchronize", note("synchronize"))
+    monkeypatch.setattr("neox_model.checkpoint.snapshot._pin", note("pin", is_pinned))
+    runtime = SimpleNamespace(cudaHostUnregister=note("unregister"))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    return calls
+
+
+@pytest.mark.parametrize(("is_pinned", "is_prepared"), [(True, True), (False, False)])
+def test_mapped_memory_is_pinned_on_the_device_in_another_thread(
+    tmp_path, monkeypatch, is_pinned, is_prepared
+):
+    calls = with_mapped_memory(monkeypatch, is_pinned=is_pinned)
+    run = trained()
+    final = run.save(tmp_path / "synchronous")
+    saves = BackgroundSaves(SINGLE_PROCESS, torch.device("cuda", 1), patience=60.0)
+    if is_prepared:
+        saves.prepare(run._parts())
+    start(saves, run, tmp_path / "background")
+    saves.finish()
+    saves.close()
+    assert contents(tmp_path / "background" / final.name) == contents(final)
+    released = [("unregister", True)] if is_pinned else []
+    assert calls == [("set_device", False), ("pin", False), ("synchronize", True), *released]
+
+
+@pytest.mark.gpu
+def test_a_snapshot_of_a_gpu_contains_its_bytes_and_a_failure_to_pin_is_not_kept(caplog):
+    device = torch.device("cuda", torch.cuda.device_count() - 1)
+    torch.cuda.set_device(device)
+    values = torch.arange(1000, dtype=torch.float32, device=device)
+    part = Part(name="values", shape=(1000,), block=((0, 1000),), start=0, values=values)
+    plan = plan_shard([part])
+    snapshot = Snapshot(device)
+    snapshot.reserve(plan.size)
+    snapshot.take(plan)
+    expected = plan.header + values.cpu().numpy().tobytes()
+    assert snapshot._is_pinned
+    assert os.pread(snapshot.descriptor, plan.size, 0) == expected
+    # Memory that is pinned cannot be pinned again.
+    assert not ThreadPoolExecutor(1).submit(_pin, snapshot._mapped).result()
+    assert "cannot be pinned" in caplog.text
+    assert int((values + 1).sum()) == 500_500
+    snapshot.close()
+
+
 def test_old_checkpoints_are_deleted_when_the_new_one_is_visible(tmp_path, saves):
     run = trained()
     for _ in range(3):
@@ -157,6 +236,7 @@ def test_values_that_are_not_finite_are_not_saved(tmp_path, saves):
     run.model.layers[1].data[0, 0] = torch.nan
     with pytest.raises(CheckpointError, match=r"saving .*not finite in layers\.1; earlier"):
         start(saves, run, tmp_path)
+    saves.settle()
     assert (saves.iteration, names(tmp_path)) == (None, [])
 
 
@@ -173,6 +253,7 @@ def test_a_killed_writer_is_a_failed_save_and_the_next_one_works(tmp_path, saves
             match=r"saving .*global_step2 failed: the writer of .*shard-00000.* was ended by SIGKILL",
         ):
             action(saves)
+    saves.settle()
     assert names(tmp_path) == ["global_step1", "latest"]
     start(saves, run, tmp_path)
     action(saves)
@@ -195,6 +276,7 @@ def test_a_disk_that_fills_in_the_writer_is_reported(tmp_path, saves):
         start(saves, run, tmp_path)
         with pytest.raises(CheckpointError, match=r"global_step2 failed: .*File too large"):
             saves.finish()
+    saves.settle()
     assert names(tmp_path) == ["global_step1", "latest"]
 
 
@@ -214,7 +296,7 @@ def test_closing_ends_the_writer_and_the_next_save_removes_its_folder(tmp_path, 
     run = trained()
     with signalled_writer(signal.SIGSTOP):
         start(saves, run, tmp_path)
-    process = saves._part._process
+    process = saves._stage._process
     saves.close()
     assert process.returncode == -signal.SIGKILL
     assert names(tmp_path) == [".global_step1.saving"]
@@ -227,11 +309,89 @@ def test_a_publication_that_fails_leaves_the_earlier_checkpoint(tmp_path, saves)
     run.save(tmp_path)
     run.train()
     start(saves, run, tmp_path)
-    saves._part.wait()
+    saves._stage.wait()
     (tmp_path / ".global_step2.saving" / "shard-00000.safetensors").unlink()
     with pytest.raises(CheckpointError, match="written by another process, is not visible here"):
         saves.finish()
+    saves.settle()
     assert names(tmp_path) == ["global_step1", "latest"]
+
+
+def test_a_file_system_that_does_not_answer_stops_neither_the_training_nor_the_failure(
+    tmp_path, saves, monkeypatch
+):
+    answers, run = Event(), trained()
+
+    def slow(temporary: Path) -> None:
+        answers.wait(DEADLINE_SECONDS)
+        shutil.rmtree(temporary)
+
+    monkeypatch.setattr("neox_model.checkpoint.directory.abandon", slow)
+    with signalled_writer(signal.SIGKILL):
+        start(saves, run, tmp_path)
+        with pytest.raises(CheckpointError, match="was ended by SIGKILL"):
+            go_on(saves)
+    assert names(tmp_path) == [".global_step1.saving"]
+    Timer(0.2, answers.set).start()
+    start(saves, run, tmp_path)
+    assert answers.is_set()
+    saves.finish()
+    assert names(tmp_path) == ["global_step1", "latest"]
+
+
+def test_closing_completes_a_checkpoint_that_is_being_made_visible(tmp_path, saves, monkeypatch):
+    publish = folders.publish
+
+    def slow(temporary: Path, final: Path) -> None:
+        time.sleep(0.3)
+        publish(temporary, final)
+
+    monkeypatch.setattr(folders, "publish", slow)
+    start(saves, trained(), tmp_path)
+    saves._stage.wait()
+    saves._continue()
+    assert names(tmp_path) == [".global_step1.saving"]
+    saves.close()
+    assert names(tmp_path) == ["global_step1", "latest"]
+
+
+def test_progress_is_reported_before_all_checksums_are_known(tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_writer, "_CHUNK_BYTES", 4)
+    calls: list[object] = []
+
+    class Watched(Checksums):
+        def add(self, data: memoryview) -> None:
+            calls.append(bytes(data))
+            super().add(data)
+
+    monkeypatch.setattr(shard_writer, "Checksums", Watched)
+    snapshot = os.memfd_create("test")
+    os.pwrite(snapshot, b"hhabcdefgh", 0)
+    spans = [(2, 4), (4, 4), (4, 9), (9, 10)]
+    sums = shard_writer._write(tmp_path / "shard", snapshot, 10, spans, calls.append)
+    os.close(snapshot)
+    assert calls == [4, b"ab", b"", 8, 10, b"cdefg", b"h"]
+    assert sums == [zlib.crc32(data) for data in (b"ab", b"", b"cdefg", b"h")]
+    assert (tmp_path / "shard").read_bytes() == b"hhabcdefgh"
+
+
+def test_a_writer_that_the_training_waits_for_uses_the_disk_as_others_do(tmp_path, saves):
+    with signalled_writer(signal.SIGSTOP):
+        start(saves, trained(), tmp_path)
+    process = saves._stage._process
+    number = priority._IOPRIO_SET[platform.machine()]
+
+    def disk_class() -> int:
+        # From linux/ioprio.h: ioprio_get follows ioprio_set.
+        return ctypes.CDLL(None).syscall(number + 1, priority._IOPRIO_WHO_PROCESS, process.pid) >> 13
+
+    assert disk_class() == priority._IOPRIO_IDLE >> 13
+    Timer(0.3, process.send_signal, [signal.SIGCONT]).start()
+    priority.restore(process.pid)
+    assert disk_class() == priority._IOPRIO_USUAL >> 13
+    with patch.object(priority, "restore") as restore:
+        saves.finish()
+    restore.assert_called_once_with(process.pid)
 
 
 def test_the_writer_starts_without_torch():
@@ -265,7 +425,7 @@ run = Run()
 run.train()
 saves = BackgroundSaves(SINGLE_PROCESS, torch.device("cpu"), patience=None)
 saves.start(Path(sys.argv[1]), run._parts(), iteration=1, config=run.config)
-print(saves._part._process.pid, flush=True)
+print(saves._stage._process.pid, flush=True)
 time.sleep(600)
 """
 
@@ -310,7 +470,7 @@ def save_on_two_ranks(directory: str) -> tuple[list[int], list[str]]:
     for action in (signal.SIGSTOP, None, signal.SIGKILL):
         run.train()
         start(saves, run, folder, keep_last=1)
-        process = saves._part._process
+        process = saves._stage._process
         if rank == 1 and action is not None:
             process.send_signal(action)
         count = 0

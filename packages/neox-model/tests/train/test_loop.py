@@ -5,6 +5,7 @@ import math
 import os
 import signal
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -362,6 +363,9 @@ class Slow:
         if self.iteration is not None:
             self._end("waited for")
 
+    def settle(self):
+        assert self.iteration is None
+
     def _end(self, how):
         iteration, self.iteration = self.iteration, None
         if iteration in self._failing:
@@ -369,14 +373,14 @@ class Slow:
         self.calls.append(f"{how} {iteration}")
 
 
-def save_in_background(slow, *, interval, last, extra=()):
+def save_in_background(slow, *, interval, last, extra=(), before_save=lambda: None):
     hook = CheckpointHook(
         lambda state: slow.calls.append(f"save {state.iteration}"),
         interval=interval,
         extra=extra,
         background=Background(slow.start, slow, slow.prepare),
         timers=Timers(),
-        before_save=lambda: None,
+        before_save=before_save,
     )
     run(hook, last=last)
     return slow.calls
@@ -398,6 +402,30 @@ def test_a_save_in_the_background_that_fails_is_logged_and_training_continues(ca
     assert caplog.messages == ["iteration 3 was not saved, training continues: the writer was killed"]
     rest = ["save 4"] if last == 4 else ["start 6", "waited for 6", "save 7"]
     assert calls == ["prepare", "start 3", *rest]
+
+
+def test_a_save_under_way_is_complete_before_the_state_is_checked():
+    slow = Slow()
+
+    def refuse():
+        slow.calls.append("check")
+        if "start 3" in slow.calls:
+            raise CheckpointError("the loss is nan")
+
+    message = "cannot save the training's last iteration, 4: the loss is nan"
+    with pytest.raises(NeoXError, match=message):
+        save_in_background(slow, interval=3, last=4, before_save=refuse)
+    assert slow.calls == ["prepare", "check", "start 3", "waited for 3", "check"]
+
+
+def test_a_failed_preparation_is_a_warning_and_the_save_reports_the_reason(caplog):
+    slow = Slow()
+    slow.prepare = Mock(side_effect=CheckpointError("this state cannot be saved"))
+    assert save_in_background(slow, interval=3, last=4) == ["start 3", "waited for 3", "save 4"]
+    slow.prepare.assert_called_once_with()
+    assert [(each.levelname, each.message) for each in caplog.records] == [
+        ("WARNING", "cannot prepare asynchronous saves: this state cannot be saved")
+    ]
 
 
 # Evaluating

@@ -85,7 +85,10 @@ def device_memory(shape: Shape, layout: Layout, stage: int = 0) -> Memory:
 
 
 def _snapshot(shape: Shape, layout: Layout, stage: int) -> int:
-    """Return the bytes of a rank's shard: the data-parallel ranks divide the float32 weights and states."""
+    """Return the mean size of a rank's shard: the data-parallel ranks divide the float32 weights and states.
+
+    Without ZeRO they divide whole tensors, so that some ranks need more than the mean.
+    """
     if not layout.saves_in_background:
         return 0
     local = local_parameters(shape, layout, stage)

@@ -1,16 +1,19 @@
 """Save while the training continues: copy to host memory, write in another process, make visible later.
 
-Only the copy stops the training. All collectives run in the training's own thread, between iterations. While
-a save is under way, every iteration sends whether this rank's part is done, and reads the common answer to
-what the last iteration sent, so that no rank waits for it. All ranks therefore continue the save at the
-same iteration: they collect the descriptions of the shards when all are written; then rank 0 writes the
-manifest and renames the folder, in a thread that does not communicate.
+Only the copy stops the training. All collectives are started by the training's thread, in the same order on
+all ranks. While a save is under way, every iteration sends whether this rank's part is done, and reads the
+common answer to what the last iteration sent, so that no rank waits for it. All ranks therefore continue the
+save at the same iteration: they collect the descriptions of the shards when all are written; then rank 0
+writes the manifest and renames the folder, in a thread that does not communicate. An unfinished
+checkpoint is deleted in a thread too, because a save often fails when its file system does not answer; the
+next save waits for it.
 """
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +30,8 @@ from neox_model.parallel.groups import Group, Groups
 
 __all__ = ["BackgroundSaves"]
 
+_DELETION_SECONDS = 10.0
+
 
 class BackgroundSaves:
     """Saves checkpoints in the background, one at a time. All ranks must call the same methods.
@@ -42,9 +47,10 @@ class BackgroundSaves:
         self._groups = groups
         self._patience = patience
         self._snapshot = Snapshot(device)
-        self._vote = _Vote(groups.control)
+        self._agreement = _Agreement(groups.control)
         self._saving: Saving | None = None
-        self._part: _Part | None = None
+        self._stage: _Stage | None = None
+        self._deletion: Thread | None = None
 
     @property
     def iteration(self) -> int | None:
@@ -52,7 +58,11 @@ class BackgroundSaves:
         return None if self._saving is None else self._saving.iteration
 
     def prepare(self, parts: RunParts, *, save_optimizer: bool = True) -> None:
-        """Start to reserve the memory for a save of the state, so that the first one is as fast as others."""
+        """Start to reserve the memory for a save of the state, so that the first one is as fast as others.
+
+        Not collective. If the optimizer has no states yet (in float16 after an overflow), only the memory for
+        the weights is reserved, and the first save reserves the rest.
+        """
         self._snapshot.reserve(shard_size(parts, save_optimizer=save_optimizer))
 
     def start(
@@ -73,6 +83,7 @@ class BackgroundSaves:
         """
         assert self._saving is None, "finish() precedes the next save"
         self._saving = Saving(directory, self._groups, iteration=iteration, keep_last=keep_last)
+        self.settle()
         with self._ended_on_failure() as saving:
             saving.create_folder()
             with saving.shared_outcome():
@@ -81,7 +92,7 @@ class BackgroundSaves:
                 )
                 plan = plan_shard(values)
                 self._snapshot.take(plan)
-                self._part = WriterProcess(saving.shard, plan, self._snapshot, patience=self._patience)
+                self._stage = WriterProcess(saving.shard, plan, self._snapshot, patience=self._patience)
 
     def proceed(self) -> None:
         """Continue with the save under way as far as possible without waiting. Collective; once an iteration.
@@ -89,10 +100,10 @@ class BackgroundSaves:
         Raises:
             CheckpointError: the save has failed; the same message on all ranks.
         """
-        if self._saving is not None and self._vote.receive():
+        if self._saving is not None and self._agreement.receive():
             self._continue()
-        if self._part is not None:
-            self._vote.send(self._part.has_ended())
+        if self._stage is not None:
+            self._agreement.send(self._stage.has_ended())
 
     def finish(self) -> None:
         """Wait until the save under way, if there is one, is complete. Collective over all ranks.
@@ -100,51 +111,71 @@ class BackgroundSaves:
         Raises:
             CheckpointError: the save has failed; the same message on all ranks.
         """
-        self._vote.receive()
-        while self._part is not None:
-            self._part.wait()
+        self._agreement.receive()
+        while self._stage is not None:
+            self._stage.wait()
             self._continue()
 
+    def settle(self) -> None:
+        """Wait until an unfinished checkpoint is deleted. Any save must follow this. Not collective."""
+        if self._deletion is not None:
+            self._deletion.join()
+
     def close(self) -> None:
-        """End the save under way, which does not become visible, and release the memory."""
+        """Release the memory. Not collective.
+
+        A shard that is being written is left unfinished, and its checkpoint does not become visible; a
+        checkpoint that is being made visible is completed.
+        """
+        if isinstance(self._stage, _Publication):
+            self._stage.wait()
         self._leave()
         self._snapshot.close()
+        if self._deletion is not None:
+            # Later the folder may belong to another training, which deletes what is left.
+            self._deletion.join(_DELETION_SECONDS)
 
     def _continue(self) -> None:
         """Begin the part of the save that follows the one that is done on all ranks. Collective."""
-        part = self._part
+        stage = self._stage
         with self._ended_on_failure() as saving:
-            if isinstance(part, WriterProcess):
+            if isinstance(stage, WriterProcess):
                 with saving.shared_outcome():
-                    pieces, size = part.result()
+                    pieces, size = stage.result()
                 saving.collect(pieces, size)
-                part.stop()
-                self._part = _Publication(saving)
+                self._leave_stage()
+                self._stage = _Publication(saving)
                 return
-            assert isinstance(part, _Publication), "one of two parts is under way"
+            assert isinstance(stage, _Publication), "one of two parts is under way"
             with saving.shared_outcome():
-                part.result()
+                stage.result()
             self._leave()
 
     def _leave(self) -> None:
-        if isinstance(self._part, WriterProcess):
-            self._part.stop()
-        self._part = self._saving = None
+        self._leave_stage()
+        self._saving = None
+
+    def _leave_stage(self) -> None:
+        stage, self._stage = self._stage, None
+        if isinstance(stage, WriterProcess):
+            stage.stop()
 
     @contextmanager
     def _ended_on_failure(self) -> Iterator[Saving]:
         """Delete the unfinished checkpoint if the block fails, after all writers have ended. Collective."""
         assert self._saving is not None, "a save is under way"
-        with self._saving.abandoned_on_failure():
-            try:
-                yield self._saving
-            except CheckpointError:
-                self._leave()
-                gather(self._control, None)
-                raise
+        saving = self._saving
+        try:
+            yield saving
+        except CheckpointError:
+            self._leave()
+            gather(self._control, None)
+            self._deletion = Thread(target=saving.abandon, daemon=True)
+            self._deletion.start()
+            raise
 
 
-class _Part(Protocol):
+class _Stage(Protocol):
     """A part of a save that this rank does while the training continues."""
 
     def has_ended(self) -> bool:
@@ -173,7 +204,7 @@ class _Publication:
         self._outcome.result()
 
 
-class _Vote:
+class _Agreement:
     """Asks all ranks whether they are done, and reads the answer an iteration later.
 
     Args:

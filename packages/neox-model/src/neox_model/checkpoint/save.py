@@ -140,9 +140,13 @@ class Saving:
         try:
             yield
         except CheckpointError:
-            if self.is_first:
-                folders.abandon(self.temporary)
+            self.abandon()
             raise
+
+    def abandon(self) -> None:
+        """Delete the unfinished checkpoint, on rank 0. Does not communicate."""
+        if self.is_first:
+            folders.abandon(self.temporary)
 
     def create_folder(self) -> None:
         """Create the hidden folder that the ranks write into. Collective over all ranks."""

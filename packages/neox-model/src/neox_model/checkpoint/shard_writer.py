@@ -4,15 +4,14 @@
 
 The last three are numbers of open files in memory, which both processes share: the bytes of the shard; the
 request, as JSON; and the answer, which begins with the number of bytes written so far and ends with JSON.
-The process ends when the worker that started it ends, and works at the lowest priority.
+The process ends when the worker that started it ends, which also sets its priority.
 """
 
-import ctypes
 import json
 import mmap
 import os
-import platform
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,11 +30,6 @@ ANSWER_OFFSET = 8
 """First byte of the answer's JSON; before it is the number of bytes written, little-endian."""
 # Written and flushed at once, so that a slow disk shows progress and never has to take a whole shard.
 _CHUNK_BYTES = 2**26
-_LOWEST_NICENESS = 19
-# From linux/ioprio.h: who (this process), and the idle class.
-_IOPRIO_WHO_PROCESS = 1
-_IOPRIO_IDLE = 3 << 13
-_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,7 +37,6 @@ def main(arguments: Sequence[str]) -> int:
     path, (snapshot, request, answer) = Path(arguments[0]), map(int, arguments[1:])
     asked = json.loads(_content(request))
     die_with_parent(asked[PARENT])
-    _take_lowest_priority()
 
     def report(written: int) -> None:
         os.pwrite(answer, written.to_bytes(ANSWER_OFFSET, "little"), 0)
@@ -81,25 +74,21 @@ def _write(
     """
     content = memoryview(mmap.mmap(snapshot, size, prot=mmap.PROT_READ))
     with Checksums() as checksums, path.open("xb") as file:
-        for start, stop in spans:
-            checksums.add(content[start:stop])
+        waiting = deque(spans)
         for start in range(0, size, _CHUNK_BYTES):
-            file.write(content[start : start + _CHUNK_BYTES])
+            stop = min(start + _CHUNK_BYTES, size)
+            file.write(content[start:stop])
             flush_file(file)
-            report(min(start + _CHUNK_BYTES, size))
+            report(stop)
+            # Computed while the next chunk is written, and never for long without progress.
+            while waiting and waiting[0][1] <= stop:
+                first, end = waiting.popleft()
+                checksums.add(content[first:end])
         return checksums.results()
 
 
 def _content(descriptor: int) -> bytes:
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-
-
-def _take_lowest_priority() -> None:
-    """Leave processors and disks to the training. Where the kernel has no such call, only processors."""
-    os.nice(_LOWEST_NICENESS)
-    number = _IOPRIO_SET.get(platform.machine())
-    if number is not None:
-        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_IDLE)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,10 @@
 import logging
 import mmap
 import os
-from threading import Thread, get_native_id
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from threading import get_native_id
 
 import torch
 from torch import Tensor
@@ -15,6 +18,8 @@ __all__ = ["Snapshot"]
 logger = logging.getLogger(__name__)
 
 _LOWEST_NICENESS = 19
+_MEMORY = Path("/proc/meminfo")
+_CHUNK_BYTES = 2**30
 
 
 class Snapshot:
@@ -33,7 +38,8 @@ class Snapshot:
         self._file: int | None = None
         self._size = 0
         self._mapped: Tensor | None = None
-        self._reserving: Thread | None = None
+        self._is_pinned = False
+        self._reserving: Future[None] | None = None
 
     @property
     def descriptor(self) -> int:
@@ -43,8 +49,7 @@ class Snapshot:
 
     def reserve(self, size: int) -> None:
         """Start to reserve memory, in a thread of the lowest priority; `take` waits for it."""
-        self._reserving = Thread(target=self._try_to_reserve, args=(size,), daemon=True)
-        self._reserving.start()
+        self._reserving = _in_thread(self._try_to_reserve, size)
 
     def take(self, plan: ShardPlan) -> None:
         """Copy a shard's bytes. They are complete on return.
@@ -54,7 +59,7 @@ class Snapshot:
         """
         self._wait()
         if self._size < plan.size:
-            self._reserve(plan.size)
+            _in_thread(self._reserve, plan.size).result()
         _write(self.descriptor, memoryview(plan.header), 0)
         for part, (start, stop) in zip(plan.parts, plan.spans, strict=True):
             if self._mapped is None:
@@ -72,43 +77,88 @@ class Snapshot:
 
     def _wait(self) -> None:
         if self._reserving is not None:
-            self._reserving.join()
+            self._reserving.result()
             self._reserving = None
 
     def _try_to_reserve(self, size: int) -> None:
         os.setpriority(os.PRIO_PROCESS, get_native_id(), _LOWEST_NICENESS)
         try:
             self._reserve(size)
-        except OSError as error:
-            self._release()
+        except (OSError, RuntimeError) as error:
+            # `take` tries again, and its failure is that of the save.
             logger.warning("cannot reserve memory for asynchronous saves: %s", error)
 
     def _reserve(self, size: int) -> None:
+        """Reserve memory in a thread of its own.
+
+        CUDA keeps an error of pinning for the thread in which it occurred: in the training's thread, the next
+        kernel would be reported as failed.
+        """
         self._release()
-        self._file = os.memfd_create("neox-snapshot")
-        # Without it, a lack of memory would end the process in the middle of the copy.
-        os.posix_fallocate(self._file, 0, size)
-        if self._device.type == "cuda":
-            self._mapped = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
-            _pin(self._mapped)
+        try:
+            self._file = os.memfd_create("neox-snapshot")
+            _allocate(self._file, size)
+            if self._device.type == "cuda":
+                # A new thread uses device 0, and would create a context there.
+                torch.cuda.set_device(self._device)
+                self._mapped = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
+                self._is_pinned = _pin(self._mapped)
+        except (OSError, RuntimeError):
+            self._release()
+            raise
         self._size = size
 
     def _release(self) -> None:
-        if self._mapped is not None and self._mapped.is_pinned():
+        if self._is_pinned:
+            assert self._mapped is not None, "what is pinned is mapped"
             torch.cuda.cudart().cudaHostUnregister(self._mapped.data_ptr())
         # The mapping ends with its tensor.
-        self._mapped, self._size = None, 0
+        self._mapped, self._is_pinned, self._size = None, False, 0
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
 
-def _pin(memory: Tensor) -> None:
+def _in_thread(action: Callable[[int], None], size: int) -> "Future[None]":
+    pool = ThreadPoolExecutor(1, thread_name_prefix="snapshot")
+    try:
+        return pool.submit(action, size)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def _allocate(file: int, size: int) -> None:
+    """Give the file its memory; otherwise a lack of it would end the process in the middle of the copy.
+
+    Raises:
+        OSError: the host has not enough memory.
+    """
+    for start in range(0, size, _CHUNK_BYTES):
+        # Again for each chunk: other ranks of the host reserve memory at the same time.
+        missing, available = size - start, _available_memory()
+        if missing > available:
+            raise OSError(
+                f"the copy of {size:,} bytes that an asynchronous save writes needs {missing:,} more bytes "
+                f"of host memory, of which {available:,} are available; set async-save: false"
+            )
+        os.posix_fallocate(file, start, min(_CHUNK_BYTES, missing))
+
+
+def _available_memory() -> int:
+    """Return the bytes of host memory that can be used without swapping. A container's limit is not read."""
+    lines = _MEMORY.read_text(encoding="ascii").splitlines()
+    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return int(kilobytes) * 1024
+
+
+def _pin(memory: Tensor) -> bool:
+    """Pin the memory if possible; return whether it is pinned."""
     code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
     if code != 0:
         logger.warning(
             "the memory for asynchronous saves cannot be pinned (CUDA error %d): copies are slower", code
         )
+    return code == 0
 
 
 def _write(file: int, data: memoryview, offset: int) -> None:

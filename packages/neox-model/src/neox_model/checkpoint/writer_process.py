@@ -8,11 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from neox_launcher.protocol.stop_signals import WARNING_SIGNAL
-from neox_model.checkpoint import shard_writer
+from neox_model.checkpoint import priority, shard_writer
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.shards import ShardPlan, WrittenPiece
 from neox_model.checkpoint.snapshot import Snapshot
@@ -42,21 +42,17 @@ class WriterProcess:
 
     def __init__(self, path: Path, plan: ShardPlan, snapshot: Snapshot, *, patience: float | None) -> None:
         self._path, self._plan, self._patience = path, plan, patience
-        self._answer = os.memfd_create("neox-answer")
-        request = os.memfd_create("neox-request")
-        try:
-            contents = {
-                shard_writer.PARENT: os.getpid(),
-                shard_writer.SIZE: plan.size,
-                shard_writer.SPANS: plan.spans,
-            }
+        contents = {
+            shard_writer.PARENT: os.getpid(),
+            shard_writer.SIZE: plan.size,
+            shard_writer.SPANS: plan.spans,
+        }
+        with ExitStack() as released, _file_in_memory("neox-request") as request:
+            self._answer = released.enter_context(_file_in_memory("neox-answer"))
             os.pwrite(request, json.dumps(contents, allow_nan=False).encode(), 0)
             self._process = _start(path, (snapshot.descriptor, request, self._answer))
-        except OSError:
-            os.close(self._answer)
-            raise
-        finally:
-            os.close(request)
+            self._files = released.pop_all()
+        priority.lower(self._process.pid)
         self._progress, self._progressed = 0, time.monotonic()
         self._is_stuck = False
 
@@ -68,12 +64,14 @@ class WriterProcess:
         if progress != self._progress:
             self._progress, self._progressed = progress, time.monotonic()
         elif self._patience is not None and time.monotonic() - self._progressed > self._patience:
-            self._is_stuck = True
             self._kill()
+            self._is_stuck = True
         return self._is_stuck
 
     def wait(self) -> None:
-        """Wait until the process has ended."""
+        """Wait until the process has ended; now that the training waits, it need not be considerate."""
+        if not self.has_ended():
+            priority.restore(self._process.pid)
         while not self.has_ended():
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_POLL_SECONDS)
@@ -94,7 +92,7 @@ class WriterProcess:
     def stop(self) -> None:
         """End the process, if it has not ended, and release its files."""
         self._kill()
-        os.close(self._answer)
+        self._files.close()
 
     @property
     def _end(self) -> str:
@@ -109,7 +107,7 @@ class WriterProcess:
         return f"ended with code {code}"
 
     def _kill(self) -> None:
-        if self._process.poll() is not None:
+        if self._is_stuck or self._process.poll() is not None:
             return
         self._process.kill()
         try:
@@ -124,6 +122,15 @@ def _start(path: Path, files: tuple[int, ...]) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-P", "-m", module, str(path), *map(str, files)]
     with _stop_signals_blocked():
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=files)
+
+
+@contextmanager
+def _file_in_memory(name: str) -> Iterator[int]:
+    file = os.memfd_create(name)
+    try:
+        yield file
+    finally:
+        os.close(file)
 
 
 @contextmanager

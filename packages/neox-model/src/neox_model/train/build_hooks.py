@@ -1,7 +1,7 @@
 """Build the hooks of a training from its configuration."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -30,6 +30,7 @@ from neox_model.train.evaluate import Evaluator
 from neox_model.train.forward_check import ForwardCheck
 from neox_model.train.hooks.autoresume import AutoresumeHook, find_service
 from neox_model.train.hooks.base import Hook
+from neox_model.train.hooks.checkpoint import CheckpointHook
 from neox_model.train.hooks.copies import CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
@@ -77,6 +78,13 @@ def build_hooks(
         memory=partial(memory_metrics, training.engine.device),
         phases=_phases(training),
     )
+    checkpoint: CheckpointHook | None = None
+
+    def before_end() -> None:
+        log.write_pending()
+        if checkpoint is not None:
+            checkpoint.finish(training.state)
+
     guard = NonfiniteGuard(
         patience=config.training.nonfinite_patience,
         # On a GPU every reading synchronizes.
@@ -84,16 +92,16 @@ def build_hooks(
         min_loss_scale=training.engine.update.min_loss_scale,
         documents=partial(documents_of, training.datasets.get("train")),
         reports=training.groups.world.rank == 0,
-        before_end=log.write_pending,
+        before_end=before_end,
         events=events,
-        **_spike_handling(training, log, events),
+        **_spike_handling(training, before_end, events),
     )
 
     interval = config.training.sdc_check_interval
     copies = (
         None
         if interval is None
-        else CopiesHook(training.engine, training.groups, interval=interval, before_end=log.write_pending)
+        else CopiesHook(training.engine, training.groups, interval=interval, before_end=before_end)
     )
 
     def before_save() -> None:
@@ -140,11 +148,10 @@ def build_hooks(
     hooks += _gradient_hooks(training, writers, log)
     if config.checkpoint.save is not None:
         extra = {each for each in config.checkpoint.extra_save_iters or () if each or saves_start}
-        hooks.append(
-            build_checkpoint_hook(
-                training, Path(config.checkpoint.save), extra, timers, before_save, outputs, background
-            )
+        checkpoint = build_checkpoint_hook(
+            training, Path(config.checkpoint.save), extra, timers, before_save, outputs, background
         )
+        hooks.append(checkpoint)
     kept = kept_tokens(config)
     if kept is not None:
         hooks.append(DropTokensHook(training.model, kept.at))
@@ -166,7 +173,9 @@ def _phases(training: Training) -> Phases | None:
     return phases
 
 
-def _spike_handling(training: Training, log: LogHook, events: Events) -> dict[str, SpikeHandler]:
+def _spike_handling(
+    training: Training, before_end: Callable[[], None], events: Events
+) -> dict[str, SpikeHandler]:
     """Return the guard's argument that acts on spikes; none if `on_spike` is not set."""
     section, groups = training.config.training, training.groups
     if section.on_spike is None:
@@ -184,7 +193,7 @@ def _spike_handling(training: Training, log: LogHook, events: Events) -> dict[st
         state=training.state,
         documents=partial(documents_of, training.datasets.get("train")),
         reports=groups.world.rank == 0,
-        before_end=log.write_pending,
+        before_end=before_end,
         leave_out=leave_out,
         events=events,
     )

@@ -38,6 +38,7 @@ from neox_model.train.profilers import profilers
 from neox_model.train.saving import (
     build_background_saves,
     build_uploads,
+    check_saves,
     claim_folder,
     save_training,
 )
@@ -74,6 +75,7 @@ def train_in(groups: Groups, resolved: Resolved) -> str | None:
 def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None:
     config, derived = resolved.config, resolved.derived
     progress.describe(phase="preparing the data", last_iteration=config.training.train_iters)
+    check_saves(config)
     if groups.world.rank == 0:
         check_services(config)
     prepare_engine()

@@ -27,6 +27,7 @@ __all__ = [
     "build_background_saves",
     "build_checkpoint_hook",
     "build_uploads",
+    "check_saves",
     "claim_folder",
     "save_training",
 ]
@@ -39,6 +40,17 @@ def claim_folder(folder: str | None, groups: Groups) -> AbstractContextManager[N
     """Lock the folder of checkpoints against other trainings, as a context manager. Collective."""
     patience = _RESTART_PATIENCE_SECONDS if is_restart() else 0.0
     return nullcontext() if folder is None else save_lock(Path(folder), groups, patience=patience)
+
+
+def check_saves(config: NeoXConfig) -> None:
+    """Check that the configured saves are possible on this operating system.
+
+    Raises:
+        NeoXError: it has no files in memory, which asynchronous saves need.
+    """
+    section = config.checkpoint
+    if section.save is not None and section.async_save and not hasattr(os, "memfd_create"):
+        raise NeoXError("async-save requires Linux; set async-save: false")
 
 
 def save_training(
@@ -58,16 +70,10 @@ def save_training(
 
 
 def build_background_saves(training: Training) -> BackgroundSaves | None:
-    """Build saves in the background, if they are configured.
-
-    Raises:
-        NeoXError: this operating system has no files in memory.
-    """
+    """Build saves in the background, if they are configured."""
     section = training.config.checkpoint
     if section.save is None or not section.async_save:
         return None
-    if not hasattr(os, "memfd_create"):
-        raise NeoXError("async-save requires Linux; set async-save: false")
     patience = training.config.launch.hang_timeout
     return BackgroundSaves(training.groups, training.engine.device, patience=patience)
 

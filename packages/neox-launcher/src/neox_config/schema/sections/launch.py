@@ -154,7 +154,7 @@ class LaunchSection(Section, resume="free"):
         gt=0,
         le=2_000_000,
         doc="Timeout in seconds for the workers to finish the iteration and save after a request to stop "
-        "(Ctrl-C, SIGTERM, SIGUSR1).",
+        "(Ctrl-C, SIGTERM, SIGUSR1); with async-save, also to complete the previous save.",
     )
     hang_timeout: float | None = param(
         1800.0,

@@ -43,7 +43,8 @@ class Background:
     Args:
         start: starts a save in `saves`; collective, and fails on all ranks or on none.
         saves: the save under way.
-        prepare: reserves memory; called once, after the first iteration, when all states exist.
+        prepare: reserves memory on this rank; called once, after the first iteration, when all states exist
+            unless float16 overflowed. May fail on some ranks: then the first save takes longer.
     """
 
     start: Callable[[TrainState], object]
@@ -66,7 +67,8 @@ class CheckpointHook(Hook):
         clock: requests further saves by time; None: none.
         background: scheduled saves; None: they are synchronous.
         timers: measures saving as the activity `checkpoint`.
-        before_save: called before each save, to write pending logs first.
+        before_save: called before each save, to write pending logs and to check the state first; the save
+            under way is complete by then.
         while_saving: function of the iteration that returns a context manager around the save.
         events: records each save and each failure to save.
         after_save: called with the iteration of each complete checkpoint.
@@ -122,8 +124,7 @@ class CheckpointHook(Hook):
             self._save_last(state)
             return
         if self._background is not None and not self._is_prepared:
-            self._background.prepare()
-            self._is_prepared = True
+            self._prepare(self._background)
         if is_time or self._is_due(state.iteration):
             self._try_to_save(state)
             if self._clock is not None:
@@ -132,6 +133,28 @@ class CheckpointHook(Hook):
             self._continue(self._background.saves, self._background.saves.proceed)
         if self._clock is not None:
             self._clock.send()
+
+    def finish(self, state: TrainState) -> None:
+        """Wait for the save under way, if there is one, whose failure is logged. Collective.
+
+        Call it before an error that ends the training on all ranks, so that a state that was good is kept.
+        """
+        if self._background is None or self._background.saves.iteration is None:
+            return
+        with self._timers.measure("checkpoint"), self._watched(state):
+            self._continue(self._background.saves, self._background.saves.finish)
+
+    def _prepare(self, background: Background) -> None:
+        self._is_prepared = True
+        try:
+            background.prepare()
+        except (NeoXError, OSError, RuntimeError) as error:
+            # The save meets the same error, and reports it on all ranks.
+            logger.warning("cannot prepare asynchronous saves: %s", error)
+
+    def _watched(self, state: TrainState) -> AbstractContextManager[object]:
+        # A report would be taken for the first iteration, which has its own time limit.
+        return self._while_saving(state.iteration) if state.iteration else nullcontext()
 
     def _is_due(self, iteration: int) -> bool:
         return iteration in self._extra or is_save_due(
@@ -155,12 +178,12 @@ class CheckpointHook(Hook):
             self._report_failure(state.iteration, error)
 
     def _save_now(self, state: TrainState, save: Callable[[TrainState], object]) -> None:
+        # First of all: `before_save` may refuse this state, or end the training.
+        self.finish(state)
         self._before_save()
-        # A report would be taken for the first iteration, which has its own time limit.
-        watched = self._while_saving(state.iteration) if state.iteration else nullcontext()
-        with self._timers.measure("checkpoint"), watched:
+        with self._timers.measure("checkpoint"), self._watched(state):
             if self._background is not None:
-                self._continue(self._background.saves, self._background.saves.finish)
+                self._background.saves.settle()
             self._began = time.monotonic()
             save(state)
         if save == self._save:

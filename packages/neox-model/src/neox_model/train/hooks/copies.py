@@ -86,7 +86,8 @@ class CopiesHook(Hook):
         engine: the engine.
         groups: this rank's process groups.
         interval: iterations between two comparisons.
-        before_end: called before the training is ended, to write pending logs.
+        before_end: called on all ranks before the training is ended, to write pending logs and to complete
+            the save under way.
     """
 
     def __init__(

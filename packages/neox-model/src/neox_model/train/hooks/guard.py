@@ -70,7 +70,8 @@ class NonfiniteGuard(Hook):
         min_loss_scale: lower bound of the loss scale; None if the loss is not scaled.
         documents: function of a range of training samples that names their documents.
         reports: True if this rank writes to the log.
-        before_end: called before the training is ended, to write pending logs.
+        before_end: called on all ranks before the training is ended, to write pending logs and to complete
+            the save under way.
         events: records each skipped update.
         on_spike: called with every iteration whose loss is a spike, on all ranks; may end the training. An
             update that was skipped because of a spike does not count as one that is not finite.

@@ -47,7 +47,8 @@ class SpikeHandler:
         state: the state of the training, before its first iteration.
         documents: function of a range of training samples that names their documents.
         reports: True if this rank writes to the log.
-        before_end: called before the training is ended, to write pending logs.
+        before_end: called on all ranks before the training is ended, to write pending logs and to complete
+            the save under way.
         leave_out: stores the samples that a rollback leaves out; collective over all ranks.
         events: records each spike.
     """
