@@ -124,8 +124,8 @@ def autoresume_requires_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
         if getattr(section, name):
             yield Problem(
                 "adlr_autoresume",
-                f"starts the job again, which with {name.replace('_', '-')}: true would not continue where it "
-                "ended",
+                f"starts the job again, which with {name.replace('_', '-')}: true would not continue where "
+                "it ended",
                 f"remove {name.replace('_', '-')} or adlr-autoresume",
             )
 

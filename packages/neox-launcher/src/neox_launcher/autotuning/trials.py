@@ -37,8 +37,8 @@ LEFT_OUT = (
     *("on_spike", "spike_threshold", "spike_window", "spike_patience", "spike_rollback_batches"),
     *("adlr_autoresume", "adlr_autoresume_interval", "adlr_autoresume_service"),
 )
-"""Parameters that are removed from the configuration of a trial: checkpoints and what requires them, reports, and
-curricula, whose first iterations are shorter than the largest ones."""
+"""Parameters that are removed from the configuration of a trial: checkpoints and what requires them, reports,
+and curricula, whose first iterations are shorter than the largest ones."""
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|OutOfMemoryError", re.IGNORECASE)
 _LONGEST_REASON = 200

@@ -213,8 +213,8 @@ def _kept_span(
         )
     if source.training.get("left_out", []) != target.training.get("left_out", []):
         raise LaunchError(
-            f"a rollback between {source.path} and {target.path} left out samples, on which a training resumed "
-            "from the earlier checkpoint would train; choose two checkpoints without a rollback in between"
+            f"a rollback between {source.path} and {target.path} left out samples, on which a training "
+            "resumed from the earlier one would train; choose two checkpoints without a rollback in between"
         )
     return source, target, Span(start=source.iteration, middle=source.iteration, end=target.iteration)
 

@@ -24,7 +24,7 @@ from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.names import is_weight
 from neox_model.checkpoint.stored_types import STORED_TYPES
 
-__all__ = ["FORMAT", "Layout", "Manifest", "Piece", "TensorRecord", "is_count"]
+__all__ = ["FORMAT", "Layout", "Manifest", "Piece", "TensorRecord", "are_ranges", "is_count"]
 
 FORMAT = "neox-checkpoint-1"
 
@@ -231,9 +231,8 @@ def _problems_of_training(training: Mapping[str, Any]) -> Iterator[str]:
     sizes = training.get("batch_sizes", [])
     if not isinstance(sizes, list) or not all(_is_batch_size(change) for change in sizes):
         yield "training / batch_sizes is not a list of pairs of counts"
-    left_out = training.get("left_out", [])
-    if not isinstance(left_out, list) or not all(_is_batch_size(samples) for samples in left_out):
-        yield "training / left_out is not a list of pairs of counts"
+    if not are_ranges(training.get("left_out", [])):
+        yield "training / left_out is not an ordered list of ranges [first, stop] with first < stop"
     losses = training.get("recent_losses", [])
     if not isinstance(losses, list) or not all(_is_number(loss) for loss in losses):
         yield "training / recent_losses is not a list of numbers"
@@ -265,6 +264,17 @@ def _problems_of_tensor(record: TensorRecord, files: Mapping[str, int]) -> Itera
 def is_count(value: Any) -> bool:
     """Return whether a value is a number of iterations, updates, samples or tokens."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def are_ranges(value: Any) -> bool:
+    """Return whether a value read from JSON is an ordered list of ranges [first, stop], none empty."""
+    if not isinstance(value, list):
+        return False
+    is_range = all(
+        isinstance(one, list) and len(one) == 2 and all(map(is_count, one)) and one[0] < one[1]
+        for one in value
+    )
+    return is_range and value == sorted(value)
 
 
 def _is_batch_size(change: Any) -> bool:

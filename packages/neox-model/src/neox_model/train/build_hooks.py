@@ -9,12 +9,14 @@ from pathlib import Path
 import torch
 
 from neox_config.derive.engine import engine_offers
+from neox_config.errors import NeoXError
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.assembly.token_dropping import kept_tokens
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.metrics.memory import memory_metrics
 from neox_model.metrics.peaks import peak_tflops
@@ -45,6 +47,7 @@ from neox_model.train.hooks.spikes import SpikeHandler
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.hooks.upload import UploadHook
 from neox_model.train.left_out import write_left_out
+from neox_model.train.loading import owner_of
 from neox_model.train.saving import build_checkpoint_hook
 from neox_model.train.training import Outputs, Training
 
@@ -75,6 +78,7 @@ def build_hooks(
         memory=partial(memory_metrics, training.engine.device),
         phases=_phases(training),
     )
+    spikes = _spike_handler(training, log)
     guard = NonfiniteGuard(
         patience=config.training.nonfinite_patience,
         # On a GPU every reading synchronizes.
@@ -84,7 +88,7 @@ def build_hooks(
         reports=training.groups.world.rank == 0,
         before_end=log.write_pending,
         events=events,
-        **_spike_handling(training, log),
+        on_spike=spikes,
     )
 
     interval = config.training.sdc_check_interval
@@ -132,7 +136,14 @@ def build_hooks(
         extra = {each for each in config.checkpoint.extra_save_iters or () if each or saves_start}
         hooks.append(
             build_checkpoint_hook(
-                training, Path(config.checkpoint.save), extra, timers, before_save, outputs, background
+                training,
+                Path(config.checkpoint.save),
+                extra,
+                timers,
+                before_save,
+                outputs,
+                background,
+                saved=None if spikes is None else spikes.saved,
             )
         )
     kept = kept_tokens(config)
@@ -156,18 +167,24 @@ def _phases(training: Training) -> Phases | None:
     return phases
 
 
-def _spike_handling(training: Training, log: LogHook) -> dict[str, SpikeHandler]:
-    """Return the guard's argument that acts on spikes; none if `on_spike` is not set."""
+def _spike_handler(training: Training, log: LogHook) -> SpikeHandler | None:
+    """Build what acts on spikes; None if `on_spike` is not set."""
     section, groups = training.config.training, training.groups
     if section.on_spike is None:
-        return {}
+        return None
 
     def leave_out(ranges: Ranges) -> None:
-        with shared_outcome(groups.control, "storing the samples to leave out"):
-            if groups.control.rank == 0:
-                write_left_out(Path(training.config.checkpoint.save or "."), ranges)
+        save = training.config.checkpoint.save
+        assert save is not None, "a rollback requires `save`"
+        try:
+            with shared_outcome(groups.control, "storing the samples to leave out"):
+                if groups.control.rank == 0:
+                    write_left_out(Path(save), ranges, owner_of(training))
+        except CheckpointError as error:
+            # Not a failure to save a checkpoint, after which the training would continue.
+            raise NeoXError(f"a loss is a spike, and {error}") from error
 
-    handler = SpikeHandler(
+    return SpikeHandler(
         section.on_spike,
         patience=section.spike_patience,
         batches=section.spike_rollback_batches,
@@ -177,7 +194,6 @@ def _spike_handling(training: Training, log: LogHook) -> dict[str, SpikeHandler]
         before_end=log.write_pending,
         leave_out=leave_out,
     )
-    return {"on_spike": handler}
 
 
 def _autoresume(training: Training) -> Iterator[Hook]:

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping
 
+from torch.distributed import ReduceOp
+
 from neox_config import NeoXConfig
 from neox_config.derive.curricula import length_schedule
 from neox_model.engine.contract import Engine
+from neox_model.parallel.collectives import all_reduce
 from neox_model.train.data.streams import Stream, choose_weighting
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
@@ -55,7 +58,14 @@ def _with_spikes(training: Training, step: TrainStep) -> TrainStep:
     if losses is None:
         return step
     update = training.engine.update if section.on_spike == "skip" else None
-    return SpikeDetection(step, losses, threshold=section.spike_threshold, skips=update)
+    group = training.groups.model
+    return SpikeDetection(
+        step,
+        losses,
+        threshold=section.spike_threshold,
+        skips=update,
+        agreed=lambda loss: all_reduce(loss.detach().clone(), group, ReduceOp.MAX),
+    )
 
 
 def build_recent_losses(config: NeoXConfig, engine: Engine) -> RecentLosses | None:
