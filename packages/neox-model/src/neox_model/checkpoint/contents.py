@@ -238,7 +238,7 @@ def _problems_of_training(training: Mapping[str, Any]) -> Iterator[str]:
         yield "training / recent_losses is not a list of numbers"
     result = training.get("forward_pass")
     if result is not None and not _is_forward_pass(result):
-        yield "training / forward_pass is not a number of samples and a loss"
+        yield "training / forward_pass is not a loss with its batch and precision"
 
 
 def _problems_of_tensor(record: TensorRecord, files: Mapping[str, int]) -> Iterator[str]:
@@ -293,8 +293,12 @@ def _is_scalar(state: Any) -> bool:
 
 
 def _is_forward_pass(result: Any) -> bool:
-    is_complete = isinstance(result, dict) and result.keys() == {"samples", "loss"}
-    return is_complete and all(_is_number(value) for value in result.values())
+    is_complete = isinstance(result, dict) and result.keys() == {"samples", "loss", "batch", "precision"}
+    return (
+        is_complete
+        and all(_is_number(result[name]) for name in ("samples", "loss"))
+        and all(isinstance(result[name], str) for name in ("batch", "precision"))
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -130,7 +130,7 @@ def add_left_out(training: Training) -> None:
 
 def owner_of(training: Training) -> Owner:
     """Return what identifies a training in its list of samples to leave out, on rank 0."""
-    model = json.dumps(in_effect(training.resolved)["model"], sort_keys=True)
+    model = json.dumps(in_effect(training.resolved)["model"], sort_keys=True, allow_nan=False)
     digest = hashlib.sha256(model.encode()).hexdigest()[:16]
     return lambda count: {"model": digest, "samples": digest_of_samples(training.datasets["train"], count)}
 
