@@ -8,7 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from neox_config import load_config
+from neox_config import load_config, resolve
 from neox_config.errors import ConfigError, LaunchError
 from neox_config.schema.config import all_parameters
 from neox_launcher.autotuning import is_tuned
@@ -162,11 +162,16 @@ def test_mp_size_is_the_model_parallel_size_of_trials_and_of_the_answer(minimal,
 
 
 def test_a_trial_neither_saves_nor_reports(minimal):
-    config = load_config([minimal], overrides=["csv_monitor.enabled=true"])
+    overrides = ["csv_monitor.enabled=true", "save=out", "load=out", "save-interval=5"]
+    guards = ["on-spike=rollback", "spike-patience=2", "adlr-autoresume=true"]
+    config = load_config([minimal], overrides=[*overrides, *guards])
+    resolve(config, devices=1)
     experiment = Experiment(zero_stage=1, micro_batch=4, accumulation=1)
     trial = Path("trial.yml")
     trial.write_text(yaml.safe_dump(describe(config, experiment, log_dir=Path("folder"))))
     read = load_config([trial])
+    resolve(read, devices=1)
+    assert (read.training.on_spike, read.training.adlr_autoresume) == (None, False)
     assert (read.checkpoint.save, read.monitors.csv_monitor.enabled) == (None, False)
     assert (read.training.train_iters, read.training.eval_iters, read.logging.log_interval) == (4, 0, 1)
     assert read.lr_schedule.lr_decay_iters == config.training.train_iters

@@ -74,11 +74,12 @@ def verify(minimal, launches, *settings, **wanted):
     return verify_resume(request, plan, VerifyRequest(**wanted), dry_run=None, run=launches)
 
 
-def keep(folder, iteration, *, config=None, sizes=(1, 1, 1)):
+def keep(folder, iteration, *, config=None, sizes=(1, 1, 1), training=None):
     path = Path(folder) / f"global_step{iteration}"
     path.mkdir(parents=True)
     layout = dict(zip(("data", "model", "pipe"), sizes, strict=True))
     contents = {"iteration": iteration, "config": config or {}, "layout": layout}
+    contents |= {} if training is None else {"training": training}
     (path / "manifest.json").write_text(json.dumps({"contents": contents}))
     (Path(folder) / "latest").write_text(path.name)
     return path
@@ -93,6 +94,7 @@ def config_of(minimal, *settings):
 def test_the_three_trainings_change_only_folders_and_the_last_iteration(minimal, folder):
     launches = Launches()
     settings = ("save=out", "save-interval=3", "keep-last-n-checkpoints=1", "log-dir=logs", "eval-iters=7")
+    settings += ("load=out", "adlr-autoresume=true")
     outcome = verify(minimal, launches, *settings, steps=2)
     assert outcome.exit_code == 0
     configs = [plan.resolved.config for plan in launches.plans]
@@ -101,6 +103,7 @@ def test_the_three_trainings_change_only_folders_and_the_last_iteration(minimal,
     assert [config.checkpoint.save_interval for config in configs[:3]] == [4, 2, 4]
     assert {config.training.train_iters for config in configs[:3]} == {10}
     assert {config.training.eval_iters for config in configs[:3]} == {0}
+    assert {config.training.adlr_autoresume for config in configs[:3]} == {False}
     assert {config.checkpoint.keep_last_n_checkpoints for config in configs[:3]} == {None}
     assert [config.checkpoint.load for config in configs[:2]] == [None, None]
     assert configs[2].checkpoint.load == configs[1].checkpoint.save
@@ -291,6 +294,17 @@ def test_an_invalid_request_is_refused_before_anything_starts(minimal, folder, c
     assert message in result.output
     assert "Traceback" not in result.output
     assert sorted(path.name for path in Path("out").iterdir()) == ["global_step4", "global_step8", "latest"]
+
+
+def test_checkpoints_with_a_rollback_in_between_are_refused(minimal, folder):
+    written = config_of(minimal, "save=out", "save-interval=4")
+    keep("out", 4, config=written, training={"left_out": [[0, 4]]})
+    keep("out", 6, config=written, training={"left_out": [[0, 4]]})
+    keep("out", 8, config=written, training={"left_out": [[0, 4], [24, 28]]})
+    settings = ("save=out", "save-interval=4")
+    with pytest.raises(LaunchError, match=r"a rollback between .*global_step6 and .*global_step8 left out"):
+        verify(minimal, Launches(), *settings, source="6", target="8")
+    assert verify(minimal, Launches(), *settings, source="4", target="6").exit_code == 0
 
 
 def test_a_dry_run_lists_the_trainings_and_starts_nothing(minimal, folder):

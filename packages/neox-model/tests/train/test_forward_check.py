@@ -14,20 +14,35 @@ from support.distributed import run_ranks
 from support.settings import SMALL_TRAINING, resolved_from
 
 
+def check_of(loss, *, digest="first", precision="bf16"):
+    return ForwardCheck(lambda: loss, lambda: digest, samples=4, computes_in=precision)
+
+
 def test_another_loss_is_refused_and_an_unknown_one_is_reported(caplog):
-    check = ForwardCheck(lambda: 2.0, samples=4, tolerance=1e-3)
-    check.compare(check.result(), source="here")
-    check.compare({"samples": 4, "loss": 2.001}, source="here")
+    check = check_of(2.0)
+    saved = check.result()
+    for loss in (2.0, 2.001):
+        check.compare(saved | {"loss": loss}, source="here")
     for loss in (2.01, 1.9, math.nan):
-        with pytest.raises(CheckpointError, match="the model loaded from here has the loss 2 "):
-            check.compare({"samples": 4, "loss": loss}, source="here")
-    for unknown in (None, {"samples": 8, "loss": 5.0}):
+        with pytest.raises(CheckpointError, match=r"the model loaded from here has the loss 2 .* to use it"):
+            check.compare(saved | {"loss": loss}, source="here")
+    for unknown in (None, saved | {"samples": 8, "loss": 5.0}, saved | {"batch": "other", "loss": 5.0}):
         check.compare(unknown, source="here")
     texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [text.rpartition(": ")[2] for text in texts] == [
         "it contains no result",
         "the batch size has changed",
+        "the first batch of the training data has changed",
     ]
+
+
+@pytest.mark.parametrize(("before", "now"), [("bf16", "fp32"), ("fp32", "fp16")])
+def test_the_tolerance_is_the_larger_one_of_both_precisions(before, now):
+    saved = check_of(2.0, precision=before).result()
+    check_of(2.003, precision=now).compare(saved, source="here")
+    exact = check_of(2.0, precision="fp32").result()
+    with pytest.raises(CheckpointError, match="checkpoint-validation-with-forward-pass: false"):
+        check_of(2.003, precision="fp32").compare(exact, source="here")
 
 
 SETTINGS: dict[str, Any] = SMALL_TRAINING | {
@@ -87,8 +102,11 @@ def test_every_layout_loads_the_model_that_was_saved_and_a_changed_weight_is_fou
     damaged = first.pop("damaged")
     assert set(first.values()) == {""}
     assert damaged.startswith(f"the model loaded from {tmp_path / 'save'}, iteration 8 has the loss")
+    batches = set()
     for iteration in (2, 4, 6, 8):
         manifest = tmp_path / "save" / f"global_step{iteration}" / "manifest.json"
         result = json.loads(manifest.read_text())["contents"]["training"]["forward_pass"]
+        batches.add(result["batch"])
         assert result["samples"] == 8
         assert 1 < result["loss"] < 7
+    assert len(batches) == 1

@@ -1,14 +1,19 @@
 import json
 import math
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from neox_config.errors import NeoXError
 from neox_config.facts.spikes import LEFT_OUT
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.metrics.events import Events
+from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.train import loading
+from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.guard import NonfiniteGuard
 from neox_model.train.hooks.spikes import RepeatedSpikesError, RollbackError, SpikeHandler
 from neox_model.train.left_out import forget_left_out, merged, read_left_out, write_left_out
@@ -18,6 +23,7 @@ from neox_model.train.spikes import LeftOutBatches, SpikeDetection
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 from support.read_backs import ReadBacks
+from support.settings import SMALL_TRAINING, resolved_from
 
 WINDOW = 5
 NORMAL, SPIKE = [2.0, 2.5, 1.5, 2.2, 1.9, 2.1], 9.0
@@ -91,6 +97,19 @@ class Recorded:
         self.events.append((kind, iteration, dict(content)))
 
 
+class Saving(Hook):
+    """Saves during an attempt, after all losses so far are judged."""
+
+    def __init__(self, run, handler, guard, iterations):
+        self.run, self.handler, self.guard, self.iterations = run, handler, guard, iterations
+
+    def on_step(self, state, report):
+        if state.iteration in self.iterations:
+            self.guard.catch_up()
+            self.run.saved = json.loads(json.dumps(state.state_dict()))
+            self.handler.saved(state.iteration)
+
+
 class Run:
     """A training of four samples per iteration, in attempts like those of the launcher."""
 
@@ -100,8 +119,8 @@ class Run:
         self.stored = ()
         self.record = Recorded()
 
-    def attempt(self, *, until=None):
-        """Train from the saved state on; save after iteration `until` and end there."""
+    def attempt(self, *, until=None, saves=()):
+        """Train from the saved state on; save after iteration `until` and end there, and at `saves`."""
         state = TrainState(
             last_iteration=until or len(self.losses),
             samples_per_iteration=4,
@@ -132,7 +151,8 @@ class Run:
         )
         detection = SpikeDetection(self.step, state.recent_losses, threshold=6.0, skips=None)
         step = LeftOutBatches(detection, accumulation=2, is_left_out=lambda: state.leaves_out_next)
-        train(state, step, iter(range(2 * state.iteration, 1000)), [guard])
+        hooks = [guard, Saving(self, handler, guard, saves)]
+        train(state, step, iter(range(2 * state.iteration, 1000)), hooks)
         self.saved = json.loads(json.dumps(state.state_dict()))
 
 
@@ -206,6 +226,64 @@ def test_rollbacks_to_different_checkpoints_do_not_add_up():
     assert run.state.position.left_out == ((24, 28), (32, 36))
 
 
+def test_a_rollback_leaves_out_nothing_before_the_checkpoint_that_was_saved_last():
+    run = Run([*NORMAL, SPIKE, 2.0], "rollback", batches=5)
+    run.attempt(until=2)
+    with pytest.raises(RollbackError, match="leaves out samples 20 to 27"):
+        run.attempt(saves=[5])
+    assert run.stored == ((20, 28),)
+    run.attempt()
+    assert run.state.skipped_iterations == 2
+
+
+def test_patience_counts_rollbacks_since_the_last_save():
+    run = Run([*NORMAL, SPIKE, 2.0, SPIKE, 2.0], "rollback", patience=1)
+    with pytest.raises(RollbackError):
+        run.attempt()
+    # This attempt passes the batch that is left out, saves, and finds the next spike.
+    with pytest.raises(RollbackError):
+        run.attempt(saves=[8])
+    run.attempt()
+    assert run.state.position.left_out == ((24, 28), (32, 36))
+
+
+def test_all_ranks_use_the_loss_that_they_agree_on():
+    seen = window([2.0] * WINDOW)
+    agreed = [torch.tensor(9.0), torch.tensor(2.0)]
+    detection = SpikeDetection(
+        Step([2.0, 50.0]), seen, threshold=6.0, skips=None, agreed=lambda loss: agreed.pop(0)
+    )
+    batches = iter(range(4))
+    assert bool(detection(batches).spiked)
+    assert not bool(detection(batches).spiked)
+    assert seen.values() == [2.0, 2.0, 2.0, 9.0, 2.0]
+
+
+def test_an_iteration_is_judged_once_even_if_that_ends_the_training():
+    judged = []
+
+    def fail(iteration):
+        judged.append(iteration.number)
+        raise NeoXError("the end")
+
+    guard = NonfiniteGuard(
+        patience=3,
+        interval=1,
+        min_loss_scale=None,
+        documents=str,
+        reports=True,
+        before_end=lambda: None,
+        on_spike=fail,
+    )
+    state = TrainState(last_iteration=9, samples_per_iteration=4, iteration=1, samples=4)
+    report = StepReport(loss=torch.tensor(9.0), grad_norm=None, skipped=False, tokens=8, spiked=True)
+    guard.on_step(state, report)
+    with pytest.raises(NeoXError, match="the end"):
+        guard.catch_up()
+    guard.catch_up()
+    assert judged == [1]
+
+
 class Pending:
     """An update that is about to be made: notes whether it is left out."""
 
@@ -261,14 +339,89 @@ def test_skipped_spikes_do_not_enter_the_window_and_end_at_the_limit(caplog):
     assert sum("its update is skipped" in record.getMessage() for record in caplog.records) == 4
 
 
+def owner(name):
+    return lambda count: {"model": name, "samples": f"the first {count} of {name}"}
+
+
 def test_the_file_of_left_out_samples(tmp_path):
-    assert read_left_out(tmp_path) == ()
-    write_left_out(tmp_path / "save", ((4, 8), (12, 16)))
-    assert read_left_out(tmp_path / "save") == ((4, 8), (12, 16))
-    for damaged in ("", "{}", '{"left_out": 3}', '{"left_out": [[1]]}', "[" * 100_000):
+    mine, other = owner("mine"), owner("other")
+    assert read_left_out(tmp_path, mine) == ()
+    write_left_out(tmp_path / "save", ((4, 8), (12, 16)), mine)
+    assert read_left_out(tmp_path / "save", mine) == ((4, 8), (12, 16))
+    assert read_left_out(tmp_path / "save", other) is None
+    for damaged in (
+        *("", "{}", '{"left_out": [[1, 2]]}', "[" * 100_000),
+        *(
+            json.dumps({"owner": {}, "left_out": ranges})
+            for ranges in (3, [[1]], [[2, 2]], [[-1, 2]], [[4, 8], [0, 2]], [[0, True]], [[0.0, 4]])
+        ),
+    ):
         (tmp_path / LEFT_OUT).write_text(damaged)
-        with pytest.raises(CheckpointError, match="is damaged"):
-            read_left_out(tmp_path)
+        with pytest.raises(CheckpointError, match=r"is damaged: .*; delete it to train on them"):
+            read_left_out(tmp_path, mine)
     forget_left_out(tmp_path)
     forget_left_out(tmp_path)
-    assert read_left_out(tmp_path) == ()
+    assert read_left_out(tmp_path, mine) == ()
+
+
+class TrainingOf:
+    """What `add_left_out` reads of a training."""
+
+    def __init__(self, save, load, *, seed=0, finetune=False, samples=0):
+        minimal = SMALL_TRAINING | {"data_path": "unread"}
+        self.resolved = resolved_from(minimal, devices=1)
+        checkpoint = self.resolved.config.checkpoint.replaced(save=save, finetune=finetune)
+        self.config = self.resolved.config.model_copy(update={"checkpoint": checkpoint})
+        self.groups = SINGLE_PROCESS
+        self.load = None if load is None else Path(load)
+        self.datasets = {"train": np.random.default_rng(seed).integers(0, 50, (64, 5))}
+        self.state = TrainState(last_iteration=99, samples_per_iteration=4, samples=samples)
+
+
+@pytest.fixture
+def named(monkeypatch):
+    monkeypatch.setattr(loading, "documents_of", lambda dataset, samples: f"{samples.start}:{samples.stop}")
+
+
+def left_out(*arguments, **settings):
+    training = TrainingOf(*arguments, **settings)
+    loading.add_left_out(training)
+    return training.state.left_out
+
+
+def store(folder, ranges, **settings):
+    write_left_out(Path(folder), ranges, loading.owner_of(TrainingOf(None, None, **settings)))
+
+
+@pytest.mark.parametrize("load", [None, "ck", "ck/", "other"])
+def test_a_list_in_save_is_used_before_and_after_the_first_save(tmp_path, monkeypatch, named, load):
+    monkeypatch.chdir(tmp_path)
+    store("ck", ((4, 8),))
+    assert left_out("ck", load) == ((4, 8),)
+    assert Path("ck", LEFT_OUT).exists()
+
+
+def test_the_lists_of_load_and_save_are_merged(tmp_path, monkeypatch, named):
+    monkeypatch.chdir(tmp_path)
+    store("load", ((4, 8),))
+    store("save", ((12, 16),))
+    assert left_out("save", "load") == ((4, 8), (12, 16))
+    assert left_out("save", "load", finetune=True) == ((12, 16),)
+
+
+@pytest.mark.parametrize(("load", "remains"), [(None, False), ("elsewhere", False), ("ck/", True)])
+def test_a_list_of_other_samples_is_not_used(tmp_path, monkeypatch, named, caplog, load, remains):
+    monkeypatch.chdir(tmp_path)
+    store("ck", ((4, 8),), seed=1)
+    assert left_out("ck", load) == ()
+    assert Path("ck", LEFT_OUT).exists() == remains
+    assert "belongs to a training of another model or of other samples" in caplog.text
+
+
+def test_the_first_and_the_last_batch_of_a_range_are_named(tmp_path, monkeypatch, named, caplog):
+    store(tmp_path, ((4, 8), (8, 28), (28, 32)))
+    left_out(str(tmp_path), None, samples=8)
+    assert [record.getMessage() for record in caplog.records] == [
+        "samples 8 to 27, from 8:12; 24:28, are left out",
+        "samples 28 to 31, from 28:32, are left out",
+    ]

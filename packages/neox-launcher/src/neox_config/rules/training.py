@@ -110,7 +110,7 @@ def a_rollback_requires_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def autoresume_requires_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse adlr_autoresume without `save`, or without a `load` from which the job resumes."""
+    """Refuse adlr_autoresume unless the job that starts again continues from the state that was saved."""
     if not c.training.adlr_autoresume:
         return
     if c.checkpoint.save is None or c.checkpoint.load != c.checkpoint.save:
@@ -119,6 +119,15 @@ def autoresume_requires_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
             "starts the job again, which resumes only if load and save are the same folder",
             "add save: FOLDER, load: FOLDER and save-interval: 1000",
         )
+    section = c.checkpoint
+    for name in ("finetune", "no_load_optim", "no_load_rng", "no_save_optim", "no_save_rng"):
+        if getattr(section, name):
+            yield Problem(
+                "adlr_autoresume",
+                f"starts the job again, which with {name.replace('_', '-')}: true would not continue where "
+                "it ended",
+                f"remove {name.replace('_', '-')} or adlr-autoresume",
+            )
 
 
 def autoresume_names_an_object(c: NeoXConfig) -> Iterator[Problem]:

@@ -34,9 +34,11 @@ LEFT_OUT = (
     *("flops_profiler", "wall_clock_breakdown", "log_param_norm", "log_optimizer_states"),
     *("curriculum_learning", "data_efficiency", "lr_decay_fraction", "profile", "memory_profiling"),
     "comms_logger",
+    *("on_spike", "spike_threshold", "spike_window", "spike_patience", "spike_rollback_batches"),
+    *("adlr_autoresume", "adlr_autoresume_interval", "adlr_autoresume_service"),
 )
-"""Parameters that are removed from the configuration of a trial: checkpoints, reports, and curricula, whose
-first iterations are shorter than the largest ones."""
+"""Parameters that are removed from the configuration of a trial: checkpoints and what requires them, reports,
+and curricula, whose first iterations are shorter than the largest ones."""
 
 _OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|OutOfMemoryError", re.IGNORECASE)
 _LONGEST_REASON = 200

@@ -187,7 +187,9 @@ def _for_phase(config: NeoXConfig, folder: Path, *, span: Span, last: int, evalu
                 checkpoint_store=None,
             ),
             "training": config.training.replaced(
-                exit_interval=last, eval_iters=config.training.eval_iters if evaluates else 0
+                exit_interval=last,
+                eval_iters=config.training.eval_iters if evaluates else 0,
+                adlr_autoresume=False,
             ),
             "logging": config.logging.replaced(
                 log_dir=str(folder / "log"),

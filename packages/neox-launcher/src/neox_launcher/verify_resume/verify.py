@@ -211,6 +211,11 @@ def _kept_span(
             f"{target.path} is at iteration {target.iteration:,}, but train-iters is "
             f"{config.training.train_iters:,}; set train-iters to the value of the training that wrote it"
         )
+    if source.training.get("left_out", []) != target.training.get("left_out", []):
+        raise LaunchError(
+            f"a rollback between {source.path} and {target.path} left out samples, on which a training "
+            "resumed from the earlier one would train; choose two checkpoints without a rollback in between"
+        )
     return source, target, Span(start=source.iteration, middle=source.iteration, end=target.iteration)
 
 

@@ -5,7 +5,7 @@ Rules about launches, DeepSpeed's blocks and some of the model are tested in sep
 
 import pytest
 
-from neox_config import rules
+from neox_config import load_config, resolve, rules
 from neox_config.errors import ConfigError
 from neox_config.rules import RULES
 
@@ -492,6 +492,13 @@ EXAMPLES = {
         "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 1.0}}",
     ),
 }
+
+
+@pytest.mark.parametrize("name", ["finetune", "no_load_optim", "no_load_rng", "no_save_optim"])
+def test_autoresume_must_continue_from_the_state_that_was_saved(minimal, name):
+    settings = ["save=x", "load=x", "save-interval=5", "adlr-autoresume=true"]
+    with pytest.raises(ConfigError, match=f"with {name.replace('_', '-')}: true would not continue"):
+        resolve(load_config([minimal], overrides=[*settings, f"{name}=true"]), devices=1)
 
 
 def split_overrides(text):

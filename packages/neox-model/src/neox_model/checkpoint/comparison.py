@@ -26,6 +26,7 @@ __all__ = [
     "SAMPLES_DIGEST",
     "changes_since",
     "check_schedule",
+    "counters_of",
     "data_state",
     "described_curve",
     "log_another_order",
@@ -209,6 +210,11 @@ def training_state(manifest: Manifest) -> dict[str, Any]:
     state = data_state(manifest)
     _require(state, _DONE)
     return state
+
+
+def counters_of(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counters in the state of the training loop; the result of a forward pass is none."""
+    return {name: value for name, value in training.items() if name != "forward_pass"}
 
 
 def data_state(manifest: Manifest) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.names import is_weight
 from neox_model.checkpoint.stored_types import STORED_TYPES
 
-__all__ = ["FORMAT", "Layout", "Manifest", "Piece", "TensorRecord", "is_count"]
+__all__ = ["FORMAT", "Layout", "Manifest", "Piece", "TensorRecord", "are_ranges", "is_count"]
 
 FORMAT = "neox-checkpoint-1"
 
@@ -231,15 +231,14 @@ def _problems_of_training(training: Mapping[str, Any]) -> Iterator[str]:
     sizes = training.get("batch_sizes", [])
     if not isinstance(sizes, list) or not all(_is_batch_size(change) for change in sizes):
         yield "training / batch_sizes is not a list of pairs of counts"
-    left_out = training.get("left_out", [])
-    if not isinstance(left_out, list) or not all(_is_batch_size(samples) for samples in left_out):
-        yield "training / left_out is not a list of pairs of counts"
+    if not are_ranges(training.get("left_out", [])):
+        yield "training / left_out is not an ordered list of ranges [first, stop] with first < stop"
     losses = training.get("recent_losses", [])
     if not isinstance(losses, list) or not all(_is_number(loss) for loss in losses):
         yield "training / recent_losses is not a list of numbers"
     result = training.get("forward_pass")
     if result is not None and not _is_forward_pass(result):
-        yield "training / forward_pass is not a number of samples and a loss"
+        yield "training / forward_pass is not a loss with its batch and precision"
 
 
 def _problems_of_tensor(record: TensorRecord, files: Mapping[str, int]) -> Iterator[str]:
@@ -267,6 +266,17 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
+def are_ranges(value: Any) -> bool:
+    """Return whether a value read from JSON is an ordered list of ranges [first, stop], none empty."""
+    if not isinstance(value, list):
+        return False
+    is_range = all(
+        isinstance(one, list) and len(one) == 2 and all(map(is_count, one)) and one[0] < one[1]
+        for one in value
+    )
+    return is_range and value == sorted(value)
+
+
 def _is_batch_size(change: Any) -> bool:
     return isinstance(change, list) and len(change) == 2 and all(map(is_count, change)) and change[1] > 0
 
@@ -283,8 +293,12 @@ def _is_scalar(state: Any) -> bool:
 
 
 def _is_forward_pass(result: Any) -> bool:
-    is_complete = isinstance(result, dict) and result.keys() == {"samples", "loss"}
-    return is_complete and all(_is_number(value) for value in result.values())
+    is_complete = isinstance(result, dict) and result.keys() == {"samples", "loss", "batch", "precision"}
+    return (
+        is_complete
+        and all(_is_number(result[name]) for name in ("samples", "loss"))
+        and all(isinstance(result[name], str) for name in ("batch", "precision"))
+    )
 
 
 def _is_number(value: Any) -> bool:

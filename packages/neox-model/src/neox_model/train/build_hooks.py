@@ -9,12 +9,14 @@ from pathlib import Path
 import torch
 
 from neox_config.derive.engine import engine_offers
+from neox_config.errors import NeoXError
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.assembly.token_dropping import kept_tokens
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.metrics.events import Events
 from neox_model.metrics.memory import memory_metrics
@@ -48,6 +50,7 @@ from neox_model.train.hooks.stop import StopHook
 from neox_model.train.hooks.stragglers import straggler_hooks
 from neox_model.train.hooks.upload import UploadHook
 from neox_model.train.left_out import write_left_out
+from neox_model.train.loading import owner_of
 from neox_model.train.saving import build_checkpoint_hook
 from neox_model.train.training import Outputs, Training
 
@@ -85,6 +88,7 @@ def build_hooks(
         if checkpoint is not None:
             checkpoint.finish(training.state)
 
+    spikes = _spike_handler(training, before_end, events)
     guard = NonfiniteGuard(
         patience=config.training.nonfinite_patience,
         # On a GPU every reading synchronizes.
@@ -94,7 +98,7 @@ def build_hooks(
         reports=training.groups.world.rank == 0,
         before_end=before_end,
         events=events,
-        **_spike_handling(training, before_end, events),
+        on_spike=spikes,
     )
 
     interval = config.training.sdc_check_interval
@@ -149,7 +153,14 @@ def build_hooks(
     if config.checkpoint.save is not None:
         extra = {each for each in config.checkpoint.extra_save_iters or () if each or saves_start}
         checkpoint = build_checkpoint_hook(
-            training, Path(config.checkpoint.save), extra, timers, before_save, outputs, background
+            training,
+            Path(config.checkpoint.save),
+            extra,
+            timers,
+            before_save,
+            outputs,
+            background,
+            saved=None if spikes is None else spikes.saved,
         )
         hooks.append(checkpoint)
     kept = kept_tokens(config)
@@ -173,20 +184,24 @@ def _phases(training: Training) -> Phases | None:
     return phases
 
 
-def _spike_handling(
-    training: Training, before_end: Callable[[], None], events: Events
-) -> dict[str, SpikeHandler]:
-    """Return the guard's argument that acts on spikes; none if `on_spike` is not set."""
+def _spike_handler(training: Training, before_end: Callable[[], None], events: Events) -> SpikeHandler | None:
+    """Build what acts on spikes; None if `on_spike` is not set."""
     section, groups = training.config.training, training.groups
     if section.on_spike is None:
-        return {}
+        return None
 
     def leave_out(ranges: Ranges) -> None:
-        with shared_outcome(groups.control, "storing the samples to leave out"):
-            if groups.control.rank == 0:
-                write_left_out(Path(training.config.checkpoint.save or "."), ranges)
+        save = training.config.checkpoint.save
+        assert save is not None, "a rollback requires `save`"
+        try:
+            with shared_outcome(groups.control, "storing the samples to leave out"):
+                if groups.control.rank == 0:
+                    write_left_out(Path(save), ranges, owner_of(training))
+        except CheckpointError as error:
+            # Not a failure to save a checkpoint, after which the training would continue.
+            raise NeoXError(f"a loss is a spike, and {error}") from error
 
-    handler = SpikeHandler(
+    return SpikeHandler(
         section.on_spike,
         patience=section.spike_patience,
         batches=section.spike_rollback_batches,
@@ -197,7 +212,6 @@ def _spike_handling(
         leave_out=leave_out,
         events=events,
     )
-    return {"on_spike": handler}
 
 
 def _autoresume(training: Training) -> Iterator[Hook]:

@@ -1,19 +1,28 @@
 """Build the training step and what wraps it."""
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from itertools import islice
+
+from torch.distributed import ReduceOp
 
 from neox_config import NeoXConfig
 from neox_config.derive.curricula import length_schedule
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_model.assembly.model import padded_vocab_size
+from neox_model.checkpoint.outcome import gather
 from neox_model.engine.contract import Engine
+from neox_model.parallel.collectives import all_reduce
 from neox_model.train.data.streams import Stream, choose_weighting
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.flops_profile import ProfiledStep
 from neox_model.train.forward_check import ForwardCheck
+from neox_model.train.hooks.record import sample_digests
 from neox_model.train.recent_losses import RecentLosses
 from neox_model.train.spikes import LeftOutBatches, SpikeDetection
 from neox_model.train.step import TrainStep
@@ -21,9 +30,6 @@ from neox_model.train.training import Training
 from neox_model.train.varying_lengths import VaryingLengths
 
 __all__ = ["build_forward_check", "build_recent_losses", "build_step"]
-
-# Largest relative differences of the same weights' losses on different layouts.
-_FORWARD_TOLERANCE = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 
 
 def build_step(training: Training) -> TrainStep:
@@ -60,7 +66,14 @@ def _with_spikes(training: Training, step: TrainStep) -> TrainStep:
     if losses is None:
         return step
     update = training.engine.update if section.on_spike == "skip" else None
-    return SpikeDetection(step, losses, threshold=section.spike_threshold, skips=update)
+    group = training.groups.model
+    return SpikeDetection(
+        step,
+        losses,
+        threshold=section.spike_threshold,
+        skips=update,
+        agreed=lambda loss: all_reduce(loss.detach().clone(), group, ReduceOp.MAX),
+    )
 
 
 def _with_profile(training: Training, step: TrainStep) -> TrainStep:
@@ -108,6 +121,16 @@ def build_forward_check(
     )
     return ForwardCheck(
         lambda: evaluator.evaluate("train", 0).loss,
+        partial(_digest_of_first_batch, training, streams["train"]),
         samples=derived.train_batch_size,
-        tolerance=_FORWARD_TOLERANCE[derived.computes_in],
+        computes_in=derived.computes_in,
     )
+
+
+def _digest_of_first_batch(training: Training, open_stream: Callable[..., Stream]) -> str:
+    """Digest the samples of the first batch on every rank. Collective over all ranks."""
+    with closing(open_stream(0)) as stream:
+        batches = list(islice(stream, training.resolved.derived.accumulation))
+    held = [digest for batch in batches for digest in sample_digests(batch)]
+    found = {digest for digests in gather(training.groups.control, held) for digest in digests}
+    return sha256(" ".join(sorted(found)).encode()).hexdigest()[:16]

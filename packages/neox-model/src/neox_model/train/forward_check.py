@@ -3,12 +3,17 @@
 import logging
 import math
 from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
 
 from neox_model.checkpoint.errors import CheckpointError
 
 __all__ = ["ForwardCheck"]
 
 logger = logging.getLogger(__name__)
+
+# Largest relative differences of the same weights' losses on different layouts and devices.
+_TOLERANCES = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 
 
 class ForwardCheck:
@@ -19,20 +24,34 @@ class ForwardCheck:
     Args:
         mean_loss: returns the mean loss of the first batch, the same on every rank; collective over all of
             them.
+        digest: returns a digest of that batch, the same on every rank and layout; collective, too.
         samples: number of samples of that batch; a batch of another size has another loss.
-        tolerance: largest relative difference of equal weights on different layouts and devices.
+        computes_in: precision of the forward pass.
     """
 
-    def __init__(self, mean_loss: Callable[[], float], *, samples: int, tolerance: float) -> None:
+    def __init__(
+        self,
+        mean_loss: Callable[[], float],
+        digest: Callable[[], str],
+        *,
+        samples: int,
+        computes_in: str,
+    ) -> None:
         self._mean_loss = mean_loss
+        self._compute_digest = digest
         self._samples = samples
-        self._tolerance = tolerance
+        self._computes_in = computes_in
 
-    def result(self) -> dict[str, float]:
+    def result(self) -> dict[str, Any]:
         """Return what is saved with a checkpoint. Collective over all ranks."""
-        return {"samples": self._samples, "loss": self._mean_loss()}
+        return {
+            "samples": self._samples,
+            "loss": self._mean_loss(),
+            "batch": self._digest,
+            "precision": self._computes_in,
+        }
 
-    def compare(self, saved: Mapping[str, float] | None, *, source: str) -> None:
+    def compare(self, saved: Mapping[str, Any] | None, *, source: str) -> None:
         """Compare with the result that was saved. Collective over all ranks.
 
         Args:
@@ -42,16 +61,32 @@ class ForwardCheck:
         Raises:
             CheckpointError: the loaded model has another loss.
         """
-        if saved is None or saved.get("samples") != self._samples:
-            why = "it contains no result" if saved is None else "the batch size has changed"
+        why = self._why_not(saved)
+        if saved is None or why is not None:
             logger.warning("the forward pass after loading %s cannot be compared: %s", source, why)
             return
         before, now = float(saved["loss"]), self._mean_loss()
-        if not math.isclose(before, now, rel_tol=self._tolerance):
+        precision = saved["precision"]
+        tolerance = max(_TOLERANCES[each] for each in (precision, self._computes_in))
+        if not math.isclose(before, now, rel_tol=tolerance):
             raise CheckpointError(
                 f"the model loaded from {source} has the loss {now:.9g} on the first batch of the training "
-                f"data, but {before:.9g} when it was saved (relative tolerance {self._tolerance:g}); its "
-                "weights or the program differ: resume from another checkpoint, or with the program that "
-                "saved it"
+                f"data in {self._computes_in}, but {before:.9g} in {precision} when it was saved (relative "
+                f"tolerance {tolerance:g}); its weights or the program differ: resume from another "
+                "checkpoint, or with the program that saved it, or set "
+                "checkpoint-validation-with-forward-pass: false to use it as it is"
             )
         logger.info("the forward pass after loading %s has the loss %.9g, as when it was saved", source, now)
+
+    @cached_property
+    def _digest(self) -> str:
+        return self._compute_digest()
+
+    def _why_not(self, saved: Mapping[str, Any] | None) -> str | None:
+        if saved is None:
+            return "it contains no result"
+        if saved["samples"] != self._samples:
+            return "the batch size has changed"
+        if saved["batch"] != self._digest:
+            return "the first batch of the training data has changed"
+        return None if saved["precision"] in _TOLERANCES else "its precision is unknown"

@@ -1,21 +1,26 @@
 """Continue from a checkpoint: where it is, where the data continues, and what is left out."""
 
+import hashlib
+import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from neox_config import NeoXConfig
-from neox_launcher.worker.reporting import is_restart
+from neox_config.derive.resume import in_effect
+from neox_config.facts.spikes import LEFT_OUT
 from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.documents import documents_of
-from neox_model.train.data.position import START, Position
-from neox_model.train.left_out import forget_left_out, merged, read_left_out
+from neox_model.train.data.position import START, Position, Ranges
+from neox_model.train.data.sample_digest import digest_of_samples
+from neox_model.train.left_out import Owner, forget_left_out, merged, read_left_out
 from neox_model.train.training import Training
 
-__all__ = ["add_left_out", "folder_to_load", "has_start", "load_into", "position_in"]
+__all__ = ["add_left_out", "folder_to_load", "has_start", "load_into", "owner_of", "position_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -106,18 +111,56 @@ def _schedule_source(config: NeoXConfig) -> ScheduleSource:
 
 
 def add_left_out(training: Training) -> None:
-    """Add the samples that a rollback leaves out to the state; a new training deletes an older file of them.
+    """Add the samples that rollbacks left out to the state; in `save`, another training's list is deleted.
 
-    Collective over all ranks.
+    Collective over all ranks. A rollback writes to `save`, and if that contains no checkpoint yet, the next
+    attempt resumes from `load` again; therefore both are read.
     """
     section, state, control = training.config.checkpoint, training.state, training.groups.control
-    resumed = section.save if is_restart() else None if section.finetune else training.load
+    folders = [
+        *(() if training.load is None or section.finetune else (training.load,)),
+        *(() if section.save is None else (Path(section.save),)),
+    ]
     with shared_outcome(control, "reading which samples to leave out"):
-        found = () if resumed is None or control.rank else read_left_out(Path(resumed))
-        if section.save not in (None, resumed) and control.rank == 0:
-            forget_left_out(Path(section.save))
-    state.left_out = merged(state.left_out, *gather(control, found))
+        found = [] if control.rank else [_left_out_in(folder, training) for folder in _distinct(folders)]
+    state.left_out = merged(state.left_out, *(ranges for each in gather(control, found) for ranges in each))
+    if control.rank == 0:
+        _log_left_out(training)
+
+
+def owner_of(training: Training) -> Owner:
+    """Return what identifies a training in its list of samples to leave out, on rank 0."""
+    model = json.dumps(in_effect(training.resolved)["model"], sort_keys=True, allow_nan=False)
+    digest = hashlib.sha256(model.encode()).hexdigest()[:16]
+    return lambda count: {"model": digest, "samples": digest_of_samples(training.datasets["train"], count)}
+
+
+def _distinct(folders: Sequence[Path]) -> list[Path]:
+    return list({folder.resolve(): folder for folder in folders}.values())
+
+
+def _left_out_in(folder: Path, training: Training) -> Ranges:
+    found = read_left_out(folder, owner_of(training))
+    if found is not None:
+        return found
+    save, load = training.config.checkpoint.save, training.load
+    others = "belongs to a training of another model or of other samples"
+    is_saved_to = save is not None and folder.resolve() == Path(save).resolve()
+    if not is_saved_to or (load is not None and folder.resolve() == load.resolve()):
+        logger.warning("%s %s and is not used", folder / LEFT_OUT, others)
+    else:
+        logger.warning("%s %s and is deleted", folder / LEFT_OUT, others)
+        forget_left_out(folder)
+    return ()
+
+
+def _log_left_out(training: Training) -> None:
+    """Report the ranges that are still to come, with the documents of their first and last batch."""
+    state, dataset = training.state, training.datasets.get("train")
+    size = state.samples_per_iteration
     for first, stop in state.left_out:
-        if stop > state.samples:
-            named = documents_of(training.datasets.get("train"), range(first, stop))
-            logger.warning("samples %d to %d, from %s, are left out", first, stop - 1, named)
+        if stop <= state.samples:
+            continue
+        ends = dict.fromkeys((range(first, min(stop, first + size)), range(max(first, stop - size), stop)))
+        named = "; ".join(documents_of(dataset, samples) for samples in ends)
+        logger.warning("samples %d to %d, from %s, are left out", first, stop - 1, named)

@@ -25,6 +25,7 @@ from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import check_tokenizers
 from neox_model.train.data.streams import build_datasets, open_streams
 from neox_model.train.evaluate import Evaluator
+from neox_model.train.hooks.autoresume import find_service
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.copies import CopiesDifferError
 from neox_model.train.hooks.progress import (
@@ -78,6 +79,8 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None
     check_saves(config)
     if groups.world.rank == 0:
         check_services(config)
+    if config.training.adlr_autoresume:
+        find_service(config.training.adlr_autoresume_service)
     prepare_engine()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)

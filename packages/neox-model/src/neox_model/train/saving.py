@@ -86,6 +86,8 @@ def build_checkpoint_hook(
     before_save: Callable[[], None],
     outputs: Outputs,
     saves: BackgroundSaves | None,
+    *,
+    saved: Callable[[int], None] | None = None,
 ) -> CheckpointHook:
     """Build the hook that saves.
 
@@ -97,6 +99,7 @@ def build_checkpoint_hook(
         before_save: called before each save.
         outputs: where saves are reported.
         saves: saves in the background; None: all are synchronous.
+        saved: called with the iteration of each complete checkpoint, on every rank.
     """
     section = training.config.checkpoint
     minutes = section.save_interval_minutes
@@ -112,7 +115,7 @@ def build_checkpoint_hook(
         before_save=before_save,
         while_saving=partial(while_saving, outputs.progress),
         events=outputs.events,
-        after_save=_upload(training, directory),
+        after_save=_after_save(training, directory, saved),
     )
 
 
@@ -135,9 +138,16 @@ def build_uploads(config: NeoXConfig) -> Uploads | None:
     )
 
 
-def _upload(training: Training, directory: Path) -> Callable[[int], None]:
-    """Return a function that uploads the checkpoint of an iteration, if that is configured."""
+def _after_save(
+    training: Training, directory: Path, saved: Callable[[int], None] | None
+) -> Callable[[int], None]:
+    """Return a function that reports a complete checkpoint, and uploads it if that is configured."""
     uploads = training.uploads
-    if uploads is None:
-        return lambda iteration: None
-    return lambda iteration: uploads.submit((directory / checkpoint_name(iteration)).absolute())
+
+    def after_save(iteration: int) -> None:
+        if saved is not None:
+            saved(iteration)
+        if uploads is not None:
+            uploads.submit((directory / checkpoint_name(iteration)).absolute())
+
+    return after_save

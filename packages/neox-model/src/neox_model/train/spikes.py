@@ -22,14 +22,22 @@ class SpikeDetection:
         losses: the recent losses; the loss of an applied update is added.
         threshold: distance of the limit from the median of these losses, in deviations.
         skips: the update that is left out if its loss is a spike; None: every update is applied.
+        agreed: returns the same loss on every rank; tensor-parallel ranks may have different ones.
     """
 
     def __init__(
-        self, step: TrainStep, losses: RecentLosses, *, threshold: float, skips: Update | None
+        self,
+        step: TrainStep,
+        losses: RecentLosses,
+        *,
+        threshold: float,
+        skips: Update | None,
+        agreed: Callable[[Tensor], Tensor] = lambda loss: loss,
     ) -> None:
         self._step = step
         self._losses = losses
         self._threshold = threshold
+        self._agreed = agreed
         self._limit = losses.limit(threshold)
         self._left_out: Tensor | None = None
         if skips is not None:
@@ -40,8 +48,9 @@ class SpikeDetection:
         self._limit = self._losses.limit(self._threshold)
         report = self._step(batches)
         assert report.loss is not None, "the wrapped step trains on every batch"
-        spiked = is_spike(report.loss, self._limit) if self._left_out is None else self._left_out
-        self._losses.add(report.loss, is_applied=_negated(report.skipped))
+        loss = self._agreed(report.loss)
+        spiked = is_spike(loss, self._limit) if self._left_out is None else self._left_out
+        self._losses.add(loss, is_applied=_negated(report.skipped))
         return replace(report, spike_limit=self._limit, spiked=spiked)
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:

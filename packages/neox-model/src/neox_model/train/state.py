@@ -45,7 +45,7 @@ class TrainState:
     batch_sizes: tuple[tuple[int, int], ...] = ()
     left_out: Ranges = ()
     recent_losses: RecentLosses | None = None
-    forward_pass: Mapping[str, float] | None = None
+    forward_pass: Mapping[str, Any] | None = None
     stop_reason: str | None = None
     is_hurried: bool = False
 

@@ -11,7 +11,7 @@ from neox_config.facts.checkpoints import MANIFEST
 from neox_launcher.protocol.verification import Answer, Comparison, Side
 from neox_launcher.worker.ranks import read_rank
 from neox_launcher.worker.reporting import report_facts
-from neox_model.checkpoint.comparison import SAMPLES_DIGEST, training_state
+from neox_model.checkpoint.comparison import SAMPLES_DIGEST, counters_of, training_state
 from neox_model.checkpoint.names import in_model_order, is_random_state
 from neox_model.metrics.writers.jsonl import read_metrics
 from neox_model.verify.copies import compare_copies
@@ -287,7 +287,7 @@ def _compare_manifests(
 def _counters(state: State) -> dict[str, Any]:
     manifest = state.manifest
     # Counts that older versions did not record are computed.
-    training = training_state(manifest)
+    training = counters_of(training_state(manifest))
     parts = {"training": training, "engine": manifest.engine, "schedule": manifest.schedule}
     return {"iteration": manifest.iteration, **_flat(parts)}
 

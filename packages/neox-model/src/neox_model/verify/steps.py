@@ -199,8 +199,11 @@ def _counters(steps: Steps, iteration: int, *, of_scale: bool) -> tuple[dict[str
 
 
 def common(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the entries present in both: engines of other layouts may have no loss scale, or a fixed one."""
-    both = wanted.keys() & found.keys()
+    """Return the counters that other layouts have in common: they may have no loss scale, or a fixed one.
+
+    The recent losses are not exact on other layouts; the losses themselves are compared with their limit.
+    """
+    both = (wanted.keys() & found.keys()) - {"training.recent_losses"}
     return {name: wanted[name] for name in both}, {name: found[name] for name in both}
 
 

@@ -139,8 +139,8 @@ class CheckpointSection(Section, resume="free"):
         False,
         origin="NeoX",
         doc="Save the loss of a forward pass on the first batch of the training data with each checkpoint, "
-        "and compare it after loading (relative tolerance 1e-5, in 16-bit precision 2e-3). A difference ends "
-        "the training. Not compared if the batch size changes. Costs one forward pass per save.",
+        "and compare it after loading (relative tolerance 1e-5, or 2e-3 if either is in 16-bit precision). "
+        "A difference ends the training. Not compared if the batch changes. Costs one forward pass per save.",
     )
     checkpoint: CheckpointOptions = block(
         CheckpointOptions, origin="DSC", doc="Options of DeepSpeed's own checkpoint format."

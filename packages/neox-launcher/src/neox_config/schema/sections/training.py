@@ -109,7 +109,7 @@ class TrainingSection(Section, resume="training"):
         gt=0,
         used_when="on_spike is skip or rollback",
         doc="Stop with an error (exit code 5) at this many consecutive spikes whose updates were left out "
-        "(skip), or after this many rollbacks to the same checkpoint (rollback).",
+        "(skip), or at a spike after this many rollbacks to the same checkpoint (rollback).",
     )
     spike_rollback_batches: int = param(
         1,

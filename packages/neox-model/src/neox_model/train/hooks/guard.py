@@ -74,7 +74,8 @@ class NonfiniteGuard(Hook):
             the save under way.
         events: records each skipped update.
         on_spike: called with every iteration whose loss is a spike, on all ranks; may end the training. An
-            update that was skipped because of a spike does not count as one that is not finite.
+            update that was skipped because of a spike does not count as one that is not finite. None: spikes
+            are ignored.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class NonfiniteGuard(Hook):
         reports: bool,
         before_end: Callable[[], None],
         events: Events = NO_EVENTS,
-        on_spike: Callable[[Iteration], None] = lambda iteration: None,
+        on_spike: Callable[[Iteration], None] | None = None,
     ) -> None:
         self._events = events
         self._patience = patience
@@ -124,9 +125,9 @@ class NonfiniteGuard(Hook):
         Raises:
             NeoXError: the last `patience` iterations were not finite; on all ranks or on none.
         """
-        for iteration in _read(self._pending):
+        pending, self._pending = self._pending, []
+        for iteration in _read(pending):
             self._judge(iteration)
-        self._pending.clear()
 
     def refuse_to_save(self) -> None:
         """Refuse to save if the loss of the last iteration is not finite.
@@ -142,7 +143,7 @@ class NonfiniteGuard(Hook):
 
     def _judge(self, iteration: Iteration) -> None:
         self._last = iteration
-        if iteration.spiked:
+        if iteration.spiked and self._on_spike is not None:
             self._on_spike(iteration)
         if iteration.is_finite or (iteration.spiked and math.isfinite(iteration.grad_norm or 0.0)):
             self._in_a_row.clear()

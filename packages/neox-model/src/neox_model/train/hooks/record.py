@@ -16,6 +16,7 @@ from torch import Tensor
 from neox_config import finite_json
 from neox_model.checkpoint import rng_state
 from neox_model.checkpoint.blocks import block_numel
+from neox_model.checkpoint.comparison import counters_of
 from neox_model.checkpoint.logical import Fragment, computing_fragments, engine_fragments
 from neox_model.checkpoint.parts import RunParts
 from neox_model.train.data.batch import Batch
@@ -128,9 +129,9 @@ class RecordHook(Hook):
         ]
 
     def _counters(self, state: TrainState) -> dict[str, Any]:
-        """Return all counters and the loss scale."""
+        """Return all counters and the loss scale; the result of a forward pass is not a counter."""
         parts: Mapping[str, Mapping[str, Any]] = {
-            "training": state.state_dict(),
+            "training": counters_of(state.state_dict()),
             "schedule": self._parts.schedule.state_dict(),
             "engine": self._engine.state_dict(),
         }

@@ -41,8 +41,8 @@ class SpikeHandler:
 
     Args:
         action: the parameter `on_spike`.
-        patience: number of consecutive spikes (skip), or of rollbacks to the same checkpoint (rollback), at
-            which the training ends.
+        patience: the training ends at this many consecutive spikes (skip), or at a spike after this many
+            rollbacks to the checkpoint that it would resume from (rollback).
         batches: number of batches that a rollback leaves out.
         state: the state of the training, before its first iteration.
         documents: function of a range of training samples that names their documents.
@@ -73,7 +73,8 @@ class SpikeHandler:
         self._patience = patience
         self._batches = batches
         self._state = state
-        self._first_sample = state.samples
+        self._first_iteration, self._first_sample = state.iteration, state.samples
+        self._resumed_sample = state.samples
         self._documents = documents
         self._reports = reports
         self._before_end = before_end
@@ -92,6 +93,11 @@ class SpikeHandler:
             self._record(spike)
         self._act(spike)
 
+    def saved(self, iteration: int) -> None:
+        """Note that the checkpoint of this iteration is complete: a rollback resumes from it."""
+        done = iteration - self._first_iteration
+        self._resumed_sample = self._first_sample + done * self._state.samples_per_iteration
+
     def _go_on(self, spike: Iteration) -> None:
         self._report(spike, "its update is applied")
 
@@ -107,15 +113,15 @@ class SpikeHandler:
             )
 
     def _roll_back(self, spike: Iteration) -> None:
-        size = self._state.samples_per_iteration
-        first = max(self._first_sample, spike.samples.stop - self._batches * size)
-        left_out = range(first, spike.samples.stop)
-        earlier = [samples for samples in self._state.left_out if samples[1] > self._first_sample]
         self._before_end()
+        size = self._state.samples_per_iteration
+        first = max(self._resumed_sample, spike.samples.stop - self._batches * size)
+        left_out = range(first, spike.samples.stop)
+        earlier = [samples for samples in self._state.left_out if samples[1] > self._resumed_sample]
         if len(earlier) >= self._patience:
             raise RepeatedSpikesError(
                 f"{_described(spike)}, after {len(earlier)} rollbacks to the checkpoint at sample "
-                f"{self._first_sample:,}; its batch contains {self._data(spike.samples)}; {_REMEDY}"
+                f"{self._resumed_sample:,}; its batch contains {self._data(spike.samples)}; {_REMEDY}"
             )
         self._leave_out(merged(self._state.left_out, [(left_out.start, left_out.stop)]))
         raise RollbackError(
