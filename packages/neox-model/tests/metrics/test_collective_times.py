@@ -1,5 +1,6 @@
 """Exact bytes of collective operations, ours and the engine's, and their time and bandwidth."""
 
+import logging
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,8 @@ import torch.distributed as dist
 from neox_model.metrics.collective_times import CollectiveTimes, Total
 from neox_model.parallel.groups import Group
 from neox_model.torch_compat import watched_collectives
+from neox_model.train.hooks.collectives import CollectivesHook
+from neox_model.train.state import TrainState
 from support import layouts
 from support.distributed import run_ranks
 from support.layouts import SETTINGS, SMALL
@@ -215,6 +218,19 @@ def test_the_table_shows_both_bandwidths(times):
     assert header.split() == "operation group calls bytes ms in all ms per call GB/s bus GB/s".split()
     # 4 ranks: 2 * 3 / 4 of the message on each link.
     assert row.split() == "all_reduce data (4) 2 500,000,000 1,000.0 500.000 0.500 0.750".split()
+
+
+def test_the_table_is_logged_once_at_the_end_or_after_an_error(times, caplog):
+    caplog.set_level(logging.INFO)
+    state = TrainState(last_iteration=1, samples_per_iteration=1)
+    for ends, text in ((True, "of rank 0 in all:"), (False, "of rank 0 until the error:")):
+        caplog.clear()
+        hook = CollectivesHook(times, interval=None, rank=0)
+        hook.on_start(state)
+        if ends:
+            hook.on_end(state)
+        hook.close()
+        assert caplog.text.count("collective operations") == caplog.text.count(text) == 1
 
 
 def test_nothing_is_replaced_outside_of_the_block():
