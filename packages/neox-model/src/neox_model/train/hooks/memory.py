@@ -97,7 +97,7 @@ class MemoryHook(Hook):
         self._ran_out = True
         try:
             self._write(name_of(self._rank, "out-of-memory", "pickle"))
-        except Exception:
+        except (RuntimeError, MemoryError, TypeError, ValueError):  # Of torch, the host and pickle.
             logger.exception("the memory snapshot after running out of memory was not written")
 
     def _write(self, name: str) -> None:
