@@ -6,7 +6,7 @@ takes seconds. A test holds that no other module uses such names.
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -172,8 +172,11 @@ _COLLECTIVES = {
     "barrier": ("barrier", 0),
 }
 
-# Receives the operation, the group, the tensors of the message and a function that starts it.
-WatchCollective = Callable[[str, ProcessGroup, Sequence[Tensor], Callable[[], Any]], Any]
+# Receives the operation, the group, the tensors of the message, a function that starts it, and the other
+# rank of the group if it is known and the only one.
+WatchCollective = Callable[[str, ProcessGroup, Sequence[Tensor], Callable[[], Any], int | None], Any]
+# operation -> name of the argument with the other rank; always the second
+_PEERS = {"send": "dstRank", "recv": "srcRank"}
 
 
 @contextmanager
@@ -185,15 +188,18 @@ def watched_collectives(watch: WatchCollective) -> Iterator[None]:
     replaced = {name: vars(ProcessGroup)[name] for name in _COLLECTIVES if name in vars(ProcessGroup)}
     start, end = (vars(ProcessGroup)[name] for name in ("_start_coalescing", "_end_coalescing"))
     replaced |= {"_start_coalescing": start, "_end_coalescing": end}
-    coalesced: dict[ProcessGroup, list[tuple[str, list[Tensor]]]] = {}
+    coalesced: dict[ProcessGroup, list[tuple[str, list[Tensor], int | None]]] = {}
 
-    def watched(method: Callable[..., Any], name: str, position: int) -> Callable[..., Any]:
+    def watched(method_name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        name, position = _COLLECTIVES[method_name]
+
         def call(group: ProcessGroup, *arguments: Any, **named: Any) -> Any:
-            message = _tensors(arguments[position : position + 1])
+            message = _message(position, arguments, named)
+            peer = _peer(method_name, arguments, named)
             if group in coalesced:
-                coalesced[group].append((name, message))
+                coalesced[group].append((name, message, peer))
                 return method(group, *arguments, **named)
-            return watch(name, group, message, lambda: method(group, *arguments, **named))
+            return watch(name, group, message, lambda: method(group, *arguments, **named), peer)
 
         return call
 
@@ -205,14 +211,12 @@ def watched_collectives(watch: WatchCollective) -> Iterator[None]:
         parts = coalesced.pop(group, [])
         if not parts:
             return end(group, *arguments)
-        message = [tensor for _, tensors in parts for tensor in tensors]
-        return watch(parts[0][0], group, message, lambda: end(group, *arguments))
+        message = [tensor for _, tensors, _ in parts for tensor in tensors]
+        peers = {peer for _, _, peer in parts}
+        peer = peers.pop() if len(peers) == 1 else None
+        return watch(parts[0][0], group, message, lambda: end(group, *arguments), peer)
 
-    watching = {
-        name: watched(method, *_COLLECTIVES[name])
-        for name, method in replaced.items()
-        if name in _COLLECTIVES
-    }
+    watching = {name: watched(name, method) for name, method in replaced.items() if name in _COLLECTIVES}
     watching |= {"_start_coalescing": start_coalescing, "_end_coalescing": end_coalescing}
     try:
         for name, function in watching.items():
@@ -221,6 +225,21 @@ def watched_collectives(watch: WatchCollective) -> Iterator[None]:
     finally:
         for name, method in replaced.items():
             setattr(ProcessGroup, name, method)
+
+
+def _peer(method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> int | None:
+    """Return the other rank of the group in a send or a receive."""
+    if method not in _PEERS:
+        return None
+    peer: int | None = arguments[1] if len(arguments) > 1 else named.get(_PEERS[method])
+    return peer
+
+
+def _message(position: int, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors of the argument at a position, 0 or 1; by name, the second begins with `input`."""
+    if len(arguments) > position:
+        return _tensors(arguments[position])
+    return _tensors([value for name, value in named.items() if name.startswith("input") == (position == 1)])
 
 
 def _tensors(value: Any) -> list[Tensor]:

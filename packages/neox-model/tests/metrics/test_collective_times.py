@@ -1,5 +1,8 @@
 """Exact bytes of collective operations, ours and the engine's, and their time and bandwidth."""
 
+import logging
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,7 +10,10 @@ import torch
 import torch.distributed as dist
 
 from neox_model.metrics.collective_times import CollectiveTimes, Total
+from neox_model.parallel.groups import Group
 from neox_model.torch_compat import watched_collectives
+from neox_model.train.hooks.collectives import CollectivesHook
+from neox_model.train.state import TrainState
 from support import layouts
 from support.distributed import run_ranks
 from support.layouts import SETTINGS, SMALL
@@ -32,7 +38,7 @@ def count_updates() -> dict[str, dict[str, Any]]:
         resolved = resolved_from(SETTINGS | SMALL | settings, devices=dist.get_world_size())
         started = layouts.start(resolved)
         batches = layouts.batches_of(resolved, started.groups)
-        times = CollectiveTimes({(0, 1): "both"}, names_callers=True)
+        times = CollectiveTimes({"both": started.groups.world}, names_callers=True)
         with watched_collectives(times.watch):
             started.step(batches)
         started.step(batches)
@@ -120,37 +126,111 @@ class Work:
 def times(monkeypatch: pytest.MonkeyPatch) -> CollectiveTimes:
     """Times by a clock that advances half a second at each reading, in groups of four ranks."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [0, 2, 4, group])
-    groups = {(0, 2, 4, 6): "data"}
-    return CollectiveTimes(groups, operations=("all_reduce", "send"), clock=lambda: next(ticks) / 2)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: group.ranks)
+    groups = {
+        "control": group_of("control", range(8)),
+        "world": group_of("world", range(8)),
+        "data": group_of("data", (0, 2, 4, 6)),
+        "pipe": group_of("pipe", (0, 1)),
+    }
+    listed = ("all_reduce", "send", "gather")
+    return CollectiveTimes(groups, operations=listed, clock=lambda: next(ticks) / 2)
+
+
+def handle(name: str, ranks: Sequence[int]) -> Any:
+    """A process group of torch, of which only the name and ranks are read."""
+    return SimpleNamespace(group_name=name, ranks=list(ranks))
+
+
+def group_of(name: str, ranks: Sequence[int]) -> Group:
+    return Group(0, len(ranks), handle(name, ranks), tuple(ranks))
+
+
+DATA, OTHER = handle("data", (0, 2, 4, 6)), handle("engine's", (0, 2, 4, 5))
 
 
 def test_an_operation_is_waited_for_and_one_between_two_ranks_when_its_starter_waits(times):
     reduced, sent = Work(), Work()
     message = [torch.ones(1000, dtype=torch.float16), torch.ones(500)]
-    assert times.watch("all_reduce", 6, message, lambda: reduced) is reduced
-    handle = times.watch("send", 5, message, lambda: sent)
+    assert times.watch("all_reduce", DATA, message, lambda: reduced) is reduced
+    work = times.watch("send", OTHER, message, lambda: sent)
     assert (reduced.waits, sent.waits) == (1, 0)
     assert times.totals["all_reduce", "data"] == Total(4, 1, 4000, 0.5)
     assert times.totals["send", "ranks 0, 2, 4, 5"] == Total(4, 1, 4000, 0.0)
-    assert [handle.wait(), handle.wait()] == [True, True]
+    assert [work.wait(), work.wait()] == [True, True]
     assert sent.waits == 2
     assert times.totals["send", "ranks 0, 2, 4, 5"] == Total(4, 1, 4000, 0.5)
 
 
 def test_operations_that_are_not_listed_are_not_timed(times):
     work = Work()
-    assert times.watch("barrier", 6, [], lambda: work) is work
+    assert times.watch("barrier", DATA, [], lambda: work) is work
     assert (work.waits, times.totals) == (0, {})
+    times.watch("send", DATA, [], Work)
+    hint = "0 calls: all_reduce, gather; called, but not in prof_ops: barrier"
+    assert times.table().splitlines()[-1] == hint
+
+
+def test_a_send_in_the_group_of_all_ranks_counts_for_the_axis_of_its_peer(times):
+    world = handle("world", range(8))
+    for peer in (1, 4, 7, None):
+        times.watch("send", world, [torch.ones(1)], Work, peer)
+    assert {group: (total.size, total.count) for (_, group), total in times.totals.items()} == {
+        "pipe": (2, 1),
+        "data": (4, 1),
+        "world": (8, 2),
+    }
+
+
+def test_groups_of_the_same_ranks_are_told_apart_by_name(times):
+    for group in (handle("control", range(8)), handle("world", range(8)), handle("engine's", range(8))):
+        times.watch("all_reduce", group, [], Work)
+    times.watch("send", handle("control", range(8)), [], Work, 1)
+    times.watch("all_reduce", handle("engine's", (0, 2, 4, 6)), [], Work)
+    assert {key: total.count for key, total in times.totals.items()} == {
+        ("all_reduce", "control"): 1,
+        ("all_reduce", "world"): 2,
+        ("send", "control"): 1,
+        ("all_reduce", "data"): 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [
+        (range(3, 19), "ranks 3-18"),
+        ((0, 8, 16), "ranks 0, 8, 16"),
+        (range(0, 1024, 8), "ranks 0, 8, ... (128 ranks)"),
+    ],
+)
+def test_long_lists_of_ranks_are_shortened_and_columns_stay_aligned(times, ranks, name):
+    times.watch("all_reduce", handle("engine's", ranks), [torch.ones(10**9, dtype=torch.int8)], Work)
+    times.watch("all_reduce", DATA, [], Work)
+    header, *rows, _ = times.table().splitlines()
+    assert f" {name} ({len(ranks)}) " in "".join(rows)
+    assert {len(line) for line in (header, *rows)} == {len(header)}
 
 
 def test_the_table_shows_both_bandwidths(times):
     for _ in range(2):
-        times.watch("all_reduce", 6, [torch.ones(250_000_000, dtype=torch.int8)], Work)
-    header, row = times.table().splitlines()
+        times.watch("all_reduce", DATA, [torch.ones(250_000_000, dtype=torch.int8)], Work)
+    header, row, _ = times.table().splitlines()
     assert header.split() == "operation group calls bytes ms in all ms per call GB/s bus GB/s".split()
     # 4 ranks: 2 * 3 / 4 of the message on each link.
     assert row.split() == "all_reduce data (4) 2 500,000,000 1,000.0 500.000 0.500 0.750".split()
+
+
+def test_the_table_is_logged_once_at_the_end_or_after_an_error(times, caplog):
+    caplog.set_level(logging.INFO)
+    state = TrainState(last_iteration=1, samples_per_iteration=1)
+    for ends, text in ((True, "of rank 0 in all:"), (False, "of rank 0 until the error:")):
+        caplog.clear()
+        hook = CollectivesHook(times, interval=None, rank=0)
+        hook.on_start(state)
+        if ends:
+            hook.on_end(state)
+        hook.close()
+        assert caplog.text.count("collective operations") == caplog.text.count(text) == 1
 
 
 def test_nothing_is_replaced_outside_of_the_block():
@@ -166,7 +246,7 @@ def test_coalesced_operations_count_as_one_when_they_start(monkeypatch):
     for name in ("_start_coalescing", "_end_coalescing", "allreduce"):
         monkeypatch.setattr(dist.ProcessGroup, name, lambda group, *given, name=name: done.append(name))
 
-    def watch(name: str, group: Any, message: Any, call: Any) -> None:
+    def watch(name: str, group: Any, message: Any, call: Any, peer: int | None) -> None:
         done.append((name, len(message)))
         call()
 
@@ -179,3 +259,34 @@ def test_coalesced_operations_count_as_one_when_they_start(monkeypatch):
         group.allreduce([tensor])
     one_by_one = ["_start_coalescing", "allreduce", "allreduce"]
     assert done == [*one_by_one, ("all_reduce", 3), "_end_coalescing", ("all_reduce", 1), "allreduce"]
+
+
+def test_messages_and_peers_are_found_by_position_and_by_name(monkeypatch):
+    """Of scatter and gather, one rank's part counts."""
+    for name in ("allreduce", "_allgather_base", "_reduce_scatter_base", "gather", "scatter", "send", "recv"):
+        monkeypatch.setattr(dist.ProcessGroup, name, lambda group, *given, **named: None)
+    found: list[Any] = []
+
+    def watch(name: str, group: Any, message: Any, call: Any, peer: int | None) -> None:
+        found.append((name, sum(tensor.numel() for tensor in message), peer))
+
+    group, one, two = dist.ProcessGroup(0, 2), torch.ones(1), torch.ones(2)
+    with watched_collectives(watch):
+        group.allreduce(tensors=[two])
+        group._allgather_base(output=two, input=one)
+        group._reduce_scatter_base(one, inputTensor=two)
+        group.gather(output_tensors=[[one, one]], input_tensors=[one])
+        group.gather([[one, one]], [one])
+        group.scatter([one], [[one, one]])
+        group.send([two], dstRank=1, tag=0)
+        group.recv([two], 1, 0)
+    assert found == [
+        ("all_reduce", 2, None),
+        ("all_gather_into_tensor", 2, None),
+        ("reduce_scatter_tensor", 2, None),
+        ("gather", 1, None),
+        ("gather", 1, None),
+        ("scatter", 1, None),
+        ("send", 2, 1),
+        ("recv", 2, 1),
+    ]

@@ -3,6 +3,7 @@
 Without a GPU, the functions that record and dump are replaced; `make gpu-check` uses PyTorch's.
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ class Recorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
-        self.error: OSError | None = None
+        self.error: Exception | None = None
         self.observer: Any = None
         monkeypatch.setattr(memory, "record_memory_history", lambda events: self.done.append("record"))
         monkeypatch.setattr(memory, "stop_memory_history", lambda: self.done.append("stop"))
@@ -46,7 +47,9 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 def run(recorder: Recorder, folder: Path, *, first: int = 0, last: int = 2, end: int = 4) -> TrainState:
     state = TrainState(last_iteration=end, samples_per_iteration=1, iteration=first)
-    train(state, recorder.step, iter(()), [MemoryHook(last, folder, rank=3)])  # type: ignore[arg-type]
+    hook = MemoryHook(last, folder, rank=3)
+    hook.start()
+    train(state, recorder.step, iter(()), [hook])  # type: ignore[arg-type]
     return state
 
 
@@ -64,16 +67,27 @@ def test_a_training_that_ends_earlier_writes_what_it_recorded(recorder, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["rank-00003.iterations-2-3.memory.pickle"]
 
 
-def test_a_training_that_resumes_later_records_nothing(recorder, tmp_path):
+def test_a_training_that_resumes_later_records_only_its_start(recorder, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     run(recorder, tmp_path / "memory", first=2, last=2)
-    assert recorder.done == ["step", "step"]
+    assert recorder.done == ["record", "stop", "step", "step"]
+    assert "no allocations are recorded: iteration 2" in caplog.text
     assert not (tmp_path / "memory").exists()
 
 
 def test_running_out_of_memory_writes_a_snapshot(recorder, tmp_path):
     run(recorder, tmp_path, first=2, last=2)
     recorder.observer()
+    recorder.observer()
+    assert recorder.done.count("dump") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["rank-00003.out-of-memory.pickle"]
+
+
+def test_no_error_reaches_the_allocator(recorder, tmp_path, caplog):
+    run(recorder, tmp_path, first=2, last=2)
+    recorder.error = RuntimeError("the history is broken")
+    recorder.observer()
+    assert "after running out of memory was not written" in caplog.text
 
 
 def test_a_snapshot_that_cannot_be_written_does_not_end_the_training(recorder, tmp_path, caplog):
@@ -87,6 +101,7 @@ def test_a_snapshot_that_cannot_be_written_does_not_end_the_training(recorder, t
 def test_pytorch_writes_a_snapshot_with_the_allocations(tmp_path):
     hook = MemoryHook(1, tmp_path, rank=0)
     state = TrainState(last_iteration=2, samples_per_iteration=1)
+    hook.start()
     hook.on_start(state)
     kept = torch.ones(1000, device="cuda")
     state.iteration = 1

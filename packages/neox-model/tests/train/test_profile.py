@@ -3,6 +3,9 @@
 import gzip
 import json
 import logging
+import subprocess
+import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +108,45 @@ def test_an_error_leaves_no_profiler_running(tmp_path):
     hook.close()
     assert not torch.autograd._profiler_enabled()
     assert list(tmp_path.iterdir()) == []
+
+
+LIMITED = """
+import json, pathlib, resource, sys
+sys.path.insert(0, sys.argv[1])
+from test_profile import traced
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), resource.RLIM_INFINITY))
+print(json.dumps(traced(pathlib.Path(sys.argv[2]), range(3, 5))))
+"""
+
+
+@pytest.mark.parametrize("limit", [0, 2000])
+def test_a_trace_that_pytorch_could_not_write_is_an_error_and_no_file(tmp_path, limit):
+    """PyTorch only prints a message when a file cannot be written, such as on a full disk."""
+    given = [str(Path(__file__).parent), str(tmp_path / "profile"), str(limit)]
+    done = subprocess.run([sys.executable, "-c", LIMITED, *given], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "the trace of rank 0 was not written, training continues" in done.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_the_other_one_receives_the_trace(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    state = TrainState(last_iteration=4, samples_per_iteration=1)
+    folders = [tmp_path / "profile", tmp_path / "file" / "memory"]
+    train(state, Step(), iter(()), [ProfileHook(range(2, 3), folders, rank=0, device=CPU)])
+    assert len(list(folders[0].iterdir())) == 1
+    assert f"the trace {folders[1]}/rank-00000" in caplog.text
+
+
+def test_writing_is_reported_and_a_range_that_is_past_is_logged(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    written: list[int] = []
+
+    def while_writing(iteration: int) -> AbstractContextManager[object]:
+        written.append(iteration)
+        return nullcontext()
+
+    traced(tmp_path, range(2, 4), while_writing=while_writing)
+    assert written == [3]
+    traced(tmp_path, range(2, 4), first=3, while_writing=while_writing)
+    assert written == [3]
+    assert "nothing is traced: iteration 3" in caplog.text

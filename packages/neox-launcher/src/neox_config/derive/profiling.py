@@ -8,9 +8,16 @@ __all__ = ["memory_folder", "profiled_iterations", "trace_folder"]
 
 
 def profiled_iterations(config: NeoXConfig) -> range:
-    """Return the iterations from `profile_step_start` to `profile_step_stop`; the first iteration is 1."""
-    section = config.logging
-    return range(max(1, section.profile_step_start), max(1, section.profile_step_stop) + 1)
+    """Return the iterations from `profile_step_start` to `profile_step_stop`; the first iteration is 1.
+
+    With memory_profiling alone, only the stop is meant, and a later start is lowered: to the stop, or to the
+    last iteration of the training.
+    """
+    section, stop = config.logging, max(1, config.logging.profile_step_stop)
+    start = max(1, section.profile_step_start)
+    if not section.profile:
+        start = max(1, min(start, stop, config.training.train_iters or stop))
+    return range(start, stop + 1)
 
 
 def trace_folder(config: NeoXConfig) -> Path | None:

@@ -459,7 +459,7 @@ EXAMPLES = {
         "profile: true\nlog-dir: logs\nprofile-step-stop: 9",
         "profile_step_stop",
         "is before profile-step-start: 10\nuse at least 10",
-        "profile: true\nlog-dir: logs\nprofile-step-stop: 10",
+        "memory-profiling: true\nlog-dir: logs\nprofile-step-stop: 9",
     ),
     "profilers_have_a_folder": (
         "memory-profiling: true",

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from neox_config.facts.collectives import BUS_SHARE
+from neox_model.parallel.groups import Group
 
 __all__ = ["CollectiveTimes", "Total"]
 
@@ -26,7 +27,10 @@ _BETWEEN = (
     "neox_model.torch_compat.",
     f"{__name__}.",
 )
-_ROW = "{:<42} {:<14} {:>8} {:>18} {:>12} {:>12} {:>10} {:>10}"
+_HEADER = ("operation", "group", "calls", "bytes", "ms in all", "ms per call", "GB/s", "bus GB/s")
+_TEXT_COLUMNS = 2
+# Longer lists of ranks are shortened.
+_RANKS_IN_NAME = 4
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +42,8 @@ class Total:
     Args:
         size: ranks in the group.
         count: calls.
-        bytes: of the messages: whole tensors, of all_gather the outputs, of reduce_scatter the inputs.
+        bytes: of the messages: whole tensors, of all_gather the outputs, of reduce_scatter the inputs, of
+            scatter and gather the part of one rank.
         seconds: including the time in which this rank waited for others.
     """
 
@@ -52,7 +57,8 @@ class CollectiveTimes:
     """Waits for each operation to finish, and sums its bytes and time.
 
     Args:
-        groups: name of each group of ranks.
+        groups: by name. Of two that are the same process group, the later one counts, and so do operations
+            in process groups of the engine with the same ranks.
         operations: names of the operations to time; None: all.
         synchronize: waits for the device.
         is_verbose: log each operation when it finishes.
@@ -62,7 +68,7 @@ class CollectiveTimes:
 
     def __init__(
         self,
-        groups: Mapping[tuple[int, ...], str],
+        groups: Mapping[str, Group],
         *,
         operations: Collection[str] | None = None,
         synchronize: Callable[[], None] = lambda: None,
@@ -72,15 +78,26 @@ class CollectiveTimes:
     ) -> None:
         # By operation, with the caller if requested, and name of the group.
         self.totals: dict[tuple[str, str], Total] = {}
-        self._groups = groups
+        self._groups = {
+            group.process_group.group_name: name
+            for name, group in groups.items()
+            if group.process_group is not None
+        }
+        self._ranks = {group.ranks: name for name, group in groups.items()}
         self._operations = operations
+        self._left_out: set[str] = set()
         self._synchronize = synchronize
         self._is_verbose = is_verbose
         self._names_callers = names_callers
         self._clock = clock
 
     def watch(
-        self, operation: str, group: ProcessGroup, message: Sequence[Tensor], call: Callable[[], Any]
+        self,
+        operation: str,
+        group: ProcessGroup,
+        message: Sequence[Tensor],
+        call: Callable[[], Any],
+        peer: int | None = None,
     ) -> Any:
         """Start an operation, wait for it unless it is between two ranks, and return its handle.
 
@@ -89,11 +106,13 @@ class CollectiveTimes:
             group: where it runs.
             message: the tensors whose bytes count.
             call: starts it.
+            peer: the other rank of the group in a send or a receive, if it is known.
         """
         if self._operations is not None and operation not in self._operations:
+            self._left_out.add(operation)
             return call()
         self._synchronize()
-        key, total = self._total(operation, group)
+        key, total = self._total(operation, group, peer)
         total.count += 1
         size = sum(tensor.numel() * tensor.element_size() for tensor in message)
         total.bytes += size
@@ -117,17 +136,10 @@ class CollectiveTimes:
         finish()
         return work
 
-    def _total(self, operation: str, group: ProcessGroup) -> tuple[tuple[str, str], Total]:
-        ranks = tuple(torch.distributed.get_process_group_ranks(group))
-        name = self._groups.get(ranks) or f"ranks {', '.join(map(str, ranks))}"
-        what = f"{operation} in {_caller()}" if self._names_callers else operation
-        return (what, name), self.totals.setdefault((what, name), Total(len(ranks)))
-
     def table(self) -> str:
-        """Return one row for each operation and group, the slowest first."""
-        header = ("operation", "group", "calls", "bytes", "ms in all", "ms per call", "GB/s", "bus GB/s")
+        """Return one row for each operation and group, the slowest first; then listed ones without calls."""
         rows = [
-            _ROW.format(
+            (
                 what,
                 f"{group} ({total.size})",
                 f"{total.count:,}",
@@ -138,7 +150,30 @@ class CollectiveTimes:
             )
             for (what, group), total in sorted(self.totals.items(), key=lambda item: -item[1].seconds)
         ]
-        return "\n".join([_ROW.format(*header), *rows])
+        return "\n".join([*_aligned([_HEADER, *rows]), *self._never_called()])
+
+    def _total(self, operation: str, group: ProcessGroup, peer: int | None) -> tuple[tuple[str, str], Total]:
+        ranks = tuple(torch.distributed.get_process_group_ranks(group))
+        name = self._groups.get(group.group_name)
+        if peer is not None and name != "control":
+            # DeepSpeed's pipeline sends in the group of all ranks.
+            ranks = self._axis_of(ranks[peer], ranks)
+            name = self._ranks.get(ranks)
+        name = name or self._ranks.get(ranks) or f"ranks {_shortened(ranks)}"
+        what = f"{operation} in {_caller()}" if self._names_callers else operation
+        return (what, name), self.totals.setdefault((what, name), Total(len(ranks)))
+
+    def _axis_of(self, peer: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the smallest known group with a rank: this rank's groups have no other one in common."""
+        return min((each for each in (*self._ranks, ranks) if peer in each), key=len)
+
+    def _never_called(self) -> list[str]:
+        called = {what.partition(" ")[0] for what, _ in self.totals}
+        missing = sorted(set(self._operations or ()) - called)
+        if not missing:
+            return []
+        left_out = ", ".join(sorted(self._left_out)) or "none"
+        return [f"0 calls: {', '.join(missing)}; called, but not in prof_ops: {left_out}"]
 
 
 class _Timed:
@@ -163,6 +198,27 @@ class _Timed:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines with columns as wide as their longest text; numbers are aligned at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        " ".join(
+            text.ljust(width) if column < _TEXT_COLUMNS else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _shortened(ranks: Sequence[int]) -> str:
+    """Return `0-15`, or all of a few ranks, or the first two of many."""
+    if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    if len(ranks) <= _RANKS_IN_NAME:
+        return ", ".join(map(str, ranks))
+    return f"{ranks[0]}, {ranks[1]}, ... ({len(ranks)} ranks)"
 
 
 def _rates(operation: str, total: Total) -> tuple[str, str]:

@@ -1,12 +1,13 @@
 """Build the hooks that measure what a training does: traces, memory, communication."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import torch
 
 from neox_config import NeoXConfig
 from neox_config.derive.profiling import memory_folder, profiled_iterations, trace_folder
+from neox_launcher.worker.reporting import Progress
 from neox_model.engine.contract import Engine
 from neox_model.metrics.collective_times import CollectiveTimes
 from neox_model.parallel.groups import Groups
@@ -15,14 +16,37 @@ from neox_model.train.hooks.collectives import CollectivesHook
 from neox_model.train.hooks.memory import MemoryHook
 from neox_model.train.hooks.profile import ProfileHook
 
-__all__ = ["profilers"]
+__all__ = ["profilers", "recorded_memory"]
 
 
 @contextmanager
-def profilers(config: NeoXConfig, engine: Engine, groups: Groups) -> Iterator[list[Hook]]:
+def recorded_memory(config: NeoXConfig, groups: Groups, progress: Progress) -> Iterator[MemoryHook | None]:
+    """Record allocations on this process's GPU within the block, from before the model is built."""
+    folder = memory_folder(config)
+    if not config.logging.memory_profiling or folder is None or not torch.cuda.is_available():
+        yield None
+        return
+    last = profiled_iterations(config)[-1]
+    hook = MemoryHook(last, folder, rank=groups.world.rank, while_writing=progress.repeated)
+    with closing(hook):
+        hook.start()
+        yield hook
+
+
+@contextmanager
+def profilers(
+    config: NeoXConfig, engine: Engine, groups: Groups, progress: Progress, memory: MemoryHook | None
+) -> Iterator[list[Hook]]:
     """Provide the configured hooks; after the block, also after an error, nothing is measured any more.
 
     They must follow all others, so that they measure what those do, too.
+
+    Args:
+        config: of the training.
+        engine: of the training.
+        groups: of this process.
+        progress: reports that traces are being written.
+        memory: records allocations already; None: it is not requested.
     """
     rank, section, on_gpu = groups.world.rank, config.logging, engine.device.type == "cuda"
     iterations = profiled_iterations(config)
@@ -31,7 +55,10 @@ def profilers(config: NeoXConfig, engine: Engine, groups: Groups) -> Iterator[li
     with ExitStack() as stack:
         hooks: list[ProfileHook | MemoryHook | CollectivesHook] = []
         if section.profile or traces_memory:
-            folders = [trace_folder(config)] * section.profile + [memory_folder(config)] * traces_memory
+            folders = [
+                trace_folder(config) if section.profile else None,
+                memory_folder(config) if traces_memory else None,
+            ]
             hooks.append(
                 ProfileHook(
                     iterations,
@@ -39,11 +66,11 @@ def profilers(config: NeoXConfig, engine: Engine, groups: Groups) -> Iterator[li
                     rank=rank,
                     device=engine.device,
                     is_of_memory=traces_memory,
+                    while_writing=progress.repeated,
                 )
             )
-        memory = memory_folder(config)
-        if section.memory_profiling and on_gpu and memory is not None:
-            hooks.append(MemoryHook(iterations[-1], memory, rank=rank))
+        if memory is not None:
+            hooks.append(memory)
         if config.engine.comms_logger.enabled:
             hooks.append(_collectives(config, engine, groups))
         for hook in hooks:
@@ -53,11 +80,12 @@ def profilers(config: NeoXConfig, engine: Engine, groups: Groups) -> Iterator[li
 
 def _collectives(config: NeoXConfig, engine: Engine, groups: Groups) -> CollectivesHook:
     section = config.engine.comms_logger
-    named = {"pipe": groups.pipe, "model": groups.model, "data": groups.data}
+    # The later ones count: over gloo the control group is the world, which an axis of all ranks is, too.
+    everyone = {"control": groups.control, "world": groups.world}
+    axes = {"data": groups.data, "model": groups.model, "pipe": groups.pipe}
     on_gpu = engine.device.type == "cuda"
     times = CollectiveTimes(
-        {groups.world.ranks: "world"}
-        | {group.ranks: name for name, group in named.items() if group.size > 1},
+        everyone | {name: group for name, group in axes.items() if group.size > 1},
         operations=None if section.prof_all else frozenset(section.prof_ops),
         synchronize=torch.cuda.synchronize if on_gpu else lambda: None,
         is_verbose=section.verbose,

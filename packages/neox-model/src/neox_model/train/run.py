@@ -28,6 +28,7 @@ from neox_model.train.evaluate import Evaluator
 from neox_model.train.hooks.autoresume import find_service
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.copies import CopiesDifferError
+from neox_model.train.hooks.memory import MemoryHook
 from neox_model.train.hooks.progress import (
     ProgressWriter,
     reported_progress,
@@ -35,7 +36,7 @@ from neox_model.train.hooks.progress import (
 from neox_model.train.hooks.record import RecordHook
 from neox_model.train.loading import add_left_out, folder_to_load, has_start, load_into, position_in
 from neox_model.train.loop import train
-from neox_model.train.profilers import profilers
+from neox_model.train.profilers import profilers, recorded_memory
 from neox_model.train.saving import (
     build_background_saves,
     build_uploads,
@@ -69,11 +70,12 @@ def train_in(groups: Groups, resolved: Resolved) -> str | None:
     with (
         reported_progress(groups.world.rank) as progress,
         claim_folder(resolved.config.checkpoint.save, groups),
+        recorded_memory(resolved.config, groups, progress) as memory,
     ):
-        return _train(groups, resolved, progress)
+        return _train(groups, resolved, progress, memory)
 
 
-def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None:
+def _train(groups: Groups, resolved: Resolved, progress: Progress, memory: MemoryHook | None) -> str | None:
     config, derived = resolved.config, resolved.derived
     progress.describe(phase="preparing the data", last_iteration=config.training.train_iters)
     check_saves(config)
@@ -151,7 +153,7 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress) -> str | None
         hooks = build_hooks(
             training, evaluator, outputs, background, saves_start=saves_start, forward=forward
         )
-        hooks += resources.enter_context(profilers(config, engine, groups))
+        hooks += resources.enter_context(profilers(config, engine, groups, progress, memory))
         train(state, step, *_recorded(training, batches, hooks))
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None

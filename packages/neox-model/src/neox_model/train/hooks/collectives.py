@@ -18,6 +18,7 @@ class CollectivesHook(Hook):
     """Times the operations between the start and the end of the loop.
 
     It must be the last hook, so that the table at the end includes the last evaluation and the last save.
+    After an error it logs the table, too.
 
     Args:
         times: receives the operations.
@@ -30,10 +31,12 @@ class CollectivesHook(Hook):
         self._interval = interval
         self._rank = rank
         self._watching = ExitStack()
+        self._is_watching = False
 
     def on_start(self, state: TrainState) -> None:
         """Start to time."""
         self._watching.enter_context(watched_collectives(self._times.watch))
+        self._is_watching = True
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Log the table once per interval."""
@@ -42,12 +45,17 @@ class CollectivesHook(Hook):
 
     def on_end(self, state: TrainState) -> None:
         """Log the table, and stop."""
-        self.close()
-        self._log("in all")
+        self._stop("in all")
 
     def close(self) -> None:
-        """Time no more operations."""
-        self._watching.close()
+        """Log the table and stop, unless the training has ended without an error."""
+        self._stop("until the error")
+
+    def _stop(self, when: str) -> None:
+        if self._is_watching:
+            self._is_watching = False
+            self._watching.close()
+            self._log(when)
 
     def _log(self, when: str) -> None:
         if self._rank == 0:

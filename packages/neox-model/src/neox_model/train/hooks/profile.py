@@ -4,11 +4,15 @@ A trace is a file in Chrome's trace format (JSON, compressed with gzip), for chr
 Holistic Trace Analysis.
 """
 
+import gzip
 import logging
+import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
@@ -21,6 +25,10 @@ from neox_model.train.step import StepReport
 __all__ = ["ProfileHook", "name_of"]
 
 _OPERATORS_IN_LOG = 15
+# As the command gzip; Python's default takes several times as long for files that are hardly smaller.
+_COMPRESSION = 6
+# The end of a whole trace: its last key, and a path.
+_LAST_KEY, _END_BYTES = b'"traceName"', 8192
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +49,7 @@ class ProfileHook(Hook):
         rank: this process's rank; rank 0 logs the operators that take the most time.
         device: of the model.
         is_of_memory: trace what operators allocate, too.
+        while_writing: function of the iteration that returns a context manager around the writing.
     """
 
     def __init__(
@@ -51,18 +60,22 @@ class ProfileHook(Hook):
         rank: int,
         device: torch.device,
         is_of_memory: bool = False,
+        while_writing: Callable[[int], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._iterations = iterations
         self._folders = folders
         self._rank = rank
         self._is_on_gpu = device.type == "cuda"
         self._is_of_memory = is_of_memory
+        self._while_writing = while_writing
         self._profiler: profile | None = None
         self._span: record_function | None = None
         self._first = 0
 
     def on_start(self, state: TrainState) -> None:
         """Start if the first iteration of this process is in the range, or the one before the range."""
+        if state.iteration >= self._iterations[-1]:
+            logger.info("nothing is traced: iteration %d, the last to trace, is past", self._iterations[-1])
         self._prepare(state)
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
@@ -80,6 +93,7 @@ class ProfileHook(Hook):
 
     def close(self) -> None:
         """Discard an unfinished trace after an error."""
+        self._end_span()
         if self._profiler is not None:
             self._profiler.stop()
             self._profiler = None
@@ -91,8 +105,11 @@ class ProfileHook(Hook):
             return
         self._first = max(following, self._iterations.start)
         warms_up = following < self._first
+        activities = [ProfilerActivity.CPU]
+        if self._is_on_gpu:
+            activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(
-            activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self._is_on_gpu,
+            activities=activities,
             schedule=schedule(wait=0, warmup=1, active=len(self._iterations), repeat=1) if warms_up else None,
             record_shapes=True,
             profile_memory=self._is_of_memory,
@@ -118,24 +135,42 @@ class ProfileHook(Hook):
         profiler.stop()
         if last < self._first:
             return
-        try:
-            self._write(profiler, name_of(self._rank, self._first, last, "pt.trace.json.gz"))
-        except OSError as error:
-            logger.error("the trace of rank %d was not written, training continues: %s", self._rank, error)
+        with self._while_writing(last):
+            try:
+                self._write(
+                    profiler, name_of(self._rank, f"iterations-{self._first}-{last}", "pt.trace.json.gz")
+                )
+            except OSError as error:
+                logger.error(
+                    "the trace of rank %d was not written, training continues: %s", self._rank, error
+                )
+            if self._rank == 0:
+                logger.info("%s", self._table(profiler, last))
         if self._rank == 0:
-            logger.info("%s", self._table(profiler, last))
             logger.info("writing the trace took %.1f s", time.perf_counter() - started)
 
     def _write(self, profiler: profile, name: str) -> None:
-        """Write the trace to the first folder, because the profiler writes it once, and copy it to others."""
-        paths = [folder / name for folder in self._folders]
-        for path in paths:
+        """Export the trace into the first folder, because PyTorch does so once, and compress it into all."""
+        self._folders[0].mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=self._folders[0], prefix=f".{os.getpid()}.") as aside:
+            exported = Path(aside, "trace.json")
+            profiler.export_chrome_trace(str(exported))
+            _check_whole(exported)
+            for folder in self._folders:
+                self._compress(exported, folder / name)
+
+    def _compress(self, exported: Path, path: Path) -> None:
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with written_aside(path) as aside:
-                if path == paths[0]:
-                    profiler.export_chrome_trace(str(aside))
-                else:
-                    shutil.copyfile(paths[0], aside)
+            with (
+                written_aside(path) as aside,
+                exported.open("rb") as source,
+                gzip.open(aside, "wb", compresslevel=_COMPRESSION) as target,
+            ):
+                shutil.copyfileobj(source, target)
+        except OSError as error:
+            logger.error("the trace %s was not written, training continues: %s", path, error)
+        else:
             if self._rank == 0:
                 logger.info("trace of rank 0: %s", path)
 
@@ -149,6 +184,18 @@ class ProfileHook(Hook):
         return f"operators of iterations {self._first} to {last} on rank 0, by their own time:\n{table}"
 
 
-def name_of(rank: int, first: int, last: int, suffix: str) -> str:
-    """Return the name of a rank's file about a range of iterations."""
-    return f"rank-{rank:05d}.iterations-{first}-{last}.{suffix}"
+def _check_whole(exported: Path) -> None:
+    """Raise an OSError if the trace is not whole: on a full disk PyTorch only prints a message."""
+    size = exported.stat().st_size if exported.exists() else 0
+    end = b""
+    if size:
+        with exported.open("rb") as file:
+            file.seek(max(0, size - _END_BYTES))
+            end = file.read().rstrip()
+    if not (_LAST_KEY in end and end.endswith(b"}")):
+        raise OSError(f"PyTorch wrote only {size:,} bytes of it to {exported.parent.parent}; free disk space")
+
+
+def name_of(rank: int, what: str, suffix: str) -> str:
+    """Return the name of a rank's file about something, such as a range of iterations."""
+    return f"rank-{rank:05d}.{what}.{suffix}"
