@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from neox_config.errors import LaunchError
+from neox_launcher.controller import live_display
 from neox_launcher.controller.display import open_display
 
 LIMIT_SECONDS = 120
@@ -254,3 +255,31 @@ def test_plain_lines_where_nothing_can_be_drawn(open_terminal, monkeypatch, tmp_
         monkeypatch.setattr(sys, "stderr", file)
         with pytest.raises(LaunchError, match="terminal is live, but standard error is not a terminal"):
             open_display("live")
+
+
+@pytest.fixture
+def display(open_terminal, monkeypatch):
+    """A display that draws nothing."""
+    monkeypatch.setattr(live_display, "start_drawing", lambda stream, render: None)
+    monkeypatch.setattr(live_display, "_start_thread", lambda target: None)
+    with os.fdopen(os.dup(open_terminal(80)[1]), "w") as terminal:
+        yield live_display.LiveDisplay(terminal)
+
+
+def test_a_new_attempt_shows_no_results_of_the_one_before_but_the_end_screen_does(display):
+    display.begin_attempt()
+    display.show_status({"phase": "", "iteration": 7, "last_iteration": 9, "metrics": {"loss/train": 2.0}})
+    assert "loss 2.0000" in display._render(80)
+    display.note_iteration(8)
+    display.begin_attempt()
+    display.show_phase("loading")
+    display.show_status({"phase": "first iteration", "iteration": 4, "last_iteration": 9, "metrics": {}})
+    line = display._render(80)
+    assert "iteration 4/9" in line
+    assert "loss" not in line
+    assert (display.highest_iteration, display.metrics) == (8, {"loss/train": 2.0})
+
+
+def test_only_a_live_line_imports_rich():
+    program = "import sys, neox_launcher.cli.launch; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
