@@ -144,10 +144,11 @@ for number in range(1, 5):
 
 @pytest.mark.parametrize(("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_no_color(start, screen, variables, is_coloured):
-    job = start("finish(1, **{'loss/train': 2.0}); time.sleep(1.5)", **variables)
+    job = start("say('\\x1b[35mred'); finish(1, **{'loss/train': 2.0}); time.sleep(1.5)", **variables)
     assert job.end() == 0
     assert bool(re.search(rb"\x1b\[[0-9;]+m", job.written)) == is_coloured
-    assert screen.feed(job.written).lines == [""]
+    assert (b"\x1b[35m" in job.written) == is_coloured
+    assert screen.feed(job.written).lines == ["red", ""]
 
 
 def test_a_terminal_that_stops_does_not_delay_the_job_and_gets_everything_later(start, screen, tmp_path):
@@ -260,7 +261,7 @@ def test_plain_lines_where_nothing_can_be_drawn(open_terminal, monkeypatch, tmp_
 @pytest.fixture
 def display(open_terminal, monkeypatch):
     """A display that draws nothing."""
-    monkeypatch.setattr(live_display, "start_drawing", lambda stream, render: None)
+    monkeypatch.setattr(live_display, "start_drawing", lambda stream, render, has_colors: None)
     monkeypatch.setattr(live_display, "_start_thread", lambda target: None)
     with os.fdopen(os.dup(open_terminal(80)[1]), "w") as terminal:
         yield live_display.LiveDisplay(terminal)
@@ -283,3 +284,22 @@ def test_a_new_attempt_shows_no_results_of_the_one_before_but_the_end_screen_doe
 def test_only_a_live_line_imports_rich():
     program = "import sys, neox_launcher.cli.launch; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_a_bar_of_a_worker_and_a_message_of_the_launcher_do_not_share_a_line(start, screen):
+    job = start(
+        """
+sys.stderr.write("\\r 45%|##")
+sys.stderr.flush()
+finish(3)
+time.sleep(1)
+say("ready")
+time.sleep(600)
+"""
+    )
+    job.read_until(b"ready")
+    os.write(job.reading, b"\x03")
+    assert job.end() == 130
+    lines = screen.feed(job.written.replace(b"^C", b"")).lines
+    assert "Ctrl-C received: stopping after this iteration; repeat to stop immediately" in lines
+    assert " 45%|##" in lines

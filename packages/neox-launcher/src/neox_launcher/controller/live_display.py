@@ -45,7 +45,7 @@ class LiveDisplay(Display):
         """Latest metrics of rank 0, possibly of an earlier attempt."""
         self._warnings_before = 0
         self._has_closed = threading.Event()
-        start_drawing(stream, self._render)
+        start_drawing(stream, self._render, has_colors=_has_colors())
         self._ticker = _start_thread(self._tick)
 
     def show_phase(self, phase: str) -> None:
@@ -125,7 +125,7 @@ class LiveDisplay(Display):
 def _console() -> Console:
     """Return what turns styles into escape sequences, according to TERM and COLORTERM; none with NO_COLOR."""
     return Console(
-        color_system=None if os.environ.get("NO_COLOR") else "auto",
+        color_system="auto" if _has_colors() else None,
         file=io.StringIO(),
         force_terminal=True,
         highlight=False,
@@ -133,6 +133,10 @@ def _console() -> Console:
         emoji=False,
         legacy_windows=False,
     )
+
+
+def _has_colors() -> bool:
+    return not os.environ.get("NO_COLOR")
 
 
 def _start_thread(target: Callable[[], None]) -> threading.Thread:
