@@ -238,7 +238,7 @@ def test_a_status_on_a_full_disk_is_left_out(tmp_path, monkeypatch):
     ("text", "is_whole"),
     [
         (
-            '{"phase": "", "iteration": 3, "last_iteration": 9, "metrics": {"loss/train": 2.5}, "warnings": 1}',
+            '{"phase": "", "iteration": 3, "metrics": {"loss/train": 2.5}, "warnings": 1}',
             True,
         ),
         ('{"metrics": {"loss/train": null}, "nonfinite": {"metrics": {"loss/train": "nan"}}}', True),

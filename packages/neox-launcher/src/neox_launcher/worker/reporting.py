@@ -162,10 +162,15 @@ class Progress:
                 os.pwrite(self._status_file.fileno(), text, 0)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Report within the context that this worker is doing something besides training."""
+    def phase(self, name: str, **changes: Any) -> Iterator[None]:
+        """Report within the context that this worker is doing something besides training.
+
+        Args:
+            name: what it is doing.
+            changes: other parts of the status that change with it, such as `iteration`.
+        """
         before, started = self._status.get("phase", ""), time.monotonic()
-        self.describe(phase=name)
+        self.describe(phase=name, **changes)
         try:
             yield
         finally:
