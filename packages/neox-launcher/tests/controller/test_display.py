@@ -1,5 +1,6 @@
 """The live line of real jobs on pseudo terminals."""
 
+import json
 import os
 import re
 import select
@@ -12,8 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from neox_config.errors import LaunchError
+from neox_launcher.cli.launch import main
 from neox_launcher.controller import live_display
 from neox_launcher.controller.display import open_display
 
@@ -303,3 +306,12 @@ time.sleep(600)
     lines = screen.feed(job.written.replace(b"^C", b"")).lines
     assert "Ctrl-C received: stopping after this iteration; repeat to stop immediately" in lines
     assert " 45%|##" in lines
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("program", [(), ("evaluate",)])
+def test_a_dry_run_refuses_a_terminal_that_a_training_refuses(minimal, program):
+    options = ["--dry-run=json", "--set", "terminal=live", "--set", "num-gpus=1"]
+    found = CliRunner().invoke(main, [*program, str(minimal), *options])
+    assert ("terminal is live, but" in found.stderr) == (not program)
+    assert any("terminal is live" in each for each in json.loads(found.stdout)["problems"]) == (not program)
