@@ -5,13 +5,18 @@ import re
 
 from support.sources import ROOT, sources
 
-# Imported inside a function because they are optional, or (pybind11) only needed when something is compiled.
-OPTIONAL = {"apex", "matplotlib", "pyarrow", "pybind11", "torch.utils.tensorboard", "wandb"}
+# Imported inside a function because they are optional, or only needed when something is compiled (pybind11),
+# or only needed on a terminal with a live line (the modules of the launcher that import rich).
+OPTIONAL = {"apex", "matplotlib", "pyarrow", "pybind11", "torch.utils.tensorboard", "wandb"} | {
+    "neox_launcher.controller.live_display",
+    "neox_launcher.controller.screens",
+}
 # Where an error of any kind is carried on: the edges of processes, from one rank to all the others, from a
-# thread to the one that started it, where metrics go, whose errors do not end a training, and messages of
-# unauthenticated processes to the launcher.
+# thread to the one that started it, where metrics go, whose errors do not end a training, messages of
+# unauthenticated processes to the launcher, and the live line, whose errors do not end a job.
 MAY_CATCH_EVERYTHING = {
     "neox_launcher.controller.listener",
+    "neox_launcher.controller.painter",
     "neox_launcher.protocol.background",
     "neox_launcher.worker.bootstrap",
     "neox_model.worker",

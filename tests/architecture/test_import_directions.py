@@ -110,8 +110,8 @@ FENCES = {
     "apex": ("neox_kernels",),
     "matplotlib": ("neox_launcher.cli.schedule_chart", "neox_model.report", "neox_data.indexed.chart"),
     "rich": (
-        *("neox_launcher.controller.display", "neox_launcher.controller.live_line"),
-        *("neox_launcher.controller.screens", "neox_model.metrics.writers.console", "neox_data"),
+        *("neox_launcher.controller.live_display", "neox_launcher.controller.live_line"),
+        *("neox_launcher.controller.screens", "neox_data"),
     ),
     "safetensors": ("neox_model.checkpoint",),
     "tensorboard": ("neox_model.metrics.writers.tensorboard",),

@@ -1,5 +1,6 @@
 """The live line of real jobs on pseudo terminals."""
 
+import json
 import os
 import re
 import select
@@ -12,8 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from neox_config.errors import LaunchError
+from neox_launcher.cli.launch import main
+from neox_launcher.controller import live_display
 from neox_launcher.controller.display import open_display
 
 LIMIT_SECONDS = 120
@@ -143,10 +147,11 @@ for number in range(1, 5):
 
 @pytest.mark.parametrize(("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_no_color(start, screen, variables, is_coloured):
-    job = start("finish(1, **{'loss/train': 2.0}); time.sleep(1.5)", **variables)
+    job = start("say('\\x1b[35mred'); finish(1, **{'loss/train': 2.0}); time.sleep(1.5)", **variables)
     assert job.end() == 0
     assert bool(re.search(rb"\x1b\[[0-9;]+m", job.written)) == is_coloured
-    assert screen.feed(job.written).lines == [""]
+    assert (b"\x1b[35m" in job.written) == is_coloured
+    assert screen.feed(job.written).lines == ["red", ""]
 
 
 def test_a_terminal_that_stops_does_not_delay_the_job_and_gets_everything_later(start, screen, tmp_path):
@@ -254,3 +259,59 @@ def test_plain_lines_where_nothing_can_be_drawn(open_terminal, monkeypatch, tmp_
         monkeypatch.setattr(sys, "stderr", file)
         with pytest.raises(LaunchError, match="terminal is live, but standard error is not a terminal"):
             open_display("live")
+
+
+@pytest.fixture
+def display(open_terminal, monkeypatch):
+    """A display that draws nothing."""
+    monkeypatch.setattr(live_display, "start_drawing", lambda stream, render, has_colors: None)
+    monkeypatch.setattr(live_display, "_start_thread", lambda target: None)
+    with os.fdopen(os.dup(open_terminal(80)[1]), "w") as terminal:
+        yield live_display.LiveDisplay(terminal)
+
+
+def test_a_new_attempt_shows_no_results_of_the_one_before_but_the_end_screen_does(display):
+    display.begin_attempt()
+    display.show_status({"phase": "", "iteration": 7, "last_iteration": 9, "metrics": {"loss/train": 2.0}})
+    assert "loss 2.0000" in display._render(80)
+    display.note_iteration(8)
+    display.begin_attempt()
+    display.show_phase("loading")
+    display.show_status({"phase": "first iteration", "iteration": 4, "last_iteration": 9, "metrics": {}})
+    line = display._render(80)
+    assert "iteration 4/9" in line
+    assert "loss" not in line
+    assert (display.highest_iteration, display.metrics) == (8, {"loss/train": 2.0})
+
+
+def test_only_a_live_line_imports_rich():
+    program = "import sys, neox_launcher.cli.launch; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_a_bar_of_a_worker_and_a_message_of_the_launcher_do_not_share_a_line(start, screen):
+    job = start(
+        """
+sys.stderr.write("\\r 45%|##")
+sys.stderr.flush()
+finish(3)
+time.sleep(1)
+say("ready")
+time.sleep(600)
+"""
+    )
+    job.read_until(b"ready")
+    os.write(job.reading, b"\x03")
+    assert job.end() == 130
+    lines = screen.feed(job.written.replace(b"^C", b"")).lines
+    assert "Ctrl-C received: stopping after this iteration; repeat to stop immediately" in lines
+    assert " 45%|##" in lines
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("program", [(), ("evaluate",)])
+def test_a_dry_run_refuses_a_terminal_that_a_training_refuses(minimal, program):
+    options = ["--dry-run=json", "--set", "terminal=live", "--set", "num-gpus=1"]
+    found = CliRunner().invoke(main, [*program, str(minimal), *options])
+    assert ("terminal is live, but" in found.stderr) == (not program)
+    assert any("terminal is live" in each for each in json.loads(found.stdout)["problems"]) == (not program)

@@ -129,3 +129,47 @@ def test_a_terminal_that_is_gone_draws_nothing():
     assert painter.paint(1, b"other\n") == b"other\n"
     os.close(reading)
     os.close(writing)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"saving 100%\r", b"\n"),
+        (b"saving 100%\r\r", b"\r\n"),
+        (b" 10%\rsaving 100%\r", b"\n"),
+        (b"saving 100%\r",),
+    ],
+)
+def test_a_line_that_ends_with_a_return_is_not_lost(terminal, screen, pieces):
+    painter = Painter(terminal, lambda width: "line")
+    for data in pieces:
+        screen.feed(painter.paint(1, data))
+    screen.feed(painter.finish())
+    assert screen.lines == ["saving 100%", ""]
+
+
+def test_a_bar_that_returns_after_each_state_is_not_shown_before_its_end(terminal, screen, monkeypatch):
+    monkeypatch.setattr(painting, "_HOLD_SECONDS", -1.0)
+    painter = Painter(terminal, lambda width: "line")
+    for data in (b" 1%\r", b" 2%\r", b"100%\r"):
+        screen.feed(painter.paint(1, data))
+        assert screen.lines == ["line"]
+    screen.feed(painter.paint(1, b"\nnext\n"))
+    assert screen.lines == ["100%", "next", "line"]
+
+
+def test_colours_are_removed_where_they_are_not_wanted(terminal, screen):
+    painter = Painter(terminal, lambda width: "line", has_colors=False)
+    painted = painter.paint(1, b"\x1b[1;31mred\x1b[0m\n")
+    assert painted == b"red\nline\r"
+
+
+def test_a_line_that_cannot_be_rendered_ends_with_one_warning_and_output_goes_on(terminal, screen):
+    def render(width):
+        raise TypeError("no number")
+
+    painter = Painter(terminal, render)
+    for data in (b"first\n", b"second\n"):
+        screen.feed(painter.paint(1, data))
+    warning = "neox-launch: warning: the live line has ended, the job continues: TypeError: no number"
+    assert screen.lines == ["first", warning, "second", ""]

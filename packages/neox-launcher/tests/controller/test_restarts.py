@@ -176,7 +176,7 @@ def test_a_failure_is_reported_with_checkpoints_that_cannot_be_read(plan, monkey
         raise OSError(errno.EIO, "Input/output error", str(folder))
 
     def cut_off(number):
-        monkeypatch.setattr(restarts, "complete_checkpoints", fail)
+        monkeypatch.setattr(restarts, "written_checkpoints", fail)
 
     seen, outcome = attempts(plan, FAILED, between=cut_off)
     assert (len(seen), outcome.exit_code) == (1, 7)
@@ -187,7 +187,7 @@ def test_a_failure_is_reported_with_checkpoints_that_cannot_be_read(plan, monkey
 
 def test_a_signal_ends_the_wait(plan, monkeypatch, capsys):
     monkeypatch.undo()
-    monkeypatch.setattr(restarts, "_checkpoints", lambda plan: set())
+    monkeypatch.setattr(restarts, "checkpoints_of", lambda plan: set())
     monkeypatch.setattr(restarts, "_FIRST_WAIT_SECONDS", 100.0)
     # Pending, if it arrives before the wait.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

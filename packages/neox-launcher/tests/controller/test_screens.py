@@ -1,22 +1,31 @@
 """The screens before and after a training: short, true, and with commands that can be typed."""
 
+import json
+import shlex
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 from rich.cells import cell_len
 
-from neox_launcher.controller.live_line import LiveState
+from neox_config.errors import ConfigError
+from neox_config.estimate.resolved import estimate_resolved
+from neox_launcher.cli.launch import main
+from neox_launcher.controller import screens
 from neox_launcher.controller.screens import Result, render_end, render_start
 from neox_launcher.plan.planning import Request, plan_launch
+from neox_launcher.plan.resuming import written_checkpoints
+from neox_launcher.protocol.outcome import Failure, Outcome
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.world import World
 
 SETTINGS = ("save=ck pt", "load=old", "save-interval=2", "keep-last-n-checkpoints=3", "log-dir=logs")
 SAME = ("load=ck pt", "save-interval=2", "log-dir=logs")
+FAILED = Outcome(exit_code=1, first_failure=Failure(rank=0, host="a", time=0.0, message="lost"))
 DONE = Result(
-    state=LiveState(metrics={"loss/train": 2.34567, "loss/validation": 2.5}),
+    outcome=Outcome(exit_code=0),
+    metrics={"loss/train": 2.34567, "loss/validation": 2.5},
     iteration=10,
-    has_failed=False,
     seconds=75.0,
     restarts=1,
     warnings=3,
@@ -39,6 +48,7 @@ def checkpoint(tmp_path):
     folder = tmp_path / "ck pt" / "global_step10"
     folder.mkdir(parents=True)
     (folder / "manifest.json").touch()
+    (folder.parent / "latest").write_text("global_step10\n")
 
 
 def rows(text):
@@ -86,11 +96,11 @@ def test_the_start_screen_names_the_checkpoint_to_load(plan, tmp_path):
 @pytest.mark.usefixtures("checkpoint")
 def test_the_end_screen_shows_results_and_commands(plan, request_, minimal):
     shown = rows(render_end(plan, request_, DONE, width=120))
-    settings = f"{minimal} --set 'save=ck pt' --set load=old --set save-interval=2 "
+    settings = f"{minimal} --set 'save=ck pt' --set save-interval=2 "
     settings += "--set keep-last-n-checkpoints=3 --set log-dir=logs --set num-gpus=2 --set 'load=ck pt'"
     assert shown == {
         "iterations": "10 of 10",
-        "loss": "2.3457",
+        "last loss": "2.3457",
         "validation loss": "2.5000",
         "duration": "1:15",
         "checkpoint": "ck pt/global_step10",
@@ -116,10 +126,115 @@ def test_a_stopped_training_is_resumed_by_its_own_command(plan, request_, tmp_pa
 
 
 def test_a_training_that_failed_without_a_checkpoint_is_started_again(plan, request_):
-    failed = replace(DONE, iteration=0, has_failed=True, state=LiveState())
+    failed = replace(DONE, iteration=0, outcome=FAILED, metrics={})
     text = render_end(plan, request_, failed, width=120)
     shown = rows(text)
     assert text.plain.startswith("neox-launch: failed\n")
     assert (shown["iterations"], shown["checkpoint"]) == ("0 of 10", "none in ck pt on this machine")
     assert shown["start again"].startswith("neox-launch ")
-    assert not {"resume", "generate", "loss", "report"} & shown.keys()
+    assert not {"resume", "generate", "last loss", "report"} & shown.keys()
+
+
+@pytest.mark.usefixtures("folder", "checkpoint")
+@pytest.mark.parametrize("load", ["load=old", "load = old", "the same", "load='old'"])
+def test_every_printed_command_is_accepted(minimal, tmp_path, load):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "metrics.jsonl").touch()
+    given = "load=ck pt" if load == "the same" else load
+    settings = [given, "save=ck pt", "save-interval=2", "finetune=true", "num-gpus=1", "eval-iters=1"]
+    settings = (
+        *settings,
+        "tokenizer-type=CharLevelTokenizer",
+        *(f"{part}-data-paths=[data]" for part in ("train", "valid", "test")),
+    )
+    request = Request(program="train", paths=(str(minimal),), overrides=settings)
+    shown = rows(render_end(plan_launch(request, gpus=0), request, replace(DONE, iteration=6), width=120))
+    assert {"resume", "generate", "evaluate"} <= shown.keys()
+    for name in ("resume", "generate", "evaluate"):
+        words = shlex.split(shown[name])
+        found = CliRunner().invoke(main, [*words[1:], "--dry-run=json"])
+        assert found.exit_code == 0, found.stderr
+        assert json.loads(found.stdout)["program"] == ("train" if name == "resume" else name)
+
+
+@pytest.mark.usefixtures("checkpoint")
+def test_a_finetuning_is_resumed_with_all_states(request_):
+    flags = ("finetune=true", "no-load-rng=true")
+    request = replace(request_, overrides=(*request_.overrides, *flags))
+    command = rows(render_end(plan_launch(request, gpus=0), request, replace(DONE, iteration=6), width=120))
+    words = shlex.split(command["resume"])
+    settings = tuple(words[number + 1] for number, word in enumerate(words) if word == "--set")
+    section = plan_launch(replace(request, overrides=settings), gpus=0).resolved.config.checkpoint
+    assert (section.load, section.save) == ("ck pt", "ck pt")
+    assert (section.finetune, section.no_load_optim, section.no_load_rng) == (False, False, False)
+
+
+def test_a_folder_whose_name_is_no_yaml_text_is_quoted(request_, tmp_path):
+    (tmp_path / "12" / "global_step10").mkdir(parents=True)
+    (tmp_path / "12" / "global_step10" / "manifest.json").touch()
+    (tmp_path / "12" / "latest").write_text("global_step10")
+    request = replace(request_, overrides=("save='12'", *request_.overrides[1:]))
+    shown = rows(render_end(plan_launch(request, gpus=0), request, DONE, width=120))
+    assert shlex.split(shown["generate"])[-1] == "load='12'"
+
+
+@pytest.mark.usefixtures("checkpoint")
+@pytest.mark.parametrize(
+    ("outcome", "title"),
+    [
+        (Outcome(exit_code=0), "finished"),
+        (Outcome(exit_code=130, was_stopped=True), "stopped"),
+        (FAILED, "failed"),
+    ],
+)
+def test_a_training_whose_last_save_was_killed_is_not_finished(plan, request_, outcome, title):
+    text = render_end(plan, request_, replace(DONE, outcome=outcome), width=120)
+    assert text.plain.startswith(f"neox-launch: {title}\n")
+    assert ("resume" in rows(text)) == (title != "finished")
+
+
+@pytest.mark.usefixtures("checkpoint")
+def test_the_checkpoint_is_the_one_to_resume_from(plan, request_, tmp_path):
+    folder = tmp_path / "ck pt"
+    (folder / "global_step4").mkdir()
+    (folder / "global_step4" / "manifest.json").touch()
+    (folder / "latest").write_text("global_step4\n")
+    assert rows(render_end(plan, request_, DONE, width=120))["checkpoint"] == "ck pt/global_step4"
+    nothing_new = replace(DONE, iteration=6, saved_before=written_checkpoints(folder))
+    shown = rows(render_end(plan, request_, nothing_new, width=120))
+    assert shown["checkpoint"] == "none saved in this launch; ck pt/global_step4 is older"
+    assert "--set load=old" in shown["start again"]
+    assert not {"resume", "generate", "evaluate"} & shown.keys()
+
+
+def test_a_tokenizer_that_cannot_be_counted_leaves_rows_out(request_, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    tokenizer = ("tokenizer-type=HFTokenizer", "vocab-file=tokenizer.json")
+    request = replace(request_, overrides=(*request_.overrides, *tokenizer))
+    plan = plan_launch(request, gpus=0)
+    with pytest.raises(ConfigError):
+        estimate_resolved(plan.resolved)
+    shown = rows(render_start(plan, width=120))
+    assert shown["model"] == "4 layers, width 64, 4 heads"
+    assert shown["training"] == "10 iterations, 1,280 tokens, optimizer Adam"
+    assert "memory" not in shown
+
+
+@pytest.mark.parametrize(
+    ("setting", "source", "iterations"),
+    [
+        ("seed=1", "old/global_step6", 4),
+        ("finetune=true", "the weights of old/global_step6, from iteration 0", 10),
+        ("no-load-optim=true", "old/global_step6, without the optimizer's states", 4),
+    ],
+)
+def test_the_start_screen_counts_the_iterations_that_remain(
+    request_, tmp_path, monkeypatch, setting, source, iterations
+):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "latest").write_text("global_step6\n")
+    counted = []
+    monkeypatch.setattr(screens, "_time", lambda result, number: counted.append(number) or "")
+    plan = plan_launch(replace(request_, overrides=(*request_.overrides, setting)), gpus=2)
+    assert rows(render_start(plan, width=120))["starts from"] == source
+    assert counted == [iterations]

@@ -14,6 +14,7 @@ import pytest
 from neox_config import finite_json
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.log import configure_logging
+from neox_launcher.agent.workers import Workers
 from neox_launcher.worker.ranks import RankInfo, read_rank
 from neox_launcher.worker.reporting import (
     Progress,
@@ -231,3 +232,29 @@ def test_a_status_on_a_full_disk_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr("os.pwrite", fail)
     progress.describe(iteration=4)
     assert status_of(tmp_path)["iteration"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "is_whole"),
+    [
+        (
+            '{"phase": "", "iteration": 3, "metrics": {"loss/train": 2.5}, "warnings": 1}',
+            True,
+        ),
+        ('{"metrics": {"loss/train": null}, "nonfinite": {"metrics": {"loss/train": "nan"}}}', True),
+        ("{}", True),
+        ('{"metrics": {"loss/train": null}}', False),
+        ('{"metrics": {"loss/train": "2.5"}}', False),
+        ('{"metrics": [1.0]}', False),
+        ('{"metrics": {}, "nonfinite": {"metrics": {"loss/train": "nan"}}}', False),
+        ('{"phase": null}', False),
+        ('{"iteration": "3"}', False),
+        ('{"iteration": null}', False),
+        ('{"warnings": 1.5}', False),
+    ],
+)
+def test_a_status_that_cannot_be_shown_is_dropped_on_its_host(tmp_path, text, is_whole):
+    worker_file(tmp_path, 0, "status").write_text(text)
+    workers = Workers.__new__(Workers)
+    workers._folder, workers._processes = tmp_path, {0: None}
+    assert workers.status() == (json.loads(text) if is_whole else {})

@@ -383,7 +383,7 @@ class Agent:
 
 
 def _terminal_streams() -> Collection[str]:
-    """Return the standard streams that are a terminal, which rank 0 uses itself: it may show a live line."""
+    """Return the standard streams that are a terminal, which rank 0 uses itself: it may ask for prompts."""
     return [name for number, name in enumerate(OUTPUT_STREAMS, start=1) if os.isatty(number)]
 
 

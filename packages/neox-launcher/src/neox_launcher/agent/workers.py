@@ -14,7 +14,7 @@ from typing import Any
 from neox_launcher.protocol.exit_codes import as_exit_code
 from neox_launcher.protocol.outcome import HEAD_START_SECONDS, Failure
 from neox_launcher.protocol.stop_signals import WARNING_SIGNAL, warning_blocked
-from neox_launcher.worker.reporting import RUN_DIR_VARIABLE, STOP_FILE, worker_file, write_aside
+from neox_launcher.worker.reporting import RUN_DIR_VARIABLE, STOP_FILE, is_status, worker_file, write_aside
 
 __all__ = ["Workers"]
 
@@ -150,13 +150,13 @@ class Workers:
         return reported
 
     def status(self) -> dict[str, Any]:
-        """Return the status that rank 0 reports; empty if it is on another host or has not reported."""
+        """Return the status that rank 0 reports; empty if it is on another host, or has reported none."""
         path = worker_file(self._folder, 0, "status")
         # A file that is being written may hold parts of two reports.
         with suppress(OSError, ValueError):
             if 0 in self._processes and path.exists():
                 found = json.loads(path.read_text())
-                return found if isinstance(found, dict) else {}
+                return found if isinstance(found, dict) and is_status(found) else {}
         return {}
 
     def facts(self) -> dict[int, Any]:

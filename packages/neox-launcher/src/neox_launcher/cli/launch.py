@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -14,11 +14,11 @@ from neox_config.problems import list_problems
 from neox_launcher.agent.join import join_launch
 from neox_launcher.autotuning import is_tuned, tune
 from neox_launcher.cli.habits import DRY_RUN, LaunchGroup, parameter_options, take_overrides
-from neox_launcher.controller.display import LiveDisplay, open_display
+from neox_launcher.controller.display import open_display
 from neox_launcher.controller.doctor import examine_hosts
 from neox_launcher.controller.dry_run import Form, show_plan
 from neox_launcher.controller.launch import refuse_what_cannot_run, run_plan
-from neox_launcher.controller.screens import Result, render_end, render_start
+from neox_launcher.controller.restarts import checkpoints_of
 from neox_launcher.controller.supervision import Outcome
 from neox_launcher.controller.terminal import finish_output, print_message
 from neox_launcher.plan.plan import LaunchPlan
@@ -28,6 +28,9 @@ from neox_launcher.plan.scheduler import Member
 from neox_launcher.protocol.stop_signals import ignore_warning, warning_blocked
 from neox_launcher.resources.world import slow_without_gpus
 from neox_launcher.verify_resume.verify import VerifyRequest, verify_resume
+
+if TYPE_CHECKING:
+    from neox_launcher.controller.live_display import LiveDisplay
 
 __all__ = ["main"]
 
@@ -295,17 +298,21 @@ def _carry_out(request: Request, plan: LaunchPlan, dry_run: DryRun) -> Outcome:
     return run_plan(plan) if display is None else _run_shown(request, plan, display)
 
 
-def _run_shown(request: Request, plan: LaunchPlan, display: LiveDisplay) -> Outcome:
+def _run_shown(request: Request, plan: LaunchPlan, display: "LiveDisplay") -> Outcome:
     """Run a plan with a live line, between a screen that describes it and one with its result."""
+    # With rich, which a launch without screens does not import.
+    from neox_launcher.controller.screens import Result, render_end, render_start
+
     started = time.monotonic()
     try:
         display.print(lambda width: render_start(plan, width=width))
+        saved_before = checkpoints_of(plan)
         outcome = run_plan(plan, display)
         result = Result(
-            state=display.state,
-            # What rank 0 reports last arrives when it has ended; the agents report once a second.
-            iteration=max(outcome.iteration or 0, display.state.iteration or 0),
-            has_failed=outcome.first_failure is not None,
+            outcome=outcome,
+            metrics=display.metrics,
+            iteration=display.highest_iteration,
+            saved_before=saved_before,
             seconds=time.monotonic() - started,
             restarts=display.num_attempts - 1,
             warnings=display.num_warnings,

@@ -1,27 +1,16 @@
 """What a launch shows of its training besides the output: nothing, or a live line on a terminal."""
 
-import io
 import os
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, TextIO
-
-from rich.console import Console
-from rich.text import Text
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TextIO
 
 from neox_config.errors import LaunchError
-from neox_launcher.controller.live_line import LiveState, Pace, render_line
-from neox_launcher.controller.terminal import draw, print_message, start_drawing, stop_drawing
-from neox_launcher.worker.reporting import FINISHING
 
-__all__ = ["Display", "LiveDisplay", "open_display"]
+if TYPE_CHECKING:
+    from neox_launcher.controller.live_display import LiveDisplay
 
-_TICK_SECONDS = 0.25
-_COLUMNS = 80
+__all__ = ["Display", "open_display", "refuse_terminal"]
 
 
 class Display:
@@ -39,105 +28,14 @@ class Display:
     def begin_attempt(self) -> None:
         """Show a new attempt: the workers are started, possibly again."""
 
+    def note_iteration(self, iteration: int) -> None:
+        """Note the last iteration of an attempt that has ended, which rank 0 may not have reported."""
+
     def close(self) -> None:
         """Remove what is drawn."""
 
 
-class LiveDisplay(Display):
-    """Draws the live line on a terminal, four times a second.
-
-    Args:
-        stream: the terminal.
-        clock: returns seconds since a fixed time.
-    """
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
-        self._console = _console()
-        self._pace = Pace(clock)
-        self._state = LiveState(since=clock())
-        self.num_attempts = 0
-        """Number of times that the workers were started."""
-        self.num_warnings = 0
-        self._warnings_before = 0
-        self._has_closed = threading.Event()
-        start_drawing(stream, self._render)
-        self._ticker = _start_thread(self._tick)
-
-    @property
-    def state(self) -> LiveState:
-        """What is shown."""
-        return self._state
-
-    def show_phase(self, phase: str) -> None:
-        """Show what the launch is doing; empty while the workers report by themselves."""
-        self._state = replace(
-            self._state, phase=phase, since=self._clock(), iteration=None, seconds_per_iteration=None
-        )
-
-    def show_request(self, request: str) -> None:
-        """Show a request to the workers, such as `stopping`, until the next attempt."""
-        self._state = replace(self._state, request=request)
-
-    def show_status(self, status: Mapping[str, Any]) -> None:
-        """Show what rank 0 reports."""
-        now, before = self._clock(), self._state
-        phase, iteration = str(status.get("phase", "")), status.get("iteration")
-        seconds = None if phase == FINISHING else before.seconds_per_iteration
-        if iteration is not None and not phase:
-            seconds = self._pace.note(iteration)
-        self.num_warnings = self._warnings_before + int(status.get("warnings", 0))
-        self._state = replace(
-            before,
-            phase=phase,
-            since=before.since if phase == before.phase else now,
-            iteration=iteration,
-            last_iteration=status.get("last_iteration"),
-            metrics={**before.metrics, **status.get("metrics", {})},
-            seconds_per_iteration=seconds,
-            reported=before.reported if iteration == before.iteration else now,
-        )
-
-    def begin_attempt(self) -> None:
-        """Show a new attempt; results such as the last loss stay until there are new ones."""
-        self.num_attempts += 1
-        self._warnings_before, self._pace = self.num_warnings, Pace(self._clock)
-        self._state = replace(self._state, request="")
-
-    def close(self) -> None:
-        """Remove the line; may be called again."""
-        if not self._has_closed.is_set():
-            self._has_closed.set()
-            self._ticker.join()
-            stop_drawing()
-
-    def print(self, screen: Callable[[int], Text]) -> None:
-        """Print a text above the line.
-
-        Args:
-            screen: returns the text for a width in columns.
-        """
-        try:
-            columns = os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
-        except OSError:
-            columns = _COLUMNS
-        print_message(self._as_output(screen(columns)) + "\n")
-
-    def _render(self, width: int) -> str:
-        return self._as_output(render_line(self._state, now=self._clock(), width=width))
-
-    def _as_output(self, text: Text) -> str:
-        """Return a text with the colours that the terminal has; none if NO_COLOR is set."""
-        with self._console.capture() as captured:
-            self._console.print(text, end="", soft_wrap=True)
-        return captured.get()
-
-    def _tick(self) -> None:
-        while not self._has_closed.wait(_TICK_SECONDS):
-            draw()
-
-
-def open_display(mode: str) -> LiveDisplay | None:
+def open_display(mode: str) -> "LiveDisplay | None":
     """Return a live display on standard error, or None for plain lines.
 
     Args:
@@ -146,14 +44,21 @@ def open_display(mode: str) -> LiveDisplay | None:
     Raises:
         LaunchError: a live line is requested, but standard error cannot show it.
     """
-    if mode == "plain":
+    reason = refuse_terminal(mode)
+    if reason is not None:
+        raise LaunchError(reason)
+    if mode == "plain" or _cannot_draw(sys.stderr) is not None:
         return None
-    reason = _cannot_draw(sys.stderr)
-    if reason is None:
-        return LiveDisplay(sys.stderr)
-    if mode == "live":
-        raise LaunchError(f"terminal is live, but {reason}; set terminal: auto")
-    return None
+    # Importing rich takes longer than the rest of a launch that shows no line.
+    from neox_launcher.controller.live_display import LiveDisplay
+
+    return LiveDisplay(sys.stderr)
+
+
+def refuse_terminal(mode: str) -> str | None:
+    """Return why a training with this `terminal` is refused here; None if it is not."""
+    reason = _cannot_draw(sys.stderr) if mode == "live" else None
+    return None if reason is None else f"terminal is live, but {reason}; set terminal: auto"
 
 
 def _cannot_draw(stream: TextIO | None) -> str | None:
@@ -167,27 +72,3 @@ def _cannot_draw(stream: TextIO | None) -> str | None:
     if os.environ.get("TERM", "") in ("", "dumb", "unknown"):
         return f"the terminal cannot move its cursor (TERM is {os.environ.get('TERM', '') or 'not set'})"
     return None
-
-
-def _console() -> Console:
-    """Return what turns styles into escape sequences, according to TERM and COLORTERM; none with NO_COLOR."""
-    return Console(
-        color_system=None if os.environ.get("NO_COLOR") else "auto",
-        file=io.StringIO(),
-        force_terminal=True,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-
-
-def _start_thread(target: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=target, name="live-line", daemon=True)
-    # The thread inherits the mask: signals are for the main thread.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        thread.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return thread

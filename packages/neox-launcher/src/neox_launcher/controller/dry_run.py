@@ -11,6 +11,7 @@ from neox_config.describe.estimate_tables import render_estimate
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.problems import list_problems
 from neox_launcher.backends import BACKENDS, Command, Contact, too_large
+from neox_launcher.controller.display import refuse_terminal
 from neox_launcher.plan.environment import shown_value
 from neox_launcher.plan.plan import ANY_ENDPOINT, LaunchPlan
 from neox_launcher.plan.preflight import preflight
@@ -112,5 +113,7 @@ def _refusal_reasons(plan: LaunchPlan) -> list[str]:
     config, backend = plan.resolved.config, BACKENDS[plan.launcher]
     found = preflight(plan)
     listed = [list_problems(found, config.files)] if found else []
-    reasons = (backend.missing(), backend.refuses(plan), too_large(_planned_commands(plan)))
+    is_shown = plan.program == "train" and not config.autotuning.autotuning.enabled
+    terminal = refuse_terminal(config.launch.terminal) if is_shown else None
+    reasons = (backend.missing(), backend.refuses(plan), too_large(_planned_commands(plan)), terminal)
     return [*listed, *(reason for reason in reasons if reason)]

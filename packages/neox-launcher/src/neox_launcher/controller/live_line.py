@@ -133,8 +133,7 @@ def _fields(state: LiveState, now: float) -> Iterator[tuple[str, str]]:
     if state.iteration is not None:
         yield f"iteration {state.iteration:,}/{state.last_iteration or 0:,}", ""
     for name, (text, style) in _METRICS.items():
-        # Until the first report, they are those of the attempt before.
-        if name in state.metrics and state.iteration is not None:
+        if name in state.metrics:
             value = state.metrics[name]
             yield text.format(value / 2**30 if name == "memory/bytes" else value), style
 

@@ -7,7 +7,7 @@ visible and at the beginning of the line, so that a process that is killed leave
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 __all__ = ["Painter", "readable"]
 
@@ -33,24 +33,27 @@ class Painter:
     Args:
         descriptor: the terminal.
         render: returns the line for a width in columns, with colours, without an end of line.
+        has_colors: leave the colours of other output as they are, instead of removing them.
     """
 
-    def __init__(self, descriptor: int, render: Callable[[int], str]) -> None:
-        self.descriptor, self._render = descriptor, render
+    def __init__(self, descriptor: int, render: Callable[[int], str], *, has_colors: bool = True) -> None:
+        self.descriptor, self._render, self._has_colors = descriptor, render, has_colors
         self._shown = b""
-        self._rests: dict[int, tuple[bytes, float]] = {}
+        self._warning = b""
+        self._rests: dict[Hashable, tuple[bytes, float]] = {}
         self.is_paused = False
         """Set while the terminal belongs to another program; everything else is still written."""
 
-    def paint(self, source: int, data: bytes) -> bytes:
+    def paint(self, source: Hashable, data: bytes) -> bytes:
         """Return what to write to the terminal to show other output above the line.
 
         Args:
-            source: the stream that the output comes from.
+            source: where the output comes from; lines of several sources do not mix.
             data: the output; empty to draw the line again.
         """
         lines = self._complete(source, data) + self._overdue()
         frame = self._frame()
+        lines, self._warning = lines + self._warning, b""
         if not lines and frame == self._shown:
             return b""
         erase = _ERASE if self._shown and self._may_draw else b""
@@ -60,7 +63,7 @@ class Painter:
     def finish(self) -> bytes:
         """Return what to write to remove the line, with all other output that was held back."""
         erase = _ERASE if self._shown and _is_in_foreground(self.descriptor) else b""
-        held = b"".join(readable(rest) + b"\n" for rest, _ in self._rests.values())
+        held = b"".join(self._readable(rest) for rest, _ in self._rests.values() if rest.strip(b"\r"))
         self._shown, self._rests = b"", {}
         return erase + held
 
@@ -78,10 +81,18 @@ class Painter:
             return b""  # The terminal is gone.
         # A terminal without a known size reports 0. The last column stays free: terminals differ in what
         # follows a character there.
-        line = self._render((width or 80) - 1)
+        try:
+            line = self._render((width or 80) - 1)
+        except Exception as error:
+            # The line is decoration: its errors must neither end the job nor hold back other output.
+            self._warning = (
+                "neox-launch: warning: the live line has ended, the job continues: "
+                f"{type(error).__name__}: {error}\n"
+            ).encode(errors="backslashreplace")
+            self._render, line = _nothing, ""
         return line.encode("utf-8", errors="replace") + b"\r" if line else b""
 
-    def _complete(self, source: int, data: bytes) -> bytes:
+    def _complete(self, source: Hashable, data: bytes) -> bytes:
         """Return the lines that this output completes, and hold the rest back."""
         if not data:
             return b""
@@ -90,28 +101,36 @@ class Painter:
         if len(rest) > _HOLD_BYTES:
             lines, rest = [*lines, rest], b""
         if rest:
-            # What is overwritten later is never shown.
-            self._rests[source] = (rest[max(0, rest.rfind(b"\r")) :], time.monotonic() if lines else since)
-        return b"".join(readable(line) + b"\n" for line in lines)
+            # What is overwritten later is never shown; a return at the end has overwritten nothing yet.
+            start = max(0, rest.rstrip(b"\r").rfind(b"\r"))
+            self._rests[source] = (rest[start:], time.monotonic() if lines else since)
+        return b"".join(map(self._readable, lines))
 
     def _overdue(self) -> bytes:
         """Return the incomplete lines that wait for a second, except those that are overwritten."""
         due = [
             source
             for source, (rest, since) in self._rests.items()
-            if not rest.startswith(b"\r") and time.monotonic() - since > _HOLD_SECONDS
+            if b"\r" not in rest and time.monotonic() - since > _HOLD_SECONDS
         ]
-        return b"".join(readable(self._rests.pop(source)[0]) + b"\n" for source in due)
+        return b"".join(self._readable(self._rests.pop(source)[0]) for source in due)
+
+    def _readable(self, line: bytes) -> bytes:
+        return readable(line, has_colors=self._has_colors) + b"\n"
 
 
-def readable(line: bytes) -> bytes:
+def readable(line: bytes, *, has_colors: bool = True) -> bytes:
     r"""Return a line of output without what could move the cursor or change the terminal, except colours.
 
     Escape sequences are removed, other control characters and invalid bytes are shown as `\x07`.
+
+    Args:
+        line: the line, without its end.
+        has_colors: keep the colours.
     """
-    text = line.decode("utf-8", errors="backslashreplace").removesuffix("\r")
+    text = line.decode("utf-8", errors="backslashreplace").rstrip("\r")
     text = text[text.rfind("\r") + 1 :]
-    shown = _CONTROL.sub(_replacement, text)
+    shown = _CONTROL.sub(_replacement if has_colors else _without_color, text)
     return (shown + "\x1b[0m" if "\x1b" in shown else shown).encode("utf-8", errors="backslashreplace")
 
 
@@ -119,6 +138,14 @@ def _replacement(found: re.Match[str]) -> str:
     if found["color"] is not None:
         return found["color"]
     return "" if found["escape"] is not None else f"\\x{ord(found['single']):02x}"
+
+
+def _without_color(found: re.Match[str]) -> str:
+    return "" if found["color"] is not None else _replacement(found)
+
+
+def _nothing(width: int) -> str:
+    return ""
 
 
 def _is_in_foreground(descriptor: int) -> bool:

@@ -7,23 +7,23 @@ iteration is not retried: it would repeat forever.
 import re
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from neox_config import Resolved
 from neox_config.errors import LaunchError
-from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
+from neox_config.facts.checkpoints import iteration_of
 from neox_config.facts.spikes import REPEATED_SPIKES, ROLLBACK
 from neox_launcher.controller.display import Display
 from neox_launcher.controller.elastic import can_shrink, describe_change, without_hosts
 from neox_launcher.controller.terminal import print_message
 from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.plan.resuming import resumed_from, written_checkpoints
 from neox_launcher.protocol.outcome import Failure, Outcome, judge
 from neox_launcher.protocol.stop_signals import STOP_SIGNALS, name_of
 from neox_launcher.worker.reporting import RESTART_VARIABLE
 
-__all__ = ["run_with_restarts"]
+__all__ = ["checkpoints_of", "run_with_restarts"]
 
 # Invalid requests, and losses that would be spikes again.
 _FINAL = (2, REPEATED_SPIKES)
@@ -48,7 +48,7 @@ def run_with_restarts(
         attempt: runs one plan.
         display: shows what the launch is doing; None shows nothing.
     """
-    found_before, whole = _checkpoints(plan), plan
+    found_before, whole = checkpoints_of(plan), plan
     found, lost, failed = found_before, set[str](), _Failures()
     for number in range(1, plan.max_restarts + 1):
         outcome = attempt(plan)
@@ -56,7 +56,7 @@ def run_with_restarts(
             return outcome
         change, before = "", plan
         try:
-            found, found_earlier = _checkpoints(plan), found
+            found, found_earlier = checkpoints_of(plan), found
             if _loses_hosts(plan, outcome, number):
                 lost.update(outcome.lost_hosts)
                 plan = without_hosts(whole, lost)
@@ -159,30 +159,25 @@ def _ended_by(outcome: Outcome, reason: str) -> Outcome:
 
 def _resuming(plan: LaunchPlan) -> LaunchPlan:
     """Return the plan resuming from the latest checkpoint in `save`, with all its states."""
-    config = plan.resolved.config
-    checkpoint = config.checkpoint.replaced(
-        load=config.checkpoint.save, finetune=False, no_load_optim=False, no_load_rng=False
-    )
-    config = config.model_copy(update={"checkpoint": checkpoint})
+    config = resumed_from(plan.resolved.config, plan.resolved.config.checkpoint.save)
     return replace(plan, resolved=Resolved(config=config, derived=plan.resolved.derived))
 
 
-def _checkpoints(plan: LaunchPlan) -> set[tuple[str, float]]:
-    """Return the name and time of every complete checkpoint in `save`."""
+def checkpoints_of(plan: LaunchPlan) -> set[tuple[str, float]]:
+    """Return the name and the time of every complete checkpoint in `save` of a training.
+
+    Raises:
+        LaunchError: the folder cannot be read.
+    """
     save = plan.resolved.config.checkpoint.save
     if save is None or plan.program != "train":
         return set()
-    found = set()
     try:
-        folders = complete_checkpoints(Path(plan.working_directory, save))
+        return written_checkpoints(Path(plan.working_directory, save))
     except OSError as error:
         raise LaunchError(
             f"save: {error.filename} cannot be read: {error.strerror}; make it readable"
         ) from error
-    for folder in folders:
-        with suppress(FileNotFoundError):  # Old checkpoints are deleted.
-            found.add((folder.name, (folder / MANIFEST).stat().st_mtime))
-    return found
 
 
 def _report_restart(

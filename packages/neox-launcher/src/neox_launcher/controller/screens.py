@@ -1,20 +1,26 @@
 """The screens before and after a training on a terminal: what will be trained, and what came out of it."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from rich.text import Text
 
 from neox_config import NeoXConfig
+from neox_config.errors import ConfigError
 from neox_config.estimate import Estimate
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.estimate.suggest import ATTAINED_TFLOPS
-from neox_config.facts.checkpoints import LATEST, complete_checkpoints
-from neox_launcher.controller.live_line import LiveState, format_duration
+from neox_config.facts.checkpoints import iteration_of
+from neox_config.facts.stores import is_url
+from neox_config.read.reading import normal_name
+from neox_launcher.controller.live_line import format_duration
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request
+from neox_launcher.plan.resuming import PARTIAL_LOADS, latest_in, written_checkpoints
+from neox_launcher.protocol.outcome import Outcome
 
 __all__ = ["Result", "render_end", "render_start"]
 
@@ -27,25 +33,30 @@ class Result:
     """The result of a training, as far as the launcher knows it.
 
     Args:
-        state: what the live line showed last.
-        iteration: last completed iteration; 0 if there was none.
-        has_failed: the training ended with an error.
+        outcome: how the launch ended.
+        metrics: latest metrics of rank 0.
+        iteration: highest completed iteration of all attempts; 0 if there was none.
         seconds: duration of the launch.
         restarts: number of restarts.
         warnings: warnings that rank 0 logged.
+        saved_before: name and time of each checkpoint in `save` before the launch.
     """
 
-    state: LiveState
+    outcome: Outcome
+    metrics: Mapping[str, float]
     iteration: int
-    has_failed: bool
     seconds: float
     restarts: int
     warnings: int
+    saved_before: Set[tuple[str, float]] = frozenset()
 
 
 def render_start(plan: LaunchPlan, *, width: int) -> Text:
     """Return what will be trained, where, how large it is, how long it takes and what is saved."""
-    result, _ = estimate_resolved(plan.resolved)
+    try:
+        result, _ = estimate_resolved(plan.resolved)
+    except ConfigError:
+        result = None  # The vocabulary cannot be counted here; the workers may still read it.
     title = f"neox-launch: training {' + '.join(plan.resolved.config.files)}"
     return _screen(title, [row for row in _start_rows(plan, result) if row[1]], width)
 
@@ -53,8 +64,9 @@ def render_start(plan: LaunchPlan, *, width: int) -> Text:
 def render_end(plan: LaunchPlan, request: Request, result: Result, *, width: int) -> Text:
     """Return what came out of a training, and the commands that continue from it."""
     last = plan.resolved.config.training.train_iters
-    is_finished = not result.has_failed and result.iteration >= last
-    title = "finished" if is_finished else "failed" if result.has_failed else "stopped"
+    is_finished = result.outcome.exit_code == 0 and result.iteration >= last
+    has_failed = result.outcome.first_failure is not None
+    title = "finished" if is_finished else "failed" if has_failed else "stopped"
     rows = [row for row in _end_rows(plan, result) if row[1]]
     rows += _next_rows(plan, request, result, is_finished=is_finished)
     return _screen(f"neox-launch: {title}", rows, width)
@@ -73,12 +85,13 @@ def _screen(title: str, rows: Sequence[Row], width: int) -> Text:
     return Text("\n").join(lines)
 
 
-def _start_rows(plan: LaunchPlan, result: Estimate) -> Iterator[Row]:
+def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
     config, derived = plan.resolved.config, plan.resolved.derived
     model = config.model
+    parameters = "" if result is None else f"{_count(result.total_parameters)} parameters: "
     yield (
         "model",
-        f"{_count(result.total_parameters)} parameters: {model.num_layers} layers, width "
+        f"{parameters}{model.num_layers} layers, width "
         f"{model.hidden_size:,}, {model.num_attention_heads} heads",
     )
     yield "workers", _workers(plan)
@@ -97,12 +110,14 @@ def _start_rows(plan: LaunchPlan, result: Estimate) -> Iterator[Row]:
     iterations = config.training.train_iters
     yield (
         "training",
-        f"{iterations:,} iterations, {_count(iterations * result.tokens_per_iteration)} tokens, optimizer "
-        f"{config.optimizer.optimizer.type}",
+        f"{iterations:,} iterations, {_count(iterations * derived.train_batch_size * model.seq_length)} "
+        f"tokens, optimizer {config.optimizer.optimizer.type}",
     )
-    has_gpus = plan.world.gpus != 0
-    yield "time", _time(result, iterations) if has_gpus else "shown after the first iterations"
-    yield "memory", _memory(result) if has_gpus else ""
+    if result is None or plan.world.gpus == 0:
+        yield "time", "shown after the first iterations"
+    else:
+        yield "time", _time(result, iterations - _first_iteration(plan))
+        yield "memory", _memory(result)
     yield "starts from", _starts_from(plan)
     yield "saves", _saves(config)
     yield "evaluates", _evaluates(config)
@@ -133,13 +148,29 @@ def _memory(result: Estimate) -> str:
 
 
 def _starts_from(plan: LaunchPlan) -> str:
-    load = plan.resolved.config.checkpoint.load
+    section = plan.resolved.config.checkpoint
+    load = section.load
     if load is None:
         return "new weights"
-    try:
-        return f"{load}/{Path(plan.working_directory, load, LATEST).read_text().strip()}"
-    except OSError:
+    if is_url(load):
+        source = f"the latest checkpoint in {load}"
+    elif (name := latest_in(Path(plan.working_directory, load))) is not None:
+        source = f"{load}/{name}"
+    else:
         return f"new weights (no checkpoint here in {load})"
+    if section.finetune:
+        return f"the weights of {source}, from iteration 0"
+    return f"{source}, without the optimizer's states" if section.no_load_optim else source
+
+
+def _first_iteration(plan: LaunchPlan) -> int:
+    """Return the iteration that the training continues from, as far as this machine knows it."""
+    section = plan.resolved.config.checkpoint
+    if section.load is None or section.finetune or is_url(section.load):
+        return 0
+    name = latest_in(Path(plan.working_directory, section.load))
+    found = None if name is None else iteration_of(name)
+    return min(found or 0, plan.resolved.config.training.train_iters)
 
 
 def _saves(config: NeoXConfig) -> str:
@@ -170,61 +201,89 @@ def _logs(config: NeoXConfig) -> str:
 
 
 def _end_rows(plan: LaunchPlan, result: Result) -> Iterator[Row]:
-    config, metrics = plan.resolved.config, result.state.metrics
+    config, metrics = plan.resolved.config, result.metrics
     yield "iterations", f"{result.iteration:,} of {config.training.train_iters:,}"
-    yield "loss", f"{metrics['loss/train']:.4f}" if "loss/train" in metrics else ""
+    yield "last loss", f"{metrics['loss/train']:.4f}" if "loss/train" in metrics else ""
     yield "validation loss", f"{metrics['loss/validation']:.4f}" if "loss/validation" in metrics else ""
     yield "duration", format_duration(result.seconds)
-    yield "checkpoint", _latest_checkpoint(plan)
+    yield "checkpoint", _saved(plan, result)
     yield "restarts", f"{result.restarts}" if result.restarts else ""
     yield "warnings", f"{result.warnings:,}" if result.warnings else ""
 
 
-def _latest_checkpoint(plan: LaunchPlan) -> str:
+def _saved(plan: LaunchPlan, result: Result) -> str:
     save = plan.resolved.config.checkpoint.save
     if save is None:
         return "none: save is not set"
-    found = _checkpoints(plan)
-    return str(Path(save, found[-1].name)) if found else f"none in {save} on this machine"
+    name = latest_in(Path(plan.working_directory, save))
+    if name is None:
+        return f"none in {save} on this machine"
+    path = str(Path(save, name))
+    return path if _has_saved(plan, result) else f"none saved in this launch; {path} is older"
 
 
-def _checkpoints(plan: LaunchPlan) -> list[Path]:
+def _has_saved(plan: LaunchPlan, result: Result) -> bool:
+    """Return whether the launch saved a checkpoint from which a training can continue."""
     save = plan.resolved.config.checkpoint.save
+    if save is None or latest_in(folder := Path(plan.working_directory, save)) is None:
+        return False
     try:
-        return [] if save is None else complete_checkpoints(Path(plan.working_directory, save))
+        return bool(written_checkpoints(folder) - result.saved_before)
     except OSError:
-        return []  # The file server may have ended the training.
+        return False  # The file server may have ended the training.
 
 
 def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finished: bool) -> Iterator[Row]:
     """Yield commands that can be typed now, with what each does."""
-    config = plan.resolved.config
-    if _checkpoints(plan):
-        load = config.checkpoint.save if config.checkpoint.load != config.checkpoint.save else None
-        if not is_finished:
-            yield "resume", _command(request, load=load)
-        yield "generate", _command(request, "generate", load=load)
-        yield "evaluate", _command(request, "evaluate", load=load)
-    elif not is_finished:
-        yield "start again", _command(request)
-    log_dir = config.logging.log_dir
+    section = plan.resolved.config.checkpoint
+    has_saved = _has_saved(plan, result)
+    if not is_finished:
+        # Without a new checkpoint, the same command starts from where this launch did.
+        resuming = _resuming(plan) if has_saved else {}
+        yield "resume" if has_saved else "start again", _command(request, settings=resuming)
+    is_same = section.load == section.save
+    if section.save is not None and (has_saved or (is_same and _first_iteration(plan))):
+        settings = {} if is_same else {"load": section.save}
+        yield "generate", _command(request, "generate", settings=settings)
+        yield "evaluate", _command(request, "evaluate", settings=settings)
+    log_dir = plan.resolved.config.logging.log_dir
     has_metrics = log_dir is not None and Path(plan.working_directory, log_dir, "metrics.jsonl").is_file()
     if log_dir is not None and has_metrics and result.iteration:
         yield "report", f"neox-report {shlex.quote(log_dir)}"
 
 
-def _command(request: Request, program: str | None = None, *, load: str | None = None) -> str:
-    """Return the command of this launch, with another program or another folder to load from."""
+def _resuming(plan: LaunchPlan) -> dict[str, str]:
+    """Return the settings with which this training continues from its latest checkpoint in `save`."""
+    config = plan.resolved.config
+    section = config.checkpoint
+    load = {} if section.save is None or section.load == section.save else {"load": section.save}
+    partial = [name for name in PARTIAL_LOADS if name in config.sources and config.value_of(name)]
+    return load | dict.fromkeys((name.replace("_", "-") for name in partial), "false")
+
+
+def _command(request: Request, program: str | None = None, *, settings: Mapping[str, str]) -> str:
+    """Return the command of this launch, with another program and with other values of some parameters."""
     words = ["neox-launch", *([program] if program else []), *request.paths]
     words += ["-d", request.directory] if request.directory else []
-    overrides = [*request.overrides, *([f"load={load}"] if load else [])]
-    for override in overrides:
+    replaced = {normal_name(name) for name in settings}
+    # A parameter that is set twice is refused.
+    kept = [each for each in request.overrides if normal_name(each.partition("=")[0].strip()) not in replaced]
+    for override in [*kept, *(f"{name}={_as_yaml(value)}" for name, value in settings.items())]:
         words += ["--set", override]
     if program is None:
         words += ["--max-restarts", str(request.max_restarts)] if request.max_restarts else []
         words += ["--bind-cores"] if request.bind_cores else []
         words += ["--output", request.output] if request.output != "rank0" else []
     return shlex.join(words)
+
+
+def _as_yaml(value: str) -> str:
+    """Return a value of `--set`, quoted where YAML would read something else than this text."""
+    try:
+        is_plain = yaml.safe_load(value) == value
+    except yaml.YAMLError:
+        is_plain = False
+    return value if is_plain or value == "false" else "'" + value.replace("'", "''") + "'"
 
 
 def _count(number: int) -> str:

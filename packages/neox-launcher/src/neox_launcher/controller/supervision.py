@@ -241,6 +241,7 @@ class _Launch:
         finally:
             self._listener.close()
             self._agents.close()
+        self._display.note_iteration(self._hang.iteration or 0)
         return replace(
             self._judged(),
             facts=self._facts,

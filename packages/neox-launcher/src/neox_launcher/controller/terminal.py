@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Literal, NamedTuple, TextIO
 
 from neox_launcher.controller.painter import Painter
 from neox_launcher.protocol.background import BackgroundQueue, LossyFile, describe_loss
@@ -44,6 +44,8 @@ _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NAMES = {1: "standard output", 2: "standard error"}
 _SLOW = "the reader of this output was too slow"
 
+Source = Literal["launcher", "workers"]
+
 
 class _Piece(NamedTuple):
     """A part of the output, in the order in which it is written.
@@ -51,11 +53,13 @@ class _Piece(NamedTuple):
     Args:
         descriptor: file to write to.
         data: the output; empty to draw the line again.
+        source: where the output comes from; lines of several sources do not mix.
         ends_drawing: remove the line.
     """
 
     descriptor: int
     data: bytes
+    source: Source = "launcher"
     ends_drawing: bool = False
 
 
@@ -69,14 +73,15 @@ class _Outputs:
         self._painter: Painter | None = None
         self._will_draw = False
 
-    def put(self, descriptor: int, data: bytes, *, is_kept: bool) -> None:
+    def put(self, descriptor: int, data: bytes, source: Source, *, is_kept: bool) -> None:
         queue = self._queue_of(descriptor)
         for start in range(0, len(data), _CHUNK):
             chunk = data[start : start + _CHUNK]
-            queue.put(_Piece(descriptor, chunk), len(chunk), is_kept=is_kept)
+            queue.put(_Piece(descriptor, chunk, source), len(chunk), is_kept=is_kept)
 
-    def start_drawing(self, descriptor: int, render: Callable[[int], str]) -> None:
-        self._painted, self._painter = _identity(descriptor), Painter(descriptor, render)
+    def start_drawing(self, descriptor: int, render: Callable[[int], str], *, has_colors: bool) -> None:
+        painter = Painter(descriptor, render, has_colors=has_colors)
+        self._painted, self._painter = _identity(descriptor), painter
 
     def draw(self) -> None:
         """Draw the line after what waits; once, however long the terminal does not take it."""
@@ -157,7 +162,7 @@ class _Outputs:
             return painter.finish()
         if not piece.data:
             self._will_draw = False
-        return painter.paint(piece.descriptor, piece.data)
+        return painter.paint((piece.descriptor, piece.source), piece.data)
 
 
 _outputs = _Outputs()
@@ -165,7 +170,7 @@ _outputs = _Outputs()
 
 def print_message(text: str) -> None:
     """Print a message to stderr."""
-    _put(sys.stderr, text.encode(errors="backslashreplace"), is_kept=True)
+    _put(sys.stderr, text.encode(errors="backslashreplace"), "launcher", is_kept=True)
 
 
 def pass_on(stream: TextIO | None, data: bytes) -> None:
@@ -175,17 +180,18 @@ def pass_on(stream: TextIO | None, data: bytes) -> None:
         stream: sys.stdout or sys.stderr; None to discard it.
         data: output of the worker, unchanged.
     """
-    _put(stream, data, is_kept=False)
+    _put(stream, data, "workers", is_kept=False)
 
 
-def start_drawing(stream: TextIO, render: Callable[[int], str]) -> None:
+def start_drawing(stream: TextIO, render: Callable[[int], str], *, has_colors: bool = True) -> None:
     """Draw a line below all other output of a terminal, from the next call of `draw` on.
 
     Args:
         stream: sys.stdout or sys.stderr, a terminal.
         render: returns the line for a width in columns; called in another thread.
+        has_colors: leave the colours of other output as they are, instead of removing them.
     """
-    _outputs.start_drawing(stream.fileno(), render)
+    _outputs.start_drawing(stream.fileno(), render, has_colors=has_colors)
 
 
 def draw() -> None:
@@ -256,7 +262,7 @@ def _keep(unread: bytes) -> str:
     return f"they are in {path}" if is_written else f"they are lost, because {path.parent} does not answer"
 
 
-def _put(stream: TextIO | None, data: bytes, *, is_kept: bool) -> None:
+def _put(stream: TextIO | None, data: bytes, source: Source, *, is_kept: bool) -> None:
     if stream is None or not data:
         return
     try:
@@ -267,7 +273,7 @@ def _put(stream: TextIO | None, data: bytes, *, is_kept: bool) -> None:
         return
     with suppress(OSError):  # Closed, or its reader is gone.
         stream.flush()
-        _outputs.put(descriptor, data, is_kept=is_kept)
+        _outputs.put(descriptor, data, source, is_kept=is_kept)
 
 
 def _on_error(descriptor: int, error: OSError) -> None:

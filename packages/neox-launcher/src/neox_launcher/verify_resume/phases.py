@@ -7,6 +7,7 @@ from pathlib import Path
 from neox_config import NeoXConfig, Resolved
 from neox_config.facts.checkpoints import LATEST, checkpoint_name
 from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.plan.resuming import resumed_from
 from neox_launcher.protocol.kept_checkpoints import KeptCheckpoint
 from neox_launcher.protocol.verification import Comparison, Recording, Side
 from neox_launcher.resources.hosts import first_workers
@@ -163,8 +164,7 @@ def comparison_plan(plan: LaunchPlan, comparison: Comparison) -> LaunchPlan:
 
 def _resumed(plan: LaunchPlan, folder: Path, *, title: str, load: str, span: Span, evaluates: bool) -> Phase:
     config = _for_phase(plan.resolved.config, folder, span=span, last=span.end, evaluates=evaluates)
-    checkpoint = config.checkpoint.replaced(load=load, finetune=False, no_load_optim=False, no_load_rng=False)
-    config = config.model_copy(update={"checkpoint": checkpoint})
+    config = resumed_from(config, load)
     recording = _recording(plan, config, folder, span.middle, folder / "middle")
     return Phase(title=title, plan=recording, folder=folder, last=span.end)
 

@@ -41,6 +41,7 @@ __all__ = [
     "die_with_parent",
     "interruptible",
     "is_restart",
+    "is_status",
     "register_worker",
     "report_facts",
     "report_failure",
@@ -161,10 +162,15 @@ class Progress:
                 os.pwrite(self._status_file.fileno(), text, 0)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Report within the context that this worker is doing something besides training."""
+    def phase(self, name: str, **changes: Any) -> Iterator[None]:
+        """Report within the context that this worker is doing something besides training.
+
+        Args:
+            name: what it is doing.
+            changes: other parts of the status that change with it, such as `iteration`.
+        """
         before, started = self._status.get("phase", ""), time.monotonic()
-        self.describe(phase=name)
+        self.describe(phase=name, **changes)
         try:
             yield
         finally:
@@ -192,6 +198,26 @@ class Progress:
             has_ended.set()
             heart.join()
             self.report(iteration)
+
+
+def is_status(found: dict[str, Any]) -> bool:
+    """Return whether JSON is a whole status as `Progress.describe` writes it, and can therefore be shown.
+
+    Args:
+        found: parsed without its numbers that are not finite.
+    """
+    try:
+        status = finite_json.restored(found)
+    except ValueError:
+        return False
+    metrics = status.get("metrics", {})
+    numbers = [status.get(name, 0) for name in ("iteration", "last_iteration", "warnings")]
+    return (
+        isinstance(status.get("phase", ""), str)
+        and all(type(number) is int for number in numbers)
+        and isinstance(metrics, dict)
+        and all(type(value) in (int, float) for value in metrics.values())
+    )
 
 
 def answer_questions(rank: int, describe: Callable[[], str]) -> None:

@@ -143,7 +143,9 @@ def build_hooks(
             writers=writers,
             timers=timers,
             before_evaluation=log.write_pending,
-            while_evaluating=lambda name: progress.phase(f"evaluating ({name})"),
+            while_evaluating=lambda name: progress.phase(
+                f"evaluating ({name})", iteration=training.state.iteration
+            ),
             events=events,
         ),
     ]

@@ -137,7 +137,8 @@ class LaunchSection(Section, resume="free"):
     terminal: Literal["auto", "live", "plain"] = param(
         "auto",
         origin="ours",
-        doc="What neox-launch shows of a training besides its log. live: a start screen, a line at the "
+        doc="What neox-launch shows of a training besides its log; without effect on other programs and on "
+        "autotuning, which show their output alone. live: a start screen, a line at the "
         "bottom of the terminal that is updated, and a summary at the end; refused if standard error is not "
         "a terminal that can show them. plain: nothing. auto: live if that is possible, else plain.",
     )

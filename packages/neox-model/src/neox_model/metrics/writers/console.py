@@ -1,12 +1,7 @@
-"""Show metrics as a live line on a terminal, or as log lines."""
+"""Show metrics as log lines; the live line of a terminal is the launcher's."""
 
 import logging
-import sys
 from collections.abc import Mapping
-
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from neox_model.metrics.throughput import format_duration
 
@@ -28,22 +23,18 @@ _FIELDS = {
 
 
 class ConsoleWriter:
-    """Shows one line per interval, with the mean of the losses since the previous line.
+    """Logs one line per interval, with the mean of the losses since the previous line.
 
     Args:
         last_iteration: last iteration of the training.
-        console: console to write to; on a terminal, one live line is updated instead of logging. None:
-            standard error.
     """
 
-    def __init__(self, *, last_iteration: int, console: Console | None = None) -> None:
-        console = console or Console(stderr=True)
+    def __init__(self, *, last_iteration: int) -> None:
         self._last_iteration = last_iteration
         self._losses: list[float] = []
-        self._live = _start_live(console) if console.is_terminal else None
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
-        """Store the loss, and show the line at the end of an interval."""
+        """Store the loss, and log the line at the end of an interval."""
         if "loss/train" in metrics:
             self._losses.append(metrics["loss/train"])
         if "throughput/tokens_per_second" not in metrics:
@@ -51,20 +42,13 @@ class ConsoleWriter:
         # Batches that were left out have no loss.
         mean_loss = {"loss/train": sum(self._losses) / len(self._losses)} if self._losses else {}
         self._losses.clear()
-        line = self._line({**metrics, **mean_loss}, iteration)
-        if self._live is None:
-            logger.info(line)
-        else:
-            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        logger.info(self._line({**metrics, **mean_loss}, iteration))
 
     def flush(self) -> None:
-        """Do nothing; lines are shown immediately."""
+        """Do nothing; lines are logged immediately."""
 
     def close(self) -> None:
-        """Leave the last line on the terminal."""
-        if self._live is not None:
-            self._live.stop()
-            _point_logging_at_stderr()
+        """Do nothing; every line has been logged."""
 
     def _line(self, metrics: Mapping[str, float], iteration: int) -> str:
         parts = [f"iteration {iteration}/{self._last_iteration}"]
@@ -72,19 +56,3 @@ class ConsoleWriter:
         if "time/left" in metrics:
             parts.append(f"{format_duration(metrics['time/left'])} left")
         return " | ".join(parts)
-
-
-def _start_live(console: Console) -> Live:
-    live = Live(console=console, auto_refresh=False)
-    live.start()
-    # A killed training must not leave the terminal without a cursor.
-    console.show_cursor(True)
-    _point_logging_at_stderr()
-    return live
-
-
-def _point_logging_at_stderr() -> None:
-    """Point log handlers at the current `sys.stderr`, which rich replaces to keep its line at the bottom."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
-            handler.setStream(sys.stderr)

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,18 +96,23 @@ class StatusReports:
             "optimizer/learning_rate": self._rate,
         }
         self._rate = self._schedule.current_rate
-        self._reading.start(numbers)
+        self._reading.start(state.iteration, numbers)
         if now - self._reported < _INTERVAL_SECONDS:
             return
+        arrived = self._reading.newest()
+        if arrived is None:
+            return  # The device is behind; the next iteration asks again.
         self._reported = now
-        metrics = self._reading.finished() | self._rates(now, state) | _memory()
-        self._progress.describe(phase="", iteration=state.iteration, metrics=metrics)
+        iteration, read = arrived
+        self._progress.describe(
+            phase="", iteration=iteration, metrics=read | self._rates(now, state) | _memory()
+        )
 
     def end(self, state: TrainState) -> None:
         """Report the last iteration."""
-        self._progress.describe(
-            phase=FINISHING, iteration=state.iteration, metrics=self._reading.finished(waits=True)
-        )
+        arrived = self._reading.newest(waits=True)
+        read = {} if arrived is None else arrived[1]
+        self._progress.describe(phase=FINISHING, iteration=state.iteration, metrics=read)
 
     def _rates(self, now: float, state: TrainState) -> dict[str, float]:
         since, tokens, in_phases = self._since
@@ -117,36 +123,75 @@ class StatusReports:
         return self._throughput.rates(state.tokens - tokens, seconds)
 
 
+class _Copy(NamedTuple):
+    """The numbers of an iteration on their way to the host.
+
+    Args:
+        iteration: the iteration that they belong to.
+        numbers: copies in host memory.
+        arrival: recorded after the copies; None if they are complete.
+    """
+
+    iteration: int
+    numbers: Mapping[str, Tensor | float | None]
+    arrival: torch.cuda.Event | None
+
+    @property
+    def has_arrived(self) -> bool:
+        return self.arrival is None or self.arrival.query()
+
+
 class _LateReading:
     """Numbers of the device, copied to the host in the background and read when they have arrived."""
 
     def __init__(self) -> None:
-        self._numbers: Mapping[str, Tensor | float | None] = {}
-        self._arrival: torch.cuda.Event | None = None
+        self._copies: list[_Copy] = []
 
-    def start(self, numbers: Mapping[str, Tensor | float | None]) -> None:
-        """Start copying, unless earlier numbers are on the way."""
-        if self._arrival is not None:
-            return
-        self._numbers = {name: _copied(value) for name, value in numbers.items()}
-        if any(isinstance(value, Tensor) and value.is_cuda for value in numbers.values()):
-            self._arrival = torch.cuda.Event()
-            self._arrival.record()
+    def start(self, iteration: int, numbers: Mapping[str, Tensor | float | None]) -> None:
+        """Start copying the numbers of an iteration.
 
-    def finished(self, *, waits: bool = False) -> dict[str, float]:
-        """Return the numbers that have arrived; empty if they are still on the way.
+        Those of the last iteration are always copied; of earlier ones, the newest that has arrived and one
+        that arrives next are kept.
+        """
+        self._drop_older()
+        del self._copies[2:]
+        self._copies.append(_Copy(iteration, *_start_copy(numbers)))
+
+    def newest(self, *, waits: bool = False) -> tuple[int, dict[str, float]] | None:
+        """Return the newest iteration whose numbers have arrived, with these; None if there are none.
 
         Args:
-            waits: wait for them.
+            waits: wait for those of the last iteration.
         """
-        if self._arrival is not None:
-            if waits:
-                self._arrival.synchronize()
-            elif not self._arrival.query():
-                return {}
-        self._arrival = None
-        values = read_back(list(self._numbers.values()))
-        return {name: value for name, value in zip(self._numbers, values, strict=True) if value is not None}
+        if waits and self._copies:
+            del self._copies[:-1]
+            if (arrival := self._copies[0].arrival) is not None:
+                arrival.synchronize()
+        self._drop_older()
+        if not self._copies or not self._copies[0].has_arrived:
+            return None
+        iteration, numbers, _ = self._copies.pop(0)
+        values = read_back(list(numbers.values()))
+        return iteration, {
+            name: value for name, value in zip(numbers, values, strict=True) if value is not None
+        }
+
+    def _drop_older(self) -> None:
+        """Keep of the copies that have arrived only the newest."""
+        while len(self._copies) > 1 and self._copies[1].has_arrived:
+            del self._copies[0]
+
+
+def _start_copy(
+    numbers: Mapping[str, Tensor | float | None],
+) -> tuple[Mapping[str, Tensor | float | None], torch.cuda.Event | None]:
+    """Start copying numbers to host memory; return the copies and the event after which they are complete."""
+    copies = {name: _copied(value) for name, value in numbers.items()}
+    if not any(isinstance(value, Tensor) and value.is_cuda for value in numbers.values()):
+        return copies, None
+    arrival = torch.cuda.Event()
+    arrival.record()
+    return copies, arrival
 
 
 def _copied(value: Tensor | float | None) -> Tensor | float | None:
@@ -198,7 +243,7 @@ def reported_progress(rank: int) -> Iterator[Progress]:
 @contextmanager
 def while_saving(progress: Progress, iteration: int) -> Iterator[None]:
     """Report that a checkpoint is being saved, and progress, however long it takes."""
-    with progress.phase(f"saving iteration {iteration}"), progress.repeated(iteration):
+    with progress.phase(f"saving iteration {iteration:,}", iteration=iteration), progress.repeated(iteration):
         yield
 
 

@@ -1,0 +1,150 @@
+"""The live line of a training and the screens around it, on a terminal."""
+
+import io
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from neox_launcher.controller.display import Display
+from neox_launcher.controller.live_line import LiveState, Pace, render_line
+from neox_launcher.controller.terminal import draw, print_message, start_drawing, stop_drawing
+from neox_launcher.worker.reporting import FINISHING
+
+__all__ = ["LiveDisplay"]
+
+_TICK_SECONDS = 0.25
+_COLUMNS = 80
+
+
+class LiveDisplay(Display):
+    """Draws the live line on a terminal, four times a second.
+
+    Args:
+        stream: the terminal.
+        clock: returns seconds since a fixed time.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._console = _console()
+        self._pace = Pace(clock)
+        self._state = LiveState(since=clock())
+        self.num_attempts = 0
+        """Number of times that the workers were started."""
+        self.num_warnings = 0
+        self.highest_iteration = 0
+        """Highest completed iteration of all attempts."""
+        self.metrics: Mapping[str, float] = {}
+        """Latest metrics of rank 0, possibly of an earlier attempt."""
+        self._warnings_before = 0
+        self._has_closed = threading.Event()
+        start_drawing(stream, self._render, has_colors=_has_colors())
+        self._ticker = _start_thread(self._tick)
+
+    def show_phase(self, phase: str) -> None:
+        """Show what the launch is doing; empty while the workers report by themselves."""
+        self._state = replace(
+            self._state, phase=phase, since=self._clock(), iteration=None, seconds_per_iteration=None
+        )
+
+    def show_request(self, request: str) -> None:
+        """Show a request to the workers, such as `stopping`, until the next attempt."""
+        self._state = replace(self._state, request=request)
+
+    def show_status(self, status: Mapping[str, Any]) -> None:
+        """Show what rank 0 reports."""
+        now, before = self._clock(), self._state
+        phase, iteration = str(status.get("phase", "")), status.get("iteration")
+        seconds = None if phase == FINISHING else before.seconds_per_iteration
+        if iteration is not None and not phase:
+            seconds = self._pace.note(iteration)
+        self.note_iteration(iteration or 0)
+        self.metrics = {**self.metrics, **status.get("metrics", {})}
+        self.num_warnings = self._warnings_before + int(status.get("warnings", 0))
+        self._state = replace(
+            before,
+            phase=phase,
+            since=before.since if phase == before.phase else now,
+            iteration=iteration,
+            last_iteration=status.get("last_iteration"),
+            metrics={**before.metrics, **status.get("metrics", {})},
+            seconds_per_iteration=seconds,
+            reported=before.reported if iteration == before.iteration else now,
+        )
+
+    def begin_attempt(self) -> None:
+        """Show a new attempt, without the results of the one before."""
+        self.num_attempts += 1
+        self._warnings_before, self._pace = self.num_warnings, Pace(self._clock)
+        self._state = replace(self._state, request="", metrics={})
+
+    def note_iteration(self, iteration: int) -> None:
+        """Note the last iteration of an attempt that has ended, which rank 0 may not have reported."""
+        self.highest_iteration = max(self.highest_iteration, iteration)
+
+    def close(self) -> None:
+        """Remove the line; may be called again."""
+        if not self._has_closed.is_set():
+            self._has_closed.set()
+            self._ticker.join()
+            stop_drawing()
+
+    def print(self, screen: Callable[[int], Text]) -> None:
+        """Print a text above the line.
+
+        Args:
+            screen: returns the text for a width in columns.
+        """
+        try:
+            columns = os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS
+        except OSError:
+            columns = _COLUMNS
+        print_message(self._as_output(screen(columns)) + "\n")
+
+    def _render(self, width: int) -> str:
+        return self._as_output(render_line(self._state, now=self._clock(), width=width))
+
+    def _as_output(self, text: Text) -> str:
+        """Return a text with the colours that the terminal has; none if NO_COLOR is set."""
+        with self._console.capture() as captured:
+            self._console.print(text, end="", soft_wrap=True)
+        return captured.get()
+
+    def _tick(self) -> None:
+        while not self._has_closed.wait(_TICK_SECONDS):
+            draw()
+
+
+def _console() -> Console:
+    """Return what turns styles into escape sequences, according to TERM and COLORTERM; none with NO_COLOR."""
+    return Console(
+        color_system="auto" if _has_colors() else None,
+        file=io.StringIO(),
+        force_terminal=True,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+
+
+def _has_colors() -> bool:
+    return not os.environ.get("NO_COLOR")
+
+
+def _start_thread(target: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=target, name="live-line", daemon=True)
+    # The thread inherits the mask: signals are for the main thread.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return thread
