@@ -28,8 +28,9 @@ __all__ = ["CompressedAverage", "Compressible", "part_length"]
 # on the place of its tensor in the message.
 _ALIGNMENT = 8
 _BITS = 8
-# At its peak a compression holds about three float32 numbers and three bytes for each of these elements: the
-# values, what they are decoded to, and the difference; signs, live elements, and bits to pack.
+# At its peak a compression holds at most three float32 numbers and three bytes for each of these elements:
+# the values of the tensors, padded and in rows; signs, live elements, and bits to pack.
+# `neox_config/estimate/memory.py` counts them.
 _BUCKET_ELEMENTS = 2**24
 
 
@@ -90,7 +91,9 @@ class CompressedAverage:
         is_live = self._rows([each.is_live for each in bucket], lengths)
         values = self._rows([each.values + each.worker_error for each in bucket], lengths)
         sent = _compress(values, is_live, lengths)
-        self._write([each.worker_error for each in bucket], values - sent.decoded(is_live, lengths), lengths)
+        self._write(
+            [each.worker_error for each in bucket], values.sub_(sent.decoded(is_live, lengths)), lengths
+        )
 
         parts = _unpack(self._exchange(sent.packed()), lengths).decoded(is_live[mine], lengths)
         mean = _mean_in_order(parts)
