@@ -26,8 +26,8 @@ __all__ = [
 
 # Device memory of a process that is not used by tensors: CUDA context, workspaces of NCCL and cuBLAS.
 RUNTIME_BYTES = 2**30
-# The compressed average of momenta holds 15 bytes for each element that it averages at once: at least these, or
-# one larger tensor.
+# The compressed average of momenta holds 15 bytes for each element that it averages at once: at most this
+# number, or one larger tensor.
 _AVERAGED_BYTES, _AVERAGED_ELEMENTS = 15, 2**24
 
 
