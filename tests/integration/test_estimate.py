@@ -176,7 +176,7 @@ def test_estimated_states_equal_those_that_an_optimizer_stores(kind, params, set
     optimizer = {"optimizer": {"type": kind, "params": {"lr": 0.1, **params}}}
     resolved = resolved_from({"make_vocab_size_divisible_by": 8} | settings | optimizer)
     model = build_model(resolved, SINGLE_PROCESS, vocab_size=VOCABULARY)
-    built = build_optimizer(resolved.config, model, model_group=SINGLE_RANK)
+    built = build_optimizer(resolved.config, model, model_group=SINGLE_RANK, data_group=SINGLE_RANK)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     built.step()

@@ -18,7 +18,9 @@ MODEL = torch.nn.Linear(3, 2)
 
 def build(kind, **params):
     settings = {"optimizer": {"type": kind, "params": {"lr": 0.02, **params}}, "weight_decay": 0.3}
-    return build_optimizer(resolved_from(settings).config, MODEL, model_group=SINGLE_RANK)
+    return build_optimizer(
+        resolved_from(settings).config, MODEL, model_group=SINGLE_RANK, data_group=SINGLE_RANK
+    )
 
 
 @pytest.mark.parametrize("kind", ["Adam", "adamw", "ADAM"])
@@ -47,9 +49,13 @@ def test_an_optimizer_for_the_cpu_does_not_run_elsewhere_unless_zero_moves_its_s
     with pytest.raises(
         ConfigError, match=r"CPU_Adam requires CPU-resident or offloaded parameters, but .* meta"
     ):
-        build_optimizer(resolved_from(settings).config, elsewhere, model_group=SINGLE_RANK)
+        build_optimizer(
+            resolved_from(settings).config, elsewhere, model_group=SINGLE_RANK, data_group=SINGLE_RANK
+        )
     zero = {"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}}}
-    build_optimizer(resolved_from(settings | zero).config, MODEL, model_group=SINGLE_RANK)
+    build_optimizer(
+        resolved_from(settings | zero).config, MODEL, model_group=SINGLE_RANK, data_group=SINGLE_RANK
+    )
 
 
 def test_a_class_of_torch_optim_gets_the_arguments_that_were_given():
@@ -130,7 +136,9 @@ def test_adam_of_muon_reaches_its_learning_rate_when_the_schedule_reaches_its_ow
     params = {"lr": 0.02, "adam_lr": 0.004, "eps": 1e-30}
     settings = {"optimizer": {"type": "Muon", "params": params}, "scheduler": scheduler, "weight_decay": 0.0}
     norm = torch.nn.LayerNorm(3)
-    optimizer = build_optimizer(resolved_from(settings).config, norm, model_group=SINGLE_RANK)
+    optimizer = build_optimizer(
+        resolved_from(settings).config, norm, model_group=SINGLE_RANK, data_group=SINGLE_RANK
+    )
     before = norm.bias.detach().clone()
     norm.bias.grad = torch.tensor([1.0, -2.0, 3.0])
     for group in optimizer.param_groups:

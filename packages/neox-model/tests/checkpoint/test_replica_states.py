@@ -11,7 +11,7 @@ from torch import Tensor
 
 from neox_model.checkpoint.contents import Layout, Manifest, TensorRecord
 from neox_model.checkpoint.errors import DamagedCheckpointError
-from neox_model.checkpoint.load import _fill_with_mean, _state_memory, _state_ranges
+from neox_model.checkpoint.load import _fill_state, _state_ranges
 from neox_model.checkpoint.logical import Fragment
 from neox_model.checkpoint.replica_states import log_other_replicas, replica_parts
 from neox_model.checkpoint.shards import ShardReader, write_shard
@@ -91,11 +91,7 @@ def write(folder: Path, replicas: int, splits: int) -> Manifest:
 def read(folder: Path, manifest: Manifest, fragment: Fragment, optimizer: SimpleNamespace) -> dict:
     reader = ShardReader(folder, manifest.files)
     for key in KINDS:
-        record = manifest.tensors[f"weight/{key}"]
-        ranges = _state_ranges(fragment, optimizer, key, record)
-        if ranges:
-            target = _state_memory(fragment, optimizer, key, record)
-            _fill_with_mean(target, f"weight/{key}", record, ranges, reader)
+        _fill_state(fragment, optimizer, key, manifest.tensors[f"weight/{key}"], reader)
     return optimizer.state[fragment.held.holder]
 
 
@@ -108,12 +104,26 @@ def test_any_layout_reads_what_any_other_wrote(tmp_path, replicas, splits, new_r
         for split in range(new_splits):
             fragment, optimizer = rank_of(replica, new_replicas, split, new_splits)
             found = read(tmp_path, manifest, fragment, optimizer)
-            own = workers[replica] if replicas == new_replicas else workers.mean(dim=0)
-            expected = block_of(fragment, own)
+            share = workers[replica::new_replicas].sum(dim=0) * new_replicas / replicas
+            expected = block_of(fragment, workers[replica] if replicas == new_replicas else share)
             if replicas == new_replicas:
                 assert torch.equal(found["worker_error"], expected)
             assert torch.allclose(found["worker_error"], expected, atol=1e-6)
             assert torch.equal(found["server_error"], served_by(fragment, server, replica, new_replicas))
+
+
+@pytest.mark.parametrize(("replicas", "new_replicas"), [(2, 4), (3, 2), (4, 2), (5, 3), (2, 3)])
+def test_the_mean_error_stays_and_fewer_replicas_read_each_row_once(tmp_path, replicas, new_replicas):
+    manifest, found, rows = write(tmp_path, replicas, 1), [], []
+    for replica in range(new_replicas):
+        fragment, optimizer = rank_of(replica, new_replicas, 0, 1)
+        found.append(read(tmp_path, manifest, fragment, optimizer)["worker_error"])
+        record = manifest.tensors["weight/worker_error"]
+        rows += [block[0][0] for block, _, _ in _state_ranges(fragment, optimizer, "worker_error", record)]
+    assert sorted(rows) == list(range(replicas))
+    assert torch.allclose(
+        torch.stack(found).mean(dim=0)[:7], whole_errors(replicas)[0].mean(dim=0), atol=1e-6
+    )
 
 
 def test_one_replica_reads_no_errors_and_a_warning_is_logged(tmp_path, caplog):
@@ -122,7 +132,8 @@ def test_one_replica_reads_no_errors_and_a_warning_is_logged(tmp_path, caplog):
     assert read(tmp_path, manifest, fragment, optimizer) == {}
     for replicas, message in {
         1: "server_error and worker_error of the checkpoint's 2 replicas: left out",
-        3: "server_error and worker_error of the checkpoint's 2 replicas: replaced by their mean",
+        3: "server_error and worker_error of the checkpoint's 2 replicas: divided among 3 replicas, "
+        "with the same mean",
     }.items():
         caplog.clear()
         with caplog.at_level(logging.WARNING):

@@ -1,5 +1,7 @@
 """1-bit Adam against Adam before its freeze, and against a plain float64 reading of its paper after it."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from support.one_bit import PlainAverage
 
 SETTINGS = {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-6}
 FREEZE, UPDATES, LENGTH, DECAY = 3, 8, 37, 0.2
-NO_GRADIENT = slice(5, 9)
+NO_GRADIENT, TINY_GRADIENT = slice(5, 9), slice(12, 15)
 
 
 def gradient_of(rank: int, update: int) -> Tensor:
@@ -21,6 +23,7 @@ def gradient_of(rank: int, update: int) -> Tensor:
     gradient = torch.randn(LENGTH, generator=generator)
     if update <= FREEZE:
         gradient[NO_GRADIENT] = 0
+        gradient[TINY_GRADIENT] *= 1e-5
     return gradient
 
 
@@ -48,7 +51,11 @@ def by_paper(ranks: int, *, bias_correction: bool) -> list[Tensor]:
         if not bias_correction:
             of_mean = of_square = 1.0
         weight = weight * (1 - SETTINGS["lr"] * DECAY)
-        weight = weight - SETTINGS["lr"] * (mean / of_mean) / ((square / of_square).sqrt() + SETTINGS["eps"])
+        root = (square / of_square).sqrt()
+        if update > FREEZE:
+            # Beyond the paper: no root is less than a tenth of the root of the mean.
+            root = root.maximum(0.1 * (square / of_square).mean().sqrt())
+        weight = weight - SETTINGS["lr"] * (mean / of_mean) / (root + SETTINGS["eps"])
         found.append(weight)
     return found
 
@@ -151,3 +158,63 @@ def test_a_later_freeze_ends_a_frozen_phase():
         other.step()
     assert not torch.equal(other.state[target]["exp_avg_sq"], frozen)
     assert other.state[target]["frozen_step"] == FREEZE + 2
+
+
+def updates_of_a_rare_row() -> list[float]:
+    """Return the largest changes of a common and a rare row long after the rare one's only gradient."""
+    size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    group = Group(rank, size, torch.distributed.group.WORLD, tuple(range(size)))
+    weight = torch.nn.Parameter(torch.zeros(4, 64))
+    optimizer = OneBitAdam(
+        [{"params": [weight], "weight_decay": 0.0}],
+        lr=1e-3,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        freeze_step=1000,
+        data_group=group,
+    )
+    for update in range(1001):
+        frozen = optimizer.averages_itself
+        seed = 2 * update + (rank if frozen else 0)
+        weight.grad = torch.randn(4, 64, generator=torch.Generator().manual_seed(seed))
+        weight.grad[1] *= update == 0
+        before = weight.detach().clone()
+        optimizer.step()
+    assert 0 < optimizer.state[weight]["exp_avg_sq"][1].max() < 1e-18
+    return (weight - before).detach().abs().amax(dim=1).tolist()[:2]
+
+
+def test_a_rare_row_does_not_explode_after_the_freeze():
+    for common, rare in run_ranks(updates_of_a_rare_row, size=2):
+        assert common < 3e-3
+        # At most ten times the update of an element with the root mean square.
+        assert 0 < rare < 1e-2
+
+
+def test_states_can_be_loaded_by_torchs_own_method():
+    optimizer, weight = states_after(FREEZE - 1, freeze=FREEZE)
+    other = OneBitAdam(start(), **SETTINGS, freeze_step=FREEZE)
+    target = other.param_groups[0]["params"][0]
+    other.load_state_dict(deepcopy(optimizer.state_dict()))
+    target.data.copy_(weight)
+    for update in range(FREEZE, UPDATES):
+        assert other.averages_itself == (update > FREEZE)
+        for each, one in ((weight, optimizer), (target, other)):
+            each.grad = gradient_of(0, update)
+            one.step()
+        assert torch.equal(weight, target)
+
+
+def test_weights_whose_gradients_begin_later_do_not_delay_the_freeze():
+    late, early = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer = OneBitAdam([{"params": [late, early], "weight_decay": 0.0}], **SETTINGS, freeze_step=FREEZE)
+    for update in range(FREEZE):
+        early.grad = torch.ones(3)
+        late.grad = torch.ones(3) if update else None
+        optimizer.step()
+    optimizer.state = type(optimizer.state)(
+        dict, {each: dict(optimizer.state[each]) for each in (late, early)}
+    )
+    for state in optimizer.state.values():
+        state["step"] = state["step"].clone()
+    assert optimizer.averages_itself

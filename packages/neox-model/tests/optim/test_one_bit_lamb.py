@@ -15,7 +15,7 @@ LAMB = {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-6, "max_coeff": 8.0, "min_coe
 SETTINGS = LAMB | {"coeff_beta": 0.7, "factor_max": 1.2, "factor_min": 0.6, "factor_threshold": 0.05}
 FREEZE, UPDATES, DECAY = 3, 9, 0.2
 LENGTHS = (37, 20)
-NO_GRADIENT = slice(5, 9)
+NO_GRADIENT, TINY_GRADIENT = slice(5, 9), slice(12, 15)
 
 
 def gradients_of(rank: int, update: int) -> list[Tensor]:
@@ -23,6 +23,7 @@ def gradients_of(rank: int, update: int) -> list[Tensor]:
     # Gradients that shrink: the factors grow, until they are limited.
     gradients = [torch.randn(length, generator=generator) * 0.8**update for length in LENGTHS]
     gradients[0][NO_GRADIENT] = 0
+    gradients[0][TINY_GRADIENT] *= 1e-5 if update <= FREEZE else 1
     return gradients
 
 
@@ -55,7 +56,13 @@ def by_paper(ranks: int, index: int, *, bias_correction: bool) -> tuple[list[Ten
             last, mean = mean, average(local, square > 0) if ranks > 1 else local[0]
             implied = (mean - beta1 * last) / (1 - beta1)
             fresh = beta2 * fresh + (1 - beta2) * implied**2
-        root = (square / of_square).sqrt() + SETTINGS["eps"]
+        root, fresh_root = (square / of_square).sqrt(), (fresh / of_fresh).sqrt()
+        if update > FREEZE:
+            # Beyond the paper: no root is less than a tenth of the root of the mean.
+            root, fresh_root = (
+                each.maximum(0.1 * each.square().mean().sqrt()) for each in (root, fresh_root)
+            )
+        root, fresh_root = root + SETTINGS["eps"], fresh_root + SETTINGS["eps"]
         direction = mean / of_mean / root + decay * weight
         if update <= FREEZE:
             ratio = float(
@@ -64,7 +71,7 @@ def by_paper(ranks: int, index: int, *, bias_correction: bool) -> tuple[list[Ten
             trust = ratio if trust is None else 0.7 * trust + 0.3 * ratio
             step = ratio
         else:
-            largest = float((root / ((fresh / of_fresh).sqrt() + SETTINGS["eps"]))[square > 0].max())
+            largest = float((root / fresh_root)[square > 0].max())
             limited = min(max(largest, SETTINGS["factor_min"]), SETTINGS["factor_max"])
             factor = min(max(limited, factor * 0.95), factor * 1.05)
             factors.append(factor)
@@ -135,3 +142,17 @@ def test_it_is_lamb_to_the_last_bit_before_the_freeze():
         equal.append(all(torch.equal(one["params"][0], other["params"][0])
                          for one, other in zip(ours, theirs, strict=True)))  # fmt: skip
     assert equal == [True] * FREEZE + [False]
+
+
+def test_a_rare_row_does_not_explode_after_the_freeze():
+    weight = torch.nn.Parameter(torch.ones(2, 8))
+    optimizer = OneBitLamb([{"params": [weight], "weight_decay": 0.0}], **SETTINGS, freeze_step=300)
+    for update in range(301):
+        weight.grad = torch.randn(2, 8, generator=torch.Generator().manual_seed(update))
+        weight.grad[1] *= update in (0, 300)
+        before = weight.detach().clone()
+        optimizer.step()
+    common, rare = (weight - before).detach().abs().amax(dim=1).tolist()
+    ratio = float(optimizer.state[weight]["trust_average"] * optimizer.state[weight]["last_factor"])
+    assert common < 3 * SETTINGS["lr"] * ratio
+    assert 0 < rare < 10 * SETTINGS["lr"] * ratio

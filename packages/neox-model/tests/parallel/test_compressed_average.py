@@ -1,7 +1,12 @@
 """The compressed average of real ranks is that of a plain reading in float64, with one bit per element."""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Barrier
+from types import SimpleNamespace
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -114,3 +119,46 @@ def test_a_rank_alone_compresses_nothing():
     average([Compressible(values=mine, is_live=mine == mine, worker_error=errors[0], server_error=errors[1])])
     assert torch.equal(mine, values_of(0, 0)[0])
     assert average.sent_bytes == 0
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Ranks that are threads of one process: what each has sent, and where they wait for each other."""
+
+    size: int
+    sent: dict[int, Tensor] = field(default_factory=dict)
+    barrier: Barrier = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "barrier", Barrier(self.size, timeout=60))
+
+    def group(self, rank: int) -> Group:
+        process_group = SimpleNamespace(rank=rank, threads=self)
+        return Group(rank, self.size, process_group, tuple(range(self.size)))  # type: ignore[arg-type]
+
+    def share(self, sent: Tensor, rank: int) -> list[Tensor]:
+        self.sent[rank] = sent
+        self.barrier.wait()
+        everything = [self.sent[other] for other in range(self.size)]
+        self.barrier.wait()
+        return everything
+
+
+def exchange(received: Tensor, sent: Tensor, group: SimpleNamespace) -> None:
+    received.copy_(torch.stack([each[group.rank] for each in group.threads.share(sent, group.rank)]))
+
+
+def gather(received: Tensor, sent: Tensor, group: SimpleNamespace) -> None:
+    received.copy_(torch.cat(group.threads.share(sent, group.rank)))
+
+
+@pytest.mark.parametrize("size", [5, 8])
+def test_averages_of_many_ranks_do_not_depend_on_the_order_of_tensors(size):
+    found = []
+    calls = {"all_to_all_single": exchange, "all_gather_into_tensor": gather}
+    with patch.multiple(compressed_average, **calls), ThreadPoolExecutor(size) as ranks:
+        for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 0, 3, 1]):
+            threads = Threads(size)
+            run = [ranks.submit(averaged, threads.group(rank), order) for rank in range(size)]
+            found.append([each.result()[0] for each in run])
+    assert found[0] == found[1] == found[2]

@@ -20,11 +20,11 @@ MOMENT = f"{WEIGHT}/exp_avg_sq"
 def state(tmp_path):
     """Return `state(name=tensor, ...)`, which writes a checkpoint of one shard."""
 
-    def make(tensors):
+    def make(tensors, replicas=1):
         folder = tmp_path / f"state{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         records, size = write_tensors(folder / "shard", tensors)
-        layout = Layout(data=1, model=1, pipe=1)
+        layout = Layout(data=replicas, model=1, pipe=1)
         manifest = Manifest(iteration=1, layout=layout, config={}, tensors=records, files={"shard": size})
         (folder / MANIFEST).write_text(manifest.to_json())
         return State(folder)
@@ -152,3 +152,13 @@ def test_a_weight_that_did_not_move_and_should_have_is_found(state):
     wanted = torch.ones(100) + 0.01
     assert beyond(state, wanted, torch.ones(100)).relative == pytest.approx(1.0)
     assert beyond(state, torch.ones(100), wanted).relative == math.inf
+
+
+def test_states_of_replicas_are_compared_only_with_as_many_replicas(state):
+    weight = {WEIGHT: torch.ones(3)}
+    two = state(weight | {f"{WEIGHT}/worker_error": torch.ones(2, 3)}, replicas=2)
+    other = state(weight | {f"{WEIGHT}/worker_error": torch.zeros(2, 3)}, replicas=2)
+    three = state(weight | {f"{WEIGHT}/worker_error": torch.ones(3, 3)}, replicas=3)
+    assert [name for name, _ in found(two, other, of_weights=False)] == [f"{WEIGHT}/worker_error"]
+    assert found(two, three, of_weights=False) == []
+    assert not list(differences_beyond_rounding(two, two, three, LIMITS["fp32"], of_weights=False))

@@ -9,6 +9,7 @@ from neox_config.derive.curricula import METRICS, enabled_sampling
 from neox_config.derive.learning_rate import peak_instead_of_lr
 from neox_config.derive.resolve import MLP_SIZES, mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Place, Problem, in_words, place_of
 from neox_config.schema.config import NeoXConfig, parameter_named
 from neox_config.schema.parameter import is_filled_in
@@ -159,6 +160,7 @@ def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem
             places,
         )
     yield from _reduction_advice(config, places)
+    yield from _compression_advice(config, places)
     yield from _saving_advice(config, places)
     yield from _curriculum_advice(config, places)
     yield from _width_advice(config, places)
@@ -174,6 +176,22 @@ def _reduction_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterat
     if config.engine.prescale_gradients and (zero.stage == 3 or scatters):
         what = f"has no effect: ZeRO stage {zero.stage} divides gradients before it sums them"
         yield _note(name, what, "", config, places)
+
+
+def _compression_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
+    """Yield notices about the freeze of optimizers that average over data-parallel ranks themselves."""
+    optimizer, last = config.optimizer.optimizer, config.training.train_iters
+    facts = OPTIMIZER_FACTS.get(optimizer.kind)
+    if facts is None or not facts.replica_states:
+        return
+    if optimizer.params.freeze_step >= last:
+        what = f"is not before the last iteration ({last:,}): momenta are never compressed"
+        yield _note("optimizer.params.freeze_step", what, "set a smaller freeze_step", config, places)
+        return
+    for name in ("prescale_gradients", "gradient_predivide_factor", "communication_data_type"):
+        if name in places and config.value_of(name) != parameter_named(name).default:
+            what = "has no effect after freeze_step: momenta are averaged instead of gradients"
+            yield _note(name, what, "", config, places)
 
 
 def _saving_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from neox_config.estimate.operations import keys_per_query
-from neox_config.estimate.parameters import local_parameters, local_state_values, stage_types
+from neox_config.estimate.parameters import largest_tensor, local_parameters, local_state_values, stage_types
 from neox_config.estimate.shapes import Layout, Shape
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
@@ -26,6 +26,9 @@ __all__ = [
 
 # Device memory of a process that is not used by tensors: CUDA context, workspaces of NCCL and cuBLAS.
 RUNTIME_BYTES = 2**30
+# The compressed average of momenta holds 15 bytes for each element that it averages at once: at most this
+# number, or one larger tensor.
+_AVERAGED_BYTES, _AVERAGED_ELEMENTS = 15, 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +238,9 @@ def _buffers(shape: Shape, layout: Layout, local: int, stage: int) -> int:
     total = RUNTIME_BYTES
     if layout.zero_stage == 0 and layout.data_parallel > 1:
         total += layout.reduced_bytes * min(local, layout.bucket)
+    if layout.has_replica_states and layout.data_parallel > 1:
+        at_once = max(_AVERAGED_ELEMENTS, largest_tensor(shape, layout, stage))
+        total += _AVERAGED_BYTES * min(local, at_once)
     if layout.zero_stage >= 1:
         total += layout.element_bytes * layout.bucket * (2 if layout.has_second_bucket else 1)
     if layout.zero_stage == 3:

@@ -61,6 +61,12 @@ def local_parameters(shape: Shape, layout: Layout, stage: int) -> int:
     return sum(number * _local_count(tensor, layout.model_parallel) for number, tensor in tensors)
 
 
+def largest_tensor(shape: Shape, layout: Layout, stage: int) -> int:
+    """Return the number of parameters of the largest tensor of one device of a stage."""
+    tensors = _stage_tensors(shape, layout, stage)
+    return max((_local_count(tensor, layout.model_parallel) for _, tensor in tensors), default=0)
+
+
 def local_state_values(shape: Shape, layout: Layout, stage: int) -> int:
     """Return how many float32 values the optimizer stores for one device of a stage, without ZeRO."""
     ranks, total = layout.model_parallel, 0

@@ -243,7 +243,11 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             remark="Adam with decoupled weight decay for `freeze_step` updates. Then gradients are not "
             "averaged over replicas: each takes its own into the momentum, which the replicas average with "
             "one bit per element, and the mean square is frozen. Elements without a gradient until then are "
-            "not trained on. The gradient norm is then the root mean square over replicas, which is larger, "
+            "not trained on; the root of the mean square is at least a tenth of its root mean square over "
+            "the tensor. Scales belong to the part of a tensor on a rank, so that from then on results "
+            "depend on the data-parallel and model-parallel sizes beyond rounding. Checkpoints then have 4 "
+            "more bytes per parameter for each replica. The gradient norm is then the root mean square over "
+            "replicas, which is larger, "
             "and a step is skipped on all ranks if the gradient of one is not finite. The learning rate "
             "follows WarmupDecayLR with `lr`, `min-lr` and `warmup`, unless `scheduler` is given.",
         ),

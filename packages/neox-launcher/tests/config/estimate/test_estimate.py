@@ -208,7 +208,12 @@ def test_replicas_that_compress_store_their_errors():
     """One number per parameter for what a replica lost, and this replica's share of one for the mean."""
     shape, layout = make_shape(), Layout(element_bytes=4, gradient_bytes=4, has_replica_states=True)
     assert device_memory(shape, layout).optimizer == 8 * 1872
-    assert device_memory(shape, replace(layout, data_parallel=3)).optimizer == (8 + 4) * 1872 + 4 * 624
+    alone, several = device_memory(shape, layout), device_memory(shape, replace(layout, data_parallel=3))
+    assert several.optimizer == (8 + 4) * 1872 + 4 * 624
+    plain = device_memory(shape, replace(layout, data_parallel=3, has_replica_states=False))
+    # Besides the buckets of gradients, which both have: 15 bytes for each number that is averaged at once.
+    assert several.buffers - plain.buffers == 15 * 1872
+    assert alone.buffers == device_memory(shape, replace(layout, has_replica_states=False)).buffers
 
 
 def test_offloading_moves_states_to_the_host():

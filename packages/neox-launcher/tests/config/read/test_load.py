@@ -357,3 +357,21 @@ def test_precision_and_amp_contradict_each_other(load):
 def test_gradients_that_are_divided_first_anyway_are_noted(load, text, has_note):
     config = load(f"{text}\nprescale_gradients: true")
     assert ("prescale_gradients" in [notice.name for notice in config.notices]) is has_note
+
+
+@pytest.mark.parametrize(
+    ("freeze_step", "noted"),
+    [
+        (9, ["prescale_gradients", "communication_data_type"]),
+        (10, ["optimizer.params.freeze_step"]),
+        (None, ["optimizer.params.freeze_step"]),
+    ],
+)
+def test_a_freeze_that_never_comes_and_keys_without_effect_after_it_are_noted(load, freeze_step, noted):
+    overrides = ["optimizer.type=OneBitAdam"]
+    if freeze_step is not None:
+        overrides.append(f"optimizer.params.freeze_step={freeze_step}")
+    # The training has 10 iterations.
+    config = load("prescale_gradients: true\ncommunication_data_type: fp32", *overrides)
+    names = {"optimizer.params.freeze_step", "prescale_gradients", "communication_data_type"}
+    assert [notice.name for notice in config.notices if notice.name in names] == noted

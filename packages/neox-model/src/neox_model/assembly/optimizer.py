@@ -14,7 +14,7 @@ from neox_model.optim import OPTIMIZERS
 from neox_model.optim.adagrad import Adagrad
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.param_groups import split_by_kind, split_by_weight_decay
-from neox_model.parallel.groups import SINGLE_RANK, Group
+from neox_model.parallel.groups import Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 
 __all__ = ["build_optimizer", "build_schedule"]
@@ -27,7 +27,7 @@ _TORCH_CLASSES = {
 
 
 def build_optimizer(
-    config: NeoXConfig, model: nn.Module, *, model_group: Group, data_group: Group = SINGLE_RANK
+    config: NeoXConfig, model: nn.Module, *, model_group: Group, data_group: Group
 ) -> Optimizer:
     """Build the configured optimizer over a model's parameters: one of `OPTIMIZERS` or of torch.optim.
 

@@ -53,6 +53,7 @@ from neox_model.checkpoint.parts import RunParts, Schedule
 from neox_model.checkpoint.replica_states import (
     is_replica_state,
     log_other_replicas,
+    replica_factor,
     replica_ranges,
     replica_tensor,
 )
@@ -318,16 +319,13 @@ def _check_states(fragments: list[Fragment], manifest: Manifest, reader: ShardRe
 
 def _fill_states(fragments: list[Fragment], manifest: Manifest, reader: ShardReader, optimizer: Any) -> None:
     for fragment, key, record in _stored_states(fragments, manifest):
-        ranges = _state_ranges(fragment, optimizer, key, record)
-        if ranges:
-            target = _state_memory(fragment, optimizer, key, record)
-            _fill_with_mean(target, f"{fragment.name}/{key}", record, ranges, reader)
+        _fill_state(fragment, optimizer, key, record, reader)
     same_class = manifest.optimizer == type(optimizer).__name__
     restore_scalars(fragments, optimizer, manifest.optimizer_scalars, same_class=same_class)
 
 
 def _state_ranges(fragment: Fragment, optimizer: Any, key: str, record: TensorRecord) -> list[Range]:
-    """Return the ranges of a stored state whose mean this rank's part is; most states have one."""
+    """Return the ranges of a stored state whose sum this rank's part is; most states have one."""
     if is_replica_state(optimizer, key):
         return replica_ranges(fragment, optimizer, key, record.shape)
     return [state_range(fragment, optimizer, key, record.shape)]
@@ -339,16 +337,25 @@ def _state_memory(fragment: Fragment, optimizer: Any, key: str, record: TensorRe
     return state_tensor(fragment, optimizer, key, record.shape)
 
 
-def _fill_with_mean(
-    target: torch.Tensor, name: str, record: TensorRecord, ranges: list[Range], reader: ShardReader
+def _fill_state(
+    fragment: Fragment, optimizer: Any, key: str, record: TensorRecord, reader: ShardReader
 ) -> None:
-    reader.fill(target, name, record, ranges[0])
+    """Read this rank's part of a state; a replica without others has no states of replicas."""
+    of_replica = is_replica_state(optimizer, key)
+    if of_replica and optimizer.data_group.size == 1:
+        return
+    target, name = _state_memory(fragment, optimizer, key, record), f"{fragment.name}/{key}"
+    ranges = _state_ranges(fragment, optimizer, key, record)
+    for wanted in ranges[:1]:
+        reader.fill(target, name, record, wanted)
     for wanted in ranges[1:]:
         other = torch.empty_like(target)
         reader.fill(other, name, record, wanted)
         target += other
-    if len(ranges) > 1:
-        target /= len(ranges)
+    if of_replica and not ranges:
+        target.zero_()
+    elif of_replica:
+        target *= replica_factor(optimizer, key, record.shape)
 
 
 def _stored_states(

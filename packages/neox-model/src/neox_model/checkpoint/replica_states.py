@@ -5,8 +5,9 @@ tensors. `own`: each replica has one value per element; the tensor has the shape
 dimension first, the replicas. `part`: the replicas share the elements of what a tensor-parallel rank holds;
 the tensor has the shape of the weight.
 
-With another number of replicas each reads the mean of an `own` state over the replicas: these states are
-errors that replicas add to what they average, and the mean error stays the same. One replica has neither.
+With another number of replicas these divide the stored rows of an `own` state among themselves: replica j of
+D reads the sum of the rows i with i = j mod D, times D over the number of rows. These states are errors that
+replicas add to what they average, and the mean error stays the same. One replica has neither.
 """
 
 import logging
@@ -22,7 +23,14 @@ from neox_model.checkpoint.logical import Fragment
 from neox_model.checkpoint.shards import Part
 from neox_model.parallel.compressed_average import part_length
 
-__all__ = ["is_replica_state", "log_other_replicas", "replica_parts", "replica_ranges", "replica_tensor"]
+__all__ = [
+    "is_replica_state",
+    "log_other_replicas",
+    "replica_factor",
+    "replica_parts",
+    "replica_ranges",
+    "replica_tensor",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +63,9 @@ def replica_parts(fragment: Fragment, optimizer: Any) -> list[Part]:
 
 
 def replica_ranges(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, ...]) -> list[Range]:
-    """Return the ranges of a stored state whose mean is this replica's; none for a replica without others.
+    """Return the ranges of a stored state whose sum, times `replica_factor`, is this replica's.
+
+    There are none for a replica without others, and for replicas beyond the stored number.
 
     Args:
         fragment: the fragment of a weight.
@@ -78,8 +88,13 @@ def replica_ranges(fragment: Fragment, optimizer: Any, key: str, shape: tuple[in
         return []
     if not is_own:
         return [(logical.slices, *_served(fragment, optimizer))]
-    rows = [group.rank] if shape[0] == group.size else range(shape[0])
+    rows = range(group.rank, shape[0], group.size)
     return [(((row, row + 1), *logical.slices), 0, block_numel(logical.slices)) for row in rows]
+
+
+def replica_factor(optimizer: Any, key: str, shape: tuple[int, ...]) -> float:
+    """Return the factor of the sum of the ranges, by which the mean over replicas is that of the rows."""
+    return optimizer.data_group.size / shape[0] if _is_own(optimizer, key) else 1.0
 
 
 def replica_tensor(fragment: Fragment, optimizer: Any, key: str) -> Tensor:
@@ -104,7 +119,11 @@ def log_other_replicas(manifest: Manifest, optimizer: Any) -> None:
     if not names or optimizer.data_group.size == manifest.layout.data:
         return
     here, there = optimizer.data_group.size, manifest.layout.data
-    what = "left out: one replica compresses nothing" if here == 1 else "replaced by their mean"
+    what = (
+        "left out: one replica compresses nothing"
+        if here == 1
+        else f"divided among {here} replicas, with the same mean"
+    )
     logger.warning("%s of the checkpoint's %d replicas: %s", " and ".join(names), there, what)
 
 

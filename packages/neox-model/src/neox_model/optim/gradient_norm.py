@@ -56,8 +56,13 @@ def norm_over_replicas(norms: Tensor, data: Group) -> Tensor:
     if data.size == 1:
         return norms
     mean = norms.square() / data.size
-    distributed.all_reduce(mean, group=data.process_group)
-    return mean.sqrt()
+    rows = [torch.empty_like(mean) for _ in range(data.size)]
+    distributed.all_gather(rows, mean, group=data.process_group)
+    # Added in the order of the ranks: an all-reduce may add each number in another order.
+    total = rows[0]
+    for row in rows[1:]:
+        total = total + row
+    return total.sqrt()
 
 
 def share_of_zeros(parameters: Sequence[Parameter], gradients: Sequence[Tensor], groups: Groups) -> Tensor:

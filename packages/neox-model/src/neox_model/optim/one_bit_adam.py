@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neox_model.optim.adam import adam
-from neox_model.optim.frozen_phase import REPLICA_STATES, FrozenPhase
+from neox_model.optim.frozen_phase import REPLICA_STATES, FrozenPhase, frozen_root
 from neox_model.parallel.compressed_average import CompressedAverage
 from neox_model.parallel.groups import SINGLE_RANK, Group
 
@@ -23,8 +23,8 @@ class OneBitAdam(Optimizer):
     In these each replica takes its own gradient into the momentum, replicas average the momenta with one bit
     per element (`CompressedAverage`), and the mean squared gradient no longer changes. Its bias correction
     stays that of the freeze, and the momentum's continues, so that no step jumps. Elements that had no
-    gradient until then are not trained on, and only decay (`FrozenPhase.take_gradient`). A replica without
-    others compresses nothing.
+    gradient until then are not trained on, and only decay (`FrozenPhase.take_gradient`); those whose mean
+    square is tiny are divided by a larger one (`frozen_root`). A replica without others compresses nothing.
 
     Args:
         parameters: parameter groups, each with `weight_decay`, which is decoupled.
@@ -56,11 +56,9 @@ class OneBitAdam(Optimizer):
         data_group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        self._frozen = FrozenPhase(self.state, freeze_step=freeze_step, group=data_group)
+        self._frozen = FrozenPhase(self, freeze_step=freeze_step, group=data_group)
         self._bias_correction = bias_correction
         self._adam = adam(self.param_groups, lr=lr, betas=betas, eps=eps, bias_correction=bias_correction)
-        # Both phases use the same states and the same settings.
-        self._adam.param_groups, self._adam.state = self.param_groups, self.state
 
     @property
     def data_group(self) -> Group:
@@ -106,6 +104,8 @@ class OneBitAdam(Optimizer):
             # A training that was frozen continues with a later freeze.
             for name in _COMPRESSED_STATES:
                 self.state[parameter].pop(name, None)
+        # Both phases use the same states and settings; `load_state_dict` replaces both.
+        self._adam.param_groups, self._adam.state = self.param_groups, self.state
         self._adam.step()
         for parameter, _ in trained if not self._bias_correction else ():
             self.state[parameter].setdefault("step", torch.tensor(0.0)).add_(1)
@@ -123,7 +123,7 @@ class OneBitAdam(Optimizer):
     def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
         """Move a weight by its averaged momentum."""
         state, (beta1, beta2) = self.state[parameter], group["betas"]
-        root = state["exp_avg_sq"].sqrt()
+        root = frozen_root(state["exp_avg_sq"])
         if self._bias_correction:
             # On the device of the counts: nothing is read back.
             root /= (1 - beta2 ** state["frozen_step"].double()).sqrt()

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_model.optim.frozen_phase import REPLICA_STATES, FrozenPhase
+from neox_model.optim.frozen_phase import REPLICA_STATES, FrozenPhase, frozen_root
 from neox_model.optim.lamb import Lamb
 from neox_model.optim.split_weights import joined_maxima_
 from neox_model.parallel.compressed_average import CompressedAverage
@@ -63,7 +63,7 @@ class OneBitLamb(Lamb):
         **settings: Any,
     ) -> None:
         super().__init__(parameters, model_group=model_group, **settings)
-        self._frozen = FrozenPhase(self.state, freeze_step=freeze_step, group=data_group)
+        self._frozen = FrozenPhase(self, freeze_step=freeze_step, group=data_group)
         self._coeff_beta = coeff_beta
         self._factor_range = (factor_min, factor_max)
         self._factor_threshold = factor_threshold
@@ -163,7 +163,7 @@ class OneBitLamb(Lamb):
         return torch.where(state["exp_avg_sq"] > 0, frozen / fresh, 0.0).amax()
 
     def _root(self, square: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor:
-        root = square.sqrt()
+        root = frozen_root(square)
         if self._bias_correction:
             # Counts may be on a device: nothing is read back.
             root /= (1 - group["betas"][1] ** step.double()).sqrt()

@@ -28,7 +28,9 @@ __all__ = ["CompressedAverage", "Compressible", "part_length"]
 # on the place of its tensor in the message.
 _ALIGNMENT = 8
 _BITS = 8
-# A compression requires about five numbers for each of these elements.
+# At its peak a compression holds at most three float32 numbers and three bytes for each of these elements:
+# the values of the tensors, padded and in rows; signs, live elements, and bits to pack.
+# `neox_config/estimate/memory.py` counts them.
 _BUCKET_ELEMENTS = 2**24
 
 
@@ -89,10 +91,12 @@ class CompressedAverage:
         is_live = self._rows([each.is_live for each in bucket], lengths)
         values = self._rows([each.values + each.worker_error for each in bucket], lengths)
         sent = _compress(values, is_live, lengths)
-        self._write([each.worker_error for each in bucket], values - sent.decoded(is_live, lengths), lengths)
+        self._write(
+            [each.worker_error for each in bucket], values.sub_(sent.decoded(is_live, lengths)), lengths
+        )
 
         parts = _unpack(self._exchange(sent.packed()), lengths).decoded(is_live[mine], lengths)
-        mean = parts.mean(dim=0, keepdim=True)
+        mean = _mean_in_order(parts)
         # Where no element is live, errors are zero like the values.
         mean += torch.cat([each.server_error for each in bucket])
         served = _compress(mean, is_live[mine], lengths)
@@ -151,9 +155,10 @@ class _Compressed:
 
     def decoded(self, is_live: Tensor, lengths: Sequence[int]) -> Tensor:
         """Return the values that these stand for, zero where an element is not live."""
-        each = zip(self.scales.unbind(dim=1), lengths, strict=True)
-        scales = torch.cat([scale[:, None].expand(-1, length) for scale, length in each], dim=1)
-        return torch.where(self.is_positive, scales, -scales).mul_(is_live)
+        values = self.is_positive.to(torch.float32).mul_(2).sub_(1).mul_(is_live)
+        for part, scale in zip(values.split(list(lengths), dim=1), self.scales.unbind(dim=1), strict=True):
+            part.mul_(scale[:, None])
+        return values
 
     def packed(self) -> Tensor:
         """Return the bytes to send, uint8, [rows, elements / 8 + 4 * tensors]."""
@@ -161,6 +166,18 @@ class _Compressed:
         places = torch.arange(_BITS, dtype=torch.uint8, device=bits.device)
         signs = (bits << places).sum(dim=-1, dtype=torch.uint8)
         return torch.cat([signs, self.scales.contiguous().view(torch.uint8)], dim=1)
+
+
+def _mean_in_order(rows: Tensor) -> Tensor:
+    """Return the mean of the rows, added one after another, as one row.
+
+    The order in which `mean` adds depends on the position of an element in its row, and so on the place of
+    its tensor in the message.
+    """
+    total = rows[:1].clone()
+    for row in rows[1:]:
+        total += row
+    return total.div_(len(rows))
 
 
 def _unpack(rows: Tensor, lengths: Sequence[int]) -> _Compressed:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.names import in_model_order, is_random_state, is_weight
@@ -34,6 +35,10 @@ _SIZES: Mapping[str, Callable[[Tensor], Tensor]] = {
     # Lion's.
     "exp_avg": torch.abs,
 }
+
+
+# States of optimizers that differ between data-parallel ranks, with other values for every number of ranks.
+_OF_REPLICAS = frozenset(name for facts in OPTIMIZER_FACTS.values() for name in facts.replica_states)
 
 
 class State:
@@ -81,8 +86,7 @@ class TensorDifference:
 
 def differences(expected: State, found: State, *, of_weights: bool) -> Iterator[TensorDifference]:
     """Compare two checkpoints to the last bit; yield the differences in the order of the model."""
-    wanted, there = expected.names(of_weights=of_weights), found.names(of_weights=of_weights)
-    for name in in_model_order({*wanted, *there}):
+    for name in _compared(expected, found, of_weights=of_weights):
         reason = _unlike(expected, found, name)
         if reason:
             yield TensorDifference(name, reason, math.inf)
@@ -94,6 +98,15 @@ def differences(expected: State, found: State, *, of_weights: bool) -> Iterator[
             shape = expected.manifest.tensors[name].shape
             text = difference.describe(shape) + _explain(expected, found, name)
             yield TensorDifference(name, text, difference.relative)
+
+
+def _compared(expected: State, found: State, *, of_weights: bool) -> list[str]:
+    """Return the names to compare, without states of replicas if there are other numbers of these."""
+    wanted, there = expected.names(of_weights=of_weights), found.names(of_weights=of_weights)
+    names = {*wanted, *there}
+    if expected.manifest.layout.data != found.manifest.layout.data:
+        names = {name for name in names if name.rpartition("/")[2] not in _OF_REPLICAS}
+    return in_model_order(names)
 
 
 def _unlike(expected: State, found: State, name: str) -> str:
@@ -212,8 +225,7 @@ def differences_beyond_rounding(
         Every tensor with its difference; the text is empty if it is within the limits.
     """
     loudest = _loudest(expected)
-    wanted, there = expected.names(of_weights=of_weights), found.names(of_weights=of_weights)
-    for name in in_model_order({*wanted, *there}):
+    for name in _compared(expected, found, of_weights=of_weights):
         reason = _unlike(expected, found, name)
         if reason:
             yield TensorDifference(name, reason, math.inf)
