@@ -25,7 +25,7 @@ def train(trainings: list[dict[str, Any]]) -> None:
     from torch import distributed
 
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import run, saving
 
     for settings in trainings:
         lost = settings.pop("lost", None)
@@ -34,7 +34,7 @@ def train(trainings: list[dict[str, Any]]) -> None:
         distributed.barrier()
         resolved = resolved_from(SMALL_TRAINING | settings, devices=distributed.get_world_size())
         groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
-        with patch.object(run, "Uploads", partial(run.Uploads, patience=0.0)):
+        with patch.object(saving, "Uploads", partial(saving.Uploads, patience=0.0)):
             run.train_in(groups, resolved)
 
 

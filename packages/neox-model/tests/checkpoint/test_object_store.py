@@ -316,6 +316,56 @@ def test_an_upload_ends_with_the_process_that_started_it(tmp_path):
     assert folders.marks_of_uploads(tmp_path / "save") == []
 
 
+def test_a_checkpoint_that_was_being_replaced_is_uploaded_under_its_name(tmp_path):
+    run, folder = saved(tmp_path / "save")
+    hidden = folder.rename(folder.with_name(".global_step1.replaced"))  # Between the two renames of a save.
+    assert folders.find_latest(tmp_path / "save") == hidden
+    assert folders.upload_mark(hidden) == folders.upload_mark(folder)
+    upload(hidden, DyingStore(URL))
+    found = loaded(URL, tmp_path / "cache")
+    assert found is not None
+    assert (found.iteration, found.weights) == (1, run.weights)
+
+
+@pytest.mark.parametrize("failing", ["mark", "process"])
+def test_an_upload_that_cannot_start_is_a_failed_upload(tmp_path, monkeypatch, caplog, failing):
+    uploads = Uploads(tmp_path / "save", f"file://{tmp_path}/store", chunk_bytes=CHUNK, patience=0.0)
+    _, folder = saved(tmp_path / "save")
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as context:
+        if failing == "mark":
+            context.setattr(Path, "touch", fail)
+        else:
+            context.setattr("neox_model.checkpoint.uploads.subprocess.Popen", fail)
+        uploads.submit(folder)
+    (message,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+    assert message.endswith("its process cannot be started: [Errno 28] No space left on device")
+    assert folders.marks_of_uploads(tmp_path / "save") == []
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        uploads.finish()
+    uploads.submit(folder)
+    with monkeypatch.context() as context:
+        context.setattr(Path, "unlink", fail)
+        uploads.finish()
+    assert (tmp_path / "store" / LATEST).read_text() == "global_step1\n"
+
+
+def test_signals_to_all_processes_of_a_job_do_not_end_an_upload(tmp_path):
+    (tmp_path / "store").write_text("a file, to which an upload fails until it is deleted")
+    uploads = Uploads(tmp_path / "save", f"file://{tmp_path}/store", chunk_bytes=CHUNK, patience=60.0)
+    _, folder = saved(tmp_path / "save")
+    uploads.submit(folder)
+    assert uploads._running is not None
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        uploads._running.send_signal(number)
+    (tmp_path / "store").unlink()
+    uploads.finish()
+    assert (tmp_path / "store" / LATEST).read_text() == "global_step1\n"
+
+
 def test_closing_ends_the_upload_and_marks_of_a_killed_training_are_removed(tmp_path):
     _, folder = saved(tmp_path / "save")
     folders.upload_mark(folder).touch()

@@ -123,7 +123,7 @@ def publish(temporary: Path, final: Path) -> None:
 
 def upload_mark(final: Path) -> Path:
     """Return the file that exists while a checkpoint is uploaded."""
-    return final.with_name(f".{final.name}.uploading")
+    return final.with_name(f".{final_name(final)}.uploading")
 
 
 def marks_of_uploads(directory: Path) -> list[Path]:
