@@ -108,7 +108,7 @@ def _in_background(action: Callable[[], None]) -> Future[None]:
         try:
             action()
             future.set_result(None)
-        except BaseException as error:  # Raised again where the result is read.
+        except Exception as error:  # Raised again where the result is read.
             future.set_exception(error)
 
     Thread(target=run, daemon=True).start()
