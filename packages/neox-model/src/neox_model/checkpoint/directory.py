@@ -26,6 +26,7 @@ __all__ = [
     "publish",
     "unfinished",
     "upload_mark",
+    "withdraw",
 ]
 
 _LEFTOVER = re.compile(r"\.(\w+)\.(saving|replaced|deleted)")
@@ -119,6 +120,11 @@ def publish(temporary: Path, final: Path) -> None:
     point_latest(directory, final.name)
     if replaced.exists():
         shutil.rmtree(replaced)
+
+
+def withdraw(final: Path) -> None:
+    """Make a checkpoint unfinished again."""
+    final.rename(unfinished(final))
 
 
 def upload_mark(final: Path) -> Path:

@@ -187,7 +187,7 @@ def download(store: ObjectStore, name: str, manifest: bytes, folder: Path) -> No
             if _is_sound(final, manifest):
                 return
             logger.warning("%s is damaged: downloading what is damaged again", final)
-            final.rename(temporary)
+            folders.withdraw(final)
         temporary.mkdir(exist_ok=True)
         (temporary / MANIFEST).unlink(missing_ok=True)
         write_durably(temporary / MANIFEST, manifest.decode(errors="replace"))
