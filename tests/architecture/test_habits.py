@@ -21,6 +21,7 @@ MAY_CATCH_EVERYTHING = {
     "neox_launcher.worker.bootstrap",
     "neox_model.worker",
     "neox_model.checkpoint.object_store",
+    "neox_model.checkpoint.downloads",  # Its thread passes the exception on.
     "neox_model.checkpoint.outcome",
     "neox_model.metrics.writers.steady",
 }

@@ -6,15 +6,17 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+from fsspec.spec import AbstractBufferedFile
 
 from neox_config.facts.checkpoints import LATEST, MANIFEST
 from neox_model.checkpoint import CheckpointError, downloads, object_store
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.downloads import cache_folder, download, local_folder
+from neox_model.checkpoint.downloads import checkpoint_folder, download, local_folder
 from neox_model.checkpoint.object_store import ObjectStore
 from neox_model.checkpoint.upload import upload
 from neox_model.checkpoint.uploads import Uploads
@@ -84,9 +86,10 @@ def test_what_was_uploaded_is_loaded(tmp_path):
     found = loaded(URL, tmp_path / "cache")
     assert found is not None
     assert (found.iteration, found.weights, found.states) == (1, run.weights, run.states)
-    folder_of_downloads = cache_folder(URL, str(tmp_path / "cache"))
-    assert folder_of_downloads.parent == tmp_path / "cache"
-    assert (folder_of_downloads / LATEST).read_text() == "global_step1\n"
+    manifest = (folder / MANIFEST).read_bytes()
+    downloaded = checkpoint_folder(URL, "global_step1", manifest, cache=str(tmp_path / "cache"))
+    assert downloaded.parent.parent == tmp_path / "cache"
+    assert (downloaded / LATEST).read_text() == "global_step1\n"
 
 
 @pytest.mark.parametrize("url", ["memory://bucket/run", "file"])
@@ -171,7 +174,8 @@ def test_a_damaged_shard_in_the_store_is_refused_by_its_checksum(tmp_path, memor
 def test_an_interrupted_download_continues_with_the_shards_that_are_sound(tmp_path):
     run, folder = saved(tmp_path / "save")
     upload(folder, DyingStore(URL))
-    cached = cache_folder(URL, str(tmp_path / "cache"))
+    manifest = (folder / MANIFEST).read_bytes()
+    cached = checkpoint_folder(URL, "global_step1", manifest, cache=str(tmp_path / "cache"))
     partial = folders.unfinished(cached / "global_step1")
     partial.mkdir(parents=True)
     shard = "shard-00000.safetensors"
@@ -186,11 +190,123 @@ def test_an_interrupted_download_continues_with_the_shards_that_are_sound(tmp_pa
                 fetched.append(name)
                 super().download(name, path)
 
-        download(CountingStore(URL), "global_step1", cached)
+        download(CountingStore(URL), "global_step1", manifest, cached)
         assert fetched == [f"global_step1/{shard}"] * expected
         assert (cached / "global_step1" / shard).read_bytes() == content
         folders.keep_newest(cached, 0, 1)
     assert loaded(URL, tmp_path / "cache").weights == run.weights
+
+
+def test_a_folder_to_load_from_stays_as_it_is_while_others_download(tmp_path):
+    run, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    first = local_folder(URL, SINGLE_PROCESS, cache=str(tmp_path / "cache"), patience=0.0)
+    _, folder = saved(tmp_path / "save", updates=2)
+    upload(folder, DyingStore(URL))
+    second = local_folder(URL, SINGLE_PROCESS, cache=str(tmp_path / "cache"), patience=0.0)
+    assert first is not None
+    assert second != first
+    again = Run(layers=2)
+    again.load(first)
+    assert (again.iteration, again.weights) == (1, run.weights)
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_damaged_download_is_repaired(tmp_path, caplog, is_cut):
+    run, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    cached = local_folder(URL, SINGLE_PROCESS, cache=str(tmp_path / "cache"), patience=0.0)
+    assert cached is not None
+    shard = cached / "global_step1/shard-00000.safetensors"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] if is_cut else content[:-1] + bytes([content[-1] ^ 1]))
+    assert loaded(URL, tmp_path / "cache").weights == run.weights
+    assert shard.read_bytes() == content
+    assert "global_step1 is damaged: downloading what is damaged again" in caplog.text
+
+
+def test_a_local_file_that_fails_is_neither_repeated_nor_an_error_of_the_store(tmp_path, caplog):
+    store = ObjectStore(URL, chunk_bytes=CHUNK, patience=0.1)
+    store.write("name", io.BytesIO(b"content"))
+    with pytest.raises(CheckpointError, match=r"^/dev/full: "):
+        store.download("name", Path("/dev/full"))
+    with pytest.raises(IsADirectoryError):
+        store.download("name", tmp_path)
+
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(CheckpointError, match=r"a local file: .*Input/output error"):
+        store.write("name", Broken())
+    assert caplog.messages == []
+
+
+class PartsFile(AbstractBufferedFile):
+    """A file of a store with buckets: it appears when it is committed."""
+
+    def _initiate_upload(self) -> None:
+        self.parts: list[bytes] = []
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        self.fs.sent += 1
+        if self.fs.sent == self.fs.fails_at:
+            raise OSError("unplugged")
+        self.parts.append(self.buffer.getvalue())
+        return True
+
+    def commit(self) -> None:
+        self.fs.objects[self.path] = self.parts
+
+    def discard(self) -> None:
+        self.fs.discarded += 1
+
+
+class PartsSystem(fsspec.AbstractFileSystem):
+    """A store with buckets, uploads in parts, and one failure."""
+
+    cachable = False
+
+    def __init__(self, *, fails_at: int = 0) -> None:
+        super().__init__()
+        self.objects: dict[str, list[bytes]] = {}
+        self.sent, self.discarded, self.fails_at = 0, 0, fails_at
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> PartsFile:
+        del options["cache_options"]
+        return PartsFile(self, path, mode, **options)
+
+
+def test_an_object_is_sent_in_parts_and_appears_when_all_are_there(monkeypatch):
+    monkeypatch.setattr(object_store.time, "sleep", lambda seconds: None)
+    content = bytes(range(256)) * 4096 * 12  # 12 MB
+    store = ObjectStore(URL, chunk_bytes=CHUNK, patience=0.0)
+    store._has_folders = False
+    for patience, fails_at in ((0.0, 0), (0.0, 2), (0.5, 2)):
+        store._patience, store._system = patience, PartsSystem(fails_at=fails_at)
+        if fails_at and not patience:
+            with pytest.raises(CheckpointError, match="OSError: unplugged"):
+                store.write("name", io.BytesIO(content))
+            assert (store._system.objects, store._system.discarded) == ({}, 1)
+            continue
+        store.write("name", io.BytesIO(content))
+        (parts,) = store._system.objects.values()
+        assert b"".join(parts) == content
+        assert all(len(part) >= CHUNK for part in parts[:-1])
+        assert store._system.discarded == bool(fails_at)
+    monkeypatch.setattr(object_store, "_MOST_PARTS", 1)
+    store._patience, store._system = 0.0, PartsSystem()
+    store.write("name", io.BytesIO(content))
+    (parts,) = store._system.objects.values()
+    assert [len(part) for part in parts if part] == [len(content)]
+
+
+def test_an_absent_bucket_is_no_empty_store(tmp_path, monkeypatch):
+    store = ObjectStore("memory://bucket/run", chunk_bytes=CHUNK, patience=0.0)
+    assert downloads.latest_in(store) is None
+    store._has_folders = False
+    with pytest.raises(CheckpointError, match="the bucket 'bucket' does not exist; create it, or correct"):
+        downloads.latest_in(store)
 
 
 def test_a_store_without_checkpoint_is_empty_whatever_was_downloaded_before(tmp_path, memory):
@@ -314,6 +430,56 @@ def test_an_upload_ends_with_the_process_that_started_it(tmp_path):
     assert process.wait(timeout=60) == 1
     uploads.close()
     assert folders.marks_of_uploads(tmp_path / "save") == []
+
+
+def test_a_checkpoint_that_was_being_replaced_is_uploaded_under_its_name(tmp_path):
+    run, folder = saved(tmp_path / "save")
+    hidden = folder.rename(folder.with_name(".global_step1.replaced"))  # Between the two renames of a save.
+    assert folders.find_latest(tmp_path / "save") == hidden
+    assert folders.upload_mark(hidden) == folders.upload_mark(folder)
+    upload(hidden, DyingStore(URL))
+    found = loaded(URL, tmp_path / "cache")
+    assert found is not None
+    assert (found.iteration, found.weights) == (1, run.weights)
+
+
+@pytest.mark.parametrize("failing", ["mark", "process"])
+def test_an_upload_that_cannot_start_is_a_failed_upload(tmp_path, monkeypatch, caplog, failing):
+    uploads = Uploads(tmp_path / "save", f"file://{tmp_path}/store", chunk_bytes=CHUNK, patience=0.0)
+    _, folder = saved(tmp_path / "save")
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as context:
+        if failing == "mark":
+            context.setattr(Path, "touch", fail)
+        else:
+            context.setattr("neox_model.checkpoint.uploads.subprocess.Popen", fail)
+        uploads.submit(folder)
+    (message,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+    assert message.endswith("its process cannot be started: [Errno 28] No space left on device")
+    assert folders.marks_of_uploads(tmp_path / "save") == []
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        uploads.finish()
+    uploads.submit(folder)
+    with monkeypatch.context() as context:
+        context.setattr(Path, "unlink", fail)
+        uploads.finish()
+    assert (tmp_path / "store" / LATEST).read_text() == "global_step1\n"
+
+
+def test_signals_to_all_processes_of_a_job_do_not_end_an_upload(tmp_path):
+    (tmp_path / "store").write_text("a file, to which an upload fails until it is deleted")
+    uploads = Uploads(tmp_path / "save", f"file://{tmp_path}/store", chunk_bytes=CHUNK, patience=60.0)
+    _, folder = saved(tmp_path / "save")
+    uploads.submit(folder)
+    assert uploads._running is not None
+    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        uploads._running.send_signal(number)
+    (tmp_path / "store").unlink()
+    uploads.finish()
+    assert (tmp_path / "store" / LATEST).read_text() == "global_step1\n"
 
 
 def test_closing_ends_the_upload_and_marks_of_a_killed_training_are_removed(tmp_path):

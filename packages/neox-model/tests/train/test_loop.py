@@ -27,6 +27,7 @@ from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.hooks.stop import StopHook
+from neox_model.train.hooks.upload import UploadHook
 from neox_model.train.loop import train
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
@@ -182,6 +183,30 @@ def test_a_sigusr1_after_the_training_stays_pending():
     run(StopHook(SINGLE_RANK, exit_interval=None), last=2)
     signal.raise_signal(signal.SIGUSR1)
     assert signal.SIGUSR1 in signal.sigpending()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_signal_during_the_last_upload_does_not_end_it(is_stopped):
+    class Uploading:
+        poll_count = 0
+        ended = False
+
+        def poll(self):
+            self.poll_count += 1
+            if is_stopped and self.poll_count == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def finish(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+            self.ended = True
+
+    before = signal.getsignal(signal.SIGTERM)
+    uploads = Uploading()
+    stop = StopHook(SINGLE_RANK, exit_interval=None, waits_later=True)
+    hook = UploadHook(uploads, stop, resumed=None, while_waiting=nullcontext)
+    run(stop, hook, last=50 if is_stopped else 3)
+    assert uploads.ended
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_stop_names_the_signal_that_the_launcher_received(tmp_path, monkeypatch, caplog):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-__all__ = ["BUCKET_PACKAGES", "MULTIPART_BYTES", "has_password", "is_url", "packages_for", "scheme_of"]
+__all__ = ["BUCKET_PACKAGES", "MULTIPART_BYTES", "has_credentials", "is_url", "packages_for", "scheme_of"]
 
 BUCKET_PACKAGES: Mapping[str, str] = {
     "s3": "s3fs",
@@ -34,9 +34,12 @@ def scheme_of(url: str) -> str:
     return "" if found is None else found[1].lower()
 
 
-def has_password(url: str) -> bool:
-    """Return whether a URL contains a user name, and possibly a password."""
-    return _PASSWORD.search(url) is not None
+def has_credentials(url: str) -> bool:
+    """Return whether a URL contains a user name, and possibly a password.
+
+    In Azure's, the name before `@` is that of the container.
+    """
+    return BUCKET_PACKAGES.get(scheme_of(url)) != "adlfs" and _PASSWORD.search(url) is not None
 
 
 def packages_for(url: str) -> tuple[str, ...]:

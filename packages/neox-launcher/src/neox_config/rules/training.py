@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from neox_config.derive.engine import engine_offers
-from neox_config.facts.stores import has_password, is_url
+from neox_config.facts.stores import has_credentials, is_url
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -76,7 +76,7 @@ def stores_are_urls(c: NeoXConfig) -> Iterator[Problem]:
     if store is not None and not is_url(store):
         yield Problem("checkpoint_store", "is not a URL", "write s3://BUCKET/FOLDER")
     for name, url in (("checkpoint_store", store), ("load", c.checkpoint.load)):
-        if url is not None and is_url(url) and has_password(url):
+        if url is not None and is_url(url) and has_credentials(url):
             what = "contains a user name, and every checkpoint would record it"
             remedy = "remove it, and set credentials in the variables or files that the store's package reads"
             yield Problem(name, what, remedy)

@@ -7,6 +7,7 @@ import pytest
 
 from neox_config import load_config, resolve, rules
 from neox_config.errors import ConfigError
+from neox_config.facts.stores import has_credentials
 from neox_config.rules import RULES
 
 # rule -> (text that breaks it, where, part of the sentence, text that does not)
@@ -772,3 +773,8 @@ def test_iterations_after_the_end_of_the_training_cannot_be_profiled(load):
 def test_traces_have_a_folder(load):
     with pytest.raises(ConfigError, match=r"has no folder for its traces\s+set log-dir"):
         load("profile: true")
+
+
+def test_the_container_in_a_url_of_azure_is_no_user_name():
+    assert not has_credentials("abfss://container@account.dfs.core.windows.net/run")
+    assert has_credentials("s3://name:secret@bucket/run")

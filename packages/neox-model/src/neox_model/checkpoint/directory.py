@@ -26,6 +26,7 @@ __all__ = [
     "publish",
     "unfinished",
     "upload_mark",
+    "withdraw",
 ]
 
 _LEFTOVER = re.compile(r"\.(\w+)\.(saving|replaced|deleted)")
@@ -121,9 +122,14 @@ def publish(temporary: Path, final: Path) -> None:
         shutil.rmtree(replaced)
 
 
+def withdraw(final: Path) -> None:
+    """Make a checkpoint unfinished again."""
+    final.rename(unfinished(final))
+
+
 def upload_mark(final: Path) -> Path:
     """Return the file that exists while a checkpoint is uploaded."""
-    return final.with_name(f".{final.name}.uploading")
+    return final.with_name(f".{final_name(final)}.uploading")
 
 
 def marks_of_uploads(directory: Path) -> list[Path]:

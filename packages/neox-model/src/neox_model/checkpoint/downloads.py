@@ -1,14 +1,15 @@
 """Load from an object store: download the latest checkpoint into a cache, and load it from there."""
 
 import hashlib
+import logging
 import os
 import re
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-from filelock import FileLock
+from threading import Thread
 
 from neox_config.facts.checkpoints import LATEST, MANIFEST, iteration_of
 from neox_config.facts.stores import MULTIPART_BYTES, is_url
@@ -18,17 +19,28 @@ from neox_model.checkpoint.contents import Manifest, Piece
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
 from neox_model.checkpoint.object_store import PATIENCE_SECONDS, ObjectStore
 from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.save_lock import folder_lock
 from neox_model.checkpoint.shards import ShardReader, write_durably
 from neox_model.parallel.groups import Groups
 
-__all__ = ["cache_folder", "download", "folder_with_weights", "local_folder"]
+__all__ = [
+    "cache_folder",
+    "checkpoint_folder",
+    "download",
+    "folder_with_weights",
+    "latest_in",
+    "local_folder",
+]
 
 _POLL_SECONDS = 0.1
-_LOCK = ".lock"
+_FOREVER = -1.0
+_USE = "downloads to"
 # Characters of a URL that a folder name may have.
 _OTHER = re.compile(r"[^A-Za-z0-9.-]+")
 _ATTEMPTS = 2
 _ABSENT = "it is absent"
+
+logger = logging.getLogger(__name__)
 
 
 def folder_with_weights(load: str, groups: Groups, *, cache: str | None) -> Path:
@@ -65,32 +77,58 @@ def local_folder(
     """
     if not is_url(load):
         return Path(load)
-    found: tuple[str, Path] | None = None
+    found: tuple[str, bytes, Path] | None = None
     with shared_outcome(groups.control, f"finding a checkpoint in {load}"):
         if groups.world.rank == 0:
-            name = _latest(_open(load, patience))
-            found = None if name is None else (name, cache_folder(load, cache))
+            latest = latest_in(_open(load, patience))
+            found = None if latest is None else (*latest, checkpoint_folder(load, *latest, cache=cache))
     # The choice of rank 0, because another training may save a newer one meanwhile.
     found = gather(groups.control, found)[0]
     if found is None:
         return None
-    name, folder = found
+    name, manifest, folder = found
     me = read_rank()
-    with ThreadPoolExecutor(1) as background:
-        task = None
-        if me is None or me.local_rank == 0:
-            task = background.submit(lambda: download(_open(load, patience), name, folder))
-        # Not one collective that waits for the download, which may take longer than collectives may.
-        while not all(gather(groups.control, task is None or task.done())):
-            time.sleep(_POLL_SECONDS)
+    task = None
+    if me is None or me.local_rank == 0:
+        task = _in_background(lambda: download(_open(load, patience), name, manifest, folder))
+    # Not one collective that waits for the download, which may take longer than collectives may.
+    while not all(gather(groups.control, task is None or task.done())):
+        time.sleep(_POLL_SECONDS)
     with shared_outcome(groups.control, f"downloading {load}/{name}"):
         if task is not None:
             task.result()
     return folder
 
 
+def _in_background(action: Callable[[], None]) -> Future[None]:
+    """Start a function in a thread that the end of this process does not wait for."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            action()
+            future.set_result(None)
+        except Exception as error:  # Raised again where the result is read.
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+def checkpoint_folder(url: str, name: str, manifest: bytes, *, cache: str | None) -> Path:
+    """Return the folder in the cache of one checkpoint alone, whose `latest` therefore never changes.
+
+    Args:
+        url: URL of a folder in an object store.
+        name: the checkpoint.
+        manifest: its manifest, which contains the checksums of all data.
+        cache: directory of the downloads from all URLs; None for the default.
+    """
+    return cache_folder(url, cache) / f"{name}-{hashlib.sha256(manifest).hexdigest()[:12]}"
+
+
 def cache_folder(url: str, cache: str | None) -> Path:
-    """Return the folder for downloads from a URL.
+    """Return the folder for all downloads from a URL.
 
     Args:
         url: URL of a folder in an object store.
@@ -105,70 +143,95 @@ def _open(url: str, patience: float) -> ObjectStore:
     return ObjectStore(url, chunk_bytes=MULTIPART_BYTES, patience=patience)
 
 
-def _latest(store: ObjectStore) -> str | None:
-    """Return the name of the checkpoint that `latest` names, None if the store contains no checkpoint.
+def latest_in(store: ObjectStore) -> tuple[str, bytes] | None:
+    """Return the name and manifest of the checkpoint that `latest` names, None if there is no checkpoint.
 
     Raises:
-        CheckpointError: there are checkpoints, but `latest` does not name a complete one.
+        CheckpointError: the bucket does not exist; or there are checkpoints, but `latest` does not name a
+            complete one.
     """
     content = store.read(LATEST)
     name = None if content is None else content.decode(errors="replace").strip()
-    if name is not None and iteration_of(name) is not None and store.read(f"{name}/{MANIFEST}") is not None:
-        return name
+    if name is not None and iteration_of(name) is not None:
+        manifest = store.read(f"{name}/{MANIFEST}")
+        if manifest is not None:
+            return name, manifest
     complete = store.complete_checkpoints()
     if name is None and not complete:
+        store.check_bucket()
         return None
     what = "is missing" if name is None else f"names {quoted(name)!r}, which is not a complete checkpoint"
     offer = f"write {complete[-1]} into it to load that checkpoint" if complete else "there is none"
     raise CheckpointError(f"{store.url}/{LATEST} {what}; if no upload is running, {offer}")
 
 
-def download(store: ObjectStore, name: str, folder: Path) -> None:
-    """Download a checkpoint, unless the folder has it, and point the folder's `latest` at it.
+def download(store: ObjectStore, name: str, manifest: bytes, folder: Path) -> None:
+    """Download a checkpoint, unless the folder has it undamaged.
 
     Files that an interrupted download has left are used if their checksums fit.
 
     Args:
         store: where it is.
         name: the checkpoint.
-        folder: local folder of checkpoints, created if missing.
+        manifest: its manifest.
+        folder: local folder for this checkpoint alone, created if missing.
 
     Raises:
         CheckpointError: the store cannot be read, or the checkpoint in it is damaged.
         OSError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / _LOCK, fallback_to_soft=False):
-        content = store.read(f"{name}/{MANIFEST}")
-        if content is None:
-            raise CheckpointError(f"{store.url}/{name} was deleted or replaced meanwhile; start again")
+    with _lock(folder):
         final = folder / name
         temporary = folders.unfinished(final)
-        if not _has(final, content):
-            temporary.mkdir(exist_ok=True)
-            (temporary / MANIFEST).unlink(missing_ok=True)
-            write_durably(temporary / MANIFEST, content.decode(errors="replace"))
-            _fetch_shards(store, name, temporary)
-            folders.publish(temporary, final)
-        else:
-            folders.point_latest(folder, name)
+        if final.exists():
+            if _is_sound(final, manifest):
+                return
+            logger.warning("%s is damaged: downloading what is damaged again", final)
+            folders.withdraw(final)
+        temporary.mkdir(exist_ok=True)
+        (temporary / MANIFEST).unlink(missing_ok=True)
+        write_durably(temporary / MANIFEST, manifest.decode(errors="replace"))
+        _fetch_shards(store, name, temporary)
+        folders.publish(temporary, final)
+        logger.info("downloaded %s/%s to %s", store.url, name, final)
 
 
-def _has(final: Path, manifest: bytes) -> bool:
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder of downloads, however long another process downloads there."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(folder_lock(folder, patience=0.0, use=_USE))
+        except CheckpointError:
+            logger.info("waiting for another process that downloads to %s", folder)
+            held.enter_context(folder_lock(folder, patience=_FOREVER, use=_USE))
+        yield
+
+
+def _is_sound(final: Path, manifest: bytes) -> bool:
     try:
-        return (final / MANIFEST).read_bytes() == manifest
+        if (final / MANIFEST).read_bytes() != manifest:
+            return False
     except FileNotFoundError:
         return False
+    contents = Manifest.read(final)
+    return all(_damage(final, contents, pieces) is None for pieces in _pieces(contents).values())
+
+
+def _pieces(manifest: Manifest) -> dict[str, list[tuple[Piece, str]]]:
+    """Return the pieces in each file, with their dtypes."""
+    pieces: dict[str, list[tuple[Piece, str]]] = {file: [] for file in manifest.files}
+    for record in manifest.tensors.values():
+        for piece in record.pieces:
+            pieces[piece.file].append((piece, record.dtype))
+    return pieces
 
 
 def _fetch_shards(store: ObjectStore, name: str, folder: Path) -> None:
     """Download the shards that are not in the folder, and verify the checksums of all."""
     manifest = Manifest.read(folder)
-    pieces: dict[str, list[tuple[Piece, str]]] = {file: [] for file in manifest.files}
-    for record in manifest.tensors.values():
-        for piece in record.pieces:
-            pieces[piece.file].append((piece, record.dtype))
-    for file, held in pieces.items():
+    logger.info("downloading %s/%s: %s", store.url, name, _size(sum(manifest.files.values())))
+    for number, (file, held) in enumerate(_pieces(manifest).items(), 1):
         damage = _damage(folder, manifest, held) if (folder / file).exists() else _ABSENT
         attempts = 0
         while damage is not None:
@@ -176,6 +239,11 @@ def _fetch_shards(store: ObjectStore, name: str, folder: Path) -> None:
                 raise CheckpointError(f"{store.url}/{name}, downloaded {attempts} times: {damage}")
             store.download(f"{name}/{file}", folder / file)
             damage, attempts = _damage(folder, manifest, held), attempts + 1
+        logger.info("file %d of %d is there: %s", number, len(manifest.files), _size(manifest.files[file]))
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"
 
 
 def _damage(folder: Path, manifest: Manifest, pieces: Sequence[tuple[Piece, str]]) -> str | None:

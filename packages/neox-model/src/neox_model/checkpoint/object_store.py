@@ -7,9 +7,9 @@ without its manifest is incomplete, and `latest` names only complete ones.
 
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +27,8 @@ PATIENCE_SECONDS = 120.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _COPIED_BYTES = 2**20
+# Limit of S3.
+_MOST_PARTS = 10_000
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,8 @@ class ObjectStore:
         self._chunk_bytes, self._patience = chunk_bytes, patience
         try:
             # A stored listing would hide what another process has written.
-            self._system, self._root = fsspec.url_to_fs(self.url, use_listings_cache=False)
+            options = {"use_listings_cache": False} if scheme_of(url) in BUCKET_PACKAGES else {}
+            self._system, self._root = fsspec.url_to_fs(self.url, **options)
         except (ImportError, ValueError) as error:
             raise CheckpointError(f"cannot open {url}: {error}") from error
         self._root = self._root.rstrip("/")
@@ -94,16 +97,19 @@ class ObjectStore:
         if self._has_folders:
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
             with self._system.open(f"{path}.new", "wb") as target:
-                shutil.copyfileobj(source, target, _COPIED_BYTES)
+                _send_blocks(source, target)
             self._system.mv(f"{path}.new", path)
         else:
             self._send_object(path, source)
 
     def _send_object(self, path: str, source: BinaryIO) -> None:
         """Upload in parts, and complete the object only after the last one."""
-        target = self._system.open(path, "wb", block_size=self._chunk_bytes, autocommit=False)
+        size = source.seek(0, os.SEEK_END)
+        source.seek(0)
+        chunk_bytes = max(self._chunk_bytes, -(-size // _MOST_PARTS))
+        target = self._system.open(path, "wb", block_size=chunk_bytes, autocommit=False)
         try:
-            shutil.copyfileobj(source, target, _COPIED_BYTES)
+            _send_blocks(source, target)
             target.close()
             target.commit()
         except BaseException:
@@ -121,15 +127,21 @@ class ObjectStore:
         """
         action = f"downloading {self.url}/{name}"
         try:
-            self._repeat(action, lambda: self._receive(name, path))
+            with path.open("wb") as file:
+                self._repeat(action, lambda: self._receive(name, file))
+                file.flush()
+                os.fsync(file.fileno())
         except FileNotFoundError as error:
             raise CheckpointError(f"{action} failed: it does not exist") from error
 
-    def _receive(self, name: str, path: Path) -> None:
-        with path.open("wb") as file, self._system.open(self._path(name), "rb") as source:
-            shutil.copyfileobj(source, file, _COPIED_BYTES)
-            file.flush()
-            os.fsync(file.fileno())
+    def _receive(self, name: str, file: BinaryIO) -> None:
+        with _local_errors(file):
+            file.seek(0)
+            file.truncate()
+        with self._system.open(self._path(name), "rb") as source:
+            while block := source.read(_COPIED_BYTES):
+                with _local_errors(file):
+                    file.write(block)
 
     def delete(self, name: str) -> None:
         """Delete an object, if it exists.
@@ -158,6 +170,22 @@ class ObjectStore:
         found = [name for name in names if iteration_of(name) is not None and self._has(f"{name}/{MANIFEST}")]
         return sorted(found, key=lambda name: iteration_of(name) or 0)
 
+    def check_bucket(self) -> None:
+        """Check that the bucket exists, because its absence looks like the absence of an object.
+
+        Raises:
+            CheckpointError: it does not exist.
+        """
+        bucket = self._root.lstrip("/").partition("/")[0]
+        if self._has_folders:
+            return
+        try:
+            self._repeat(f"listing {bucket}", lambda: self._system.ls(bucket, detail=False))
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{self.url}: the bucket {bucket!r} does not exist; create it, or correct the URL"
+            ) from error
+
     def _has(self, name: str) -> bool:
         path = self._path(name)
         return bool(self._repeat(f"reading {self.url}/{name}", lambda: self._system.exists(path)))
@@ -175,7 +203,7 @@ class ObjectStore:
         for pause in (*_pauses(self._patience), None):
             try:
                 return attempt()
-            except FileNotFoundError:
+            except (FileNotFoundError, CheckpointError):
                 raise
             except Exception as error:  # Every kind of store has its own exceptions.
                 reason = f"{type(error).__name__}: {error}"
@@ -184,6 +212,24 @@ class ObjectStore:
                 logger.warning("%s failed: %s; trying again in %g s", action, reason, pause)
                 time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
+
+
+def _send_blocks(source: BinaryIO, target: BinaryIO) -> None:
+    while True:
+        with _local_errors(source):
+            block = source.read(_COPIED_BYTES)
+        if not block:
+            return
+        target.write(block)
+
+
+@contextmanager
+def _local_errors(file: BinaryIO) -> Iterator[None]:
+    """Raise errors of a local file as they are reported, which repetitions do not mend."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{getattr(file, 'name', 'a local file')}: {error}") from error
 
 
 def _pauses(patience: float) -> Iterator[float]:

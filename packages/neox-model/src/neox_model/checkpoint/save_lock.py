@@ -11,7 +11,7 @@ from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.parallel.groups import Groups
 
-__all__ = ["save_lock"]
+__all__ = ["folder_lock", "save_lock"]
 
 _LOCK = ".lock"
 _POLL_SECONDS = 0.2
@@ -36,12 +36,23 @@ def save_lock(directory: Path, groups: Groups, *, patience: float = 0.0) -> Iter
     with ExitStack() as held:
         with shared_outcome(groups.control, f"preparing to save to {directory}"):
             if groups.world.rank == 0:
-                held.enter_context(_locked(directory, patience))
+                held.enter_context(folder_lock(directory, patience=patience, use="saves to"))
         yield
 
 
 @contextmanager
-def _locked(directory: Path, patience: float) -> Iterator[None]:
+def folder_lock(directory: Path, *, patience: float, use: str) -> Iterator[None]:
+    """Hold the lock of a folder, which is created if missing.
+
+    Args:
+        directory: the folder.
+        patience: seconds to wait for another training.
+        use: what a training that holds the lock does with the folder, for messages.
+
+    Raises:
+        CheckpointError: another training holds it.
+        OSError: the folder or the file of the lock cannot be created.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     # Without kernel locks, filelock would fall back to a file that a killed training leaves locked.
     lock = FileLock(directory / _LOCK, poll_interval=_POLL_SECONDS, fallback_to_soft=False)
@@ -49,14 +60,14 @@ def _locked(directory: Path, patience: float) -> Iterator[None]:
         lock.acquire(timeout=patience)
     except Timeout as error:
         raise CheckpointError(
-            f"another training saves to {directory}; wait until it has ended, or set save to another folder"
+            f"another training {use} {directory}; wait until it has ended, or use another folder"
         ) from error
     except OSError as error:
         if error.filename is not None:  # Opening the file failed; an error of locking names no file.
             raise
         # Some network file systems have no locks.
         logger.warning(
-            "cannot lock %s (%s): make sure that no other training saves to it", directory, error.strerror
+            "cannot lock %s (%s): make sure that no other training %s it", directory, error.strerror, use
         )
     try:
         yield

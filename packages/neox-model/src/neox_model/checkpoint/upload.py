@@ -7,6 +7,7 @@ reason of a failure.
 import io
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ import click
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import LATEST, MANIFEST
 from neox_config.log import configure_logging
+from neox_launcher.protocol.stop_signals import STOP_SIGNALS
+from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.object_store import ObjectStore
 
@@ -41,7 +44,7 @@ def upload(folder: Path, store: ObjectStore) -> None:
         CheckpointError: the store cannot be written to.
         OSError: the checkpoint cannot be read, or was deleted.
     """
-    name = folder.name
+    name = folders.final_name(folder)
     with _held(folder) as source:
         with source(MANIFEST) as file:
             manifest = file.read()
@@ -82,6 +85,8 @@ def _check_size(path: Path, file: BinaryIO, expected: int) -> None:
 @click.option("--patience", type=float, required=True)
 def main(folder: Path, url: str, chunk_bytes: int, patience: float) -> None:
     """Upload the checkpoint FOLDER to the store URL."""
+    for number in STOP_SIGNALS:  # They stop the training, which decides when an upload ends.
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.nice(_LOWEST_PRIORITY)
     configure_logging(None)

@@ -1,11 +1,15 @@
 """Upload saved checkpoints to an object store during training."""
 
 import logging
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from neox_launcher.protocol.stop_signals import STOP_SIGNALS
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.object_store import PATIENCE_SECONDS
@@ -41,7 +45,7 @@ class Uploads:
         self._next: Path | None = None
         self._failure: str | None = None
         for mark in folders.marks_of_uploads(directory):
-            mark.unlink()
+            mark.unlink(missing_ok=True)
 
     def submit(self, folder: Path) -> None:
         """Upload a complete checkpoint as soon as the running upload has ended."""
@@ -71,7 +75,7 @@ class Uploads:
             time.sleep(_POLL_SECONDS)
             if time.monotonic() - reported > _REPORT_SECONDS:
                 reported = time.monotonic()
-                logger.info("waiting for the upload of %s to %s", self._folder.name, self._url)
+                logger.info("waiting for the upload of %s to %s", self._name, self._url)
             self.poll()
         if self._failure is not None:
             raise CheckpointError(
@@ -84,29 +88,59 @@ class Uploads:
         if self._running is not None:
             with self._running as process:  # Waits for its end.
                 process.kill()
-            folders.upload_mark(self._folder).unlink(missing_ok=True)
             self._running = None
+            self._unmark()
 
     def _start(self, folder: Path) -> None:
         self._folder, self._started = folder, time.monotonic()
-        folders.upload_mark(folder).touch()
         command = [sys.executable, "-m", "neox_model.checkpoint.upload", *self._options, str(folder)]
-        self._running = subprocess.Popen(
-            [*command, self._url],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            # A signal to the job must not end an upload that the training waits for.
-            start_new_session=True,
-        )
+        try:
+            folders.upload_mark(folder).touch()
+            # A signal to the job, or to all of its processes, must not end an upload.
+            with _stop_signals_blocked():
+                self._running = subprocess.Popen(
+                    [*command, self._url],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+        except OSError as error:  # A full disk or too many processes must not end the training.
+            self._fail(f"its process cannot be started: {error}")
+            self._unmark()
 
     def _report(self, process: subprocess.Popen[str]) -> None:
         output, _ = process.communicate()
-        folders.upload_mark(self._folder).unlink(missing_ok=True)
         if process.returncode == 0:
             self._failure = None
             seconds = time.monotonic() - self._started
-            logger.info("uploaded %s to %s in %.1f s", self._folder.name, self._url, seconds)
+            logger.info("uploaded %s to %s in %.1f s", self._name, self._url, seconds)
         else:
-            self._failure = output.strip() or f"its process ended with exit code {process.returncode}"
-            logger.error("%s was not uploaded to %s: %s", self._folder, self._url, self._failure)
+            self._fail(output.strip() or f"its process ended with exit code {process.returncode}")
+        self._unmark()
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        logger.error("%s was not uploaded to %s: %s", self._folder, self._url, reason)
+
+    def _unmark(self) -> None:
+        """Allow the deletion of the checkpoint; its mark, if it stays, is removed at the next start."""
+        mark = folders.upload_mark(self._folder)
+        try:
+            mark.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("cannot delete %s: %s", mark, error)
+
+    @property
+    def _name(self) -> str:
+        return folders.final_name(self._folder)
+
+
+@contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """Block the signals within the context, so that a new process blocks them from its beginning."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

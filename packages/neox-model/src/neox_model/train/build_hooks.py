@@ -118,14 +118,16 @@ def build_hooks(
         if forward is not None:
             training.state.forward_pass = forward.result()
 
+    stop = StopHook(
+        training.groups.control,
+        exit_interval=config.training.exit_interval,
+        save=config.checkpoint.save,
+        waits_later=training.uploads is not None,
+    )
     hooks: list[Hook] = [
         ProgressHook(progress, StatusReports(progress, schedule=training.schedule, throughput=throughput)),
         *_autoresume(training),
-        StopHook(
-            training.groups.control,
-            exit_interval=config.training.exit_interval,
-            save=config.checkpoint.save,
-        ),
+        stop,
         *straggler_hooks(
             config,
             training.engine,
@@ -171,7 +173,7 @@ def build_hooks(
     hooks.append(GarbageCollectionHook())
     if training.uploads is not None:
         resumed = None if saves_start else find_latest(Path(config.checkpoint.save or ""))
-        hooks.append(UploadHook(training.uploads, resumed=resumed, while_waiting=progress.repeated))
+        hooks.append(UploadHook(training.uploads, stop, resumed=resumed, while_waiting=progress.repeated))
     return hooks
 
 

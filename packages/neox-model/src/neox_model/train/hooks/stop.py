@@ -7,7 +7,8 @@ The result is read in the next iteration, so that no rank waits for it.
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -38,16 +39,27 @@ class StopHook(Hook):
     SIGUSR1, a scheduler's warning, never ends the process. A SIGUSR1 sent while the training loads is pending
     until `on_start`, and ends the training before its first iteration.
 
+    The previous handlers are restored by `on_end`, or, on a rank that waits after it, by `handling_signals`.
+
     Args:
         control: CPU group of all ranks.
         exit_interval: stop when the iteration is a multiple of it; None: never.
         save: folder of the checkpoints, for the log; None: no checkpoints are saved.
+        waits_later: `handling_signals` follows `on_end`.
     """
 
-    def __init__(self, control: Group, *, exit_interval: int | None, save: str | None = None) -> None:
+    def __init__(
+        self,
+        control: Group,
+        *,
+        exit_interval: int | None,
+        save: str | None = None,
+        waits_later: bool = False,
+    ) -> None:
         self._control = control
         self._exit_interval = exit_interval
         self._save = save
+        self._waits_later = waits_later
         self._received: int | None = None
         self._ends_since: float | None = None
         self._previous: dict[signal.Signals, Any] = {}
@@ -86,8 +98,17 @@ class StopHook(Hook):
         self._answer = None if state.finished else self._ask()
 
     def on_end(self, state: TrainState) -> None:
-        """Restore the previous signal handlers."""
-        self._restore()
+        """Restore the previous signal handlers, unless `handling_signals` follows."""
+        if not self._waits_later:
+            self._restore()
+
+    @contextmanager
+    def handling_signals(self) -> Iterator[None]:
+        """Handle signals within the context as in the training, which a first one does not end."""
+        try:
+            yield
+        finally:
+            self._restore()
 
     @property
     def _what_is_saved(self) -> str:
