@@ -234,14 +234,17 @@ _BY_ANOTHER = {
     "make_vocab_size_divisible_by",
     "sparsity_config.global_block_end_indices",
     "intermediate_size",
+    "expansion_factor",
     # Refused by the learning-rate curve, whose values are named peak, floor, style, ...
     *LEARNING_RATE,
     *("warmup_iters", "decay_lr_to", "lr_decay_fraction", "lr_wsd_decay_iters"),
 }
 # In use as far as `used_when` says, but possibly without effect: no layer is sparse, the padded vocabulary
-# has the same size, no position is learned, the width is a multiple already, or scores are not stored.
+# has the same size, no position is learned, the width is a multiple already, scores are not stored, or all
+# heads of the drawn layout agree.
 _SAME_IN_EFFECT = {
     "sparsity_config.block",
+    "sparsity_config.different_layout_per_head",
     "make_vocab_size_divisible_by",
     "max_position_embeddings",
     "mlp_multiple_of",

@@ -55,7 +55,7 @@ def train_each(trainings: list[dict[str, Any]], resumed_from: str) -> None:
     from torch import distributed
 
     from neox_model.parallel.topology import create_groups
-    from neox_model.train import run
+    from neox_model.train import run, saving
 
     seconds = (60.0, 3600.0)[int(os.environ["RANK"])]
     for settings in trainings:
@@ -66,7 +66,7 @@ def train_each(trainings: list[dict[str, Any]], resumed_from: str) -> None:
             settings["load"] = resumed_from
         resolved = resolved_from(SMALL_TRAINING | {"train_iters": 10} | settings, devices=2)
         groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
-        with patch.object(run, "SaveClock", partial(run.SaveClock, now=Ticks(seconds))):
+        with patch.object(saving, "SaveClock", partial(saving.SaveClock, now=Ticks(seconds))):
             run.train_in(groups, resolved)
         distributed.barrier()
 

@@ -54,11 +54,11 @@ def _plants(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], A
 
 
 def _without_gradient_of_the_head(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def loss_of_hidden(loss: Any, head: Any, hidden_SBD: Tensor, targets: Any) -> Tensor:
+    def loss_of_hidden(loss: Any, head: Any, autocast: Any, hidden_SBD: Tensor, targets: Any) -> Tensor:
         holder = getattr(head, "word_embeddings", head)
         holder.weight.requires_grad_(False)
         try:
-            return original(loss, head, hidden_SBD, targets)
+            return original(loss, head, autocast, hidden_SBD, targets)
         finally:
             holder.weight.requires_grad_(True)
 
