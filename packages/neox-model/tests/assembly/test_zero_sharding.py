@@ -14,7 +14,6 @@ OFFLOAD = {"offload_optimizer": {"device": "nvme", "nvme_path": "x"}}
     [
         (OFFLOAD, "async_io", "DS_BUILD_AIO=1"),
         ({"zero_quantized_weights": True}, "quantizer", "DS_BUILD_QUANTIZER=1"),
-        ({"zero_quantized_gradients": True}, "quantizer", "DS_BUILD_QUANTIZER=1"),
     ],
 )
 def test_a_missing_operator_is_refused_with_its_installation(monkeypatch, settings, operator, variable):

@@ -250,7 +250,7 @@ def layout_of(resolved: Resolved) -> Layout:
         inputs_on_host=recompute.checkpoint_in_cpu,
         splits_sequence=config.parallelism.sequence_parallel,
         # The chunked loss computes gradients before loss scaling, so small ones would underflow in float16.
-        has_loss_in_chunks=derived.precision != "fp16",
+        has_loss_in_chunks=derived.computes_in != "fp16",
         element_bytes=size,
         gradient_bytes=_bytes_of(accumulation_dtype(resolved), size) + (4 if sums_gradients else 0),
         reduced_bytes=_bytes_of(config.engine.communication_data_type or _summed_in(resolved), size),

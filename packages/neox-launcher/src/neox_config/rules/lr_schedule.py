@@ -141,7 +141,7 @@ def the_warmup_of_the_scheduler_ends_before_its_decay(c: NeoXConfig) -> Iterator
     steps = params.total_num_steps or decay_iterations(c)
     if scheduler.type in ("WarmupDecayLR", "WarmupCosineLR") and params.warmup_num_steps > steps:
         is_default = "warmup_num_steps" not in params.model_fields_set
-        origin = "is not set; its default, 1,000," if is_default else ""
+        origin = f"is not set; its default, {params.warmup_num_steps:,}," if is_default else ""
         yield Problem(
             f"{_PARAMS}.warmup_num_steps",
             f"{origin} is more than the {steps:,} iterations of the schedule".strip(),

@@ -76,16 +76,15 @@ def all_states_are_offloaded(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
-def quantized_messages_need_stage_3(c: NeoXConfig) -> Iterator[Problem]:
-    """Require stage 3 for quantized messages; DeepSpeed ignores these settings at other stages."""
+def quantized_weights_need_stage_3(c: NeoXConfig) -> Iterator[Problem]:
+    """Require stage 3 for quantized weights; DeepSpeed ignores the setting at other stages."""
     zero = c.zero.zero_optimization
-    for name in ("zero_quantized_weights", "zero_quantized_gradients"):
-        if getattr(zero, name) and zero.stage != 3:
-            yield Problem(
-                f"zero_optimization.{name}",
-                f"requires stage 3, not {zero.stage}",
-                "set stage: 3, or remove it",
-            )
+    if zero.zero_quantized_weights and zero.stage != 3:
+        yield Problem(
+            "zero_optimization.zero_quantized_weights",
+            f"requires stage 3, not {zero.stage}",
+            "set stage: 3, or remove it",
+        )
 
 
 def copies_are_compared_below_stage_3(c: NeoXConfig) -> Iterator[Problem]:

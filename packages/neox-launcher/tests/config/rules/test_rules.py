@@ -480,11 +480,11 @@ EXAMPLES = {
         "which wait for all ranks under zero_optimization.stage 3",
         "straggler-threshold: 1.5\nzero_optimization: {stage: 2}",
     ),
-    "quantized_messages_need_stage_3": (
-        "zero_optimization: {stage: 2, zero_quantized_gradients: true}",
-        "zero_optimization.zero_quantized_gradients",
+    "quantized_weights_need_stage_3": (
+        "zero_optimization: {stage: 2, zero_quantized_weights: true}",
+        "zero_optimization.zero_quantized_weights",
         "requires stage 3, not 2",
-        "zero_optimization: {stage: 3, zero_quantized_gradients: true}",
+        "zero_optimization: {stage: 3, zero_quantized_weights: true}",
     ),
     "all_states_are_offloaded": (
         "zero_optimization: {stage: 3, offload_optimizer: {device: cpu, ratio: 0.3}}",

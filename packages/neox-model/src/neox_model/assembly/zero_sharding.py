@@ -63,13 +63,12 @@ def _refuse_without_operators(zero: dict[str, Any]) -> None:
                 f"not installed; install libaio (Debian: libaio-dev), then DeepSpeed with DS_BUILD_AIO=1 "
                 f"DS_BUILD_PIN_MEMORY=1 {_BUILD}, or use device: cpu"
             )
-    for name in ("zero_quantized_weights", "zero_quantized_gradients"):
-        if zero[name] and not installed_ops.get("quantizer"):
-            raise NeoXError(
-                f"zero_optimization.{name}: true requires DeepSpeed's operator quantizer, which is not "
-                f"installed; install DeepSpeed with DS_BUILD_QUANTIZER=1 {_BUILD} where CUDA's compiler is, "
-                "or remove it"
-            )
+    if zero["zero_quantized_weights"] and not installed_ops.get("quantizer"):
+        raise NeoXError(
+            "zero_optimization.zero_quantized_weights: true requires DeepSpeed's operator quantizer, which "
+            f"is not installed; install DeepSpeed with DS_BUILD_QUANTIZER=1 {_BUILD} where CUDA's compiler "
+            "is, or remove it"
+        )
 
 
 @contextmanager

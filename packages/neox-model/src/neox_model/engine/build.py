@@ -175,13 +175,14 @@ def _loss_scale_settings(resolved: Resolved) -> LossScaleSettings | None:
 
 def _loss_scale_of_amp(amp: Amp) -> LossScaleSettings:
     """Return the loss scale of NVIDIA apex, which halves it at every overflow."""
-    is_dynamic = amp.loss_scale == 0
+    is_dynamic, minimum = amp.loss_scale == 0, amp.min_loss_scale or 1.0
+    dynamic = max(minimum, min(_APEX_INITIAL_SCALE, amp.max_loss_scale))
     return LossScaleSettings(
-        initial=min(_APEX_INITIAL_SCALE, amp.max_loss_scale) if is_dynamic else amp.loss_scale,
+        initial=dynamic if is_dynamic else amp.loss_scale,
         is_dynamic=is_dynamic,
         window=_APEX_WINDOW,
         hysteresis=1,
-        minimum=amp.min_loss_scale or 1.0,
+        minimum=minimum,
         maximum=amp.max_loss_scale,
     )
 

@@ -58,7 +58,7 @@ _SCALED = "amp computes in fp16"
 class Amp(Section):
     """Automatic mixed precision (torch.autocast): products in 16 bits, weights and sums in float32.
 
-    The parameters are those of apex.amp.initialize, of which NVIDIA recommends torch.autocast in its place.
+    The parameters are those of apex.amp.initialize; NVIDIA recommends torch.autocast in its place.
     """
 
     enabled: bool = param(

@@ -190,8 +190,7 @@ class ZeroOptimization(Section):
         origin="DSC",
         resume="training",
         source="arXiv:2306.10209",
-        doc="Quantize gradients for the reduction (qgZ). Requires NVIDIA GPUs and DeepSpeed's operator "
-        "quantizer.",
+        doc="Refused: DeepSpeed's quantized reduction (qgZ) gives wrong gradients.",
     )
 
 
