@@ -43,6 +43,20 @@ def test_a_new_training_keeps_older_records_aside(tmp_path):
     assert [len(losses(tmp_path / name)) for name in names] == [1, 2, 3]
 
 
+def test_failures_are_kept_aside_with_the_record_that_they_belong_to(tmp_path):
+    failures = tmp_path / "failures.jsonl"
+    write_losses(tmp_path, [1], after=0)
+    failures.write_text("old")
+    write_losses(tmp_path, [2], after=1)
+    assert failures.read_text() == "old"
+    write_losses(tmp_path, [1], after=0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "failures.1.jsonl",
+        "metrics.1.jsonl",
+        "metrics.jsonl",
+    ]
+
+
 def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
     write_losses(tmp_path, [1, 2], after=0)
     path = tmp_path / "metrics.jsonl"

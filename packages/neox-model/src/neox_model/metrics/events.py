@@ -16,7 +16,7 @@ EVENT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "start": (
         *("restart", "host", "devices", "layout", "device", "peak_tflops", "peak_reason"),
         *("packages", "code", "config", "origins", "derived", "estimate", "last_iteration"),
-        "checkpoint",
+        *("checkpoint", "save"),
     ),
     "evaluation": ("part", "loss", "perplexity", "seconds"),
     "save": ("seconds",),

@@ -54,7 +54,7 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
         text = render_page(found)
         with atomic_write(page) as file:
             file.write(text)
-        click.echo(page)
+        click.echo(click.format_filename(page))
     except OSError as error:
         raise click.ClickException(str(error)) from error
     if len(runs) == 1 or png is not None:
@@ -64,7 +64,7 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
 def _plot(run: Run, picture: Path, *, is_requested: bool) -> None:
     """Plot the loss of a run; a plot that was not requested is left out with a message."""
     try:
-        click.echo(draw_loss_curve(run, picture))
+        click.echo(click.format_filename(draw_loss_curve(run, picture)))
     except (MissingPackageError, OSError, ValueError) as error:
         if is_requested:
             raise click.ClickException(str(error)) from error

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
-from neox_model.metrics.writers.jsonl import RECORD, read_records, superseded_from
+from neox_model.metrics.writers.jsonl import FAILURES, RECORD, read_records, superseded_from
 
-__all__ = ["FAILURES_FILE", "Attempt", "Column", "Run", "read_run"]
+__all__ = ["Attempt", "Column", "Run", "read_run"]
 
-# Written by the agents: neox_launcher/protocol/failure_record.py.
-FAILURES_FILE = "failures.jsonl"
 _HEAD = ("time", "attempt", "iteration")
 
 
@@ -67,7 +65,7 @@ class Run:
     Args:
         folder: the log folder.
         columns: the metrics in effect, by name.
-        repeated: the metrics of iterations that a later attempt repeated.
+        repeated: the metrics of iterations that a later attempt repeated, by number of the attempt.
         events: all events in the order of the record, except those that describe attempts.
         attempts: at least one.
         checkpoints: iteration and time of each complete checkpoint that still exists.
@@ -76,7 +74,7 @@ class Run:
 
     folder: Path
     columns: dict[str, Column] = field(default_factory=dict)
-    repeated: dict[str, Column] = field(default_factory=dict)
+    repeated: dict[int, dict[str, Column]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     checkpoints: list[tuple[int, float]] = field(default_factory=list)
@@ -121,7 +119,8 @@ def read_run(folder: Path) -> Run:
         if "event" in record:
             _add_event(run, attempt, record)
             continue
-        columns = run.columns if iteration <= limits.get(number, iteration) else run.repeated
+        is_in_effect = iteration <= limits.get(number, iteration)
+        columns = run.columns if is_in_effect else run.repeated.setdefault(number, {})
         for name, value in record.items():
             if name not in _HEAD and isinstance(value, int | float):
                 columns.setdefault(name, Column()).add(iteration, value)
@@ -146,12 +145,19 @@ def _add_event(run: Run, attempt: Attempt, record: dict[str, Any]) -> None:
 
 def _add_failures(run: Run) -> None:
     """Give each recorded failure to the attempt that was running."""
-    path = run.folder / FAILURES_FILE
+    path = run.folder / FAILURES
     if not path.exists():
+        run.missing.append("failures of workers: none were recorded by the agents of neox-launch")
         return
+    earlier = 0
     for failure in sorted(_failures(path), key=lambda one: one["time"]):
-        began = [one for one in run.attempts if one.began is not None and one.began <= failure["time"]]
-        (began or run.attempts)[-1 if began else 0].failures.append(failure)
+        began = [one for one in run.attempts if (one.began or 0.0) <= failure["time"]]
+        if began:
+            began[-1].failures.append(failure)
+        else:
+            earlier += 1
+    if earlier:
+        run.missing.append(f"{earlier:,} failures of {FAILURES}: they are older than the first attempt")
 
 
 def _failures(path: Path) -> Iterator[dict[str, Any]]:
@@ -166,15 +172,13 @@ def _failures(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _add_checkpoints(run: Run) -> None:
-    save = run.about.get("config", {}).get("save")
+    save = run.about.get("save")
     if not save:
-        run.missing.append("checkpoints: the record does not name their folder (save)")
+        run.missing.append("checkpoints: the record does not name their absolute folder (save)")
         return
     folder = Path(save)
     if not folder.is_dir():
-        run.missing.append(
-            f"checkpoints: {save} does not exist here; start neox-report in the training's working directory"
-        )
+        run.missing.append(f"checkpoints: {save} does not exist on this host")
         return
     for path in complete_checkpoints(folder):
         iteration = iteration_of(path.name)
@@ -203,5 +207,3 @@ def _missing(run: Run) -> Iterator[str]:
             yield f"{what}: {why}"
     if not run.about:
         yield "configuration, packages, code and estimate: an older version wrote the record"
-    if not (run.folder / FAILURES_FILE).exists():
-        yield "failures of workers: none were recorded by the agents of neox-launch"

@@ -64,6 +64,8 @@ def about_run(resolved: Resolved, *, vocab_size: int, checkpoint: str | None) ->
         },
         "last_iteration": config.training.train_iters,
         "checkpoint": checkpoint,
+        # Absolute, so that `neox-report` finds it from any working directory.
+        "save": config.checkpoint.save and str(Path(config.checkpoint.save).absolute()),
     }
 
 
