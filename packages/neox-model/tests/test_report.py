@@ -19,7 +19,7 @@ from neox_model.report.chart import smoothed
 from neox_model.report.compare import differences
 from neox_model.report.markup import duration, number
 from neox_model.report.page import render_page
-from neox_model.report.reading import Column, read_run
+from neox_model.report.reading import Column, read_run, read_runs
 from neox_model.report.series import MOST_POINTS, curve_of
 from neox_model.report.story import status
 
@@ -67,7 +67,7 @@ def write_run(folder, *, changes=None, spike=True):
             folder, iteration=first, is_restart=is_restart, clock=lambda: BEGIN + next(times)
         )
         events = Events([writer])
-        events.record("start", first, **about(**(changes or {})))
+        events.record("start", first, **about(**(changes or {})), restart=1 if is_restart else None)
         for iteration in range(first + 1, last + 1):
             metrics = {"loss/train": 5.0 / iteration, "optimizer/learning_rate": 1e-3}
             if iteration % 10 == 0:
@@ -203,6 +203,64 @@ def test_a_text_that_is_not_unicode_is_written_escaped(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "broken-\\udcff" in page
     assert "odd \\ud800 end" in page
+
+
+def test_damaged_events_are_left_out_and_named(tmp_path):
+    write_run(tmp_path)
+    head = {"time": BEGIN + 200, "attempt": 2, "iteration": 60}
+    damaged = [
+        {**head, "event": "start", **about(), "estimate": {"memory_bytes": {"total": "much"}}},
+        {**head, "event": "evaluation", "loss": "low"},
+        {**head, "event": ["spike"]},
+        {**head, "time": "noon", "event": "save"},
+    ]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in damaged)
+    run = read_run(tmp_path)
+    _, text = read_page(render_page([run]))
+    assert run.about["devices"] == 2
+    assert "event evaluation of iteration 60: damaged fields loss" in text
+    assert "event start of iteration 60: damaged fields estimate.memory_bytes.total, " in text
+    assert "a line of iteration 60: its time is not one" in text
+
+
+def test_an_unknown_format_is_refused(tmp_path):
+    write_record(tmp_path, [{"iteration": 0, "event": "attempt", "format": "neox-metrics-9"}])
+    result = CliRunner().invoke(main, [str(tmp_path)])
+    assert result.exit_code == 1
+    assert "neox-metrics-9, and this version reads neox-metrics-1" in result.output
+
+
+def test_events_of_repeated_iterations_are_told_and_not_counted(tmp_path):
+    lines = []
+    for attempt, first, last in ((1, 0, 30), (2, 20, 60)):
+        head = {"attempt": attempt, "time": BEGIN + attempt}
+        lines.append({**head, "iteration": first, "event": "attempt", "format": "neox-metrics-1"})
+        lines.append({**head, "iteration": 25, "event": "skipped", "reason": "overflow"})
+        lines.append({**head, "iteration": last, "loss/train": 1.0, "time/pipeline": 0.25})
+    write_record(tmp_path, lines)
+    run = read_run(tmp_path)
+    _, text = read_page(render_page([run]))
+    assert text.count("the update was skipped (overflow)") == 2
+    assert re.search(r"1 updates skipped", text)
+    # Someone continued it by hand.
+    assert re.search(r"0 restarts", text)
+    assert "pipeline from 0.2500" in text
+
+
+def test_restarts_are_those_by_the_agents(tmp_path):
+    write_run(tmp_path)
+    assert read_run(tmp_path).restarts == 1
+
+
+def test_runs_with_equal_folder_names_are_named_by_what_differs(tmp_path):
+    folders = [tmp_path / name / "logs" for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        write_record(folder, [{"iteration": 1, "loss/train": 1.0}])
+    assert [run.name for run in read_runs(folders)] == ["one/logs", "two/logs"]
+    assert [run.name for run in read_runs(folders[:1])] == ["logs"]
+    assert [run.name for run in read_runs([folders[0], folders[0]])] == ["logs", "logs"]
 
 
 def test_a_truncated_last_line_and_an_older_record_are_read_and_the_lack_is_named(tmp_path):

@@ -13,7 +13,7 @@ from neox_model.metrics.writers.console import ConsoleWriter
 from neox_model.metrics.writers.csv import CsvWriter
 from neox_model.metrics.writers.jsonl import JsonlWriter, read_metrics, read_records, superseded_from
 from neox_model.metrics.writers.monitor import MonitorWriter
-from neox_model.metrics.writers.steady import SteadyWriter
+from neox_model.metrics.writers.steady import SteadyWriter, steady
 from neox_model.metrics.writers.tensorboard import TensorBoardWriter
 from neox_model.metrics.writers.wandb import WandbWriter
 from neox_model.optional import MissingPackageError
@@ -141,7 +141,9 @@ def test_what_several_later_attempts_repeated_is_in_effect_once(tmp_path):
 
 def test_events_are_readable_at_once_and_must_be_declared(tmp_path):
     writer = JsonlWriter(tmp_path, iteration=0)
-    events = Events([SteadyWriter(MonitorWriter(Recorder(), samples=1)), SteadyWriter(writer)])
+    events = Events([steady(MonitorWriter(Recorder(), samples=1)), steady(writer)])
+    assert events.are_recorded
+    assert not Events([steady(MonitorWriter(Recorder(), samples=1))]).are_recorded
     events.record("save", 3, seconds=0.5)
     *_, record = read_records(tmp_path / "metrics.jsonl")
     assert record.pop("time") > 1.7e9

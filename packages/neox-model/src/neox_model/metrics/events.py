@@ -49,6 +49,11 @@ class Events:
     def __init__(self, writers: Iterable[MetricWriter] = ()) -> None:
         self._writers = [writer for writer in writers if isinstance(writer, EventWriter)]
 
+    @property
+    def are_recorded(self) -> bool:
+        """A writer records them."""
+        return bool(self._writers)
+
     def record(self, kind: str, iteration: int, **content: Any) -> None:
         """Record an event.
 

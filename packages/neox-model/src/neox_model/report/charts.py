@@ -90,6 +90,7 @@ _OTHERS = (
             "time/forward": "forward",
             "time/backward": "backward",
             "time/step": "step",
+            "time/pipeline": "pipeline",
             "time/data": "data",
             "time/other": "other",
         },

@@ -124,7 +124,7 @@ def plain(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text that UTF-8 can encode: lone surrogates are written as `\\udcff`."""
+    r"""Return a text that UTF-8 can encode: lone surrogates are written as `\udcff`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
