@@ -13,13 +13,13 @@ from click.testing import CliRunner
 
 from neox_launcher.protocol.failure_record import FAILURES_FILE as WRITTEN_BY_AGENTS
 from neox_model.metrics.events import Events
-from neox_model.metrics.writers.jsonl import JsonlWriter
+from neox_model.metrics.writers.jsonl import FAILURES, JsonlWriter
 from neox_model.report import main
 from neox_model.report.chart import smoothed
 from neox_model.report.compare import differences
 from neox_model.report.markup import duration, number
 from neox_model.report.page import render_page
-from neox_model.report.reading import FAILURES_FILE, Column, read_run
+from neox_model.report.reading import Column, read_run, read_runs
 from neox_model.report.series import MOST_POINTS, curve_of
 from neox_model.report.story import status
 
@@ -67,7 +67,7 @@ def write_run(folder, *, changes=None, spike=True):
             folder, iteration=first, is_restart=is_restart, clock=lambda: BEGIN + next(times)
         )
         events = Events([writer])
-        events.record("start", first, **about(**(changes or {})))
+        events.record("start", first, **about(**(changes or {})), restart=1 if is_restart else None)
         for iteration in range(first + 1, last + 1):
             metrics = {"loss/train": 5.0 / iteration, "optimizer/learning_rate": 1e-3}
             if iteration % 10 == 0:
@@ -85,7 +85,7 @@ def write_run(folder, *, changes=None, spike=True):
             events.record("end", 60, reason="finished", message=None)
         writer.close()
     failure = {"time": BEGIN + 31.5, "host": "h", "rank": 1, "message": "killed by SIGKILL"}
-    (folder / FAILURES_FILE).write_text(json.dumps(failure) + "\n" + '{"time": 1, "cut')
+    (folder / FAILURES).write_text(json.dumps(failure) + "\n" + '{"time": 1, "cut')
 
 
 class Reader(HTMLParser):
@@ -153,8 +153,114 @@ def test_repeated_iterations_are_faded_and_not_part_of_the_curve(tmp_path):
     write_run(tmp_path)
     run = read_run(tmp_path)
     assert run.columns["loss/train"].iterations.tolist() == list(range(1, 61))
-    assert run.repeated["loss/train"].iterations.tolist() == list(range(21, 31))
+    assert run.repeated[1]["loss/train"].iterations.tolist() == list(range(21, 31))
     assert [attempt.first for attempt in run.attempts] == [0, 20]
+
+
+def test_each_attempt_that_was_repeated_has_its_own_faded_curve_over_all_its_iterations(tmp_path):
+    lines = []
+    for attempt, first, last in ((1, 0, 100), (2, 20, 30), (3, 20, 22)):
+        head = {"attempt": attempt, "time": BEGIN + attempt}
+        lines.append({**head, "iteration": first, "event": "attempt", "format": "neox-metrics-1"})
+        lines += [{**head, "iteration": n, "loss/train": 1.0 / n} for n in range(first + 1, last + 1)]
+    write_record(tmp_path, lines)
+    page = render_page([read_run(tmp_path)])
+    data = json.loads(re.search(r'<script type="application/json" class="data">(.*?)</script>', page)[1])
+    assert (data["first"], data["last"]) == (1, 100)
+    assert {line["label"]: line["at"] for line in data["lines"]} == {
+        "training": list(range(1, 23)),
+        "training, attempt 1, repeated later": list(range(21, 101)),
+        "training, attempt 2, repeated later": list(range(21, 31)),
+    }
+
+
+def test_failures_older_than_the_run_do_not_explain_it(tmp_path):
+    write_run(tmp_path)
+    with (tmp_path / FAILURES).open("w") as file:
+        file.write(json.dumps({"time": BEGIN - 5.0, "host": "h", "rank": 1, "message": "yesterday"}) + "\n")
+    run = read_run(tmp_path)
+    assert [attempt.failures for attempt in run.attempts] == [[], []]
+    assert "1 failures of failures.jsonl: they are older than the first attempt" in run.missing
+
+
+def test_checkpoints_are_found_from_any_working_directory(tmp_path, monkeypatch):
+    save = tmp_path / "checkpoints"
+    (save / "global_step20").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    writer = JsonlWriter(tmp_path, iteration=0)
+    Events([writer]).record("start", 0, **about(save="elsewhere"), save=str(save))
+    writer.close()
+    assert "checkpoints" not in " ".join(read_run(tmp_path).missing)
+    save.rename(tmp_path / "moved")
+    assert f"checkpoints: {save} does not exist on this host" in read_run(tmp_path).missing
+
+
+def test_a_text_that_is_not_unicode_is_written_escaped(tmp_path):
+    write_run(tmp_path, changes={"data_path": "broken-\udcff"})
+    (tmp_path / FAILURES).write_text(json.dumps({"time": BEGIN + 31.5, "message": "odd \ud800 end"}) + "\n")
+    result = CliRunner().invoke(main, [str(tmp_path)])
+    assert result.exit_code == 0, result.exception
+    page = (tmp_path / "report.html").read_text()
+    assert "broken-\\udcff" in page
+    assert "odd \\ud800 end" in page
+
+
+def test_damaged_events_are_left_out_and_named(tmp_path):
+    write_run(tmp_path)
+    head = {"time": BEGIN + 200, "attempt": 2, "iteration": 60}
+    damaged = [
+        {**head, "event": "start", **about(), "estimate": {"memory_bytes": {"total": "much"}}},
+        {**head, "event": "evaluation", "loss": "low"},
+        {**head, "event": ["spike"]},
+        {**head, "time": "noon", "event": "save"},
+    ]
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in damaged)
+    run = read_run(tmp_path)
+    _, text = read_page(render_page([run]))
+    assert run.about["devices"] == 2
+    assert "event evaluation of iteration 60: damaged fields loss" in text
+    assert "event start of iteration 60: damaged fields estimate.memory_bytes.total, " in text
+    assert "a line of iteration 60: its time is not one" in text
+
+
+def test_an_unknown_format_is_refused(tmp_path):
+    write_record(tmp_path, [{"iteration": 0, "event": "attempt", "format": "neox-metrics-9"}])
+    result = CliRunner().invoke(main, [str(tmp_path)])
+    assert result.exit_code == 1
+    assert "neox-metrics-9, and this version reads neox-metrics-1" in result.output
+
+
+def test_events_of_repeated_iterations_are_told_and_not_counted(tmp_path):
+    lines = []
+    for attempt, first, last in ((1, 0, 30), (2, 20, 60)):
+        head = {"attempt": attempt, "time": BEGIN + attempt}
+        lines.append({**head, "iteration": first, "event": "attempt", "format": "neox-metrics-1"})
+        lines.append({**head, "iteration": 25, "event": "skipped", "reason": "overflow"})
+        lines.append({**head, "iteration": last, "loss/train": 1.0, "time/pipeline": 0.25})
+    write_record(tmp_path, lines)
+    run = read_run(tmp_path)
+    _, text = read_page(render_page([run]))
+    assert text.count("the update was skipped (overflow)") == 2
+    assert re.search(r"1 updates skipped", text)
+    # Someone continued it by hand.
+    assert re.search(r"0 restarts", text)
+    assert "pipeline from 0.2500" in text
+
+
+def test_restarts_are_those_by_the_agents(tmp_path):
+    write_run(tmp_path)
+    assert read_run(tmp_path).restarts == 1
+
+
+def test_runs_with_equal_folder_names_are_named_by_what_differs(tmp_path):
+    folders = [tmp_path / name / "logs" for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        write_record(folder, [{"iteration": 1, "loss/train": 1.0}])
+    assert [run.name for run in read_runs(folders)] == ["one/logs", "two/logs"]
+    assert [run.name for run in read_runs(folders[:1])] == ["logs"]
+    assert [run.name for run in read_runs([folders[0], folders[0]])] == ["logs", "logs"]
 
 
 def test_a_truncated_last_line_and_an_older_record_are_read_and_the_lack_is_named(tmp_path):
@@ -210,7 +316,7 @@ def test_the_page_of_a_long_run_stays_small(tmp_path):
 
 
 def test_agents_write_the_file_that_is_read():
-    assert FAILURES_FILE == WRITTEN_BY_AGENTS
+    assert FAILURES == WRITTEN_BY_AGENTS
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,14 @@ def test_failures_of_all_attempts_are_appended_as_whole_lines(tmp_path):
     assert (second["rank"], len(second["message"]), second["traceback"]) == (0, 4000, "Traceback")
 
 
+def test_the_beginning_of_a_long_message_and_the_end_of_a_long_traceback_are_kept(tmp_path):
+    text = "begin" + "x" * 9000 + "end"
+    record_failures(tmp_path, [Failure(rank=0, host="b", time=6.0, message=text, traceback=text)])
+    found = json.loads((tmp_path / "failures.jsonl").read_text())
+    assert found["message"].startswith("beginx")
+    assert found["traceback"].endswith("xend")
+
+
 def test_without_failures_no_file_is_created(tmp_path):
     record_failures(tmp_path / "logs", [])
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from neox_model.metrics.writers.console import ConsoleWriter
 from neox_model.metrics.writers.csv import CsvWriter
 from neox_model.metrics.writers.jsonl import JsonlWriter, read_metrics, read_records, superseded_from
 from neox_model.metrics.writers.monitor import MonitorWriter
-from neox_model.metrics.writers.steady import SteadyWriter
+from neox_model.metrics.writers.steady import SteadyWriter, steady
 from neox_model.metrics.writers.tensorboard import TensorBoardWriter
 from neox_model.metrics.writers.wandb import WandbWriter
 from neox_model.optional import MissingPackageError
@@ -40,6 +40,20 @@ def test_a_new_training_keeps_older_records_aside(tmp_path):
     for last in (2, 3, 4):
         write_losses(tmp_path, range(1, last), after=0)
     assert [len(losses(tmp_path / name)) for name in names] == [1, 2, 3]
+
+
+def test_failures_are_kept_aside_with_the_record_that_they_belong_to(tmp_path):
+    failures = tmp_path / "failures.jsonl"
+    write_losses(tmp_path, [1], after=0)
+    failures.write_text("old")
+    write_losses(tmp_path, [2], after=1)
+    assert failures.read_text() == "old"
+    write_losses(tmp_path, [1], after=0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "failures.1.jsonl",
+        "metrics.1.jsonl",
+        "metrics.jsonl",
+    ]
 
 
 def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
@@ -126,7 +140,9 @@ def test_what_several_later_attempts_repeated_is_in_effect_once(tmp_path):
 
 def test_events_are_readable_at_once_and_must_be_declared(tmp_path):
     writer = JsonlWriter(tmp_path, iteration=0)
-    events = Events([SteadyWriter(MonitorWriter(Recorder(), samples=1)), SteadyWriter(writer)])
+    events = Events([steady(MonitorWriter(Recorder(), samples=1)), steady(writer)])
+    assert events.are_recorded
+    assert not Events([steady(MonitorWriter(Recorder(), samples=1))]).are_recorded
     events.record("save", 3, seconds=0.5)
     *_, record = read_records(tmp_path / "metrics.jsonl")
     assert record.pop("time") > 1.7e9

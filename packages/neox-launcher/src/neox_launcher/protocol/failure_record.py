@@ -45,7 +45,7 @@ def _content(failure: Failure) -> dict[str, object]:
         "time": failure.time,
         "host": failure.host,
         "rank": failure.rank,
-        "message": failure.message[-_LONGEST:],
+        "message": failure.message[:_LONGEST],
         "traceback": failure.traceback and failure.traceback[-_LONGEST:],
         "output": failure.output[-_LONGEST:],
         "exit_code": failure.exit_code,

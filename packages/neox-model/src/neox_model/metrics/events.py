@@ -16,7 +16,7 @@ EVENT_FIELDS: Mapping[str, tuple[str, ...]] = {
     "start": (
         *("restart", "host", "devices", "layout", "device", "peak_tflops", "peak_reason"),
         *("packages", "code", "config", "origins", "derived", "estimate", "last_iteration"),
-        "checkpoint",
+        *("checkpoint", "save"),
     ),
     "evaluation": ("part", "loss", "perplexity", "seconds"),
     "save": ("seconds",),
@@ -48,6 +48,11 @@ class Events:
 
     def __init__(self, writers: Iterable[MetricWriter] = ()) -> None:
         self._writers = [writer for writer in writers if isinstance(writer, EventWriter)]
+
+    @property
+    def are_recorded(self) -> bool:
+        """A writer records them."""
+        return bool(self._writers)
 
     def record(self, kind: str, iteration: int, **content: Any) -> None:
         """Record an event.

@@ -8,6 +8,7 @@ from typing import Any
 from neox_config.atomic import atomic_write
 from neox_model.metrics.writers.jsonl import RECORD
 from neox_model.optional import require
+from neox_model.report.markup import printable
 from neox_model.report.reading import Column, Run
 
 __all__ = ["draw_loss_curve", "smoothed"]
@@ -42,7 +43,9 @@ def draw_loss_curve(run: Run, picture: Path) -> Path:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")
-    axes: Any = figure.add_subplot(xlabel="iteration", ylabel="loss (nats per token)", title=run.name)
+    axes: Any = figure.add_subplot(
+        xlabel="iteration", ylabel="loss (nats per token)", title=printable(run.name)
+    )
     for name, points in curves.items():
         label, style = _CURVES[name]
         (line,) = axes.plot(*zip(*points, strict=True), label=f"{label}, last {points[-1][1]:.3f}", **style)

@@ -90,6 +90,7 @@ _OTHERS = (
             "time/forward": "forward",
             "time/backward": "backward",
             "time/step": "step",
+            "time/pipeline": "pipeline",
             "time/data": "data",
             "time/other": "other",
         },
@@ -130,11 +131,12 @@ def _lines(spec: _Spec, run: Run, *, named: bool) -> Iterator[Line]:
         if metric in run.columns:
             curve = curve_of(run.columns[metric], scale=spec.scale)
             yield Line(label=before + label, curve=curve, has_dots=metric in spec.dots)
-    for metric, label in spec.metrics.items():
-        # One faded curve is enough to see what was lost.
-        if metric in run.repeated and metric == next(iter(spec.metrics)):
-            curve = curve_of(run.repeated[metric], scale=spec.scale)
-            yield Line(label=f"{before}{label}, repeated later", curve=curve, is_faded=True)
+    # The first metric is enough to see what was lost.
+    metric, label = next(iter(spec.metrics.items()))
+    for attempt, columns in sorted(run.repeated.items()):
+        if metric in columns:
+            text = f"{before}{label}, attempt {attempt}, repeated later"
+            yield Line(label=text, curve=curve_of(columns[metric], scale=spec.scale), is_faded=True)
 
 
 def _marks(run: Run, *, named: bool) -> Iterator[Mark]:

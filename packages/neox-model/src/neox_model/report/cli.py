@@ -10,7 +10,7 @@ from neox_config.output import checked_output
 from neox_model.optional import MissingPackageError
 from neox_model.report.chart import draw_loss_curve
 from neox_model.report.page import render_page
-from neox_model.report.reading import Run, read_run
+from neox_model.report.reading import Run, UnknownFormatError, read_runs
 
 __all__ = ["main"]
 
@@ -50,12 +50,12 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     """
     try:
         page = output or runs[0] / "report.html"
-        found = [read_run(folder) for folder in runs]
+        found = read_runs(runs)
         text = render_page(found)
         with atomic_write(page) as file:
             file.write(text)
-        click.echo(page)
-    except OSError as error:
+        click.echo(click.format_filename(page))
+    except (OSError, UnknownFormatError) as error:
         raise click.ClickException(str(error)) from error
     if len(runs) == 1 or png is not None:
         _plot(found[0], png or runs[0] / "loss.png", is_requested=png is not None)
@@ -64,7 +64,7 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
 def _plot(run: Run, picture: Path, *, is_requested: bool) -> None:
     """Plot the loss of a run; a plot that was not requested is left out with a message."""
     try:
-        click.echo(draw_loss_curve(run, picture))
+        click.echo(click.format_filename(draw_loss_curve(run, picture)))
     except (MissingPackageError, OSError, ValueError) as error:
         if is_requested:
             raise click.ClickException(str(error)) from error

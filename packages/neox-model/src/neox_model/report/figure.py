@@ -132,8 +132,8 @@ def figure(
 
 
 def _frame(lines: Sequence[Line], *, is_log: bool) -> _Frame:
-    first = min(line.curve.at[0] for line in lines)
-    last = max(line.curve.at[-1] for line in lines)
+    first = min(min(line.curve.at) for line in lines)
+    last = max(max(line.curve.at) for line in lines)
     low = min(min(line.curve.low) for line in lines)
     high = max(max(line.curve.high) for line in lines)
     is_log = is_log and low > 0 and high > 3 * low

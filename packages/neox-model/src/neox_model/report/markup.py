@@ -17,6 +17,7 @@ __all__ = [
     "json_block",
     "number",
     "plain",
+    "printable",
     "size",
     "table",
 ]
@@ -37,7 +38,7 @@ def element(name: str, *content: str, **attributes: str | float | None) -> Html:
         attributes: by name, `class_` for `class`, `_` for `-`; None leaves one out.
     """
     written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(str(value))}"'
+        f' {key.rstrip("_").replace("_", "-")}="{_escaped(str(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
@@ -122,5 +123,12 @@ def plain(value: Any) -> str:
         return repr(value)
 
 
+def printable(text: str) -> str:
+    r"""Return a text that UTF-8 can encode: lone surrogates are written as `\udcff`."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _escaped(text: str) -> str:
-    return text if isinstance(text, Html) else html.escape(text)
+    if isinstance(text, Html):
+        return text
+    return html.escape(printable(text))

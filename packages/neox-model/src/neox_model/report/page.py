@@ -126,7 +126,7 @@ def _tiles(run: Run) -> Iterator[Html]:
         "TFLOP/s per device, median": number(_median(run, "throughput/tflops_per_device"), digits=3),
         "of the device's peak (MFU)": "" if mfu is None else f"{100 * mfu:.1f} %",
         "most memory, rank 0": size(memory),
-        "restarts": str(len(run.attempts) - 1),
+        "restarts": str(run.restarts),
         "evaluations": str(len(evaluations)),
         "updates skipped": str(skipped),
         "loss spikes": str(spikes),
@@ -274,7 +274,7 @@ def _compared(runs: Sequence[Run]) -> Html:
             "most memory, rank 0",
             *(size(_largest(run, "memory/peak_allocated_bytes", "memory/host_peak_bytes")) for run in runs),
         ),
-        ("restarts", *(str(len(run.attempts) - 1) for run in runs)),
+        ("restarts", *(str(run.restarts) for run in runs)),
         ("updates skipped", *(str(len(happened(run, ("skipped",)))) for run in runs)),
         ("loss spikes", *(str(len(happened(run, ("spike",)))) for run in runs)),
     ]

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
-from neox_model.metrics.writers.jsonl import RECORD, read_records, superseded_from
+from neox_model.metrics.writers.jsonl import FAILURES, FORMAT, RECORD, read_records, superseded_from
+from neox_model.report.checking import is_time, unsound
 
-__all__ = ["FAILURES_FILE", "Attempt", "Column", "Run", "read_run"]
+__all__ = ["Attempt", "Column", "Run", "UnknownFormatError", "read_run", "read_runs"]
 
-# Written by the agents: neox_launcher/protocol/failure_record.py.
-FAILURES_FILE = "failures.jsonl"
 _HEAD = ("time", "attempt", "iteration")
+
+
+class UnknownFormatError(ValueError):
+    """The record is of a version that this one cannot read."""
 
 
 @dataclass(slots=True)
@@ -59,6 +62,11 @@ class Attempt:
     end: Mapping[str, Any] | None = None
     failures: list[Mapping[str, Any]] = field(default_factory=list)
 
+    @property
+    def is_restart(self) -> bool:
+        """The agents of neox-launch restarted it; otherwise someone started it."""
+        return bool(self.start.get("restart"))
+
 
 @dataclass(slots=True, kw_only=True)
 class Run:
@@ -66,31 +74,40 @@ class Run:
 
     Args:
         folder: the log folder.
+        label: its name among several runs; empty: the name of the folder.
         columns: the metrics in effect, by name.
-        repeated: the metrics of iterations that a later attempt repeated.
+        repeated: the metrics of iterations that a later attempt repeated, by number of the attempt.
         events: all events in the order of the record, except those that describe attempts.
+        in_effect: the events without those of iterations that a later attempt repeated.
         attempts: at least one.
         checkpoints: iteration and time of each complete checkpoint that still exists.
         missing: what the files lack, in words.
     """
 
     folder: Path
+    label: str = ""
     columns: dict[str, Column] = field(default_factory=dict)
-    repeated: dict[str, Column] = field(default_factory=dict)
+    repeated: dict[int, dict[str, Column]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
+    in_effect: list[dict[str, Any]] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     checkpoints: list[tuple[int, float]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """The name of the log folder."""
-        return self.folder.resolve().name
+        """The name of the log folder, or the part of its path that differs from those of other runs."""
+        return self.label or self.folder.resolve().name
 
     @property
     def about(self) -> Mapping[str, Any]:
         """What the last attempt that described itself recorded."""
         return next((one.start for one in reversed(self.attempts) if one.start), {})
+
+    @property
+    def restarts(self) -> int:
+        """Attempts that the agents of neox-launch restarted."""
+        return sum(attempt.is_restart for attempt in self.attempts)
 
     @property
     def last_iteration(self) -> int:
@@ -110,6 +127,7 @@ def read_run(folder: Path) -> Run:
 
     Raises:
         OSError: the folder has no readable `metrics.jsonl`.
+        UnknownFormatError: another version wrote it.
     """
     path = folder / RECORD
     limits = superseded_from(path)
@@ -117,11 +135,15 @@ def read_run(folder: Path) -> Run:
     for record in read_records(path):
         number, iteration = record.get("attempt", 1), record["iteration"]
         attempt = attempts.setdefault(number, Attempt(number=number, first=0))
-        attempt.last, attempt.ended = iteration, record.get("time")
-        if "event" in record:
-            _add_event(run, attempt, record)
+        if not is_time(record.get("time", 0.0)):
+            run.missing.append(f"a line of iteration {iteration:,}: its time is not one")
             continue
-        columns = run.columns if iteration <= limits.get(number, iteration) else run.repeated
+        attempt.last, attempt.ended = iteration, record.get("time")
+        is_in_effect = iteration <= limits.get(number, iteration)
+        if "event" in record:
+            _add_event(run, attempt, record, is_in_effect=is_in_effect)
+            continue
+        columns = run.columns if is_in_effect else run.repeated.setdefault(number, {})
         for name, value in record.items():
             if name not in _HEAD and isinstance(value, int | float):
                 columns.setdefault(name, Column()).add(iteration, value)
@@ -132,9 +154,38 @@ def read_run(folder: Path) -> Run:
     return run
 
 
-def _add_event(run: Run, attempt: Attempt, record: dict[str, Any]) -> None:
-    kind = record["event"]
-    if kind == "attempt":
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read several runs, and name each by the shortest ends of their paths that differ.
+
+    Raises:
+        OSError: a folder has no readable `metrics.jsonl`.
+        UnknownFormatError: another version wrote one.
+    """
+    runs = [read_run(folder) for folder in folders]
+    paths = [folder.resolve() for folder in folders]
+    for run, label in zip(runs, _shortest_ends(paths), strict=True):
+        run.label = label
+    return runs
+
+
+def _shortest_ends(paths: Sequence[Path]) -> list[str]:
+    """Return the ends of paths, all of the least length at which different paths differ."""
+    longest = max(len(path.parts) for path in paths)
+    ends = [[str(Path(*path.parts[-length:])) for path in paths] for length in range(1, longest + 1)]
+    return next(found for found in ends if len(set(found)) == len(set(paths)))
+
+
+def _add_event(run: Run, attempt: Attempt, record: dict[str, Any], *, is_in_effect: bool) -> None:
+    kind, damaged = record["event"], unsound(record)
+    if damaged:
+        fields = ", ".join(damaged)
+        run.missing.append(f"event {kind} of iteration {record['iteration']:,}: damaged fields {fields}")
+    elif kind == "attempt":
+        if record.get("format") != FORMAT:
+            raise UnknownFormatError(
+                f"{run.folder / RECORD} has the format {record.get('format')}, and this version reads "
+                f"{FORMAT}; use neox-report of the version that trained it"
+            )
         attempt.first, attempt.began = record["iteration"], record.get("time")
     elif kind == "start":
         attempt.start = record
@@ -142,16 +193,25 @@ def _add_event(run: Run, attempt: Attempt, record: dict[str, Any]) -> None:
         attempt.end = record
     else:
         run.events.append(record)
+        if is_in_effect:
+            run.in_effect.append(record)
 
 
 def _add_failures(run: Run) -> None:
     """Give each recorded failure to the attempt that was running."""
-    path = run.folder / FAILURES_FILE
+    path = run.folder / FAILURES
     if not path.exists():
+        run.missing.append("failures of workers: none were recorded by the agents of neox-launch")
         return
+    earlier = 0
     for failure in sorted(_failures(path), key=lambda one: one["time"]):
-        began = [one for one in run.attempts if one.began is not None and one.began <= failure["time"]]
-        (began or run.attempts)[-1 if began else 0].failures.append(failure)
+        began = [one for one in run.attempts if (one.began or 0.0) <= failure["time"]]
+        if began:
+            began[-1].failures.append(failure)
+        else:
+            earlier += 1
+    if earlier:
+        run.missing.append(f"{earlier:,} failures of {FAILURES}: they are older than the first attempt")
 
 
 def _failures(path: Path) -> Iterator[dict[str, Any]]:
@@ -161,20 +221,18 @@ def _failures(path: Path) -> Iterator[dict[str, Any]]:
                 failure = json.loads(line)
             except ValueError:  # A line that a full disk or a kill cut short.
                 continue
-            if isinstance(failure, dict) and isinstance(failure.get("time"), int | float):
+            if isinstance(failure, dict) and is_time(failure.get("time")):
                 yield failure
 
 
 def _add_checkpoints(run: Run) -> None:
-    save = run.about.get("config", {}).get("save")
+    save = run.about.get("save")
     if not save:
-        run.missing.append("checkpoints: the record does not name their folder (save)")
+        run.missing.append("checkpoints: the record does not name their absolute folder (save)")
         return
     folder = Path(save)
     if not folder.is_dir():
-        run.missing.append(
-            f"checkpoints: {save} does not exist here; start neox-report in the training's working directory"
-        )
+        run.missing.append(f"checkpoints: {save} does not exist on this host")
         return
     for path in complete_checkpoints(folder):
         iteration = iteration_of(path.name)
@@ -203,5 +261,3 @@ def _missing(run: Run) -> Iterator[str]:
             yield f"{what}: {why}"
     if not run.about:
         yield "configuration, packages, code and estimate: an older version wrote the record"
-    if not (run.folder / FAILURES_FILE).exists():
-        yield "failures of workers: none were recorded by the agents of neox-launch"

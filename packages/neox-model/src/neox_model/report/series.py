@@ -39,11 +39,11 @@ def curve_of(column: Column, *, scale: float = 1.0) -> Curve:
     finite = np.isfinite(values)
     left_out = int(len(values) - finite.sum())
     iterations, values = iterations[finite], values[finite]
+    order = np.argsort(iterations, kind="stable")
+    iterations, values = iterations[order], values[order]
     if len(values) <= MOST_POINTS:
         exact = values.tolist()
         return Curve(iterations.tolist(), exact, exact, exact, left_out, is_exact=True)
-    order = np.argsort(iterations, kind="stable")
-    iterations, values = iterations[order], values[order]
     span = int(iterations[-1] - iterations[0]) + 1
     bins = (iterations - iterations[0]) * MOST_POINTS // span
     starts = np.flatnonzero(np.diff(bins, prepend=-1))

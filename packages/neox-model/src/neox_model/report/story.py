@@ -78,8 +78,8 @@ def timeline(run: Run) -> list[Row]:
 
 
 def happened(run: Run, kinds: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    """Return the events of some kinds."""
-    return [event for event in run.events if event["event"] in kinds]
+    """Return the events of some kinds, without those of iterations that a later attempt repeated."""
+    return [event for event in run.in_effect if event["event"] in kinds]
 
 
 def _consequence(attempt: Attempt, after: Attempt) -> str:
@@ -107,7 +107,7 @@ def _attempt_rows(attempt: Attempt) -> Iterator[tuple[float, Row]]:
     where = f"{start['devices']} devices, {start['device']}, host {start['host']}" if start else ""
     began = {"time": attempt.began, "iteration": attempt.first}
     source = f"from iteration {attempt.first:,}" if attempt.first else "from new weights"
-    kind = "restart" if attempt.number > 1 else "start"
+    kind = "restart" if attempt.is_restart else "start"
     yield _timed(began, kind, f"attempt {attempt.number} begins {source}", where)
     for failure in attempt.failures:
         detail = failure.get("traceback") or failure.get("output") or failure.get("message") or ""

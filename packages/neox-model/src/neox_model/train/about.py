@@ -64,6 +64,8 @@ def about_run(resolved: Resolved, *, vocab_size: int, checkpoint: str | None) ->
         },
         "last_iteration": config.training.train_iters,
         "checkpoint": checkpoint,
+        # Absolute, so that `neox-report` finds it from any working directory.
+        "save": config.checkpoint.save and str(Path(config.checkpoint.save).absolute()),
     }
 
 
@@ -96,8 +98,18 @@ def _origins(config: NeoXConfig) -> dict[str, str]:
 
 
 def _commit(folder: Path) -> str | None:
-    """Return the commit of a checkout, with `-dirty` if files differ; None without a checkout or git."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    """Return the commit of a checkout, with `-dirty` if files differ; None without a checkout or git.
+
+    An installed package may lie in another project's checkout, which does not track it.
+    """
+    if not _git(folder, "ls-files", "__init__.py"):
+        return None
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return the output of git in a folder; None if it fails or is empty."""
+    command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):

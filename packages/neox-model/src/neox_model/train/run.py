@@ -164,10 +164,8 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress, memory: Memor
 def _run_events(training: Training, writers: Sequence[MetricWriter], *, resumes: bool) -> Iterator[Events]:
     """Record the start of this attempt and, after the context, its end and the reason."""
     events, state = Events(writers), training.state
-    if writers:
-        checkpoint = training.config.checkpoint.load if resumes else None
-        about = about_run(training.resolved, vocab_size=training.tokenizer.vocab_size, checkpoint=checkpoint)
-        events.record("start", state.iteration, **about)
+    if events.are_recorded:
+        _record_start(training, events, resumes=resumes)
     try:
         yield events
     except BaseException as error:
@@ -177,6 +175,17 @@ def _run_events(training: Training, writers: Sequence[MetricWriter], *, resumes:
         raise
     reason = "finished" if state.stop_reason is None else "stopped"
     events.record("end", state.iteration, reason=reason, message=state.stop_reason)
+
+
+def _record_start(training: Training, events: Events, *, resumes: bool) -> None:
+    """Describe this attempt in the record; a failure is logged, because a report must not end a training."""
+    checkpoint = training.config.checkpoint.load if resumes else None
+    try:
+        about = about_run(training.resolved, vocab_size=training.tokenizer.vocab_size, checkpoint=checkpoint)
+    except Exception:  # The estimate, git and the drivers of devices raise errors of any class.
+        logger.exception("the record does not describe this attempt, training continues")
+        return
+    events.record("start", training.state.iteration, **about)
 
 
 def _recorded(

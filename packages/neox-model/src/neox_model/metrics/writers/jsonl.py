@@ -16,12 +16,14 @@ from typing import Any
 
 from neox_config import finite_json
 
-__all__ = ["FORMAT", "RECORD", "JsonlWriter", "read_metrics", "read_records", "superseded_from"]
+__all__ = ["FAILURES", "FORMAT", "RECORD", "JsonlWriter", "read_metrics", "read_records", "superseded_from"]
 
 logger = logging.getLogger(__name__)
 
 FORMAT = "neox-metrics-1"
 RECORD = "metrics.jsonl"
+# Written by the agents next to the record: neox_launcher/protocol/failure_record.py.
+FAILURES = "failures.jsonl"
 _HEAD = ("time", "attempt", "iteration")
 _BLOCK = 1 << 16
 
@@ -31,8 +33,8 @@ class JsonlWriter:
 
     Args:
         folder: created if missing.
-        iteration: the training continues after this iteration. At 0, an existing file is renamed to
-            `metrics.1.jsonl` (or the next free number), except at a restart.
+        iteration: the training continues after this iteration. At 0, existing files are renamed to
+            `metrics.1.jsonl` and `failures.1.jsonl` (or the next free number), except at a restart.
         is_restart: this training restarts one that failed, and belongs to the same run.
         clock: returns the time in seconds since 1970.
     """
@@ -54,8 +56,8 @@ class JsonlWriter:
         if path.exists() and (iteration or is_restart):
             _drop_truncated_line(path)
             self.attempt, self._recorded = _state_at(path, iteration)
-        elif path.exists():
-            _move_aside(path)
+        elif not is_restart and not iteration:
+            _move_aside(path, folder / FAILURES)
         self._file = path.open("a", encoding="utf-8")
         self.event("attempt", iteration, {"format": FORMAT})
 
@@ -168,8 +170,15 @@ def _drop_truncated_line(path: Path) -> None:
         file.truncate(0)
 
 
-def _move_aside(path: Path) -> None:
+def _move_aside(*paths: Path) -> None:
+    """Rename files of an older run to `NAME.N.jsonl`, all with the first N that is free."""
     number = 1
-    while (older := path.with_name(f"metrics.{number}.jsonl")).exists():
+    while any(_aside(path, number).exists() for path in paths):
         number += 1
-    path.rename(older)
+    for path in paths:
+        if path.exists():
+            path.rename(_aside(path, number))
+
+
+def _aside(path: Path, number: int) -> Path:
+    return path.with_suffix(f".{number}{path.suffix}")

@@ -8,7 +8,7 @@ from neox_model.metrics.events import EventWriter
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.metrics.writers.monitor import MonitorWriter
 
-__all__ = ["SteadyWriter"]
+__all__ = ["SteadyEventWriter", "SteadyWriter", "steady"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +32,6 @@ class SteadyWriter:
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Write metrics, if possible."""
         self._attempt(self._inner.write, metrics, iteration)
-
-    def event(self, kind: str, iteration: int, content: Mapping[str, Any]) -> None:
-        """Record an event, if possible and if the writer records events."""
-        if isinstance(self._inner, EventWriter):
-            self._attempt(self._inner.event, kind, iteration, content)
 
     def flush(self) -> None:
         """Flush the writer, if possible."""
@@ -62,3 +57,20 @@ class SteadyWriter:
             self._has_failed = self._has_failed_since_flush = True
             return False
         return True
+
+
+class SteadyEventWriter(SteadyWriter):
+    """A steady writer of events, too."""
+
+    def __init__(self, inner: MetricWriter, event: Callable[[str, int, Mapping[str, Any]], None]) -> None:
+        super().__init__(inner)
+        self._event = event
+
+    def event(self, kind: str, iteration: int, content: Mapping[str, Any]) -> None:
+        """Record an event, if possible."""
+        self._attempt(self._event, kind, iteration, content)
+
+
+def steady(inner: MetricWriter) -> SteadyWriter:
+    """Return a writer that logs failures, and records events if the given one does."""
+    return SteadyEventWriter(inner, inner.event) if isinstance(inner, EventWriter) else SteadyWriter(inner)

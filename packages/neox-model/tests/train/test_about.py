@@ -1,0 +1,23 @@
+import subprocess
+
+from neox_model.train import about
+
+
+def git(folder, *arguments):
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run(["git", "-C", str(folder), *author, *arguments], check=True, capture_output=True)
+
+
+def test_the_commit_is_that_of_a_repository_which_tracks_the_package(tmp_path, monkeypatch):
+    package = tmp_path / "venv" / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (tmp_path / "own.py").write_text("")
+    git(tmp_path, "init")
+    git(tmp_path, "add", "own.py")
+    git(tmp_path, "commit", "-m", "own")
+    monkeypatch.setattr(about, "_folder_of", lambda name: package)
+    assert about.code_version()["commit"] is None
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-m", "all")
+    assert len(about.code_version()["commit"]) == 12
