@@ -126,7 +126,8 @@ def test_sm3_is_advised_against_with_fp16(load, fp16):
 
 
 def test_one_bit_adam_follows_its_own_schedule(load):
-    (notice,) = load("lr-decay-style: linear", "optimizer.type=OneBitAdam").notices
+    keys = "lr-decay-style: linear\noptimizer: {params: {freeze_step: 9}}"
+    (notice,) = load(keys, "optimizer.type=OneBitAdam").notices
     assert notice.name == "lr_decay_style"
 
 

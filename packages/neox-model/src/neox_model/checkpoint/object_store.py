@@ -225,7 +225,7 @@ def _send_blocks(source: BinaryIO, target: BinaryIO) -> None:
 
 @contextmanager
 def _local_errors(file: BinaryIO) -> Iterator[None]:
-    """Raise errors of a local file as they are reported, which repetitions do not mend."""
+    """Raise errors of a local file, which a repetition does not fix, as they are reported."""
     try:
         yield
     except OSError as error:
