@@ -210,7 +210,7 @@ def _iterations(frame: _Frame) -> list[Html]:
 
 
 def _tick_texts(values: Sequence[float], shown: Callable[..., str]) -> list[str]:
-    """Format values with as many digits as tell them apart."""
+    """Format values with as many digits as make them differ."""
     for digits in range(4, 16):
         texts = [_trimmed(shown(value, digits=digits)) for value in values]
         if len(set(texts)) == len(texts):
