@@ -17,7 +17,7 @@ from neox_model.metrics.writers.jsonl import FAILURES, JsonlWriter
 from neox_model.report import main
 from neox_model.report.chart import smoothed
 from neox_model.report.compare import differences
-from neox_model.report.markup import duration, number
+from neox_model.report.markup import duration, number, size
 from neox_model.report.page import render_page
 from neox_model.report.reading import Column, read_run, read_runs
 from neox_model.report.series import MOST_POINTS, curve_of
@@ -261,6 +261,26 @@ def test_runs_with_equal_folder_names_are_named_by_what_differs(tmp_path):
     assert [run.name for run in read_runs(folders)] == ["one/logs", "two/logs"]
     assert [run.name for run in read_runs(folders[:1])] == ["logs"]
     assert [run.name for run in read_runs([folders[0], folders[0]])] == ["logs", "logs"]
+
+
+def test_ticks_are_whole_iterations_at_their_places_and_told_apart(tmp_path):
+    lines = [{"iteration": n, "memory/host_bytes": 10 * 2**30 + n * 2**18} for n in range(1, 5)]
+    write_record(tmp_path, lines)
+    page = render_page([read_run(tmp_path)])
+    axis = re.search(r'class="xaxis">(.*?)</div>|<div class="xaxis">(.*?)</div>', page)[0]
+    assert re.findall(r"left:([0-9.]+)%[^>]*>(\d+)<", axis) == [
+        ("0.00", "1"),
+        ("33.33", "2"),
+        ("66.67", "3"),
+        ("100.00", "4"),
+    ]
+    ticks = re.findall(r'<span class="y"[^>]*>([^<]*)<', page)
+    assert len(ticks) >= 2
+    assert len(set(ticks)) == len(ticks)
+
+
+def test_sizes_have_no_exponent():
+    assert [size(value) for value in (1010 * 2**20, 1.5 * 2**30, 0)] == ["1,010 MiB", "1.5 GiB", "0 B"]
 
 
 def test_a_truncated_last_line_and_an_older_record_are_read_and_the_lack_is_named(tmp_path):

@@ -29,7 +29,7 @@ class _Spec:
     unit: str
     metrics: dict[str, str]
     scale: float = 1.0
-    shown: Callable[[float], str] = number
+    shown: Callable[..., str] = number
     is_log: bool = False
     dots: tuple[str, ...] = ()
 

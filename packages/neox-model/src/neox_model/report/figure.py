@@ -76,7 +76,7 @@ def figure(
     marks: Sequence[Mark] = (),
     is_log: bool = False,
     is_wide: bool = False,
-    shown: Callable[[float], str] = number,
+    shown: Callable[..., str] = number,
 ) -> Html:
     """Return a figure with title, legend, curves and a table of its values.
 
@@ -87,7 +87,7 @@ def figure(
         marks: events.
         is_log: a logarithmic axis of values, if all are positive.
         is_wide: it takes the whole width of the page.
-        shown: formats a value.
+        shown: formats a value with `digits` significant digits.
     """
     lines = [line for line in lines if line.curve.at]
     if not lines:
@@ -104,8 +104,8 @@ def figure(
         role="img",
     )
     labels = [
-        element("span", _trimmed(shown(value)), class_="y", style=f"top:{frame.y(value) / 10:.2f}%")
-        for value in grid
+        element("span", text, class_="y", style=f"top:{frame.y(value) / 10:.2f}%")
+        for value, text in zip(grid, _tick_texts(grid, shown), strict=True)
     ]
     plot = element(
         "div",
@@ -197,9 +197,25 @@ def _placed(mark: Mark, frame: _Frame) -> Html:
 
 
 def _iterations(frame: _Frame) -> list[Html]:
-    places = (0.0, 0.25, 0.5, 0.75, 1.0)
-    values = [round(frame.first + (frame.last - frame.first) * place) for place in places]
-    return [element("span", f"{value:,}") for value in values]
+    """Return round iterations at their places; those at the ends do not leave the figure."""
+    step = max(1, round(_round_step((frame.last - frame.first) / 5)))
+    values = range(math.ceil(frame.first / step) * step, math.floor(frame.last) + 1, step)
+    found = []
+    for value in values:
+        left = frame.x(value) / 10
+        shift = 0 if left < 4 else 100 if left > 96 else 50
+        style = f"left:{left:.2f}%;transform:translateX(-{shift}%)"
+        found.append(element("span", f"{value:,}", style=style))
+    return found
+
+
+def _tick_texts(values: Sequence[float], shown: Callable[..., str]) -> list[str]:
+    """Format values with as many digits as make them differ."""
+    for digits in range(4, 16):
+        texts = [_trimmed(shown(value, digits=digits)) for value in values]
+        if len(set(texts)) == len(texts):
+            break
+    return texts
 
 
 def _trimmed(text: str) -> str:
@@ -221,7 +237,7 @@ def _legend(lines: Sequence[Line], marks: Sequence[Mark]) -> Html:
     return element("ul", *entries, class_="legend")
 
 
-def _described(title: str, lines: Sequence[Line], shown: Callable[[float], str]) -> str:
+def _described(title: str, lines: Sequence[Line], shown: Callable[..., str]) -> str:
     texts = [
         f"{line.label} from {shown(line.curve.mean[0])} at iteration {line.curve.at[0]:,.0f} to "
         f"{shown(line.curve.mean[-1])} at {line.curve.at[-1]:,.0f}"
@@ -230,7 +246,7 @@ def _described(title: str, lines: Sequence[Line], shown: Callable[[float], str])
     return f"{title}: {'; '.join(texts)}"
 
 
-def _data(lines: Sequence[Line], frame: _Frame, shown: Callable[[float], str]) -> Html:
+def _data(lines: Sequence[Line], frame: _Frame, shown: Callable[..., str]) -> Html:
     """Return what the script shows under the pointer: per line its label, places and formatted values."""
     content = [
         {
@@ -246,7 +262,7 @@ def _data(lines: Sequence[Line], frame: _Frame, shown: Callable[[float], str]) -
     return json_block({"first": frame.first, "last": frame.last, "lines": content}, class_="data")
 
 
-def _values(lines: Sequence[Line], shown: Callable[[float], str]) -> Html:
+def _values(lines: Sequence[Line], shown: Callable[..., str]) -> Html:
     """Return a table of some values of every line, for readers without the drawing."""
     rows = []
     for line in lines:

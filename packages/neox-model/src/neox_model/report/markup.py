@@ -84,15 +84,22 @@ def number(value: float | None, *, digits: int = 4) -> str:
     return f"{value:.{digits - 1}g}"
 
 
-def size(value: float | None) -> str:
-    """Format a number of bytes: `1.5 GiB`."""
+def size(value: float | None, *, digits: int = 3) -> str:
+    """Format a number of bytes with some significant digits: `1.5 GiB`."""
     if value is None:
         return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
-            return f"{value:.3g} {unit}" if unit != "B" else f"{value:.0f} B"
+            return f"{_significant(value, digits)} {unit}" if unit != "B" else f"{value:.0f} B"
         value /= 1024
-    return f"{value:,.3g} TiB"
+    return f"{_significant(value, digits)} TiB"
+
+
+def _significant(value: float, digits: int) -> str:
+    """Format a number without an exponent and without zeros at the end of its fraction."""
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
 
 
 def clock(seconds: float | None) -> str:

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from neox_config import Resolved
+from neox_config.errors import NeoXError
 from neox_launcher.protocol.verification import Recording
 from neox_launcher.worker.reporting import Progress
 from neox_model.assembly.compilation import compile_layers
@@ -51,6 +52,9 @@ from neox_model.train.writers import check_services, open_writers
 __all__ = ["train_from", "train_in"]
 
 logger = logging.getLogger(__name__)
+
+# What the estimate, the search for sources and the drivers of devices raise.
+_NOT_DESCRIBED = (ArithmeticError, AssertionError, LookupError, NeoXError, OSError, RuntimeError, ValueError)
 
 
 def train_from(resolved: Resolved) -> str | None:
@@ -182,7 +186,7 @@ def _record_start(training: Training, events: Events, *, resumes: bool) -> None:
     checkpoint = training.config.checkpoint.load if resumes else None
     try:
         about = about_run(training.resolved, vocab_size=training.tokenizer.vocab_size, checkpoint=checkpoint)
-    except Exception:  # The estimate, git and the drivers of devices raise errors of any class.
+    except _NOT_DESCRIBED:
         logger.exception("the record does not describe this attempt, training continues")
         return
     events.record("start", training.state.iteration, **about)
