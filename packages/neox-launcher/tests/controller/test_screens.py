@@ -10,6 +10,7 @@ from rich.cells import cell_len
 
 from neox_config.errors import ConfigError
 from neox_config.estimate.resolved import estimate_resolved
+from neox_launcher.backends import BACKENDS
 from neox_launcher.cli.launch import main
 from neox_launcher.controller import screens
 from neox_launcher.controller.screens import Result, render_end, render_start
@@ -137,7 +138,8 @@ def test_a_training_that_failed_without_a_checkpoint_is_started_again(plan, requ
 
 @pytest.mark.usefixtures("folder", "checkpoint")
 @pytest.mark.parametrize("load", ["load=old", "load = old", "the same", "load='old'"])
-def test_every_printed_command_is_accepted(minimal, tmp_path, load):
+def test_every_printed_command_is_accepted(minimal, tmp_path, monkeypatch, load):
+    monkeypatch.setattr(type(BACKENDS["local"]), "missing", lambda self: None)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "metrics.jsonl").touch()
     given = "load=ck pt" if load == "the same" else load

@@ -240,11 +240,13 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             replica_states=_ERRORS,
             declared=(*_ADAM, "freeze_step"),
             redefining=("bias_correction",),
+            is_elementwise=False,
+            joins_split_weights=True,
             remark="Adam with decoupled weight decay for `freeze_step` updates. Then gradients are not "
             "averaged over replicas: each takes its own into the momentum, which the replicas average with "
             "one bit per element, and the mean square is frozen. Elements without a gradient until then are "
             "not trained on; the root of the mean square is at least a tenth of its root mean square over "
-            "the tensor. Scales belong to the part of a tensor on a rank, so that from then on results "
+            "the weight. Scales belong to the part of a tensor on a rank, so that from then on results "
             "depend on the data-parallel and model-parallel sizes beyond rounding. Checkpoints then have 4 "
             "more bytes per parameter for each replica. The gradient norm is then the root mean square over "
             "replicas, which is larger, "

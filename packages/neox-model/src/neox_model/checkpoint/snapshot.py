@@ -76,9 +76,9 @@ class Snapshot:
         self._release()
 
     def _wait(self) -> None:
-        if self._reserving is not None:
-            self._reserving.result()
-            self._reserving = None
+        reserving, self._reserving = self._reserving, None
+        if reserving is not None:
+            reserving.result()
 
     def _try_to_reserve(self, size: int) -> None:
         os.setpriority(os.PRIO_PROCESS, get_native_id(), _LOWEST_NICENESS)
@@ -94,13 +94,14 @@ class Snapshot:
         CUDA keeps an error of pinning for the thread in which it occurred: in the training's thread, the next
         kernel would be reported as failed.
         """
+        if self._device.type == "cuda":
+            # A new thread uses device 0, and would create a context there.
+            torch.cuda.set_device(self._device)
         self._release()
         try:
             self._file = os.memfd_create("neox-snapshot")
             _allocate(self._file, size)
             if self._device.type == "cuda":
-                # A new thread uses device 0, and would create a context there.
-                torch.cuda.set_device(self._device)
                 self._mapped = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
                 self._is_pinned = _pin(self._mapped)
         except (OSError, RuntimeError):

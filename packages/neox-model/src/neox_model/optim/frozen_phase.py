@@ -1,5 +1,6 @@
 """The second phase of 1-bit optimizers: a frozen variance, and momenta that replicas average with one bit."""
 
+import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -7,10 +8,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from neox_model.optim.split_weights import whole_norms
 from neox_model.parallel.compressed_average import CompressedAverage, Compressible, part_length
 from neox_model.parallel.groups import Group
+from neox_model.parallel.logical import Logical
 
-__all__ = ["REPLICA_STATES", "FrozenPhase", "frozen_root"]
+__all__ = ["REPLICA_STATES", "FrozenPhase"]
 
 # Kinds as in `checkpoint/replica_states.py`.
 REPLICA_STATES: Mapping[str, str] = {"worker_error": "own", "server_error": "part"}
@@ -21,20 +24,6 @@ State = MutableMapping[str, Any]
 _SMALLEST_ROOT = 0.1
 
 
-def frozen_root(square: Tensor) -> Tensor:
-    """Return the root of a mean square, at least a tenth of its root mean square over the tensor.
-
-    After a compression every element of a momentum has the magnitude of the tensor's mean. Where gradients
-    were rare or tiny before the freeze (the embedding of a rare token, the bias of keys), the mean square has
-    decayed to almost nothing, and a division by its root would move the element without bound.
-
-    Args:
-        square: running mean of squared gradients, of one tensor on this rank.
-    """
-    root = square.sqrt()
-    return root.clamp_(min=_SMALLEST_ROOT * square.mean().sqrt())
-
-
 class FrozenPhase:
     """Says when an optimizer's variance is frozen, and averages momenta from then on.
 
@@ -42,13 +31,17 @@ class FrozenPhase:
         optimizer: its states are `step`, `exp_avg` and `exp_avg_sq`, by weight.
         freeze_step: number of updates before the freeze.
         group: the data-parallel ranks.
+        model_group: the ranks that share each layer's matrices.
 
     Attributes:
         average: averages the momenta, and counts the bytes.
     """
 
-    def __init__(self, optimizer: Optimizer, *, freeze_step: int, group: Group) -> None:
+    def __init__(self, optimizer: Optimizer, *, freeze_step: int, group: Group, model_group: Group) -> None:
         self.average = CompressedAverage(group)
+        self._model_group = model_group
+        # Of each weight the frozen mean square, and the smallest root computed from it.
+        self._smallest_roots: dict[Tensor, tuple[Tensor, Tensor]] = {}
         self._optimizer = optimizer
         self._freeze_step = freeze_step
         # The count on the host, and the states that it was read from: a checkpoint replaces the states.
@@ -67,6 +60,36 @@ class FrozenPhase:
     def count_update(self) -> None:
         """Count one update."""
         self._updates += 1
+
+    def note_smallest_roots(self, weights: Sequence[Tensor]) -> None:
+        """Compute the smallest roots of weights for `root`. Collective over tensor-parallel ranks."""
+        squares = [self._optimizer.state[weight]["exp_avg_sq"] for weight in weights]
+        known = [self._smallest_roots[weight][0] for weight in weights if weight in self._smallest_roots]
+        if list(map(id, known)) == list(map(id, squares)):
+            return
+        norms = torch.stack([square.sum().sqrt() for square in squares]).unsqueeze(1)
+        whole = whole_norms(weights, norms, self._model_group)[:, 0]
+        for weight, square, norm in zip(weights, squares, whole, strict=True):
+            smallest = _SMALLEST_ROOT * norm / math.sqrt(_whole_numel(weight))
+            self._smallest_roots[weight] = square, smallest
+
+    def forget_smallest_roots(self) -> None:
+        """Compute the smallest roots again in the next frozen update, because the mean squares change."""
+        self._smallest_roots.clear()
+
+    def root(self, weight: Tensor, square: Tensor) -> Tensor:
+        """Return the root of a mean square, at least a tenth of the whole weight's frozen root mean square.
+
+        After a compression every element of a momentum has the magnitude of the tensor's mean. Where
+        gradients were rare or tiny before the freeze (the embedding of a rare token, the bias of keys), the
+        mean square has decayed to almost nothing, and a division by its root would move the element without
+        bound.
+
+        Args:
+            weight: a weight of `note_smallest_roots`.
+            square: a running mean of its squared gradients.
+        """
+        return square.sqrt().clamp_(min=self._smallest_roots[weight][1])
 
     def take_gradient(self, state: State, gradient: Tensor, beta: float) -> None:
         """Take a replica's own gradient into a weight's momentum.
@@ -97,3 +120,9 @@ class FrozenPhase:
             worker_error=state["worker_error"],
             server_error=state["server_error"],
         )
+
+
+def _whole_numel(weight: Tensor) -> int:
+    """Return the number of elements of a whole weight, without padding."""
+    logical: Logical | None = getattr(weight, "logical", None)
+    return weight.numel() if logical is None else math.prod(logical.shape)

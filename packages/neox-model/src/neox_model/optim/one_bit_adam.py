@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neox_model.optim.adam import adam
-from neox_model.optim.frozen_phase import REPLICA_STATES, FrozenPhase, frozen_root
+from neox_model.optim.frozen_phase import REPLICA_STATES, FrozenPhase
 from neox_model.parallel.compressed_average import CompressedAverage
 from neox_model.parallel.groups import SINGLE_RANK, Group
 
@@ -24,7 +24,8 @@ class OneBitAdam(Optimizer):
     per element (`CompressedAverage`), and the mean squared gradient no longer changes. Its bias correction
     stays that of the freeze, and the momentum's continues, so that no step jumps. Elements that had no
     gradient until then are not trained on, and only decay (`FrozenPhase.take_gradient`); those whose mean
-    square is tiny are divided by a larger one (`frozen_root`). A replica without others compresses nothing.
+    square is tiny are divided by a larger one (`FrozenPhase.root`). A replica without others compresses
+    nothing.
 
     Args:
         parameters: parameter groups, each with `weight_decay`, which is decoupled.
@@ -34,6 +35,7 @@ class OneBitAdam(Optimizer):
         bias_correction: correct the running means for their initialization with zero.
         freeze_step: number of updates before the freeze.
         data_group: the data-parallel ranks.
+        model_group: the ranks that share each layer's matrices.
 
     Attributes:
         replica_states: states that differ between replicas -> `own` if each replica holds one value per
@@ -54,9 +56,10 @@ class OneBitAdam(Optimizer):
         bias_correction: bool = True,
         freeze_step: int = 100_000,
         data_group: Group = SINGLE_RANK,
+        model_group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        self._frozen = FrozenPhase(self, freeze_step=freeze_step, group=data_group)
+        self._frozen = FrozenPhase(self, freeze_step=freeze_step, group=data_group, model_group=model_group)
         self._bias_correction = bias_correction
         self._adam = adam(self.param_groups, lr=lr, betas=betas, eps=eps, bias_correction=bias_correction)
 
@@ -77,7 +80,7 @@ class OneBitAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Apply one update. After the freeze it is collective over the data group."""
+        """Apply one update. After the freeze it is collective over the data and model groups."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -100,6 +103,7 @@ class OneBitAdam(Optimizer):
 
     def _update_as_adam(self) -> None:
         trained = self._trained()
+        self._frozen.forget_smallest_roots()
         for parameter, _ in trained:
             # A training that was frozen continues with a later freeze.
             for name in _COMPRESSED_STATES:
@@ -113,6 +117,7 @@ class OneBitAdam(Optimizer):
     def _update_compressed(self) -> None:
         # Weights whose first gradient comes after the freeze have no variance.
         trained = [pair for pair in self._trained() if "exp_avg_sq" in self.state[pair[0]]]
+        self._frozen.note_smallest_roots([parameter for parameter, _ in trained])
         for parameter, group in trained:
             assert parameter.grad is not None
             self._frozen.take_gradient(self.state[parameter], parameter.grad, group["betas"][0])
@@ -123,7 +128,7 @@ class OneBitAdam(Optimizer):
     def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
         """Move a weight by its averaged momentum."""
         state, (beta1, beta2) = self.state[parameter], group["betas"]
-        root = frozen_root(state["exp_avg_sq"])
+        root = self._frozen.root(parameter, state["exp_avg_sq"])
         if self._bias_correction:
             # On the device of the counts: nothing is read back.
             root /= (1 - beta2 ** state["frozen_step"].double()).sqrt()

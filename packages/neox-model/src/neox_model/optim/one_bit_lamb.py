@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_model.optim.frozen_phase import REPLICA_STATES, FrozenPhase, frozen_root
+from neox_model.optim.frozen_phase import REPLICA_STATES, FrozenPhase
 from neox_model.optim.lamb import Lamb
 from neox_model.optim.split_weights import joined_maxima_
 from neox_model.parallel.compressed_average import CompressedAverage
@@ -63,7 +63,7 @@ class OneBitLamb(Lamb):
         **settings: Any,
     ) -> None:
         super().__init__(parameters, model_group=model_group, **settings)
-        self._frozen = FrozenPhase(self, freeze_step=freeze_step, group=data_group)
+        self._frozen = FrozenPhase(self, freeze_step=freeze_step, group=data_group, model_group=model_group)
         self._coeff_beta = coeff_beta
         self._factor_range = (factor_min, factor_max)
         self._factor_threshold = factor_threshold
@@ -99,6 +99,7 @@ class OneBitLamb(Lamb):
 
     def _note_ratios(self, trained: Trained, ratios: Sequence[Tensor]) -> None:
         """Take the trust ratios of an update before the freeze into their running averages."""
+        self._frozen.forget_smallest_roots()
         for (parameter, _), ratio in zip(trained, ratios, strict=True):
             state = self.state[parameter]
             # A training that was frozen continues with a later freeze.
@@ -110,6 +111,7 @@ class OneBitLamb(Lamb):
     def _update_compressed(self) -> None:
         # Weights whose first gradient comes after the freeze have no variance.
         trained = [pair for pair in self._trained() if "exp_avg_sq" in self.state[pair[0]]]
+        self._frozen.note_smallest_roots([parameter for parameter, _ in trained])
         for parameter, group in trained:
             assert parameter.grad is not None
             state = self.state[parameter]
@@ -140,7 +142,7 @@ class OneBitLamb(Lamb):
 
     def _factors(self, trained: Trained) -> list[Tensor]:
         """Return the factor of each weight's trust ratio, and store it."""
-        found = [self._largest_ratio(self.state[parameter], group) for parameter, group in trained]
+        found = [self._largest_ratio(parameter, group) for parameter, group in trained]
         split = [
             factor
             for (parameter, _), factor in zip(trained, found, strict=True)
@@ -156,14 +158,15 @@ class OneBitLamb(Lamb):
             factors.append(factor)
         return factors
 
-    def _largest_ratio(self, state: dict[str, Any], group: dict[str, Any]) -> Tensor:
+    def _largest_ratio(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
         """Return the largest ratio of the frozen denominator to the one that continues."""
-        frozen = self._root(state["exp_avg_sq"], state["frozen_step"], group)
-        fresh = self._root(state["exp_avg_sq_fresh"], state["step"], group)
+        state = self.state[parameter]
+        frozen = self._root(parameter, state["exp_avg_sq"], state["frozen_step"], group)
+        fresh = self._root(parameter, state["exp_avg_sq_fresh"], state["step"], group)
         return torch.where(state["exp_avg_sq"] > 0, frozen / fresh, 0.0).amax()
 
-    def _root(self, square: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor:
-        root = frozen_root(square)
+    def _root(self, parameter: Tensor, square: Tensor, step: Tensor, group: dict[str, Any]) -> Tensor:
+        root = self._frozen.root(parameter, square)
         if self._bias_correction:
             # Counts may be on a device: nothing is read back.
             root /= (1 - group["betas"][1] ** step.double()).sqrt()
@@ -171,7 +174,7 @@ class OneBitLamb(Lamb):
 
     def _frozen_direction(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
         state = self.state[parameter]
-        direction = state["exp_avg"] / self._root(state["exp_avg_sq"], state["frozen_step"], group)
+        direction = state["exp_avg"] / self._root(parameter, state["exp_avg_sq"], state["frozen_step"], group)
         if self._bias_correction:
             direction /= 1 - group["betas"][0] ** state["step"].double()
         return direction.add_(parameter, alpha=group["weight_decay"])

@@ -56,7 +56,7 @@ class StragglersHook(Hook):
     ) -> None:
         self._groups = groups
         self._time = time
-        self._peak = peak
+        self._peak, self._largest = peak, 0
         self._threshold = threshold
         self._interval = interval
         self._writers = writers
@@ -85,8 +85,13 @@ class StragglersHook(Hook):
             stage=self._groups.pipe.rank,
             members=self._groups.model.ranks,
             seconds=self._time.read(),
-            peak_bytes=self._peak(),
+            peak_bytes=self._largest_so_far(),
         )
+
+    def _largest_so_far(self) -> int:
+        """Return the peak since the start of the attempt; the log resets the device's peak on rank 0."""
+        self._largest = max(self._largest, self._peak())
+        return self._largest
 
     def _compare(self, reports: Sequence[RankReport], iteration: int) -> None:
         found, memory = slowest(reports), largest_memory(reports)
