@@ -33,7 +33,8 @@ LEFT_OUT = (
     *("wandb_group", "wandb_run_name", "wandb_team", "wandb_project", "wandb_host"),
     *("flops_profiler", "wall_clock_breakdown", "log_param_norm", "log_optimizer_states"),
     *("curriculum_learning", "data_efficiency", "lr_decay_fraction", "profile", "memory_profiling"),
-    "comms_logger",
+    *("comms_logger", "straggler_threshold", "sdc_check_interval", "log_grad_norm", "log_zero_gradients"),
+    *("log_gradient_noise_scale", "gradient_noise_scale_n_batches", "gradient_noise_scale_cpu_offload"),
     *("on_spike", "spike_threshold", "spike_window", "spike_patience", "spike_rollback_batches"),
     *("adlr_autoresume", "adlr_autoresume_interval", "adlr_autoresume_service"),
 )

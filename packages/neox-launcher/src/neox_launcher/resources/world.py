@@ -11,7 +11,7 @@ from neox_launcher.resources.host import Host
 
 __all__ = ["World", "missing_devices", "slow_without_gpus"]
 
-_QUANTIZED = ("zero_optimization.zero_quantized_weights", "zero_optimization.zero_quantized_gradients")
+_QUANTIZED = "zero_optimization.zero_quantized_weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,12 @@ def _without_gpus(config: NeoXConfig) -> Iterator[Problem]:
             "requires GPUs, but none are visible on this host",
             "leave it out to use gloo, or check CUDA_VISIBLE_DEVICES and nvidia-smi",
         )
-    for name in _QUANTIZED:
-        if config.value_of(name):
-            yield Problem(
-                name,
-                "requires NVIDIA GPUs for DeepSpeed's operator quantizer, but none are visible on this host",
-                "remove it, or check CUDA_VISIBLE_DEVICES and nvidia-smi",
-            )
+    if config.value_of(_QUANTIZED):
+        yield Problem(
+            _QUANTIZED,
+            "requires NVIDIA GPUs for DeepSpeed's operator quantizer, but none are visible on this host",
+            "remove it, or check CUDA_VISIBLE_DEVICES and nvidia-smi",
+        )
     for name in FUSED_OPERATORS:
         if config.value_of(name) is True:
             yield Problem(

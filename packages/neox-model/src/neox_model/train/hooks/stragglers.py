@@ -56,7 +56,7 @@ class StragglersHook(Hook):
     ) -> None:
         self._groups = groups
         self._time = time
-        self._peak, self._largest = peak, 0
+        self._peak, self._largest = peak, 0.0
         self._threshold = threshold
         self._interval = interval
         self._writers = writers
@@ -88,7 +88,7 @@ class StragglersHook(Hook):
             peak_bytes=self._largest_so_far(),
         )
 
-    def _largest_so_far(self) -> int:
+    def _largest_so_far(self) -> float:
         """Return the peak since the start of the attempt; the log resets the device's peak on rank 0."""
         self._largest = max(self._largest, self._peak())
         return self._largest
