@@ -447,7 +447,7 @@ def test_100_changed_configurations_are_refused_reported_or_free_by_their_class(
     assert not found, "\n".join(found)
     outcomes = [outcome_of(result) for _, result in resumed]
     assert outcomes.count("refused") > 25
-    assert outcomes.count("reported") > 10
+    assert outcomes.count("reported") > 5
 
 
 @pytest.mark.slow
