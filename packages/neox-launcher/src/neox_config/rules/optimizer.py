@@ -97,7 +97,7 @@ def a_second_learning_rate_is_relative_to_the_first(c: NeoXConfig) -> Iterator[P
 def replicas_that_compress_hold_all_states(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse ZeRO with optimizers that average over data-parallel ranks themselves."""
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    if facts is None or not facts.replica_states or not facts.is_elementwise:
+    if facts is None or not facts.replica_states:
         return
     if not engine_offers(c, "before_update"):
         yield Problem(
@@ -111,7 +111,9 @@ def replicas_that_compress_hold_all_states(c: NeoXConfig) -> Iterator[Problem]:
 def zero_cuts_weights_for_elementwise_optimizers_only(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse ZeRO with optimizers that need whole weights, because it updates flat partitions."""
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
-    if facts is not None and not facts.is_elementwise and not engine_offers(c, "whole_weights"):
+    if facts is None or facts.is_elementwise or facts.replica_states:
+        return
+    if not engine_offers(c, "whole_weights"):
         yield Problem(
             "optimizer.type",
             "needs whole weights for its update, but ZeRO partitions weights; "
