@@ -136,7 +136,7 @@ def reduced() -> list[dict[str, Any]]:
 
 
 def default_message(case: dict[str, Any], precision: str) -> str:
-    """Return the dtype of messages that nobody chose: of accumulation, or under ZeRO of training."""
+    """Return the default dtype of messages: that of accumulation, or under ZeRO that of training."""
     return "fp32" if case["zero_optimization"]["stage"] == 0 else precision
 
 

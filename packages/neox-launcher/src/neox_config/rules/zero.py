@@ -64,7 +64,7 @@ def nvme_needs_a_path(c: NeoXConfig) -> Iterator[Problem]:
 def all_states_are_offloaded(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse to offload a fraction of the optimizer states (DeepSpeed's Twin-Flow).
 
-    DeepSpeed updates the rest with an AdamW of its own, whose learning rate does not follow the schedule, and
+    DeepSpeed updates the rest with a second AdamW, whose learning rate does not follow the schedule, and
     accepts only its compiled CPU Adam for those that are offloaded.
     """
     offload = c.zero.zero_optimization.offload_optimizer

@@ -89,7 +89,7 @@ class Snapshot:
             logger.warning("cannot reserve memory for asynchronous saves: %s", error)
 
     def _reserve(self, size: int) -> None:
-        """Reserve memory in a thread of its own.
+        """Reserve memory in a separate thread.
 
         CUDA keeps an error of pinning for the thread in which it occurred: in the training's thread, the next
         kernel would be reported as failed.

@@ -13,7 +13,7 @@ from neox_model.parallel.compressed_average import CompressedAverage, Compressib
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import Logical
 
-__all__ = ["REPLICA_STATES", "FrozenPhase"]
+__all__ = ["REPLICA_STATES", "AveragesMomenta", "FrozenPhase"]
 
 # Kinds as in `checkpoint/replica_states.py`.
 REPLICA_STATES: Mapping[str, str] = {"worker_error": "own", "server_error": "part"}
@@ -120,6 +120,33 @@ class FrozenPhase:
             worker_error=state["worker_error"],
             server_error=state["server_error"],
         )
+
+
+class AveragesMomenta:
+    """What the update and checkpoints read of an optimizer with a frozen phase.
+
+    Attributes:
+        replica_states: states that differ between replicas -> `own` if each replica holds one value per
+            element, `part` if it holds those of its part of the elements.
+    """
+
+    replica_states: Mapping[str, str] = REPLICA_STATES
+    _frozen: FrozenPhase
+
+    @property
+    def data_group(self) -> Group:
+        """Return the data-parallel ranks."""
+        return self.average.group
+
+    @property
+    def average(self) -> CompressedAverage:
+        """Return what averages the momenta, and counts the bytes."""
+        return self._frozen.average
+
+    @property
+    def averages_itself(self) -> bool:
+        """Return True if the next update requires gradients that are not averaged over replicas."""
+        return self._frozen.is_next
 
 
 def _whole_numel(weight: Tensor) -> int:

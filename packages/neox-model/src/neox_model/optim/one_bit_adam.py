@@ -1,6 +1,6 @@
 """1-bit Adam: Adam first, then a frozen variance and a momentum that replicas average with one bit."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from neox_model.optim.adam import adam
-from neox_model.optim.frozen_phase import REPLICA_STATES, FrozenPhase
-from neox_model.parallel.compressed_average import CompressedAverage
+from neox_model.optim.frozen_phase import REPLICA_STATES, AveragesMomenta, FrozenPhase
 from neox_model.parallel.groups import SINGLE_RANK, Group
 
 __all__ = ["OneBitAdam"]
@@ -17,7 +16,7 @@ __all__ = ["OneBitAdam"]
 _COMPRESSED_STATES = ("frozen_step", *REPLICA_STATES)
 
 
-class OneBitAdam(Optimizer):
+class OneBitAdam(AveragesMomenta, Optimizer):
     """Adam for `freeze_step` updates, then updates whose gradients are not averaged over replicas.
 
     In these each replica takes its own gradient into the momentum, replicas average the momenta with one bit
@@ -37,14 +36,8 @@ class OneBitAdam(Optimizer):
         data_group: the data-parallel ranks.
         model_group: the ranks that share each layer's matrices.
 
-    Attributes:
-        replica_states: states that differ between replicas -> `own` if each replica holds one value per
-            element, `part` if it holds those of its part of the elements.
-
     Source: arXiv:2102.02888, algorithm 1; bias correction and decoupled weight decay as in `adam`.
     """
-
-    replica_states: Mapping[str, str] = REPLICA_STATES
 
     def __init__(
         self,
@@ -62,21 +55,6 @@ class OneBitAdam(Optimizer):
         self._frozen = FrozenPhase(self, freeze_step=freeze_step, group=data_group, model_group=model_group)
         self._bias_correction = bias_correction
         self._adam = adam(self.param_groups, lr=lr, betas=betas, eps=eps, bias_correction=bias_correction)
-
-    @property
-    def data_group(self) -> Group:
-        """Return the data-parallel ranks."""
-        return self.average.group
-
-    @property
-    def average(self) -> CompressedAverage:
-        """Return what averages the momenta, and counts the bytes."""
-        return self._frozen.average
-
-    @property
-    def averages_itself(self) -> bool:
-        """Return True if the next update requires gradients that are not averaged over replicas."""
-        return self._frozen.is_next
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

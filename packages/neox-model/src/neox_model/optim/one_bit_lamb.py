@@ -1,15 +1,14 @@
 """1-bit LAMB: LAMB first, then frozen trust ratios with a factor, and momenta averaged with one bit."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from neox_model.optim.frozen_phase import REPLICA_STATES, FrozenPhase
+from neox_model.optim.frozen_phase import REPLICA_STATES, AveragesMomenta, FrozenPhase
 from neox_model.optim.lamb import Lamb
 from neox_model.optim.split_weights import joined_maxima_
-from neox_model.parallel.compressed_average import CompressedAverage
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import split_dim_of
 
@@ -20,7 +19,7 @@ _COMPRESSED_STATES = ("frozen_step", "exp_avg_sq_fresh", "last_factor", *REPLICA
 Trained = Sequence[tuple[Tensor, dict[str, Any]]]
 
 
-class OneBitLamb(Lamb):
+class OneBitLamb(AveragesMomenta, Lamb):
     """LAMB for `freeze_step` updates, then updates whose gradients are not averaged over replicas.
 
     In these each replica takes its own gradient into the momentum, replicas average the momenta with one bit
@@ -41,13 +40,8 @@ class OneBitLamb(Lamb):
         model_group: the ranks that share each layer's matrices.
         settings: the other arguments of `Lamb`.
 
-    Attributes:
-        replica_states: states that differ between replicas, as in `OneBitAdam`.
-
     Source: arXiv:2104.06069, algorithm 1; the phase before the freeze is `Lamb`.
     """
-
-    replica_states: Mapping[str, str] = REPLICA_STATES
 
     def __init__(
         self,
@@ -67,21 +61,6 @@ class OneBitLamb(Lamb):
         self._coeff_beta = coeff_beta
         self._factor_range = (factor_min, factor_max)
         self._factor_threshold = factor_threshold
-
-    @property
-    def data_group(self) -> Group:
-        """Return the data-parallel ranks."""
-        return self.average.group
-
-    @property
-    def average(self) -> CompressedAverage:
-        """Return what averages the momenta, and counts the bytes."""
-        return self._frozen.average
-
-    @property
-    def averages_itself(self) -> bool:
-        """Return True if the next update requires gradients that are not averaged over replicas."""
-        return self._frozen.is_next
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

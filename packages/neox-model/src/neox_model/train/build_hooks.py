@@ -69,18 +69,9 @@ def build_hooks(
     forward: ForwardCheck | None = None,
 ) -> list[Hook]:
     """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
-    config, timers = training.config, Timers()
+    config, timers, throughput = training.config, Timers(), _measure_model(training)
     writers, progress, events = outputs.writers, outputs.progress, outputs.events
-    throughput = _measure_model(training)
-    log = LogHook(
-        writers,
-        schedule=training.schedule,
-        throughput=throughput,
-        timers=timers,
-        interval=config.logging.log_interval,
-        memory=partial(memory_metrics, training.engine.device),
-        phases=_phases(training),
-    )
+    log = _build_log(training, writers, timers, throughput)
     checkpoint: CheckpointHook | None = None
 
     def before_end() -> None:
@@ -89,24 +80,8 @@ def build_hooks(
             checkpoint.finish(training.state)
 
     spikes = _spike_handler(training, before_end, events)
-    guard = NonfiniteGuard(
-        patience=config.training.nonfinite_patience,
-        # On a GPU every reading synchronizes.
-        interval=min(config.logging.log_interval, 100) if training.engine.device.type == "cuda" else 1,
-        min_loss_scale=training.engine.update.min_loss_scale,
-        documents=partial(documents_of, training.datasets.get("train")),
-        reports=training.groups.world.rank == 0,
-        before_end=before_end,
-        events=events,
-        on_spike=spikes,
-    )
-
-    interval = config.training.sdc_check_interval
-    copies = (
-        None
-        if interval is None
-        else CopiesHook(training.engine, training.groups, interval=interval, before_end=before_end)
-    )
+    guard = _build_guard(training, before_end, events, spikes)
+    copies = _build_copies(training, before_end)
 
     def before_save() -> None:
         log.write_pending()
@@ -139,17 +114,7 @@ def build_hooks(
         log,
         guard,
         *([] if copies is None else [copies]),
-        EvaluateHook(
-            evaluator,
-            interval=config.training.eval_interval,
-            writers=writers,
-            timers=timers,
-            before_evaluation=log.write_pending,
-            while_evaluating=lambda name: progress.phase(
-                f"evaluating ({name})", iteration=training.state.iteration
-            ),
-            events=events,
-        ),
+        _build_evaluation(training, evaluator, outputs, timers, log),
     ]
     if config.logging.log_param_norm or config.logging.log_optimizer_states:
         hooks.append(_norms(training, writers, log))
@@ -175,6 +140,59 @@ def build_hooks(
         resumed = None if saves_start else find_latest(Path(config.checkpoint.save or ""))
         hooks.append(UploadHook(training.uploads, stop, resumed=resumed, while_waiting=progress.repeated))
     return hooks
+
+
+def _build_log(
+    training: Training, writers: Sequence[MetricWriter], timers: Timers, throughput: Throughput
+) -> LogHook:
+    return LogHook(
+        writers,
+        schedule=training.schedule,
+        throughput=throughput,
+        timers=timers,
+        interval=training.config.logging.log_interval,
+        memory=partial(memory_metrics, training.engine.device),
+        phases=_phases(training),
+    )
+
+
+def _build_guard(
+    training: Training, before_end: Callable[[], None], events: Events, spikes: SpikeHandler | None
+) -> NonfiniteGuard:
+    config = training.config
+    return NonfiniteGuard(
+        patience=config.training.nonfinite_patience,
+        # On a GPU every reading synchronizes.
+        interval=min(config.logging.log_interval, 100) if training.engine.device.type == "cuda" else 1,
+        min_loss_scale=training.engine.update.min_loss_scale,
+        documents=partial(documents_of, training.datasets.get("train")),
+        reports=training.groups.world.rank == 0,
+        before_end=before_end,
+        events=events,
+        on_spike=spikes,
+    )
+
+
+def _build_copies(training: Training, before_end: Callable[[], None]) -> CopiesHook | None:
+    interval = training.config.training.sdc_check_interval
+    if interval is None:
+        return None
+    return CopiesHook(training.engine, training.groups, interval=interval, before_end=before_end)
+
+
+def _build_evaluation(
+    training: Training, evaluator: Evaluator, outputs: Outputs, timers: Timers, log: LogHook
+) -> EvaluateHook:
+    progress, state = outputs.progress, training.state
+    return EvaluateHook(
+        evaluator,
+        interval=training.config.training.eval_interval,
+        writers=outputs.writers,
+        timers=timers,
+        before_evaluation=log.write_pending,
+        while_evaluating=lambda name: progress.phase(f"evaluating ({name})", iteration=state.iteration),
+        events=outputs.events,
+    )
 
 
 def _phases(training: Training) -> Phases | None:
