@@ -18,23 +18,38 @@ ZERO2 = {"zero_optimization": {"stage": 2}, "precision": "bfloat16", "train_batc
 
 
 def train(trainings: list[dict[str, Any]]) -> None:
-    """Train each in the same processes; `lost` is a folder that is deleted before."""
+    """Train each in the same processes; `lost` is a folder that is deleted before.
+
+    `goes_away` is the folder of a store that nothing can be written to after the start of the training.
+    """
     from functools import partial
     from unittest.mock import patch
 
     from torch import distributed
 
+    from neox_model.checkpoint.store_claim import claim_store
     from neox_model.parallel.topology import create_groups
     from neox_model.train import run, saving
 
     for settings in trainings:
-        lost = settings.pop("lost", None)
+        lost, goes_away = settings.pop("lost", None), settings.pop("goes_away", None)
         if lost is not None and distributed.get_rank() == 0:
             shutil.rmtree(lost)
         distributed.barrier()
         resolved = resolved_from(SMALL_TRAINING | settings, devices=distributed.get_world_size())
         groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
-        with patch.object(saving, "Uploads", partial(saving.Uploads, patience=0.0)):
+
+        def claim_and_lose(*arguments: Any, lost: str | None = goes_away, **others: Any) -> str:
+            number = claim_store(*arguments, **others, patience=0.0)
+            if lost is not None:
+                shutil.rmtree(lost)
+                Path(lost).write_text("a file: nothing can be written below it")
+            return number
+
+        with (
+            patch.object(saving, "Uploads", partial(saving.Uploads, patience=0.0)),
+            patch.object(saving, "claim_store", claim_and_lose),
+        ):
             run.train_in(groups, resolved)
 
 
@@ -80,10 +95,9 @@ def test_a_training_that_lost_its_folder_resumes_from_the_store_bit_for_bit(tmp_
 @pytest.mark.sweep
 def test_a_store_that_went_away_fails_the_end_and_the_next_start_uploads_what_is_missing(tmp_path, corpus):
     store = tmp_path / "store"
-    store.write_text("a file: nothing can be written below it")
     settings = settings_of(corpus, tmp_path / "save", f"file://{store}")
     with pytest.raises(DistributedFailure, match=r"global_step4, is complete there, but was not uploaded"):
-        run_ranks(train, size=1, trainings=[settings])
+        run_ranks(train, size=1, trainings=[settings | {"goes_away": str(store)}])
     assert (tmp_path / "save" / LATEST).read_text() == "global_step4\n"
     store.unlink()
     run_ranks(train, size=1, trainings=[settings | {"load": str(tmp_path / "save")}])
@@ -96,3 +110,15 @@ def test_an_empty_store_is_an_error_on_all_ranks_unless_this_training_fills_it(t
     with pytest.raises(DistributedFailure, match=r"/other contains no checkpoint; to start from new weights"):
         run_ranks(train, size=2, trainings=[settings | {"load": f"file://{tmp_path}/other"}])
     assert not (tmp_path / "save" / LATEST).exists()
+
+
+@pytest.mark.slow
+def test_another_training_is_refused_where_one_has_uploaded_before_it_trains(tmp_path, corpus):
+    url = f"file://{tmp_path}/store"
+    first = settings_of(corpus, tmp_path / "first", url) | ZERO2
+    run_ranks(train, size=2, trainings=[first])
+    before = {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()}
+    with pytest.raises(DistributedFailure, match=r"cannot be uploaded .*global_step4 of another training"):
+        run_ranks(train, size=2, trainings=[settings_of(corpus, tmp_path / "second", url) | ZERO2])
+    assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()} == before
+    assert not list((tmp_path / "second").glob("global_step*"))

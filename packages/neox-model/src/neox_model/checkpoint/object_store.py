@@ -55,7 +55,9 @@ class ObjectStore:
             options = {"use_listings_cache": False} if scheme_of(url) in BUCKET_PACKAGES else {}
             self._system, self._root = fsspec.url_to_fs(self.url, **options)
         except (ImportError, ValueError) as error:
-            raise CheckpointError(f"cannot open {url}: {error}") from error
+            raise CheckpointError(
+                f"cannot open {url}: {error}; correct the URL, or install the package of this kind of store"
+            ) from error
         self._root = self._root.rstrip("/")
         self._has_folders = scheme_of(url) not in BUCKET_PACKAGES
 
@@ -180,7 +182,8 @@ class ObjectStore:
         if self._has_folders:
             return
         try:
-            self._repeat(f"listing {bucket}", lambda: self._system.ls(bucket, detail=False))
+            # Listing would read the names of all of its objects.
+            self._repeat(f"reading {bucket}", lambda: self._system.info(bucket))
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{self.url}: the bucket {bucket!r} does not exist; create it, or correct the URL"

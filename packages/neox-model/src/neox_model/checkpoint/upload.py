@@ -24,13 +24,14 @@ from neox_launcher.protocol.stop_signals import STOP_SIGNALS
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.object_store import ObjectStore
+from neox_model.checkpoint.store_claim import check_owner
 
 __all__ = ["main", "upload"]
 
 _LOWEST_PRIORITY = 19
 
 
-def upload(folder: Path, store: ObjectStore) -> None:
+def upload(folder: Path, store: ObjectStore, *, owner: str | None = None) -> None:
     """Upload a complete checkpoint: its shards, then its manifest, then `latest`.
 
     What the store has under the same name is kept if it has the same manifest, which contains the checksums
@@ -39,11 +40,14 @@ def upload(folder: Path, store: ObjectStore) -> None:
     Args:
         folder: the checkpoint. If it is deleted or replaced meanwhile, the upload fails; it never mixes two.
         store: where to upload it.
+        owner: what `claim_store` returned for the store; None: other trainings are not looked for.
 
     Raises:
-        CheckpointError: the store cannot be written to.
+        CheckpointError: the store cannot be written to, or another training uploads to it.
         OSError: the checkpoint cannot be read, or was deleted.
     """
+    if owner is not None:
+        check_owner(store, owner)
     name = folders.final_name(folder)
     with _held(folder) as source:
         with source(MANIFEST) as file:
@@ -83,7 +87,8 @@ def _check_size(path: Path, file: BinaryIO, expected: int) -> None:
 @click.argument("url")
 @click.option("--chunk-bytes", type=int, required=True)
 @click.option("--patience", type=float, required=True)
-def main(folder: Path, url: str, chunk_bytes: int, patience: float) -> None:
+@click.option("--owner")
+def main(folder: Path, url: str, chunk_bytes: int, patience: float, owner: str | None) -> None:
     """Upload the checkpoint FOLDER to the store URL."""
     for number in STOP_SIGNALS:  # They stop the training, which decides when an upload ends.
         signal.signal(number, signal.SIG_IGN)
@@ -91,7 +96,7 @@ def main(folder: Path, url: str, chunk_bytes: int, patience: float) -> None:
     os.nice(_LOWEST_PRIORITY)
     configure_logging(None)
     try:
-        upload(folder, ObjectStore(url, chunk_bytes=chunk_bytes, patience=patience))
+        upload(folder, ObjectStore(url, chunk_bytes=chunk_bytes, patience=patience), owner=owner)
     except (NeoXError, OSError) as error:
         click.echo(str(error))
         sys.exit(1)

@@ -32,14 +32,23 @@ class Uploads:
         directory: folder of the checkpoints; this process holds its lock.
         url: URL of a folder in an object store.
         chunk_bytes: bytes of each part of an upload.
+        owner: what `claim_store` returned for this folder and URL; None: other trainings are not looked for.
         patience: seconds for which an operation that fails is repeated.
     """
 
     def __init__(
-        self, directory: Path, url: str, *, chunk_bytes: int, patience: float = PATIENCE_SECONDS
+        self,
+        directory: Path,
+        url: str,
+        *,
+        chunk_bytes: int,
+        owner: str | None = None,
+        patience: float = PATIENCE_SECONDS,
     ) -> None:
         self._url = url
-        self._options = (f"--chunk-bytes={chunk_bytes}", f"--patience={patience}")
+        self._options = [f"--chunk-bytes={chunk_bytes}", f"--patience={patience}"]
+        if owner is not None:
+            self._options.append(f"--owner={owner}")
         self._running: subprocess.Popen[str] | None = None
         self._folder, self._started = directory, 0.0
         self._next: Path | None = None

@@ -8,11 +8,14 @@ from pathlib import Path
 
 from neox_config import NeoXConfig
 from neox_config.derive.resume import in_effect
+from neox_config.facts.checkpoints import complete_checkpoints, iteration_of
 from neox_config.facts.spikes import LEFT_OUT
+from neox_config.facts.stores import is_url
 from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
 from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.store_claim import warn_of_newer
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.documents import documents_of
 from neox_model.train.data.position import START, Position, Ranges
@@ -42,7 +45,16 @@ def folder_to_load(config: NeoXConfig, groups: Groups) -> Path | None:
                 "to the same URL as checkpoint-store"
             )
         logger.info("%s contains no checkpoint: starting from newly initialized weights", section.load)
+    elif is_url(section.load) and section.save is not None and not section.finetune:
+        _warn_of_newer(folder, Path(section.save), section.load, groups)
     return folder
+
+
+def _warn_of_newer(folder: Path, save: Path, url: str, groups: Groups) -> None:
+    with shared_outcome(groups.control, f"finding checkpoints in {save}"):
+        if groups.world.rank == 0:
+            [loaded] = complete_checkpoints(folder)
+            warn_of_newer(save, url, iteration_of(loaded.name) or 0)
 
 
 def position_in(config: NeoXConfig, load: Path | None, groups: Groups) -> Position:

@@ -87,6 +87,7 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress, memory: Memor
         check_services(config)
     if config.training.adlr_autoresume:
         find_service(config.training.adlr_autoresume_service)
+    uploads = build_uploads(config, groups)
     prepare_engine()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
@@ -115,7 +116,7 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress, memory: Memor
         tokenizer=tokenizer,
         datasets=datasets,
         load=load,
-        uploads=build_uploads(config) if groups.world.rank == 0 else None,
+        uploads=uploads,
     )
     progress.describe(phase="loading the checkpoint" if config.checkpoint.load else "preparing the data")
     resumes = load_into(training, position)

@@ -11,8 +11,10 @@ from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import checkpoint_name
 from neox_launcher.worker.reporting import is_restart
 from neox_model.checkpoint.background import BackgroundSaves
+from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.save import save_checkpoint
 from neox_model.checkpoint.save_lock import save_lock
+from neox_model.checkpoint.store_claim import claim_store
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.metrics.timers import Timers
 from neox_model.parallel.groups import Groups
@@ -128,14 +130,23 @@ def _background(training: Training, directory: Path, saves: BackgroundSaves) -> 
     )
 
 
-def build_uploads(config: NeoXConfig) -> Uploads | None:
-    """Build the uploads to an object store, if they are configured."""
+def build_uploads(config: NeoXConfig, groups: Groups) -> Uploads | None:
+    """Build the uploads to an object store, on rank 0, if they are configured. Collective over all ranks.
+
+    Raises:
+        CheckpointError: the store cannot be written to, or contains checkpoints of another training; the same
+            on all ranks.
+    """
     section = config.checkpoint
     if section.save is None or section.checkpoint_store is None:
         return None
-    return Uploads(
-        Path(section.save).absolute(), section.checkpoint_store, chunk_bytes=section.store_chunk_size
-    )
+    save, url = Path(section.save).absolute(), section.checkpoint_store
+    with shared_outcome(groups.control, "starting uploads"):
+        if groups.world.rank == 0:
+            owner = claim_store(url, save, load=None if section.finetune else section.load)
+    if groups.world.rank != 0:
+        return None
+    return Uploads(save, url, owner=owner, chunk_bytes=section.store_chunk_size)
 
 
 def _after_save(

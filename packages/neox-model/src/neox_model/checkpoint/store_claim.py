@@ -1,0 +1,119 @@
+"""Claim an object store for the uploads of one training, and check at its start that it can be written to.
+
+Each start of a training writes a new random number into the object `.owner` of the store, and into a file of
+the same name in `save`. An upload is refused if the store's number is another one. A training may claim a
+store that contains checkpoints only if they are its own: its `save` contains the store's number or the
+store's latest checkpoint, or that checkpoint is the one that it continues from.
+"""
+
+import io
+import logging
+import secrets
+from pathlib import Path
+
+from neox_config.atomic import atomic_write
+from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
+from neox_config.facts.stores import MULTIPART_BYTES, is_url
+from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.downloads import latest_in
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.object_store import ObjectStore
+
+__all__ = ["OWNER", "check_owner", "claim_store", "warn_of_newer"]
+
+OWNER = ".owner"
+"""Object of a store, and file in `save`, with the number of the training that uploads."""
+
+_PATIENCE_SECONDS = 5.0
+_DIGITS = 32
+
+logger = logging.getLogger(__name__)
+
+
+def claim_store(url: str, save: Path, *, load: str | None, patience: float = _PATIENCE_SECONDS) -> str:
+    """Reserve a store for the uploads from a folder; return the number with which they are made.
+
+    Args:
+        url: URL of a folder in an object store.
+        save: folder of the checkpoints; this process holds its lock.
+        load: folder or URL of the checkpoint that the training continues; None: it does not continue one.
+        patience: seconds for which an operation that fails is repeated.
+
+    Raises:
+        CheckpointError: the store cannot be read or written, or contains checkpoints of another training.
+        OSError: a folder cannot be read or written.
+    """
+    try:
+        store = ObjectStore(url, chunk_bytes=MULTIPART_BYTES, patience=patience)
+        found = store.read(OWNER)
+        if found is None or found != _number_in(save):
+            _refuse_checkpoints_of_others(store, save, load)
+        number = secrets.token_hex(_DIGITS // 2)
+        store.write(OWNER, io.BytesIO(number.encode()))
+    except CheckpointError as error:
+        raise CheckpointError(f"checkpoints cannot be uploaded to {url}: {error}") from error
+    with atomic_write(save / OWNER, is_durable=True) as file:
+        file.write(number)
+    return number
+
+
+def check_owner(store: ObjectStore, number: str) -> None:
+    """Refuse an upload if another training has claimed the store since.
+
+    Raises:
+        CheckpointError: it has, or the store cannot be read.
+    """
+    if store.read(OWNER) != number.encode():
+        raise CheckpointError(
+            f"another training has started to upload to {store.url}; end one of the two, or give it another "
+            "folder as checkpoint-store"
+        )
+
+
+def warn_of_newer(save: Path, url: str, iteration: int) -> None:
+    """Warn if `save` contains a newer checkpoint than the one of a store from which a training continues."""
+    newer = [path for path in complete_checkpoints(save) if (iteration_of(path.name) or 0) > iteration]
+    if newer:
+        logger.warning(
+            "%s contains %s, which is newer than the checkpoint of iteration %d that %s contains: this "
+            "training continues from the older one and will replace it; to continue from the newer one, stop "
+            "and set load: %s",
+            save,
+            newer[-1].name,
+            iteration,
+            url,
+            save,
+        )
+
+
+def _number_in(save: Path) -> bytes | None:
+    try:
+        return (save / OWNER).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _refuse_checkpoints_of_others(store: ObjectStore, save: Path, load: str | None) -> None:
+    latest = latest_in(store)
+    if latest is None:
+        return
+    name, manifest = latest
+    if _holds(save / name, manifest) or (load is not None and _continues(load, store.url, manifest)):
+        return
+    raise CheckpointError(
+        f"it contains {name} of another training, which is neither in {save} nor the checkpoint that this "
+        "training continues from; set checkpoint-store to another folder, or, to continue that training, set "
+        f"load: {store.url}"
+    )
+
+
+def _holds(folder: Path, manifest: bytes) -> bool:
+    path = folder / MANIFEST
+    return path.is_file() and path.read_bytes() == manifest
+
+
+def _continues(load: str, url: str, manifest: bytes) -> bool:
+    if is_url(load):
+        return load.rstrip("/") == url
+    folder = find_latest(Path(load))
+    return folder is not None and _holds(folder, manifest)

@@ -1,0 +1,128 @@
+"""Only one training uploads to a store, and it is found out at its start whether uploads are possible."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from neox_config.facts.checkpoints import LATEST, MANIFEST
+from neox_model.checkpoint import CheckpointError
+from neox_model.checkpoint.directory import keep_newest
+from neox_model.checkpoint.object_store import ObjectStore
+from neox_model.checkpoint.store_claim import OWNER, claim_store, warn_of_newer
+from neox_model.checkpoint.upload import upload
+from support.checkpoint_runs import Run
+
+URL = "memory://bucket/run"
+
+
+@pytest.fixture(autouse=True)
+def memory() -> Iterator[fsspec.AbstractFileSystem]:
+    """Store of `memory://`, empty before and after."""
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    yield system
+    system.store.clear()
+    system.pseudo_dirs[:] = [""]
+
+
+def store(url: str = URL) -> ObjectStore:
+    return ObjectStore(url, chunk_bytes=5 * 2**20, patience=0.0)
+
+
+def claim(save: Path, load: str | None = None, url: str = URL) -> str:
+    save.mkdir(parents=True, exist_ok=True)
+    return claim_store(url, save, load=load, patience=0.0)
+
+
+def saved(folder: Path, updates: int = 1) -> Path:
+    run = Run()
+    for _ in range(updates):
+        run.train()
+    return run.save(folder)
+
+
+def uploaded(folder: Path, updates: int = 1) -> Path:
+    """Save and upload a checkpoint of a training that has claimed the store."""
+    checkpoint = saved(folder, updates)
+    upload(checkpoint, store(), owner=claim(folder))
+    return checkpoint
+
+
+def test_an_unrelated_training_is_refused_and_the_store_stays_as_it_is(tmp_path, memory):
+    uploaded(tmp_path / "first")
+    before = {name: memory.cat_file(name) for name in memory.find("/bucket")}
+    saved(tmp_path / "second", 5)  # A newer checkpoint of the same name pattern changes nothing.
+    for load in (None, str(tmp_path / "second"), "memory://bucket/other"):
+        with pytest.raises(CheckpointError, match=f"global_step1 of another training, .* load: {URL}"):
+            claim(tmp_path / "second", load)
+    assert {name: memory.cat_file(name) for name in memory.find("/bucket")} == before
+    assert not (tmp_path / "second" / OWNER).exists()
+
+
+@pytest.mark.parametrize("load", [URL, f"{URL}/", "first", "copy"])
+def test_the_training_that_continues_the_checkpoint_of_the_store_may_upload(tmp_path, load):
+    folder = uploaded(tmp_path / "first")
+    if load == "copy":
+        (tmp_path / "copy").mkdir()
+        folder.rename(tmp_path / "copy" / folder.name)
+        (tmp_path / "copy" / LATEST).write_text(folder.name)
+    claim(tmp_path / "another", load if "://" in load else str(tmp_path / load))
+
+
+def test_the_same_training_goes_on_whatever_it_has_deleted_since(tmp_path):
+    uploaded(tmp_path / "save")
+    saved(tmp_path / "save", 2)
+    keep_newest(tmp_path / "save", 1, 2)
+    assert not (tmp_path / "save/global_step1").exists()
+    claim(tmp_path / "save")
+    # Without its number, which an earlier version did not write, the checkpoint decides.
+    (tmp_path / "save" / OWNER).unlink()
+    with pytest.raises(CheckpointError, match="of another training"):
+        claim(tmp_path / "save")
+    saved(tmp_path / "save")
+    upload(tmp_path / "save/global_step1", store())
+    claim(tmp_path / "save")
+
+
+def test_of_two_trainings_that_start_together_only_the_later_one_uploads(tmp_path, memory):
+    first, second = claim(tmp_path / "first"), claim(tmp_path / "second")
+    with pytest.raises(
+        CheckpointError, match="another training has started to upload to memory://bucket/run"
+    ):
+        upload(saved(tmp_path / "first"), store(), owner=first)
+    assert memory.find("/bucket") == [f"/bucket/run/{OWNER}"]
+    upload(saved(tmp_path / "second", 2), store(), owner=second)
+    assert store().read(LATEST) == b"global_step2\n"
+
+
+def test_a_start_without_a_usable_store_fails_with_what_to_do(tmp_path):
+    with pytest.raises(CheckpointError, match=r"to nothing://bucket: cannot open .*; correct the URL, or"):
+        claim(tmp_path / "save", url="nothing://bucket")
+    (tmp_path / "store").write_text("a file")
+    with pytest.raises(CheckpointError, match="cannot be uploaded to file://"):
+        claim(tmp_path / "save", url=f"file://{tmp_path}/store")
+    store().write(LATEST, io.BytesIO(b"global_step7\n"))
+    with pytest.raises(CheckpointError, match="names 'global_step7', which is not a complete checkpoint"):
+        claim(tmp_path / "save")
+
+
+def test_a_bucket_is_looked_up_without_listing_it(tmp_path, monkeypatch, memory):
+    asked = []
+    monkeypatch.setattr(type(memory), "info", lambda self, path, **options: asked.append(path))
+    checked = store()
+    checked._has_folders = False
+    checked.check_bucket()
+    assert asked == ["bucket"]
+
+
+def test_a_newer_checkpoint_in_save_than_in_the_store_is_a_warning(tmp_path, caplog):
+    saved(tmp_path, 3)
+    warn_of_newer(tmp_path, URL, 3)
+    assert caplog.messages == []
+    warn_of_newer(tmp_path, URL, 2)
+    assert f"{tmp_path} contains global_step3, which is newer" in caplog.text
+    assert f"load: {tmp_path}" in caplog.text
+    assert (tmp_path / "global_step3" / MANIFEST).exists()
