@@ -2,23 +2,23 @@
 
 import math
 import os
+from contextlib import chdir
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from neox_model.metrics.writers.jsonl import read_metrics
 from support.corpus import write_corpus
 from support.distributed import run_ranks
-from support.pairs import OPTIONS, Pair, document, pairs
+from support.pairs import OPTIONS, document, pair_of, pairs
 from support.sources import ROOT
 
 # Pairs of one launch: engines of DeepSpeed are never freed, and gloo's threads in their groups do not rest.
 AT_ONCE = 24
 
 
-def train_pairs(folder: str, data_path: str, devices: int, start: int) -> dict[str, str]:
+def train_pairs(folder: str, data_path: str, names: list[tuple[str, str]]) -> dict[str, str]:
     """Train some pairs, one after another; runs in every rank. Gives what went wrong."""
     from neox_model.assembly.compilation import compile_layers
     from neox_model.parallel.topology import create_groups
@@ -28,41 +28,46 @@ def train_pairs(folder: str, data_path: str, devices: int, start: int) -> dict[s
     # Traced and run as it was traced: inductor's C++ would take a minute of each pair.
     run.compile_layers = partial(compile_layers, backend="aot_eager")
     here, failed = Path(folder), {}
-    chosen = allowed_pairs(devices, data_path=data_path, log_dir=folder)[start : start + AT_ONCE]
-    for number, pair in enumerate(chosen, start):
-        name, derived = " + ".join(pair.names), pair.resolved.derived
+    for one, other in names:
+        name, resolved = f"{one} + {other}", pair_of(one, other, data_path=data_path).resolved
+        derived = resolved.derived
         (here / f"rank-{os.environ['RANK']}").write_text(name)
-        with world_of(devices, here, name=str(number)):
+        (here / name).mkdir(exist_ok=True)
+        with world_of(derived.world_size, here, name=f"world of {name}"):
             try:
                 groups = create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
-                run.train_in(groups, pair.resolved)
-                check_losses(here)
+                with chdir(here / name):
+                    run.train_in(groups, resolved)
+                    check_results(resolved.config.checkpoint.save)
             except Exception as error:
                 failed[name] = f"{type(error).__name__}: {error}"
     return failed
 
 
-def allowed_pairs(devices: int, **settings: Any) -> list[Pair]:
-    return [pair for pair in pairs(**settings) if pair.resolved and pair.devices == devices]
-
-
-def check_losses(folder: Path) -> None:
-    """Rank 0 keeps the record; its first loss is that of a model that knows nothing."""
+def check_results(checkpoints: str | None) -> None:
+    """The first recorded loss is that of a model that knows nothing; every checkpoint is complete."""
     if os.environ["RANK"] != "0":
         return
-    losses = [record["loss/train"] for record in read_metrics(folder / "metrics.jsonl")]
+    records = list(read_metrics(Path("logs/metrics.jsonl")))
+    losses = [record["loss/train"] for record in records if "loss/train" in record]
     assert len(losses) == 3
     assert all(math.isfinite(loss) for loss in losses)
     assert abs(losses[0] - math.log(513)) < 0.3
+    if checkpoints is not None:
+        folder = Path(checkpoints)
+        assert {path.name for path in folder.iterdir()} == {"latest", *(f"global_step{n}" for n in (1, 2, 3))}
+        assert (folder / "latest").read_text().strip() == "global_step3"
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("devices", [2, 4])
 def test_every_pair_that_is_allowed_trains(tmp_path, devices):
-    arguments = {"folder": str(tmp_path), "data_path": write_corpus(tmp_path), "devices": devices}
+    arguments = {"folder": str(tmp_path), "data_path": write_corpus(tmp_path)}
+    allowed = [pair.names for pair in pairs() if pair.resolved and pair.devices == devices]
     failed: dict[str, str] = {}
-    for start in range(0, len(allowed_pairs(devices)), AT_ONCE):
-        for found in run_ranks(train_pairs, size=devices, timeout_seconds=600, start=start, **arguments):
+    for start in range(0, len(allowed), AT_ONCE):
+        names = allowed[start : start + AT_ONCE]
+        for found in run_ranks(train_pairs, size=devices, timeout_seconds=600, names=names, **arguments):
             failed |= found
     assert failed == {}
 

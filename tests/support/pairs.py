@@ -8,6 +8,7 @@ import copy
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -17,7 +18,7 @@ from neox_config.schema.not_yet import not_built_yet
 from support import precision_results
 from support.settings import resolved_from
 
-__all__ = ["OPTIONS", "SETTINGS", "Pair", "document", "pairs"]
+__all__ = ["OPTIONS", "SETTINGS", "Pair", "document", "pair_of", "pairs"]
 
 # Six heads of four, as in every test; documents of several lengths in a row of sixteen tokens.
 SETTINGS: dict[str, Any] = {
@@ -30,6 +31,7 @@ SETTINGS: dict[str, Any] = {
     "optimizer": {"type": "Adam", "params": {"lr": 0.003}},
     "gradient_clipping": 0.5,
     "init_method_std": 0.02,
+    "log_dir": "logs",
     "log_interval": 1,
     "eval_iters": 0,
     "eval_interval": 100,
@@ -65,6 +67,9 @@ _TOKEN_DROPPING = {
     }
 }
 
+# Of the three updates, two exchange compressed momenta.
+_FROZEN = {"freeze_step": 1}
+
 OPTIONS: dict[str, dict[str, Any]] = {
     # Layout
     "tensor parallel": {"model_parallel_size": 2},
@@ -78,6 +83,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # Memory and speed
     "bfloat16": {"precision": "bfloat16"},
     "float16": {"precision": "fp16"},
+    "autocast to bfloat16": {"amp": {"enabled": True, "dtype": "bf16"}},
+    "autocast to float16": {"amp": {"enabled": True, "dtype": "fp16"}},
     "checkpointed activations": {"checkpoint_activations": True},
     "partitioned activations": {"checkpoint_activations": True, "partition_activations": True},
     "activations on the CPU": {"checkpoint_activations": True, "checkpoint_in_cpu": True},
@@ -117,12 +124,31 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "initialization on the CPU": {"use_cpu_initialization": True},
     "ONNX-safe": {"onnx_safe": True},
     "compiled layers": {"compile": True},
+    # Optimizers
+    "1-bit Adam": {"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.003, **_FROZEN}}},
+    "1-bit LAMB": {"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.003, **_FROZEN}}},
+    "Muon": {"optimizer": {"type": "Muon", "params": {"lr": 0.003}}},
     # Data and loss
     "attention within documents": {"reset_attention_mask": True},
     "positions within documents": {"reset_position_ids": True},
     "no loss at document ends": {"eod_mask_loss": True},
     "loss over the global batch": {"loss_normalization": "global"},
     "computed sample order": {"sample_order": "lazy"},
+    # Checkpoints, guards and measurements
+    "saving in the background": {"save": "checkpoints", "save_interval": 1, "async_save": True},
+    "forward check of checkpoints": {
+        "save": "checkpoints",
+        "save_interval": 1,
+        "checkpoint_validation_with_forward_pass": True,
+    },
+    "spikes left out": {"on_spike": "skip", "spike_window": 3},
+    "comparison of copies": {"sdc_check_interval": 1},
+    "logged gradients": {"log_grad_norm": True, "log_zero_gradients": True},
+    "gradient noise scale": {"log_gradient_noise_scale": True},
+    "comparison of ranks": {"straggler_threshold": 1000, "wall_clock_breakdown": True},
+    "traces": {"profile": True, "profile_step_start": 2, "profile_step_stop": 3},
+    "counted operations": {"flops_profiler": {"enabled": True, "profile_step": 2}},
+    "counted communication": {"comms_logger": {"enabled": True, "prof_all": True}},
 }
 
 
@@ -143,12 +169,17 @@ class Pair:
     reason: str = ""
 
 
-def pairs(**settings: Any) -> Iterator[Pair]:
-    """Every two options that do not give one parameter two values, on top of SETTINGS and `settings`."""
-    for one, other in combinations(OPTIONS, 2):
-        options = _merged(OPTIONS[one], OPTIONS[other])
-        if options is not None:
-            yield _judge((one, other), {**settings, **options})
+@cache
+def pairs() -> tuple[Pair, ...]:
+    """Every two options that do not give one parameter two values, on top of SETTINGS."""
+    judged = (pair_of(one, other) for one, other in combinations(OPTIONS, 2))
+    return tuple(pair for pair in judged if pair is not None)
+
+
+def pair_of(one: str, other: str, **settings: Any) -> Pair | None:
+    """Two options on top of SETTINGS and `settings`; None if they give one parameter two values."""
+    options = _merged(OPTIONS[one], OPTIONS[other])
+    return None if options is None else _judge((one, other), {**settings, **options})
 
 
 def _judge(names: tuple[str, str], options: dict[str, Any]) -> Pair:
@@ -181,7 +212,7 @@ def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None
 
 def document() -> str:
     """docs/compatibility-matrix.md."""
-    judged = list(pairs())
+    judged = pairs()
     refused = [pair for pair in judged if pair.resolved is None]
     lines = [
         "# What goes with what",
