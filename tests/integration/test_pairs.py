@@ -54,9 +54,10 @@ def check_results(checkpoints: str | None) -> None:
     assert all(math.isfinite(loss) for loss in losses)
     assert abs(losses[0] - math.log(513)) < 0.3
     if checkpoints is not None:
-        folder = Path(checkpoints)
-        assert {path.name for path in folder.iterdir()} == {"latest", *(f"global_step{n}" for n in (1, 2, 3))}
-        assert (folder / "latest").read_text().strip() == "global_step3"
+        folder, saved = Path(checkpoints), [f"global_step{iteration}" for iteration in (1, 2, 3)]
+        present = sorted(path.name for path in folder.iterdir())
+        assert present == [".lock", *saved, "latest"], present
+        assert (folder / "latest").read_text().strip() == saved[-1]
 
 
 @pytest.mark.sweep

@@ -21,6 +21,8 @@ from neox_model.checkpoint.contents import FORMAT, Manifest
 from neox_model.checkpoint.directory import find_latest
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.topology import create_groups
+from neox_model.train.recent_losses import RecentLosses
+from neox_model.train.state import TrainState
 from support.checkpoint_runs import CYCLE, Run
 from support.distributed import run_ranks
 
@@ -55,10 +57,27 @@ def snapshot(run: Run) -> Any:
     return (run.weights, states, run.engine.steps, run.state.state, run.schedule.state, generators)
 
 
+class Progress(TrainState):
+    """The state of a real training, under the name that `Run` uses."""
+
+    state = property(TrainState.state_dict, TrainState.load_state_dict)
+
+
+def in_progress() -> Run:
+    """Return a run whose training state has a value of every kind."""
+    run = Run()
+    losses = RecentLosses(5, torch.device("cpu"))
+    run.state = Progress(last_iteration=9, samples_per_iteration=16, recent_losses=losses)
+    run.train()
+    losses.load([2.5, 2.25])
+    run.state.batch_sizes, run.state.left_out = ((0, 8), (1, 16)), ((16, 32), (48, 64))
+    run.state.forward_pass = {"samples": 16, "loss": 2.5, "batch": "0123abcd", "precision": "bf16"}
+    return run
+
+
 def load_or_refuse(folder: Path) -> str | None:
     """Load the checkpoint; return the message of the error. A refused checkpoint must change nothing."""
-    run = Run()
-    run.train()
+    run = in_progress()
     before = snapshot(run)
     message = None
     try:
@@ -438,6 +457,7 @@ def _places(value: Any) -> Any:
 
 def fuzz(folder: Path, *, seed: int, cases: int) -> dict[str, int]:
     """Load mutated manifests; return how many were refused, and how many loaded."""
+    folder = in_progress().save(folder)
     contents = read_contents(folder)
     chance, counts = random.Random(seed), {"refused": 0, "loaded": 0}
     for _ in range(cases):
@@ -448,12 +468,12 @@ def fuzz(folder: Path, *, seed: int, cases: int) -> dict[str, int]:
     return counts
 
 
-def test_mutated_manifests_load_or_are_refused(folder):
-    counts = fuzz(folder, seed=1, cases=300)
+def test_mutated_manifests_load_or_are_refused(tmp_path):
+    counts = fuzz(tmp_path, seed=1, cases=300)
     assert counts["refused"] > 200
 
 
 @pytest.mark.sweep
-def test_three_thousand_mutated_manifests_load_or_are_refused(folder):
-    counts = fuzz(folder, seed=2, cases=3000)
+def test_three_thousand_mutated_manifests_load_or_are_refused(tmp_path):
+    counts = fuzz(tmp_path, seed=2, cases=3000)
     assert counts["refused"] > 2000
