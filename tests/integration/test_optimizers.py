@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
-from neox_config.schema.not_yet import NOT_YET
 from neox_config.schema.sections.optimizer import KNOWN_OPTIMIZERS, TORCH_OPTIMIZERS
 from neox_model.checkpoint import CheckpointError
 from support.distributed import run_ranks
@@ -32,8 +31,6 @@ AT_ONCE = 24
 
 # Where a checkpoint of one process is loaded; and from where a last one is loaded by one process.
 MOVES = ("tensor 2", "pipeline 2", "data 2", "ZeRO 1", "ZeRO 2", "ZeRO 3")
-
-IS_MISSING = NOT_YET["optimizer.type"].is_asked_for
 
 
 def names(cells):
@@ -55,8 +52,13 @@ def unknown_states(cell: Cell, states: set[str]) -> list[str]:
     """Return where the states differ from what the table of optimizers says."""
     facts, given = OPTIMIZER_FACTS[cell.type.lower()], OPTIMIZERS[cell.optimizer]
     found = [f"the table does not know the state {name}" for name in sorted(states - set(facts.kept))]
-    others = {*facts.numbers, *facts.other_shapes, *facts.matrix_states, *facts.replica_states}
-    tensors = len(states - others)
+    others = {*facts.numbers, *facts.other_shapes, *facts.matrix_states}
+    others |= {*facts.replica_states, *facts.local_states}
+    is_local = "local" in cell.optimizer and cell.precision != OVERFLOWING
+    if set(facts.local_states) & states != set(facts.local_states if is_local else ()):
+        found.append(f"has the states {sorted(states)}")
+    # While replicas differ, `local_exp_avg` takes the place of `exp_avg`.
+    tensors = len(states - others) + is_local
     compresses = "compressed" in cell.optimizer and cell.layout == "data 2" and cell.precision != OVERFLOWING
     if (set(facts.replica_states) <= states) != (compresses or not facts.replica_states):
         found.append(f"has the states {sorted(states)}")
@@ -112,19 +114,15 @@ def layouts_of(optimizer: str) -> tuple[str, ...]:
 
 
 def test_the_sample_has_every_optimizer_that_trains_every_layout_and_every_precision():
-    built = {name for name in OPTIMIZERS if not IS_MISSING(name.split(",")[0])}
-    assert {cell.optimizer for cell in sample()} == built
+    assert {cell.optimizer for cell in sample()} == set(OPTIMIZERS)
     assert {cell.layout for cell in sample()} == set(LAYOUTS)
     assert {cell.precision for cell in sample()} == set(PRECISIONS)
 
 
-def test_only_optimizers_that_require_whole_weights_or_are_not_built_are_refused():
+def test_only_optimizers_that_require_whole_weights_or_whole_states_are_refused():
     for cell in (cell for cell in all_cells() if cell.precision == "bf16"):
         refusal = cell.refusal
-        if IS_MISSING(cell.type):
-            assert refusal is not None, cell.name
-            assert "is not implemented yet" in refusal or "whole weights for its update" in refusal, cell.name
-        elif cell.layout not in layouts_of(cell.optimizer):
+        if cell.layout not in layouts_of(cell.optimizer):
             reason = r"whole weights for its update|with one bit per element"
             assert re.search(reason, str(refusal)), cell.name
         else:
@@ -140,7 +138,7 @@ def test_every_optimizer_resumes_to_the_last_bit_and_adagrad_is_the_same_under_z
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if not IS_MISSING(name.split(",")[0])])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_resumes_on_every_layout_in_every_precision(tmp_path, optimizer):
     cells = [cell for cell in all_cells() if cell.optimizer == optimizer and cell.refusal is None]
     assert len(cells) == len(layouts_of(optimizer)) * len(PRECISIONS)

@@ -1,15 +1,15 @@
 """Every optimizer on a layout of each kind in every precision: a training that is resumed, and what differs.
 
-A cell trains two updates, saves, and trains two more. A fresh engine with other weights loads what was saved
-and trains the same two. Both save once more: the two checkpoints hold the same weights, states and counts, to
-the last bit.
+A cell trains two updates (three if replicas then have different weights), saves, and trains two more. A
+fresh engine with other weights loads what was saved and trains the same two. Both save once more: the two
+checkpoints hold the same weights, states and counts, to the last bit.
 """
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import cycle, product
+from itertools import count, cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ __all__ = [
     "updates_apart",
 ]
 
-SAMPLES, UPDATES, SAVED_AFTER = 8, 4, 2
+SAMPLES, SKIPPED = 8, 2
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "Adam": {},
@@ -60,6 +60,16 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "OneBitAdam, compressed, uncorrected": {"freeze_step": 1, "eps": 1e-3, "bias_correction": False},
     "OneBitLamb, compressed": {"freeze_step": 1, "eps": 1e-3},
     "ZeroOneAdam": {},
+    # The variance changes in updates 1 and 3.
+    "ZeroOneAdam, compressed": {"var_freeze_step": 3, "var_update_scaler": 1, "eps": 1e-3},
+    # Updates 3 and 5 are local steps.
+    "ZeroOneAdam, compressed, local": {
+        "var_freeze_step": 1,
+        "var_update_scaler": 1,
+        "local_step_scaler": 1,
+        "local_step_clipper": 4,
+        "eps": 1e-3,
+    },
     "SM3": {},
     "SM3, momentum": {"momentum": 0.9, "beta": 0.9},
     "Lion": {"betas": [0.8, 0.95]},
@@ -129,9 +139,19 @@ class Cell:
         return " / ".join((self.optimizer, self.layout, self.precision))
 
     @property
+    def saved_after(self) -> int:
+        """Updates before the checkpoint that is resumed from."""
+        return 3 if "local" in self.optimizer else 2
+
+    @property
+    def updates(self) -> int:
+        """Updates of the whole training."""
+        return self.saved_after + 2
+
+    @property
     def applied(self) -> int:
-        """Updates of UPDATES that are not skipped."""
-        return UPDATES - SAVED_AFTER if self.precision == OVERFLOWING else UPDATES
+        """Updates that are not skipped."""
+        return self.updates - SKIPPED if self.precision == OVERFLOWING else self.updates
 
     @property
     def folder(self) -> str:
@@ -296,14 +316,14 @@ def resumed(cell: Cell, folder: Path) -> Resumed:
     """Train the cell in the present world, with and without a restart. Collective."""
     resolved = cell.resolved()
     run = _Run(resolved, folder / "through")
-    run.train(0, SAVED_AFTER)
+    run.train(0, cell.saved_after)
     saved = run.save()
-    losses = run.train(SAVED_AFTER, UPDATES)
+    losses = run.train(cell.saved_after, cell.updates)
     through = run.save()
     # What the checkpoint does not restore is seen: everything else begins with other weights.
     other = _Run(cell.resolved(seed=8), folder / "again", recorded=resolved)
-    other.load(saved.parent, iteration=SAVED_AFTER)
-    again_losses = other.train(SAVED_AFTER, UPDATES)
+    other.load(saved.parent, iteration=cell.saved_after)
+    again_losses = other.train(cell.saved_after, cell.updates)
     again = other.save()
     found = [contents_of(path) for path in (saved, through, again)]
     return Resumed(cell.applied, found[0], found[1], found[2], (losses, again_losses))
@@ -319,9 +339,9 @@ def updates_apart(cell: Cell, other: Cell, folder: Path) -> dict[str, float]:
     """
     before, after = (
         contents_of(folder / cell.folder / f"through/global_step{update}").tensors
-        for update in (SAVED_AFTER, UPDATES)
+        for update in (cell.saved_after, cell.updates)
     )
-    others = contents_of(folder / other.folder / f"through/global_step{UPDATES}").tensors
+    others = contents_of(folder / other.folder / f"through/global_step{other.updates}").tensors
     # A bias of keys changes no attention: its gradient is zero but for rounding.
     names = [name for name in after if "/" not in name and not name.endswith("qkv.bias")]
     return {
@@ -335,19 +355,22 @@ def moved(cell: Cell, source: Path, folder: Path) -> list[str]:
 
     Args:
         cell: the layout that it is loaded into.
-        source: folder of the checkpoint of SAVED_AFTER updates.
+        source: folder of the checkpoint.
         folder: for the new checkpoint.
     """
     run = _Run(cell.resolved(seed=8), folder, recorded=cell.resolved())
-    run.load(source, iteration=SAVED_AFTER)
-    expected, found = contents_of(source / f"global_step{SAVED_AFTER}"), contents_of(run.save())
+    run.load(source, iteration=cell.saved_after)
+    expected, found = contents_of(source / f"global_step{cell.saved_after}"), contents_of(run.save())
     # DeepSpeed's ZeRO has a loss scale of 1 in bf16, too; no other engine has one.
     for contents in (expected, found):
         contents.numbers.pop("cur_scale", None)
+        # As many rows as replicas, each the mean of those before.
+        for name in (name for name in contents.tensors if "/local_" in name):
+            contents.tensors[name] = contents.tensors[name].mean(dim=0)
     differing = expected.differences(found)
-    run.train(SAVED_AFTER, UPDATES)
+    run.train(cell.saved_after, cell.updates)
     steps = {value for name, value in contents_of(run.save()).numbers.items() if name.endswith("/step")}
-    return differing + [f"step is {step}" for step in sorted(steps - {UPDATES})]
+    return differing + [f"step is {step}" for step in sorted(steps - {cell.updates})]
 
 
 class _Run:
@@ -388,7 +411,7 @@ def _batches(resolved: Resolved, groups: Groups, first: int) -> Iterator[Batch]:
     generator = torch.Generator().manual_seed(1)
     shape = (SAMPLES, resolved.config.model.seq_length + 1)
     mine = SAMPLES // groups.data.size
-    for update in range(UPDATES):
+    for update in count():
         windows = torch.randint(VOCAB, shape, generator=generator)
         if update >= first:
             for part in windows.split(mine)[groups.data.rank].split(resolved.derived.micro_batch_size):

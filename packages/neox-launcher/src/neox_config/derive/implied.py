@@ -7,6 +7,7 @@ from pydantic.fields import FieldInfo
 
 from neox_config.derive.curricula import METRICS, enabled_sampling
 from neox_config.derive.learning_rate import peak_instead_of_lr
+from neox_config.derive.local_steps import first_local_step
 from neox_config.derive.resolve import MLP_SIZES, mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
@@ -184,14 +185,21 @@ def _compression_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iter
     facts = OPTIMIZER_FACTS.get(optimizer.kind)
     if facts is None or not facts.replica_states:
         return
-    if optimizer.params.freeze_step >= last:
+    freeze = next(name for name in ("freeze_step", "var_freeze_step") if name in facts.declared)
+    full = "var_update_scaler" if freeze == "var_freeze_step" else freeze
+    # Both counts of updates end before the first compression.
+    if min(getattr(optimizer.params, each) for each in (freeze, full)) >= last:
         what = f"is not before the last iteration ({last:,}): momenta are never compressed"
-        yield _note("optimizer.params.freeze_step", what, "set a smaller freeze_step", config, places)
+        yield _note(f"optimizer.params.{full}", what, f"set a smaller {full}", config, places)
         return
     for name in ("prescale_gradients", "gradient_predivide_factor", "communication_data_type"):
         if name in places and config.value_of(name) != parameter_named(name).default:
-            what = "has no effect after freeze_step: momenta are averaged instead of gradients"
+            what = f"has no effect after {freeze}: momenta are averaged instead of gradients"
             yield _note(name, what, "", config, places)
+    clipper = "optimizer.params.local_step_clipper"
+    if clipper in places and facts.local_states and first_local_step(config) is None:
+        what = "has no effect: local steps would begin after var_freeze_step + local_step_scaler iterations"
+        yield _note(clipper, what, "", config, places)
 
 
 def _saving_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from neox_config.derive.attention_layers import sliding_window
 from neox_config.derive.elasticity import elastic_devices
 from neox_config.derive.engine_json import accumulation_dtype
+from neox_config.derive.local_steps import first_local_step
 from neox_config.derive.resolve import Resolved
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
@@ -28,6 +29,9 @@ __all__ = [
     "read_vocabulary_size",
     "shape_of",
 ]
+
+# The sum of a replica's own updates, and a copy of the weights that all replicas have.
+_LOCAL_VALUES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +240,7 @@ def layout_of(resolved: Resolved) -> Layout:
     kind, given = config.optimizer.optimizer.kind, config.optimizer.optimizer.params.given()
     facts = OPTIMIZER_FACTS[kind]
     size = 4 if derived.precision == "fp32" else 2
+    has_local_steps = first_local_step(config) is not None
     logged = config.logging
     sums_gradients = logged.log_gradient_noise_scale and not logged.gradient_noise_scale_cpu_offload
     return Layout(
@@ -254,7 +259,7 @@ def layout_of(resolved: Resolved) -> Layout:
         element_bytes=size,
         gradient_bytes=_bytes_of(accumulation_dtype(resolved), size) + (4 if sums_gradients else 0),
         reduced_bytes=_bytes_of(config.engine.communication_data_type or _summed_in(resolved), size),
-        optimizer_states=facts.values_per_element(given),
+        optimizer_states=facts.values_per_element(given) + (_LOCAL_VALUES if has_local_steps else 0),
         matrix_states=len(facts.matrix_states) or None,
         has_slice_states=bool(facts.other_shapes),
         has_replica_states=bool(facts.replica_states),

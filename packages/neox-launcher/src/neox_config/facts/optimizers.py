@@ -77,6 +77,8 @@ class OptimizerFacts:
         replica_states: what data-parallel ranks store if there are several, each its own: one value per
             element for the first name, one per element of this rank's part for the second. An optimizer with
             these averages over data-parallel ranks itself, with compressed messages.
+        local_states: what each data-parallel rank stores in addition, one value per element, while the ranks
+            have different weights. `local_exp_avg` takes the place of `exp_avg`.
         optional: state -> argument without which the state is not stored.
         redefining: arguments that, switched on or off, make states of before useless.
         declared: declared parameters of `optimizer.params` that it takes; the others have no effect. Not used
@@ -102,6 +104,7 @@ class OptimizerFacts:
     numbers: tuple[str, ...] = ("step",)
     other_shapes: tuple[str, ...] = ()
     replica_states: tuple[str, ...] = ()
+    local_states: tuple[str, ...] = ()
     optional: Mapping[str, str] = field(default_factory=dict)
     redefining: tuple[str, ...] = ()
     declared: tuple[str, ...] = ()
@@ -123,7 +126,8 @@ class OptimizerFacts:
     @property
     def kept(self) -> tuple[str, ...]:
         """All states that a checkpoint may contain for each weight."""
-        return (*self.numbers, *self.matrix_states, *self.states, *self.other_shapes, *self.replica_states)
+        tensors = (*self.matrix_states, *self.states, *self.other_shapes)
+        return (*self.numbers, *tensors, *self.replica_states, *self.local_states)
 
     @property
     def momentum(self) -> str | None:
@@ -151,6 +155,7 @@ class OptimizerFacts:
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _ERRORS = ("worker_error", "server_error")
+_INTERVALS = ("var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper")
 _FACTORS = ("factor_max", "factor_min", "factor_threshold")
 _ADAM = ("lr", "betas", "eps", "bias_correction")
 _SWITCHES = ("adam_w_mode", "bias_correction")
@@ -268,7 +273,26 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             "`exp_avg_sq_fresh` is stored after the freeze. The learning rate follows `lr-decay-style`.",
         ),
         OptimizerFacts(
-            name="ZeroOneAdam", states=_MOMENTS, declared=_ADAM, redefining=_SWITCHES, is_tried_with_zero=True
+            name="ZeroOneAdam",
+            states=_MOMENTS,
+            numbers=("step", "frozen_step", "local_rate"),
+            replica_states=_ERRORS,
+            local_states=("local_exp_avg", "local_update"),
+            declared=(*_ADAM, *_INTERVALS),
+            redefining=("bias_correction",),
+            is_elementwise=False,
+            joins_split_weights=True,
+            remark="The first `var_update_scaler` updates are those of Adam with decoupled weight decay. "
+            "Then the mean square is updated, with averaged gradients, in fewer updates: after each "
+            "`var_update_scaler` of these their interval doubles. In the others momenta are averaged with "
+            "one bit per element, as in OneBitAdam. After `var_freeze_step` the mean square is frozen, and "
+            "the interval between averages doubles every `local_step_scaler` updates, from 1 up to "
+            "`local_step_clipper`. In between, replicas make local steps: their weights differ until the "
+            "next average, evaluations use each replica's own for its samples, and a device stores 8 more "
+            "bytes per parameter. A checkpoint then contains, as the model, the weights of the last average, "
+            "and the states with which as many replicas continue to the last bit; another number of "
+            "replicas continues with their mean. `bias_correction` is Adam's; in DeepSpeed it has no effect. "
+            "The learning rate follows `lr-decay-style`.",
         ),
         OptimizerFacts(
             name="SM3",

@@ -39,7 +39,6 @@ def _choices(*names: str, instead: str) -> NotYet:
 
 
 NOT_YET: Mapping[str, NotYet] = {
-    "optimizer.type": _choices("zerooneadam", instead="use OneBitAdam or Adam"),
     "train_label_data_paths": _on(),
     "valid_label_data_paths": _on(),
     "test_label_data_paths": _on(),

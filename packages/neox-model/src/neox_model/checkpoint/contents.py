@@ -292,12 +292,17 @@ def _is_scalar(state: Any) -> bool:
     return is_known and _is_number(value) and STORED_TYPES[dtype].holds(value)
 
 
+_FORWARD_NUMBERS = ("samples", "loss", "models")
+_FORWARD_TEXTS = ("batch", "precision")
+
+
 def _is_forward_pass(result: Any) -> bool:
-    is_complete = isinstance(result, dict) and result.keys() == {"samples", "loss", "batch", "precision"}
+    # Checkpoints of before have no number of models: all replicas had one.
+    is_complete = isinstance(result, dict) and {"models", *result} == {*_FORWARD_NUMBERS, *_FORWARD_TEXTS}
     return (
         is_complete
-        and all(_is_number(result[name]) for name in ("samples", "loss"))
-        and all(isinstance(result[name], str) for name in ("batch", "precision"))
+        and all(_is_number(result[name]) for name in _FORWARD_NUMBERS if name in result)
+        and all(isinstance(result[name], str) for name in _FORWARD_TEXTS)
     )
 
 

@@ -340,12 +340,12 @@ def _state_memory(fragment: Fragment, optimizer: Any, key: str, record: TensorRe
 def _fill_state(
     fragment: Fragment, optimizer: Any, key: str, record: TensorRecord, reader: ShardReader
 ) -> None:
-    """Read this rank's part of a state; a replica without others has no states of replicas."""
+    """Read this rank's part of a state; a replica without others has no compression errors."""
     of_replica = is_replica_state(optimizer, key)
-    if of_replica and optimizer.data_group.size == 1:
+    ranges = _state_ranges(fragment, optimizer, key, record)
+    if of_replica and optimizer.data_group.size == 1 and not ranges:
         return
     target, name = _state_memory(fragment, optimizer, key, record), f"{fragment.name}/{key}"
-    ranges = _state_ranges(fragment, optimizer, key, record)
     for wanted in ranges[:1]:
         reader.fill(target, name, record, wanted)
     for wanted in ranges[1:]:

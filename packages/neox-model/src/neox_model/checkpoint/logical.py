@@ -135,9 +135,14 @@ def is_written_here(fragment: Fragment, groups: Groups, *, splits_over_data: boo
     return writes_data and writes_model
 
 
-def weight_part(fragment: Fragment) -> Part:
-    """Return the weights of a fragment, as a part to write."""
-    return _part(fragment, fragment.name, fragment.weight)
+def weight_part(fragment: Fragment, values: Tensor) -> Part:
+    """Return the weights of a fragment, as a part to write.
+
+    Args:
+        fragment: the fragment.
+        values: those of its elements that a checkpoint has, 1-D.
+    """
+    return _part(fragment, fragment.name, values)
 
 
 def optimizer_parts(fragment: Fragment, optimizer: Any) -> tuple[list[Part], dict[str, Any]]:

@@ -1,13 +1,17 @@
 """Optimizer states that differ between data-parallel ranks: which part of a stored tensor each rank has.
 
-An optimizer declares them in `replica_states`, with its `data_group`. A checkpoint has them as two kinds of
-tensors. `own`: each replica has one value per element; the tensor has the shape of the weight and one more
-dimension first, the replicas. `part`: the replicas share the elements of what a tensor-parallel rank holds;
-the tensor has the shape of the weight.
+An optimizer declares them in `replica_states`, with its `data_group`. A checkpoint has them as three kinds of
+tensors. `own` and `mean`: each replica has one value per element; the tensor has the shape of the weight and
+one more dimension first, the replicas. `part`: the replicas share the elements of what a tensor-parallel rank
+holds; the tensor has the shape of the weight.
 
 With another number of replicas these divide the stored rows of an `own` state among themselves: replica j of
 D reads the sum of the rows i with i = j mod D, times D over the number of rows. These states are errors that
-replicas add to what they average, and the mean error stays the same. One replica has neither.
+replicas add to what they average, and the mean error stays the same. Of a `mean` state every replica reads
+the mean of all rows. One replica has neither `own` nor `part` states.
+
+An optimizer whose replicas have different weights for a while has `shared_weight`, the value of a weight that
+all replicas have; a checkpoint has this one as the weight.
 """
 
 import logging
@@ -30,6 +34,8 @@ __all__ = [
     "replica_parts",
     "replica_ranges",
     "replica_tensor",
+    "replicas_differ",
+    "shared_weight",
 ]
 
 logger = logging.getLogger(__name__)
@@ -40,6 +46,18 @@ def is_replica_state(optimizer: Any, key: str) -> bool:
     return key in getattr(optimizer, "replica_states", {})
 
 
+def replicas_differ(optimizer: Any) -> bool:
+    """Return True if data-parallel ranks have different weights."""
+    return getattr(optimizer, "replicas_differ", False) and optimizer.data_group.size > 1
+
+
+def shared_weight(fragment: Fragment, optimizer: Any) -> Tensor:
+    """Return the values of a fragment's weights that all replicas have, 1-D."""
+    if not hasattr(optimizer, "shared_weight"):
+        return fragment.weight
+    return fragment.part_of(optimizer.shared_weight(fragment.held.holder))
+
+
 def replica_parts(fragment: Fragment, optimizer: Any) -> list[Part]:
     """Return this replica's states of a fragment, as parts to write named `NAME/STATE`."""
     logical, parts = fragment.logical, []
@@ -47,7 +65,7 @@ def replica_parts(fragment: Fragment, optimizer: Any) -> list[Part]:
         if not is_replica_state(optimizer, key):
             continue
         name = f"{fragment.name}/{key}"
-        if _is_own(optimizer, key):
+        if _has_rows(optimizer, key):
             group = optimizer.data_group
             shape = (group.size, *logical.shape)
             block = ((group.rank, group.rank + 1), *logical.slices)
@@ -65,7 +83,7 @@ def replica_parts(fragment: Fragment, optimizer: Any) -> list[Part]:
 def replica_ranges(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, ...]) -> list[Range]:
     """Return the ranges of a stored state whose sum, times `replica_factor`, is this replica's.
 
-    There are none for a replica without others, and for replicas beyond the stored number.
+    There are none for errors of a replica without others, and of replicas beyond the stored number.
 
     Args:
         fragment: the fragment of a weight.
@@ -77,31 +95,35 @@ def replica_ranges(fragment: Fragment, optimizer: Any, key: str, shape: tuple[in
         DamagedCheckpointError: the shape is not that of the weight's state.
     """
     logical, group = fragment.logical, optimizer.data_group
-    is_own = _is_own(optimizer, key)
-    of_weight = shape[1:] if is_own else shape
-    if of_weight != logical.shape or (is_own and shape[0] == 0):
+    has_rows = _has_rows(optimizer, key)
+    of_weight = shape[1:] if has_rows else shape
+    if of_weight != logical.shape or (has_rows and shape[0] == 0):
         raise DamagedCheckpointError(
             f"the manifest is damaged: the state {quoted(key)!r} of {fragment.name} has the shape {shape}, "
             f"and the weight {logical.shape}"
         )
-    if group.size == 1:
+    is_mean = _is_mean(optimizer, key)
+    if group.size == 1 and not is_mean:
         return []
-    if not is_own:
+    if not has_rows:
         return [(logical.slices, *_served(fragment, optimizer))]
-    rows = range(group.rank, shape[0], group.size)
+    rows = range(shape[0]) if is_mean and shape[0] != group.size else range(group.rank, shape[0], group.size)
     return [(((row, row + 1), *logical.slices), 0, block_numel(logical.slices)) for row in rows]
 
 
 def replica_factor(optimizer: Any, key: str, shape: tuple[int, ...]) -> float:
     """Return the factor of the sum of the ranges, by which the mean over replicas is that of the rows."""
-    return optimizer.data_group.size / shape[0] if _is_own(optimizer, key) else 1.0
+    if not _has_rows(optimizer, key):
+        return 1.0
+    replicas = optimizer.data_group.size
+    return 1 / shape[0] if _is_mean(optimizer, key) and shape[0] != replicas else replicas / shape[0]
 
 
 def replica_tensor(fragment: Fragment, optimizer: Any, key: str) -> Tensor:
     """Return the memory of this replica's state of a fragment, 1-D, allocated if there is none yet."""
     holder = fragment.held.holder
     state = optimizer.state[holder]
-    if _is_own(optimizer, key):
+    if _has_rows(optimizer, key):
         if key not in state:
             state[key] = torch.zeros_like(holder)
         return fragment.part_of(state[key])
@@ -119,17 +141,26 @@ def log_other_replicas(manifest: Manifest, optimizer: Any) -> None:
     if not names or optimizer.data_group.size == manifest.layout.data:
         return
     here, there = optimizer.data_group.size, manifest.layout.data
-    what = (
+    errors = (
         "left out: one replica compresses nothing"
         if here == 1
         else f"divided among {here} replicas, with the same mean"
     )
-    logger.warning("%s of the checkpoint's %d replicas: %s", " and ".join(names), there, what)
+    for is_mean, what in ((False, errors), (True, "each replica continues with their mean")):
+        listed = [name for name in names if _is_mean(optimizer, name) == is_mean]
+        if listed:
+            logger.warning("%s of the checkpoint's %d replicas: %s", " and ".join(listed), there, what)
 
 
-def _is_own(optimizer: Any, key: str) -> bool:
+def _has_rows(optimizer: Any, key: str) -> bool:
+    """Return True if each replica has one value per element."""
     kind: str = optimizer.replica_states[key]
-    return kind == "own"
+    return kind != "part"
+
+
+def _is_mean(optimizer: Any, key: str) -> bool:
+    kind: str = optimizer.replica_states[key]
+    return kind == "mean"
 
 
 def _served(fragment: Fragment, optimizer: Any) -> tuple[int, int]:

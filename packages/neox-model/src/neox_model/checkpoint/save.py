@@ -21,7 +21,7 @@ from neox_model.checkpoint.logical import engine_fragments, is_written_here, opt
 from neox_model.checkpoint.names import rng_prefix
 from neox_model.checkpoint.outcome import collect, shared_outcome
 from neox_model.checkpoint.parts import RunParts
-from neox_model.checkpoint.replica_states import replica_parts
+from neox_model.checkpoint.replica_states import replica_parts, shared_weight
 from neox_model.checkpoint.shards import Part, WrittenPiece, plan_shard, write_durably, write_shard
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
@@ -250,7 +250,7 @@ def _values(run: RunParts, *, save_optimizer: bool) -> tuple[list[Part], _Held]:
     scalars: dict[str, dict[str, Any]] = {}
     for fragment in engine_fragments(run.engine):
         if is_written_here(fragment, groups, splits_over_data=update.splits_over_data):
-            parts.append(weight_part(fragment))
+            parts.append(weight_part(fragment, shared_weight(fragment, update.optimizer)))
             if save_optimizer:
                 states, scalars[fragment.name] = optimizer_parts(fragment, update.optimizer)
                 parts += states

@@ -120,7 +120,7 @@ class OwnUpdate:
             yield Held(param, 0, param.numel(), master, 0, tuple(param.shape))
 
     def to_model(self) -> None:
-        """Copy the master weights into the model's weights."""
+        """Copy the master weights, which were loaded, into the model's weights."""
         self.mixed.to_model()
 
     def measure_reduction(self, measure: Measure) -> None:

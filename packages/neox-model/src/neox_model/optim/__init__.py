@@ -12,6 +12,7 @@ from neox_model.optim.muon import Muon
 from neox_model.optim.one_bit_adam import OneBitAdam
 from neox_model.optim.one_bit_lamb import OneBitLamb
 from neox_model.optim.sm3 import SM3
+from neox_model.optim.zero_one_adam import ZeroOneAdam
 
 __all__ = ["OPTIMIZERS"]
 
@@ -26,6 +27,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "muon": Muon,
     "onebitadam": OneBitAdam,
     "onebitlamb": OneBitLamb,
+    "zerooneadam": ZeroOneAdam,
     "sm3": SM3,
 }
 """Name in lower case -> function of parameter groups and keyword settings."""

@@ -49,13 +49,18 @@ class FrozenPhase:
         self._counted_in: list[Tensor] = []
 
     @property
-    def is_next(self) -> bool:
-        """Return True if the next update belongs to it."""
+    def updates(self) -> int:
+        """Return the number of applied updates."""
         steps = [state["step"] for state in self._optimizer.state.values() if "step" in state]
         if list(map(id, steps)) != list(map(id, self._counted_in)):
             # Weights whose gradients begin later have a smaller count.
             self._updates, self._counted_in = max(map(int, steps), default=0), steps
-        return self._updates >= self._freeze_step
+        return self._updates
+
+    @property
+    def is_next(self) -> bool:
+        """Return True if the next update belongs to it."""
+        return self.updates >= self._freeze_step
 
     def count_update(self) -> None:
         """Count one update."""
@@ -126,8 +131,7 @@ class AveragesMomenta:
     """What the update and checkpoints read of an optimizer with a frozen phase.
 
     Attributes:
-        replica_states: states that differ between replicas -> `own` if each replica holds one value per
-            element, `part` if it holds those of its part of the elements.
+        replica_states: states that differ between replicas -> their kind (`checkpoint/replica_states.py`).
     """
 
     replica_states: Mapping[str, str] = REPLICA_STATES

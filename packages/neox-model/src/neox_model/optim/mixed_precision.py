@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from neox_model.optim.gradient_norm import global_gradient_norm, norm_over_replicas
 from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.optim.zero_one_adam import ZeroOneAdam
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import master_weight
 from neox_model.torch_compat import foreach_copy_, foreach_mul_, skip_on_device
@@ -149,8 +150,10 @@ class MixedPrecisionOptimizer:
         self._left_out = flag if self._left_out is None else self._left_out | flag
 
     def to_model(self) -> None:
-        """Copy the master weights to the model's weights."""
+        """Copy the master weights, which were loaded, to the model's weights. Collective over all ranks."""
         with torch.no_grad():
+            if isinstance(self.optimizer, ZeroOneAdam):
+                self.optimizer.restore_weights()
             self._copy_to_model()
 
     def _make_masters(self, dtype: torch.dtype) -> list[Parameter]:

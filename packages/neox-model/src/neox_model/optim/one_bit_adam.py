@@ -105,13 +105,17 @@ class OneBitAdam(AveragesMomenta, Optimizer):
 
     def _move(self, parameter: Tensor, group: dict[str, Any]) -> None:
         """Move a weight by its averaged momentum."""
-        state, (beta1, beta2) = self.state[parameter], group["betas"]
+        state, root = self.state[parameter], self._root(parameter, group)
+        if self._bias_correction:
+            root *= 1 - group["betas"][0] ** state["step"].double()
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.addcdiv_(state["exp_avg"], root, value=-group["lr"])
+
+    def _root(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return the denominator of a weight's momentum."""
+        state = self.state[parameter]
         root = self._frozen.root(parameter, state["exp_avg_sq"])
         if self._bias_correction:
             # On the device of the counts: nothing is read back.
-            root /= (1 - beta2 ** state["frozen_step"].double()).sqrt()
-        root += group["eps"]
-        if self._bias_correction:
-            root *= 1 - beta1 ** state["step"].double()
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.addcdiv_(state["exp_avg"], root, value=-group["lr"])
+            root /= (1 - group["betas"][1] ** state["frozen_step"].double()).sqrt()
+        return root.add_(group["eps"])

@@ -15,6 +15,7 @@ from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_model.assembly.model import padded_vocab_size
 from neox_model.checkpoint.outcome import gather
+from neox_model.checkpoint.replica_states import replicas_differ
 from neox_model.engine.contract import Engine
 from neox_model.parallel.collectives import all_reduce
 from neox_model.train.data.streams import Stream, choose_weighting
@@ -124,6 +125,7 @@ def build_forward_check(
         partial(_digest_of_first_batch, training, streams["train"]),
         samples=derived.train_batch_size,
         computes_in=derived.computes_in,
+        models=lambda: training.groups.data.size if replicas_differ(training.engine.update.optimizer) else 1,
     )
 
 

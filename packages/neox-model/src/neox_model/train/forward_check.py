@@ -27,6 +27,7 @@ class ForwardCheck:
         digest: returns a digest of that batch, the same on every rank and layout; collective, too.
         samples: number of samples of that batch; a batch of another size has another loss.
         computes_in: precision of the forward pass.
+        models: returns how many different models the replicas hold; if several, the loss is their mean.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class ForwardCheck:
         *,
         samples: int,
         computes_in: str,
+        models: Callable[[], int] = lambda: 1,
     ) -> None:
         self._mean_loss = mean_loss
         self._compute_digest = digest
         self._samples = samples
         self._computes_in = computes_in
+        self._models = models
 
     def result(self) -> dict[str, Any]:
         """Return what is saved with a checkpoint. Collective over all ranks."""
@@ -49,6 +52,7 @@ class ForwardCheck:
             "loss": self._mean_loss(),
             "batch": self._digest,
             "precision": self._computes_in,
+            "models": self._models(),
         }
 
     def compare(self, saved: Mapping[str, Any] | None, *, source: str) -> None:
@@ -89,4 +93,6 @@ class ForwardCheck:
             return "the batch size has changed"
         if saved["batch"] != self._digest:
             return "the first batch of the training data has changed"
+        if saved.get("models", 1) != self._models():
+            return "replicas had different weights, and there was another number of them"
         return None if saved["precision"] in _TOLERANCES else "its precision is unknown"

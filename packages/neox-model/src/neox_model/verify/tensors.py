@@ -38,7 +38,9 @@ _SIZES: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 # States of optimizers that differ between data-parallel ranks, with other values for every number of ranks.
-_OF_REPLICAS = frozenset(name for facts in OPTIMIZER_FACTS.values() for name in facts.replica_states)
+_OF_REPLICAS = frozenset(
+    name for facts in OPTIMIZER_FACTS.values() for name in (*facts.replica_states, *facts.local_states)
+)
 
 
 class State:

@@ -105,28 +105,30 @@ class OptimizerParams(Section):
         origin="DSC",
         gt=0,
         used_when="type is ZeroOneAdam",
-        doc="Update after which the variance is frozen.",
+        doc="Last update that may change the running average of squared gradients.",
     )
     var_update_scaler: int = param(
         16,
         origin="DSC",
         gt=0,
         used_when="type is ZeroOneAdam",
-        doc="Controls how fast the interval between variance updates grows.",
+        doc="Number of updates of the running average of squared gradients after which their interval "
+        "doubles, from 1.",
     )
     local_step_scaler: int = param(
         32678,
         origin="DSC",
         gt=0,
         used_when="type is ZeroOneAdam",
-        doc="Number of updates after which the number of local steps grows.",
+        doc="Number of updates, after var_freeze_step, after which the interval between averages over "
+        "replicas doubles, from 1.",
     )
     local_step_clipper: int = param(
         16,
         origin="DSC",
         gt=0,
         used_when="type is ZeroOneAdam",
-        doc="Maximum number of updates between synchronizations.",
+        doc="Maximum interval between averages over replicas, in updates; 1 disables local steps.",
     )
     max_coeff: float = param(
         10.0, origin="DSC", gt=0, used_when="type is Lamb or OneBitLamb", doc="Maximum trust ratio."

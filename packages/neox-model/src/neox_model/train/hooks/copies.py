@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from neox_config.errors import NeoXError
 from neox_model.checkpoint.logical import computing_fragments, engine_fragments
 from neox_model.checkpoint.outcome import gather
-from neox_model.checkpoint.replica_states import is_replica_state
+from neox_model.checkpoint.replica_states import is_replica_state, replicas_differ, shared_weight
 from neox_model.engine.contract import Engine
 from neox_model.parallel.fingerprint import fingerprint
 from neox_model.parallel.groups import Group, Groups
@@ -78,9 +78,10 @@ class CopiesHook(Hook):
     Copies are what data-parallel ranks hold whole. With one data-parallel rank, they are what tensor-parallel
     ranks do not split, and the tied weights of pipeline stages: these may differ in the last bit where
     several groups of replicas average gradients. States that replicas hold each for itself, such as
-    compression errors, are not compared. Under ZeRO, data-parallel ranks hold different master
-    weights and optimizer states, and DeepSpeed does not keep tied weights equal to the last bit; these are
-    not compared.
+    compression errors, are not compared. While replicas have different weights (local steps of ZeroOneAdam),
+    the shared weights from which each computes its own are compared instead. Under ZeRO, data-parallel ranks
+    hold different master weights and optimizer states, and DeepSpeed does not keep tied weights equal to the
+    last bit; these are not compared.
 
     Args:
         engine: the engine.
@@ -165,15 +166,19 @@ class CopiesHook(Hook):
 
 def _pieces(engine: Engine) -> Iterator[_Piece]:
     """Yield the tensors of this rank that have copies, in the same order on the ranks that hold them."""
-    for fragment in computing_fragments(engine):
+    optimizer = engine.update.optimizer
+    differ = replicas_differ(optimizer)
+    for fragment in computing_fragments(engine) if not differ else ():
         yield _Piece(fragment.name, fragment.weight, fragment.logical.model_parallel, is_used=True)
     if engine.update.splits_over_data:
         return
     for fragment in engine_fragments(engine):
         holder, is_split = fragment.held.holder, fragment.logical.model_parallel
-        if holder is not fragment.held.param:
+        if differ:
+            values = shared_weight(fragment, optimizer)
+            yield _Piece(f"{fragment.name} (shared weight)", values, is_split, is_used=False)
+        elif holder is not fragment.held.param:
             yield _Piece(f"{fragment.name} (master weight)", fragment.weight, is_split, is_used=False)
-        optimizer = engine.update.optimizer
         for key, value in optimizer.state.get(holder, {}).items():
             if isinstance(value, Tensor) and not is_replica_state(optimizer, key):
                 yield _Piece(f"{fragment.name}/{key}", value, is_split, is_used=False)

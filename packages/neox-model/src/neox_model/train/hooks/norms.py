@@ -7,6 +7,7 @@ from torch import Tensor, distributed
 
 from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts
 from neox_model.checkpoint.outcome import gather
+from neox_model.checkpoint.replica_states import shared_weight
 from neox_model.engine.contract import Engine
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.parallel.groups import Groups
@@ -78,6 +79,6 @@ def _pieces(
         if not is_written_here(fragment, groups, splits_over_data=engine.update.splits_over_data):
             continue
         if parameters:
-            yield f"param_norms/{fragment.name}", fragment.weight
+            yield f"param_norms/{fragment.name}", shared_weight(fragment, engine.update.optimizer)
         for part in optimizer_parts(fragment, engine.update.optimizer)[0] if states else ():
             yield f"optimizer_state_norms/{part.name}", part.values

@@ -19,6 +19,7 @@ from neox_model.checkpoint.blocks import block_numel
 from neox_model.checkpoint.comparison import counters_of
 from neox_model.checkpoint.logical import Fragment, computing_fragments, engine_fragments
 from neox_model.checkpoint.parts import RunParts
+from neox_model.checkpoint.replica_states import replicas_differ
 from neox_model.train.data.batch import Batch
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
@@ -165,8 +166,16 @@ class RecordHook(Hook):
         return found
 
     def _used_weights(self) -> dict[str, str]:
-        """Return digests of this rank's model weights, except those partitioned by ZeRO 3."""
-        return {_place(fragment): digest(fragment.weight) for fragment in computing_fragments(self._engine)}
+        """Return digests of this rank's model weights, except those partitioned by ZeRO 3.
+
+        Those of replicas with different weights have different names.
+        """
+        differ = replicas_differ(self._engine.update.optimizer)
+        suffix = f" of replica {self._parts.groups.data.rank}" if differ else ""
+        return {
+            f"{_place(fragment)}{suffix}": digest(fragment.weight)
+            for fragment in computing_fragments(self._engine)
+        }
 
     def _write(self, kind: str, **content: Any) -> None:
         self._file.write(finite_json.dumps({"kind": kind, **content}) + "\n")

@@ -1,0 +1,16 @@
+"""When the replicas of a training begin to take steps alone."""
+
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.schema.config import NeoXConfig
+
+__all__ = ["first_local_step"]
+
+
+def first_local_step(config: NeoXConfig) -> int | None:
+    """Return the first update after which the weights of replicas may differ; None if there is none."""
+    optimizer = config.optimizer.optimizer
+    facts, params = OPTIMIZER_FACTS.get(optimizer.kind), optimizer.params
+    if facts is None or not facts.local_states or params.local_step_clipper == 1:
+        return None
+    first = params.var_freeze_step + params.local_step_scaler + 1
+    return first if first <= config.training.train_iters else None
