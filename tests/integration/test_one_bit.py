@@ -10,11 +10,19 @@ from torch import Tensor, distributed
 from support.distributed import run_ranks
 
 FREEZE = 2
-OPTIMIZER = {"lr": 0.01, "freeze_step": FREEZE, "eps": 1e-6, "betas": [0.9, 0.95]}
+OPTIMIZER = {"lr": 0.01, "eps": 1e-6, "betas": [0.9, 0.95]}
+LOCAL = {"local_step_scaler": 1, "local_step_clipper": 4}
 SETTINGS = {"num_layers": 2, "train_micro_batch_size_per_gpu": 2, "weight_decay": 0.1}
 
 
-def started(precision: dict, *, optimizer: str = "OneBitAdam", **settings):
+def arguments_of(optimizer: str, freeze: int = FREEZE) -> dict:
+    """Return arguments with which an optimizer compresses after `freeze` updates."""
+    if optimizer == "ZeroOneAdam":
+        return {"var_freeze_step": freeze, "var_update_scaler": freeze}
+    return {"freeze_step": freeze}
+
+
+def started(precision: dict, *, optimizer: str = "OneBitAdam", params: dict | None = None, **settings):
     """Return a training of the present world, and its batches."""
     from support import layouts
     from support.settings import resolved_from
@@ -23,7 +31,10 @@ def started(precision: dict, *, optimizer: str = "OneBitAdam", **settings):
         **layouts.SETTINGS,
         **layouts.SMALL,
         **SETTINGS,
-        "optimizer": {"type": optimizer, "params": OPTIMIZER},
+        "optimizer": {
+            "type": optimizer,
+            "params": OPTIMIZER | arguments_of(optimizer) | (params or {}),
+        },
         **precision,
         **settings,
     }
@@ -52,12 +63,12 @@ def replicated(training) -> list[Tensor]:
     return [*mixed.parameters, *mixed.masters, *states]
 
 
-def count_bytes() -> dict:
+def count_bytes(optimizer: str, updates: int, params: dict) -> dict:
     """Return the bytes that this rank sends in an update before and after the freeze, and those of a ring."""
     from neox_model.optim import gradient_norm
     from neox_model.parallel import gradient_reduction
 
-    training, batches = started({}, hidden_size=66, num_attention_heads=6)
+    training, batches = started({}, optimizer=optimizer, params=params, hidden_size=66, num_attention_heads=6)
     mixed, reduced = training.engine.update.mixed, []
     average, reduce = mixed.optimizer.average, distributed.all_reduce
 
@@ -70,7 +81,7 @@ def count_bytes() -> dict:
     size, sent = training.groups.data.size, []
     modules = (gradient_norm.distributed, gradient_reduction.distributed)
     with patch.object(modules[0], "all_reduce", counting), patch.object(modules[1], "all_reduce", counting):
-        for _ in range(FREEZE + 2):
+        for _ in range(updates):
             before = average.sent_bytes
             reduced.clear()
             training.step(batches)
@@ -80,11 +91,21 @@ def count_bytes() -> dict:
 
 
 def test_a_sixteenth_of_the_bytes_is_sent_after_the_freeze():
-    for found in run_ranks(count_bytes, size=2):
+    for found in run_ranks(count_bytes, size=2, optimizer="OneBitAdam", updates=FREEZE + 2, params={}):
         before, after = found["sent"][:FREEZE], found["sent"][FREEZE:]
         assert all(found["ring"] <= each <= 1.01 * found["ring"] + 100 for each in before)
         assert all(each <= found["ring"] / 16 for each in after)
         assert all(each >= found["ring"] / 33 for each in after)
+
+
+def test_local_steps_send_only_the_norm_and_variance_updates_the_gradients():
+    # The variance is updated in 1, 2 and 4; 5 synchronizes; 6 and 7 are local steps, 8 synchronizes.
+    params = {"var_freeze_step": 4, **LOCAL}
+    for found in run_ranks(count_bytes, size=2, optimizer="ZeroOneAdam", updates=8, params=params):
+        ring = found["ring"]
+        limits = {"norm": 16, "bits": ring / 16, "gradients": 1.01 * ring + 100}
+        kinds = [next(kind for kind in limits if sent <= limits[kind]) for sent in found["sent"]]
+        assert kinds == ["gradients", "gradients", "bits", "gradients", "bits", "bits", "norm", "bits"]
 
 
 def train_replicas(precision: dict, optimizer: str) -> dict:
@@ -139,7 +160,10 @@ PRECISIONS = {
 }
 
 
-SWEPT = [(name, precision) for name in ("OneBitAdam", "OneBitLamb") for precision in PRECISIONS]
+FAMILY = ("OneBitAdam", "OneBitLamb", "ZeroOneAdam")
+SWEPT = [(name, precision) for name in FAMILY for precision in PRECISIONS]
+    (name, precision) for name in ("OneBitAdam", "OneBitLamb", "ZeroOneAdam") for precision in PRECISIONS
+]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +193,44 @@ def test_replicas_stay_equal_and_skip_together(optimizer, precision):
             assert norm == pytest.approx(math.hypot(own[0][update], own[1][update]) / math.sqrt(2), rel=1e-6)
 
 
+def train_split(optimizer: str, params: dict) -> list[tuple[bool, bool]]:
+    """Return, by update, whether replicas and what tensor-parallel ranks do not split are the same."""
+    from neox_model.parallel.logical import split_dim_of
+    from neox_model.train.hooks.copies import CopiesDifferError, CopiesHook
+
+    training, batches = started(
+        {"precision": "bfloat16"}, optimizer=optimizer, params=params, model_parallel_size=2
+    )
+    mixed, groups = training.engine.update.mixed, training.groups
+    hook, equal = CopiesHook(training.engine, groups, interval=1), []
+    pairs = list(zip(mixed.parameters, mixed.masters, strict=True))
+    whole = [master for parameter, master in pairs if split_dim_of(parameter) is None]
+    for update in range(FREEZE + 6):
+        training.step(batches)
+        hook.compare(update)
+        equal.append(
+            (is_same_everywhere(mixed.parameters, groups.data), is_same_everywhere(whole, groups.model))
+        )
+    if groups.data.rank == 1:
+        shared = getattr(mixed.optimizer, "shared_weight", lambda weight: weight)(mixed.masters[0])
+        shared.data.view(torch.int32).view(-1)[3] ^= 1 << 20
+    with pytest.raises(CopiesDifferError, match="shared weight" if params == LOCAL else "master weight"):
+        hook.compare(FREEZE + 6)
+    return equal
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("optimizer", [*FAMILY, "ZeroOneAdam, local"])
+def test_replicas_of_tensor_parallel_ranks_stay_equal_where_they_are_synchronized(optimizer):
+    """ZeroOneAdam synchronizes updates 1 to 4 and 8; 5 to 7 are local steps."""
+    is_local = optimizer.endswith("local")
+    found = run_ranks(
+        train_split, size=4, optimizer=optimizer.split(",")[0], params=LOCAL if is_local else {}
+    )
+    local = {5, 6, 7} if is_local else {}
+    assert found == [[(update not in local, True) for update in range(1, FREEZE + 7)]] * 4
+
+
 def train_stages(optimizer: str) -> list[bool]:
     """Return whether replicas, and copies of the tied embedding on both stages, are the same."""
     from neox_model.train.hooks.copies import CopiesHook
@@ -185,7 +247,7 @@ def train_stages(optimizer: str) -> list[bool]:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("optimizer", ["OneBitAdam", "OneBitLamb"])
+@pytest.mark.parametrize("optimizer", FAMILY)
 def test_tied_weights_of_pipeline_stages_stay_equal(optimizer):
     assert run_ranks(train_stages, size=4, optimizer=optimizer) == [[True] * (FREEZE + 4)] * 4
 
@@ -195,7 +257,11 @@ def final_losses(optimizer: str, updates: int, freeze: int) -> list[float]:
     from support import layouts
     from support.settings import resolved_from
 
-    params = {"lr": 0.003, "betas": [0.9, 0.95]} | ({"freeze_step": freeze} if optimizer != "Adam" else {})
+    params = {"lr": 0.003, "betas": [0.9, 0.95]}
+    if optimizer != "Adam":
+        params |= arguments_of(optimizer, freeze)
+    if optimizer == "ZeroOneAdam":
+        params |= {"local_step_scaler": freeze, "local_step_clipper": 4}
     scheduler = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 20, "total_num_steps": updates}}
     wanted = {
         **layouts.SETTINGS,
@@ -217,9 +283,10 @@ def final_losses(optimizer: str, updates: int, freeze: int) -> list[float]:
 def test_the_loss_is_within_two_percent_of_adams():
     updates, freeze = 300, 60
     means = {}
-    for optimizer in ("Adam", "OneBitAdam"):
+    for optimizer in ("Adam", "OneBitAdam", "ZeroOneAdam"):
         losses = run_ranks(final_losses, size=2, optimizer=optimizer, updates=updates, freeze=freeze)[0]
         means[optimizer] = sum(losses[-50:]) / 50
         means[f"{optimizer}, first"] = losses[0]
     assert means["Adam"] < 0.8 * means["Adam, first"]
-    assert means["OneBitAdam"] == pytest.approx(means["Adam"], rel=0.02), means
+    for optimizer in ("OneBitAdam", "ZeroOneAdam"):
+        assert means[optimizer] == pytest.approx(means["Adam"], rel=0.02), means

@@ -10,7 +10,6 @@ from neox_config import load_config
 from neox_config.derive.optimizer_arguments import own_arguments
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import in_words
-from neox_config.schema.not_yet import NOT_YET
 from neox_launcher.cli.config import main
 
 
@@ -131,11 +130,7 @@ def test_files_are_checked_on_request(minimal):
     assert "nowhere.idx does not exist" in result.stderr
 
 
-OWN_DEFAULTS = [
-    facts.name
-    for facts in OPTIMIZER_FACTS.values()
-    if facts.arguments and not NOT_YET["optimizer.type"].is_asked_for(facts.name)
-]
+OWN_DEFAULTS = [facts.name for facts in OPTIMIZER_FACTS.values() if facts.arguments]
 
 
 @pytest.mark.parametrize("kind", OWN_DEFAULTS)

@@ -22,7 +22,7 @@ from neox_model.parallel.logical import logical_parameter
 
 # Seven rows on two tensor-parallel ranks: the second has a row of padding.
 SHAPE = (7, 5)
-KINDS = {"worker_error": "own", "server_error": "part"}
+KINDS = {"worker_error": "own", "server_error": "part", "local_update": "mean"}
 
 
 def whole_errors(replicas: int) -> tuple[Tensor, Tensor]:
@@ -70,6 +70,7 @@ def write(folder: Path, replicas: int, splits: int) -> Manifest:
         optimizer.state[fragment.held.holder] = {
             "exp_avg": torch.ones(1),
             "worker_error": block_of(fragment, workers[replica]),
+            "local_update": block_of(fragment, 2 * workers[replica]),
             "server_error": served_by(fragment, server, replica, replicas),
         }
         written, size = write_shard(folder / f"{number}.safetensors", replica_parts(fragment, optimizer))
@@ -82,7 +83,7 @@ def write(folder: Path, replicas: int, splits: int) -> Manifest:
         )
         for name, parts in pieces.items()
     }
-    assert tensors.keys() == {"weight/worker_error", "weight/server_error"}
+    assert tensors.keys() == {f"weight/{key}" for key in KINDS}
     assert all(record.is_complete for record in tensors.values())
     layout = Layout(data=replicas, model=splits, pipe=1)
     return Manifest(iteration=1, layout=layout, config={}, tensors=tensors, files=files)
@@ -110,6 +111,8 @@ def test_any_layout_reads_what_any_other_wrote(tmp_path, replicas, splits, new_r
                 assert torch.equal(found["worker_error"], expected)
             assert torch.allclose(found["worker_error"], expected, atol=1e-6)
             assert torch.equal(found["server_error"], served_by(fragment, server, replica, new_replicas))
+            mean = 2 * (workers[replica] if replicas == new_replicas else workers.mean(dim=0))
+            assert torch.allclose(found["local_update"], block_of(fragment, mean), atol=1e-6)
 
 
 @pytest.mark.parametrize(("replicas", "new_replicas"), [(2, 4), (3, 2), (4, 2), (5, 3), (2, 3)])
@@ -129,7 +132,10 @@ def test_the_mean_error_stays_and_fewer_replicas_read_each_row_once(tmp_path, re
 def test_one_replica_reads_no_errors_and_a_warning_is_logged(tmp_path, caplog):
     manifest = write(tmp_path, 2, 1)
     fragment, optimizer = rank_of(0, 1, 0, 1)
-    assert read(tmp_path, manifest, fragment, optimizer) == {}
+    found = read(tmp_path, manifest, fragment, optimizer)
+    assert found.keys() == {"local_update"}
+    mean = 2 * whole_errors(2)[0].mean(dim=0)
+    assert torch.allclose(found["local_update"], block_of(fragment, mean), atol=1e-6)
     for replicas, message in {
         1: "server_error and worker_error of the checkpoint's 2 replicas: left out",
         3: "server_error and worker_error of the checkpoint's 2 replicas: divided among 3 replicas, "
@@ -139,6 +145,8 @@ def test_one_replica_reads_no_errors_and_a_warning_is_logged(tmp_path, caplog):
         with caplog.at_level(logging.WARNING):
             log_other_replicas(manifest, rank_of(0, replicas, 0, 1)[1])
         assert message in caplog.text
+        mean_only = "local_update of the checkpoint's 2 replicas: each replica continues with their mean"
+        assert mean_only in caplog.text
     caplog.clear()
     log_other_replicas(manifest, rank_of(0, 2, 0, 1)[1])
     log_other_replicas(manifest, SimpleNamespace())

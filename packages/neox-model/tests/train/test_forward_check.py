@@ -36,6 +36,22 @@ def test_another_loss_is_refused_and_an_unknown_one_is_reported(caplog):
     ]
 
 
+def test_the_mean_over_different_models_is_compared_with_that_of_as_many(caplog):
+    def check_of_models(models):
+        return ForwardCheck(lambda: 2.0, lambda: "x", samples=4, computes_in="fp32", models=lambda: models)
+
+    saved = check_of_models(2).result() | {"loss": 3.0}
+    with pytest.raises(CheckpointError, match="has the loss 2"):
+        check_of_models(2).compare(saved, source="here")
+    for models in (1, 3):
+        check_of_models(models).compare(saved, source="here")
+    assert caplog.text.count("replicas had different weights, and there was another number of them") == 2
+    # Results of before have no number: the replicas had one model.
+    saved.pop("models")
+    with pytest.raises(CheckpointError, match="has the loss 2"):
+        check_of_models(1).compare(saved, source="here")
+
+
 @pytest.mark.parametrize(("before", "now"), [("bf16", "fp32"), ("fp32", "fp16")])
 def test_the_tolerance_is_the_larger_one_of_both_precisions(before, now):
     saved = check_of(2.0, precision=before).result()

@@ -142,15 +142,11 @@ def _cell(text: str) -> str:
 
 
 def _optimizers() -> str:
-    is_missing = NOT_YET["optimizer.type"].is_asked_for
     rows = [
         "| optimizer | arguments | states | ZeRO, tensor parallelism | skips an update |",
         "| --- | --- | --- | --- | --- |",
     ]
     for facts in OPTIMIZER_FACTS.values():
-        if is_missing(facts.name):
-            rows.append(f"| `{facts.name}` † |  |  |  |  |")
-            continue
         defaults = (f"`{name}: {in_words(default)}`" for name, default in facts.arguments.items())
         arguments = ", ".join(defaults) or "those above"
         states = ", ".join(f"`{name}`" for name in facts.kept)

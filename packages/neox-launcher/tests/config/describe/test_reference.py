@@ -68,7 +68,6 @@ ASKED = {
     "distributed_backend": "mpi",
     "attention_config": "[[[global, local], 2]]",
     "pos_emb": "rpe",
-    "optimizer.type": "ZeroOneAdam",
     "loss_normalization": "global",
     "hostfile": "x",
     "include": "x",
