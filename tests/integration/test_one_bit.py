@@ -162,8 +162,6 @@ PRECISIONS = {
 
 FAMILY = ("OneBitAdam", "OneBitLamb", "ZeroOneAdam")
 SWEPT = [(name, precision) for name in FAMILY for precision in PRECISIONS]
-    (name, precision) for name in ("OneBitAdam", "OneBitLamb", "ZeroOneAdam") for precision in PRECISIONS
-]
 
 
 @pytest.mark.parametrize(
