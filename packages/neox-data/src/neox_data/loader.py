@@ -63,6 +63,8 @@ class PrefetchLoader(Iterator[Tensor]):
     def __next__(self) -> Tensor:
         """Return the next micro-batch, int64 [micro_batch, tokens predicted + 1].
 
+        It is [micro_batch, 2, tokens predicted + 1] if the items have labels after their tokens.
+
         Raises:
             DataError: the loader is closed.
         """
@@ -92,4 +94,4 @@ class PrefetchLoader(Iterator[Tensor]):
 
 
 def _assemble(dataset: SampleDataset, items: Sequence[int], length: int | None) -> Tensor:
-    return torch.from_numpy(np.stack([dataset[item][:length] for item in items]))
+    return torch.from_numpy(np.stack([dataset[item][..., :length] for item in items]))

@@ -14,9 +14,11 @@ from neox_data.blend import SampleDataset
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed.base import IndexedDataset
+from neox_data.labels import LabelledDataset
 from neox_data.lazy_dataset import LazyGPTDataset
 from neox_data.sampler import BatchSampler
 from neox_data.training_data import BatchPlace, TrainingData
+from neox_data.whole_dataset import WholeDocumentDataset
 
 __all__ = [
     "Passage",
@@ -180,9 +182,12 @@ def _items_with(dataset: SampleDataset, prefix: str, document: int) -> list[int]
     ]
 
 
-def leaf_dataset(dataset: SampleDataset) -> GPTDataset | LazyGPTDataset:
+_Leaf = GPTDataset | LazyGPTDataset | LabelledDataset | WholeDocumentDataset
+
+
+def leaf_dataset(dataset: SampleDataset) -> _Leaf:
     """Return the dataset, checked to provide the pieces of its items."""
-    if not isinstance(dataset, GPTDataset | LazyGPTDataset):
+    if not isinstance(dataset, _Leaf):
         raise TypeError(f"{type(dataset).__name__} does not support tracing")
     return dataset
 

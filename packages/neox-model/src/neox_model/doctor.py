@@ -96,8 +96,10 @@ def _ask_driver(what: str, number: int = 0) -> str:
 def _files(config: NeoXConfig) -> dict[str, str]:
     """Return data file -> size and modification time, which are equal on all hosts with the same file."""
     data = config.data
-    prefixes = [data.data_path, *(data.train_data_paths or ()), *(data.valid_data_paths or ())]
-    prefixes += list(data.test_data_paths or ())
+    kinds = [
+        f"{part}_{kind}" for kind in ("data_paths", "label_data_paths") for part in ("train", "valid", "test")
+    ]
+    prefixes = [data.data_path, *(prefix for kind in kinds for prefix in getattr(data, kind) or ())]
     found = {}
     for prefix in dict.fromkeys(prefix for prefix in prefixes if prefix):
         for path in (Path(f"{prefix}.bin"), Path(f"{prefix}.idx")):

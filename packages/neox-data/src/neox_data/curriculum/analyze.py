@@ -39,7 +39,8 @@ def num_documents(dataset: SampleDataset, num_samples: int) -> np.ndarray:
 
 
 def _inputs(dataset: SampleDataset, num_samples: int) -> Iterator[np.ndarray]:
-    return (dataset[item][:-1] for item in range(num_samples))
+    # The first row of an item with labels contains its tokens.
+    return (np.atleast_2d(dataset[item])[0, :-1] for item in range(num_samples))
 
 
 # From a dataset and the number of its first items to measure, their difficulties.

@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 
 from neox_data.command import CONTEXT_SETTINGS, DataCommand
+from neox_data.preprocess.chat_template import load_chat_template
 from neox_data.preprocess.inputs import find_inputs
+from neox_data.preprocess.loss_mask import ChatMask, LossMask, PromptMask
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.progress import report_progress
 from neox_data.preprocess.read import MAX_DOCUMENT_BYTES
@@ -47,6 +49,22 @@ _NO_END_NOTE = (
     default=("text",),
     metavar="KEY...",
     help="Keys of the texts in each JSON line; each key becomes a dataset.",
+)
+@click.option(
+    "--loss-mask",
+    type=click.Choice(["prompt-response", "chat"]),
+    help="Write tokens and labels, so that the loss counts only responses to prompts (PREFIX_text_document, "
+    "PREFIX_label_document), or only the assistant's messages (PREFIX_KEY_document, "
+    "PREFIX_KEY_label_document).",
+)
+@click.option("--prompt-key", default="prompt", show_default=True, help="Key of prompts.")
+@click.option("--response-key", default="response", show_default=True, help="Key of responses.")
+@click.option("--messages-key", default="messages", show_default=True, help="Key of lists of messages.")
+@click.option(
+    "--chat-template",
+    type=click.Path(path_type=Path, exists=True),
+    help="Folder of a tokenizer with a chat template, or a file of Jinja.  [default: the folder of "
+    "--vocab-file]",
 )
 @click.option(
     "--num-docs",
@@ -106,6 +124,11 @@ _NO_END_NOTE = (
 def main(
     inputs: tuple[str, ...],
     keys: tuple[str, ...],
+    loss_mask: str | None,
+    prompt_key: str,
+    response_key: str,
+    messages_key: str,
+    chat_template: Path | None,
     num_docs: int | None,
     tokenizer_type: str,
     vocab_file: Path | None,
@@ -141,8 +164,17 @@ def main(
     if shard is not None:
         paths, ending = take_shard(paths, shard)
         output_prefix += ending
+    mask = _loss_mask(
+        loss_mask,
+        prompt_key,
+        response_key,
+        messages_key,
+        chat_template or vocab_file,
+        is_possible=not (split_long_documents or ftfy or exact),
+    )
     options = Options(
-        keys=tuple(dict.fromkeys(keys)),
+        keys=tuple(dict.fromkeys(keys)) if mask is None else mask.written_keys,
+        loss_mask=mask,
         append_end=append_eod,
         workers=workers,
         num_documents=num_docs,
@@ -165,3 +197,27 @@ def main(
         )
     for line in summary.lines():
         click.echo(line)
+
+
+def _loss_mask(
+    kind: str | None,
+    prompt_key: str,
+    response_key: str,
+    messages_key: str,
+    template: Path | None,
+    *,
+    is_possible: bool,
+) -> LossMask | None:
+    """Return the loss mask that the options describe; None without --loss-mask."""
+    if kind is None:
+        return None
+    if not is_possible:
+        raise click.UsageError(
+            "--loss-mask cannot be combined with --split-long-documents, --ftfy or --exact (it never uses "
+            "gigatoken); remove them"
+        )
+    if kind == "prompt-response":
+        return PromptMask(prompt_key, response_key)
+    if template is None:
+        raise click.UsageError("--loss-mask chat requires --chat-template FOLDER")
+    return ChatMask(messages_key, load_chat_template(template))

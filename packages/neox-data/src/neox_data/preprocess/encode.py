@@ -14,7 +14,7 @@ import numpy as np
 
 from neox_data.preprocess.read import Document
 
-__all__ = ["Column", "EncodedBatch", "Encoder", "batched", "encode_all"]
+__all__ = ["Column", "EncodedBatch", "Encoder", "batched", "encode_all", "encode_batches"]
 
 # Encodes texts: returns the concatenated ids and the number of ids of each text.
 Encoder = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
@@ -83,7 +83,7 @@ def encode_all(
     workers: int,
     batch_bytes: int,
 ) -> Iterator[EncodedBatch]:
-    """Yield the encoded batches in the order of the documents.
+    """Yield the encoded batches in the order of the documents, one column per key.
 
     Args:
         documents: documents with one text per key.
@@ -93,11 +93,34 @@ def encode_all(
         workers: number of batches encoded at the same time.
         batch_bytes: approximate size of a batch in the corpus.
     """
+    return encode_batches(
+        documents,
+        lambda batch: _encode(batch, encoder, dtype, end_of_document),
+        workers=workers,
+        batch_bytes=batch_bytes,
+    )
+
+
+def encode_batches(
+    documents: Iterable[Document],
+    encode: Callable[[Sequence[Document]], EncodedBatch],
+    *,
+    workers: int,
+    batch_bytes: int,
+) -> Iterator[EncodedBatch]:
+    """Yield the encoded batches in the order of the documents.
+
+    Args:
+        documents: the documents.
+        encode: called from `workers` threads.
+        workers: number of batches encoded at the same time.
+        batch_bytes: approximate size of a batch in the corpus.
+    """
     pending: deque[Future[EncodedBatch]] = deque()
     executor = ThreadPoolExecutor(workers, "encode")
     try:
         for batch in batched(documents, batch_bytes):
-            pending.append(executor.submit(_encode, batch, encoder, dtype, end_of_document))
+            pending.append(executor.submit(encode, batch))
             if len(pending) > workers:
                 yield pending.popleft().result()
         while pending:

@@ -22,6 +22,10 @@ class DatasetOutput:
         key: key of the texts.
         writer: writer of the tokens.
         places: writer of the documents' positions in their sources.
+
+    Attributes:
+        masked: number of labels below 0 so far.
+        wholly_masked: number of documents that have only such labels so far.
     """
 
     def __init__(self, key: str, writer: IndexedDatasetWriter, places: OffsetsWriter) -> None:
@@ -29,6 +33,7 @@ class DatasetOutput:
         self._writer = writer
         self._places = places
         self._characters = 0
+        self.masked = self.wholly_masked = 0
 
     @classmethod
     @contextmanager
@@ -59,6 +64,13 @@ class DatasetOutput:
         self._writer.append_all(column.tokens, column.sizes)
         self._places.append(column.files, column.offsets)
         self._characters += characters
+        if column.tokens.dtype.kind == "i" and column.sizes.size:
+            is_masked = column.tokens < 0
+            self.masked += int(is_masked.sum())
+            starts = np.cumsum(column.sizes) - column.sizes
+            self.wholly_masked += int(
+                (np.add.reduceat(is_masked, starts, dtype=np.int64) == column.sizes).sum()
+            )
 
     def describe(
         self,

@@ -21,7 +21,14 @@ from neox_data.preprocess.inputs import CorpusPart, format_of
 from neox_data.preprocess.json_array import JsonArray, begins_array
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.tables import rows_of
-from neox_data.preprocess.texts import MissingKeyError, cut_text, decode, text_of, texts_of_line
+from neox_data.preprocess.texts import (
+    MissingKeyError,
+    TextFrom,
+    cut_text,
+    decode,
+    text_of,
+    texts_of_line,
+)
 from neox_data.preprocess.unpack import DamageError
 
 __all__ = ["MAX_DOCUMENT_BYTES", "CorpusReader", "Document", "sample_texts"]
@@ -83,6 +90,8 @@ class CorpusReader:
         split_long: split larger documents instead of skipping them; lines and rows are then read whole.
         mend_text: repair wrongly decoded characters with ftfy.
         passed_over: files of the corpus that are not read; members of archives are added.
+        text_from: function of (value, its name) that makes a text of the value of a key, which every document
+            must have; None: a text, or a list of paragraphs.
 
     Attributes:
         total_bytes: size of the files on disk.
@@ -103,6 +112,7 @@ class CorpusReader:
         split_long: bool = False,
         mend_text: bool = False,
         passed_over: PassedOver | None = None,
+        text_from: TextFrom | None = None,
     ) -> None:
         self._parts = [one if isinstance(one, CorpusPart) else CorpusPart(one) for one in paths]
         self._keys = tuple(keys)
@@ -110,6 +120,7 @@ class CorpusReader:
         self._max_document_bytes = max_document_bytes
         self._split_long = split_long
         self._mend_text = mend_text
+        self._text_from = text_from
         self.num_too_long = 0
         self.total_bytes = sum(part.num_bytes for part in self._parts)
         self._bytes_before = 0
@@ -199,7 +210,7 @@ class CorpusReader:
             if line.isspace():
                 continue
             try:
-                texts = texts_of_line(line, self._keys)
+                texts = texts_of_line(line, self._keys, self._text_from)
             except ValueError as error:
                 self._skip(f"{self._name}, line {number}", error)
                 continue
@@ -221,7 +232,7 @@ class CorpusReader:
             if element.data is None:
                 continue
             try:
-                texts = texts_of_line(element.data, self._keys)
+                texts = texts_of_line(element.data, self._keys, self._text_from)
             except ValueError as error:
                 self._skip(f"{self._name}, element {number}", error)
                 continue
@@ -268,6 +279,8 @@ class CorpusReader:
 
     def _text(self, name: str, data: bytes, offset: int) -> Iterator[Document]:
         try:
+            if self._text_from is not None:
+                raise MissingKeyError(f"it is text, not an object with {' and '.join(map(repr, self._keys))}")
             text = decode(data)
         except ValueError as error:
             self._skip(name, error)
@@ -297,7 +310,8 @@ class CorpusReader:
     def _row(self, name: str, values: tuple[Any, ...]) -> Iterator[Document]:
         try:
             texts = tuple(
-                text_of(value, f"the value of {key!r}") for key, value in zip(self._keys, values, strict=True)
+                (self._text_from or text_of)(value, f"the value of {key!r}")
+                for key, value in zip(self._keys, values, strict=True)
             )
         except ValueError as error:
             self._skip(name, error)

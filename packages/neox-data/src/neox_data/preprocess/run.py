@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from neox_data.errors import CorpusError, TokenizerError
 from neox_data.indexed.layout import token_dtype
 from neox_data.manifest import describe_tokenizer, hashed_ahead
-from neox_data.preprocess.encode import EncodedBatch, Encoder, encode_all
+from neox_data.preprocess.encode import EncodedBatch, Encoder, encode_all, encode_batches
 from neox_data.preprocess.inputs import CorpusPart
+from neox_data.preprocess.loss_mask import LABEL_DTYPE, LossMask, MaskedEncoder
 from neox_data.preprocess.output import DatasetOutput
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.progress import Counts, Reporter
@@ -48,6 +51,7 @@ class Options:
         split_long: split larger documents instead of skipping them.
         mend_text: repair wrongly decoded characters with ftfy.
         may_be_empty: allow a corpus without text.
+        loss_mask: write tokens and labels of these documents, instead of a dataset per key.
     """
 
     keys: tuple[str, ...] = ("text",)
@@ -60,6 +64,12 @@ class Options:
     split_long: bool = False
     mend_text: bool = False
     may_be_empty: bool = False
+    loss_mask: LossMask | None = None
+
+    @property
+    def read_keys(self) -> tuple[str, ...]:
+        """Return the keys that are read from the corpus."""
+        return self.keys if self.loss_mask is None else self.loss_mask.read_keys
 
     @property
     def long_ones(self) -> str:
@@ -69,6 +79,7 @@ class Options:
     def described(self, key: str) -> dict[str, Any]:
         """Return the options to record in a manifest: all that affect the contents of a dataset."""
         return {
+            **({} if self.loss_mask is None else {"loss_mask": self.loss_mask.described()}),
             "key": key,
             "append_eod": self.append_end,
             "max_document_bytes": self.max_document_bytes,
@@ -105,31 +116,25 @@ def preprocess(
     started = time.monotonic()
     reader = CorpusReader(
         paths,
-        options.keys,
+        options.read_keys,
         skip_bad_lines=options.skip_bad_lines,
         max_document_bytes=options.max_document_bytes,
         split_long=options.split_long,
         mend_text=options.mend_text,
         passed_over=passed_over,
+        text_from=None if options.loss_mask is None else options.loss_mask.text_of,
     )
     encoding = _choose_encoding(tokenizer, paths, options)
     prefixes = tuple(output_prefix_of(output_prefix, key) for key in options.keys)
-    dtype = token_dtype(tokenizer.vocab_size)
+    dtype = token_dtype(tokenizer.vocab_size) if options.loss_mask is None else LABEL_DTYPE
     counts = Counts()
     with ExitStack() as files, _described(paths) as inputs:
         outputs = [
             files.enter_context(DatasetOutput.open(prefix, key, dtype=dtype, num_files=len(paths)))
             for prefix, key in zip(prefixes, options.keys, strict=True)
         ]
-        batches = encode_all(
-            reader,
-            encoding.encoder,
-            dtype=dtype,
-            end_of_document=tokenizer.end_of_document if options.append_end else None,
-            workers=encoding.workers,
-            batch_bytes=encoding.batch_bytes,
-        )
-        for batch in batches:
+        end = tokenizer.end_of_document if options.append_end else None
+        for batch in _encoded(reader, encoding, dtype=dtype, end_of_document=end):
             for output, column, characters in zip(outputs, batch.columns, batch.characters, strict=True):
                 output.add(column, characters)
             _count(batch, counts)
@@ -154,6 +159,7 @@ def preprocess(
                 "too_long": reader.num_too_long,
                 "null": reader.num_null,
                 "passed_over": reader.passed_over.count,
+                **_masked(output, options),
             },
         )
     return Summary(
@@ -171,8 +177,16 @@ def preprocess(
         too_long=reader.num_too_long,
         long_ones=options.long_ones,
         encoder=encoding.name,
+        labels=None if options.loss_mask is None else _masked(outputs[1], options),
         seconds=time.monotonic() - started,
     )
+
+
+def _masked(output: DatasetOutput, options: Options) -> dict[str, int]:
+    """Return the counts of labels that the loss leaves out; none without a loss mask."""
+    if options.loss_mask is None:
+        return {}
+    return {"masked": output.masked, "wholly_masked": output.wholly_masked}
 
 
 def no_text_in(names: Sequence[str], key: str, passed_over: PassedOver) -> CorpusError:
@@ -200,6 +214,16 @@ def _described(paths: Sequence[Path | CorpusPart]) -> Iterator[Callable[[], list
         ]
 
 
+def _encoded(
+    reader: CorpusReader, encoding: "_Encoding", *, dtype: np.dtype[np.generic], end_of_document: int | None
+) -> Iterator[EncodedBatch]:
+    encoder = encoding.encoder
+    sizes = {"workers": encoding.workers, "batch_bytes": encoding.batch_bytes}
+    if isinstance(encoder, MaskedEncoder):
+        return encode_batches(reader, lambda batch: encoder(batch, end_of_document), **sizes)
+    return encode_all(reader, encoder, dtype=dtype, end_of_document=end_of_document, **sizes)
+
+
 class _Encoding(NamedTuple):
     """The encoder, its name for the summary, and the size of its batches.
 
@@ -207,7 +231,7 @@ class _Encoding(NamedTuple):
     progress. gigatoken encodes a large batch quickly and distributes it over the cores itself.
     """
 
-    encoder: Encoder
+    encoder: Encoder | MaskedEncoder
     name: str
     workers: int = 1
     batch_bytes: int = 1 << 23
@@ -216,6 +240,11 @@ class _Encoding(NamedTuple):
 def _choose_encoding(tokenizer: Tokenizer, paths: Sequence[Path | CorpusPart], options: Options) -> _Encoding:
     """Choose gigatoken if it gives the tokenizer's ids, else the tokenizer."""
     name = type(tokenizer).__name__
+    if options.loss_mask is not None:
+        masked = MaskedEncoder(tokenizer, options.loss_mask)
+        return _Encoding(
+            masked, f"{name}, in parts ({options.loss_mask.described()})", options.workers, 1 << 20
+        )
     if isinstance(tokenizer, RankedFileTokenizer):
         return _Encoding(tokenizer.encode_flat, f"{name}, run by gigatoken")
     why = " (--exact)"

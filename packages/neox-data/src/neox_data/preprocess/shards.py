@@ -121,6 +121,7 @@ def preprocess_resumably(
         too_long=counts[0]["too_long"],
         long_ones=options.long_ones,
         encoder=counts[0]["encoder"],
+        labels=None if options.loss_mask is None else counts[1],
         seconds=max(work.seconds, 1e-9),
         resumed_shards=work.resumed,
     )

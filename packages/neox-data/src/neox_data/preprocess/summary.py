@@ -1,6 +1,6 @@
 """The summary that a preprocessing run prints."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,8 @@ class Summary:
         encoder: the encoder, with the reason if it is the slower one.
         seconds: duration of this run.
         resumed_shards: shards finished by an earlier run.
+        labels: with a loss mask, the number of labels that the loss leaves out (`masked`), and of documents
+            that have no others (`wholly_masked`).
     """
 
     prefixes: tuple[Path, ...]
@@ -48,6 +50,7 @@ class Summary:
     encoder: str
     seconds: float
     resumed_shards: int = 0
+    labels: Mapping[str, int] | None = None
 
     def lines(self) -> Iterable[str]:
         """Yield the lines of the summary."""
@@ -57,6 +60,13 @@ class Summary:
             f"({self.num_bytes / self.seconds / 1e6:,.1f} MB/s)"
         )
         yield f"encoded by {self.encoder}"
+        if self.labels is not None:
+            # Tokens and labels are counted together, as two datasets.
+            given = self.tokens // 2
+            yield (
+                f"{given - self.labels['masked']:,} of {given:,} tokens count in the loss; "
+                f"{self.labels['wholly_masked']:,} documents have none that does"
+            )
         if self.resumed_shards:
             yield f"{self.resumed_shards:,} shards were finished by an earlier run"
         if self.empty:

@@ -1,19 +1,32 @@
 """Extract texts from a line or file of a corpus; raise ValueError with the reason for invalid ones."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
-__all__ = ["MissingKeyError", "cut_text", "decode", "text_of", "texts_of_line"]
+__all__ = ["MissingKeyError", "TextFrom", "cut_text", "decode", "text_of", "texts_of_line"]
+
+
+TextFrom = Callable[[Any, str], str | None]
 
 
 class MissingKeyError(ValueError):
     """Raised when a JSON object has no text under a requested key."""
 
 
-def texts_of_line(line: bytes, keys: tuple[str, ...]) -> tuple[str | None, ...]:
-    """Return the texts under the keys of one JSON line, None for null; raise ValueError if there are none."""
+def texts_of_line(
+    line: bytes, keys: tuple[str, ...], text_from: TextFrom | None = None
+) -> tuple[str | None, ...]:
+    """Return the texts under the keys of one JSON line, None for null; raise ValueError if there are none.
+
+    Args:
+        line: the line.
+        keys: the keys.
+        text_from: function of (value, its name) that makes a text of a value; the line must be an object
+            then. None: `text_of`.
+    """
     try:
         value = _parse(line)
     except json.JSONDecodeError as error:
@@ -21,22 +34,26 @@ def texts_of_line(line: bytes, keys: tuple[str, ...]) -> tuple[str | None, ...]:
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
     if not isinstance(value, dict):
+        if text_from is not None:
+            raise ValueError(
+                f"it is {type(value).__name__}, not an object with {' and '.join(map(repr, keys))}"
+            )
         # A null in place of the whole document is no document with a null text.
         if value is None:
             raise ValueError("it is null, not text")
         return (text_of(value, "the line"),) * len(keys)
-    return tuple([_text_under(key, value) for key in keys])
+    return tuple([_text_under(key, value, text_from) for key in keys])
 
 
-def _text_under(key: str, value: dict[str, Any]) -> str | None:
+def _text_under(key: str, value: dict[str, Any], text_from: TextFrom | None) -> str | None:
     text = value.get(key)
     # Fast path for nearly all of a corpus.
-    if isinstance(text, str) and text.isascii():
+    if text_from is None and isinstance(text, str) and text.isascii():
         return text
     if key not in value:
         found = ", ".join(map(repr, list(value)[:8])) or "none"
         raise MissingKeyError(f"no key {key!r}; its keys are {found}")
-    return text_of(text, f"the value of {key!r}")
+    return (text_from or text_of)(text, f"the value of {key!r}")
 
 
 def cut_text(text: str, most_bytes: int) -> list[str]:

@@ -11,8 +11,9 @@ import logging
 import os
 import stat
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tokenize import TokenError
 from typing import Self
@@ -31,12 +32,15 @@ from neox_data.samples.build_index import (
 from neox_data.samples.native_index import best_builder
 from neox_data.whole_files import exclusive_lock, sha256_of_file, written_aside
 
-__all__ = ["FILE_NAMES", "IndexFiles", "default_cache_dir", "load_or_build"]
+__all__ = ["FILE_NAMES", "IndexFiles", "default_cache_dir", "load_or_build", "load_or_build_whole"]
 
 logger = logging.getLogger(__name__)
 
 # Parts of a SampleIndex and the names of their files.
 FILE_NAMES = {"documents": "doc_idx", "starts": "sample_idx", "shuffle": "shuffle_idx"}
+
+# Key of `IndexFiles.inputs` in the file with the checksums.
+_INPUTS = "inputs"
 
 # What numpy raises for a damaged file, depending on the byte: its header is parsed as Python.
 _DAMAGE = (ValueError, EOFError, OSError, SyntaxError, TokenError, TypeError, OverflowError, MemoryError)
@@ -47,21 +51,40 @@ _NUM_CHECKED_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class IndexFiles:
-    """Paths of the three files of a sample index."""
+    """Paths of the three files of a sample index.
+
+    Attributes:
+        folder: their folder.
+        stem: beginning of their names.
+        inputs: hash of the inputs that the names do not contain; empty if there are none. Files without this
+            hash are not used.
+    """
 
     folder: Path
     stem: str
+    inputs: str = ""
 
     @classmethod
-    def beside(cls, prefix: Path, *, name: str, num_samples: int, seq_length: int, seed: int) -> Self:
-        """Return the paths in the dataset's folder; the names contain all inputs of the order."""
-        stem = f"{prefix.name}_{name}_indexmap_{num_samples}ns_{seq_length}sl_{seed}s_packedpi_ac"
-        return cls(prefix.absolute().parent, stem)
+    def beside(
+        cls,
+        prefix: Path,
+        *,
+        name: str,
+        num_samples: int,
+        seq_length: int,
+        seed: int,
+        pack_impl: str = "packed",
+        allow_chopped: bool = True,
+        inputs: str = "",
+    ) -> Self:
+        """Return the paths in the dataset's folder; the names are GPT-NeoX's."""
+        order = f"{num_samples}ns_{seq_length}sl_{seed}s_{pack_impl}pi{'_ac' if allow_chopped else ''}"
+        return cls(prefix.absolute().parent, f"{prefix.name}_{name}_indexmap_{order}", inputs)
 
     def within(self, folder: Path) -> "IndexFiles":
         """Return the paths in a cache folder, with a hash of the dataset's folder in the name."""
         place = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
-        return IndexFiles(folder, f"{place}_{self.stem}")
+        return replace(self, folder=folder, stem=f"{place}_{self.stem}")
 
     def path(self, part: str) -> Path:
         """Return the file of a part of the index; see `FILE_NAMES`."""
@@ -80,7 +103,7 @@ class IndexFiles:
     def load(self) -> SampleIndex | None:
         """Return the index as mapped arrays; None if a file is missing, damaged or not an array."""
         try:
-            if self.checksums.exists():
+            if self.inputs or self.checksums.exists():
                 self._check_sums()
             parts = [
                 np.asarray(np.load(self.path(field.name), mmap_mode="r", allow_pickle=False))
@@ -103,10 +126,13 @@ class IndexFiles:
             with written_aside(path) as file:
                 np.save(file, getattr(index, part), allow_pickle=False)
         with written_aside(self.checksums) as file:
-            file.write(json.dumps(self._sums(), indent=1, allow_nan=False).encode() + b"\n")
+            inputs = {_INPUTS: self.inputs} if self.inputs else {}
+            file.write(json.dumps({**inputs, **self._sums()}, indent=1, allow_nan=False).encode() + b"\n")
 
     def _check_sums(self) -> None:
         recorded = json.loads(self.checksums.read_bytes())
+        if self.inputs and (not isinstance(recorded, dict) or recorded.get(_INPUTS) != self.inputs):
+            raise ValueError("it was built for other documents or labels")
         for name, found in self._sums().items():
             if not isinstance(recorded, dict) or recorded.get(name) != found:
                 raise ValueError(f"{name} does not match {self.checksums.name}")
@@ -151,18 +177,6 @@ def load_or_build(
     """
     beside = IndexFiles.beside(prefix, name=name, num_samples=num_samples, seq_length=seq_length, seed=seed)
 
-    def load(files: IndexFiles) -> SampleIndex | None:
-        index = files.load()
-        if index is None:
-            return None
-        problem = _check_fits(index, documents, sizes, num_samples=num_samples, seq_length=seq_length)
-        if problem:
-            logger.warning(
-                "%s*.npy does not match the data (%s); rebuilding it", files.folder / files.stem, problem
-            )
-            return None
-        return index
-
     def build() -> SampleIndex:
         return build_sample_index(
             documents,
@@ -172,6 +186,73 @@ def load_or_build(
             seed=seed,
             builder=best_builder(),
         )
+
+    def problem_of(index: SampleIndex) -> str | None:
+        return _check_fits(index, documents, sizes, num_samples=num_samples, seq_length=seq_length)
+
+    return _load_or_build(beside, build, problem_of, cache_dir)
+
+
+def load_or_build_whole(
+    build: Callable[[], SampleIndex],
+    *,
+    prefix: Path,
+    name: str,
+    num_samples: int,
+    seq_length: int,
+    seed: int,
+    pack_impl: str,
+    allow_chopped: bool,
+    inputs: str,
+    cache_dir: Path | None = None,
+) -> SampleIndex:
+    """Load the index of samples of whole documents; build and store it if there is none for these inputs.
+
+    Args:
+        build: builds the index.
+        prefix: the dataset; its folder is searched first.
+        name: name of this part of the data, such as `train` or `train_3`.
+        num_samples: number of samples required.
+        seq_length: number of predicted tokens per sample.
+        seed: random seed of all shuffles.
+        pack_impl: how samples are made of documents.
+        allow_chopped: whether long documents are chopped.
+        inputs: hash of all other inputs of `build`.
+        cache_dir: used if the data's folder is not writable; None: `default_cache_dir`.
+
+    Raises:
+        DataError: no document can be used, or other users can access the cache folder.
+    """
+    beside = IndexFiles.beside(
+        prefix,
+        name=name,
+        num_samples=num_samples,
+        seq_length=seq_length,
+        seed=seed,
+        pack_impl=pack_impl,
+        allow_chopped=allow_chopped,
+        inputs=inputs,
+    )
+    return _load_or_build(beside, build, lambda index: None, cache_dir)
+
+
+def _load_or_build(
+    beside: IndexFiles,
+    build: Callable[[], SampleIndex],
+    problem_of: Callable[[SampleIndex], str | None],
+    cache_dir: Path | None,
+) -> SampleIndex:
+    """Return a stored index without a problem, else build and store it; one process builds, others wait."""
+
+    def load(files: IndexFiles) -> SampleIndex | None:
+        index = files.load()
+        problem = None if index is None else problem_of(index)
+        if problem:
+            logger.warning(
+                "%s*.npy does not match the data (%s); rebuilding it", files.folder / files.stem, problem
+            )
+            return None
+        return index
 
     index = load(beside)
     if index is not None:

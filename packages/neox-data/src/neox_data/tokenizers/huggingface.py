@@ -8,10 +8,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import gigatoken
+import numpy as np
 import orjson
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as LibraryTokenizer
@@ -105,13 +107,30 @@ class LibraryBackedTokenizer(Tokenizer):
         Raises:
             TokenizerError: the library cannot encode a text (for example, half of a surrogate pair).
         """
+        return [encoding.ids for encoding in self._encodings(texts, adds_special=True)]
+
+    def encode_parts(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the concatenated ids of parts of texts, and the number of ids of each, int64.
+
+        Tokens that the library adds to the beginning or end of a text are left out; those in it are not.
+
+        Raises:
+            TokenizerError: the library cannot encode a part.
+        """
+        rows = [encoding.ids for encoding in self._encodings(texts, adds_special=False)]
+        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+        return np.fromiter(chain.from_iterable(rows), np.int64, int(sizes.sum())), sizes
+
+    def _encodings(self, texts: Sequence[str], *, adds_special: bool) -> list[Encoding]:
         try:
-            encodings: list[Encoding] = self.library_tokenizer.encode_batch_fast(list(texts))
+            encodings: list[Encoding] = self.library_tokenizer.encode_batch_fast(
+                list(texts), add_special_tokens=adds_special
+            )
         except Exception as error:  # The library raises nothing more specific.
             raise TokenizerError(
                 f"{self._source} cannot encode a text: {error}; repair or skip it"
             ) from error
-        return [encoding.ids for encoding in encodings]
+        return encodings
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, including special tokens; ids outside the vocabulary are skipped."""

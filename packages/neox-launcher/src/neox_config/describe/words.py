@@ -145,8 +145,8 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject("fine tune, fine tuning, transfer learning, pretrained, warm start", ("finetune", "load")),
     Subject(
         "sft, instruction tuning, chat template, loss mask, label mask, prompt masking",
-        ("eod_mask_loss", "train_label_data_paths"),
-        "Datasets of labels, which mask the loss of single tokens, are not implemented yet.",
+        ("train_label_data_paths", "eod_mask_loss", "loss_normalization"),
+        "Datasets of labels mask the loss of single tokens; preprocess_data --loss-mask writes them.",
     ),
     Subject("rlhf, ppo, grpo, preference", (), "Training on preferences or rewards is not supported."),
     Subject(

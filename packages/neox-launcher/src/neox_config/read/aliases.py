@@ -61,6 +61,7 @@ SHORTHANDS: Mapping[str, str] = {
     "activation_checkpointing.synchronize_checkpoint_boundary": "synchronize_each_layer",
     "activation_checkpointing.profile": "profile_backward",
     "sparse_attention": "sparsity_config",
+    "label_data_paths": "train_label_data_paths",
     "s3_path": "checkpoint_store",
     "s3_chunk_size": "store_chunk_size",
     "elasticity.prefer_larger_batch": "elasticity.prefer_large_batch",

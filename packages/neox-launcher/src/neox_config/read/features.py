@@ -130,12 +130,6 @@ FEATURES: tuple[Feature, ...] = (
         always="samples are windows of one stream of documents",
     ),
     Feature(
-        title="samples of one document each",
-        names={"pack_impl": "packed", "allow_chopped": True},
-        instead="use pack-impl: packed",
-        always="documents are packed one after another into samples",
-    ),
-    Feature(
         title="maximal update parametrization (muP)",
         names={
             "use_mup": False,

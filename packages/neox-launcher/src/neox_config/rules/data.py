@@ -24,6 +24,31 @@ def data_comes_one_way(c: NeoXConfig) -> Iterator[Problem]:
             yield Problem(name, "is empty", "name at least one dataset")
 
 
+def labels_match_the_paths(c: NeoXConfig) -> Iterator[Problem]:
+    """Require one dataset of labels per dataset."""
+    for part in ("train", "valid", "test"):
+        name = f"{part}_label_data_paths"
+        labels, paths = getattr(c.data, name), getattr(c.data, f"{part}_data_paths")
+        if labels is None:
+            continue
+        if paths is None:
+            what = f"is given without {part}-data-paths"
+            yield Problem(name, what, f"name the tokens in {part}-data-paths, not in data-path")
+        elif len(labels) != len(paths):
+            yield Problem(
+                name,
+                f"has {_count(len(labels), 'dataset')} of labels for {_count(len(paths), 'dataset')}",
+                "name the labels of each dataset, in the same order",
+            )
+
+
+def whole_documents_have_an_order(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse a computed order of samples of whole documents, which are listed in index files."""
+    if c.data.sample_order == "lazy" and c.data.pack_impl != "packed":
+        what = f"cannot order samples of whole documents (pack-impl: {c.data.pack_impl})"
+        yield Problem("sample_order", what, "use gpt_neox, or pack-impl: packed")
+
+
 def weights_match_the_paths(c: NeoXConfig) -> Iterator[Problem]:
     """Require one weight per dataset, none of them negative and not all zero."""
     for part in ("train", "valid", "test"):

@@ -39,9 +39,6 @@ def _choices(*names: str, instead: str) -> NotYet:
 
 
 NOT_YET: Mapping[str, NotYet] = {
-    "train_label_data_paths": _on(),
-    "valid_label_data_paths": _on(),
-    "test_label_data_paths": _on(),
     "eval_tasks": _on(),
     "char_level_ppl": _on(),
     "eigenvalue.enabled": _on(),

@@ -157,7 +157,9 @@ def _datasets(config: NeoXConfig) -> Iterator[Problem]:
     data = config.data
     named = {"data_path": (data.data_path,) if data.data_path is not None else None}
     named |= {
-        name: getattr(data, name) for name in ("train_data_paths", "valid_data_paths", "test_data_paths")
+        f"{part}_{kind}": getattr(data, f"{part}_{kind}")
+        for kind in ("data_paths", "label_data_paths")
+        for part in ("train", "valid", "test")
     }
     if not any(named.values()):
         yield Problem(

@@ -74,9 +74,6 @@ ASKED = {
     "exclude": "x",
     "num_unique_layers": "2",
     "eval_tasks": "[x]",
-    "train_label_data_paths": "[x]",
-    "valid_label_data_paths": "[x]",
-    "test_label_data_paths": "[x]",
     "comet.api_key": "x",
 }
 NEEDS = {

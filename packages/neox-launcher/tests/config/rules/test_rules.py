@@ -376,6 +376,18 @@ EXAMPLES = {
         "has 2 weights for 1 dataset",
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [2]",
     ),
+    "labels_match_the_paths": (
+        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-label-data-paths: [d, e]",
+        "train_label_data_paths",
+        "has 2 datasets of labels for 1 dataset",
+        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\nlabel-data-paths: [d]",
+    ),
+    "whole_documents_have_an_order": (
+        "sample-order: lazy\npack-impl: unpacked",
+        "sample_order",
+        "cannot order samples of whole documents (pack-impl: unpacked)",
+        "sample-order: lazy\npack-impl: packed",
+    ),
     "split_keeps_something": ("split: 0,0,0", "split", "must contain a number greater than 0", 'split: "1"'),
     "saving_needs_an_interval": ("save: x", "save", "requires save-interval", "save: x\nsave-interval: 5"),
     "checkpoints_are_saved_locally_first": (
@@ -563,6 +575,7 @@ MORE = [
     (f"split: {'9' * 400},1", "split", "contains a number that is too large"),
     (f"{PATHS}\ntrain-data-weights: [-1]", "train_data_weights", "must not contain a negative weight"),
     ("train-data-weights: [1]", "train_data_weights", "is given without train-data-paths"),
+    ("valid-label-data-paths: [a]", "valid_label_data_paths", "is given without valid-data-paths"),
     (OFFLOAD, "zero_optimization.offload_optimizer.device", "requires ZeRO"),
     ("precision: fp16\nfp16: {enabled: false}", "precision", "contradicts the block with enabled: false"),
     ("attention-config: [[[global], 2], [[local], all]]", "attention_config", "has other entries"),

@@ -7,7 +7,10 @@ from neox_config.schema.parameter import Section, param
 __all__ = ["DataSection"]
 
 _PREFIXES = "Prefixes (without .bin and .idx) of the {} datasets; give all three lists, and no data-path."
-_LABELS = "Prefixes of the labels of the {} datasets, not shifted: one label per token."
+_LABELS = (
+    "Prefixes of the labels of the {} datasets, in their order: one label per token, not shifted. Labels "
+    "below 0 are left out of the loss. preprocess_data --loss-mask writes them."
+)
 _GIVEN = "weight_by_num_documents is false"
 _WEIGHTS = "Weights of the {} datasets; they need not sum to 1."
 
@@ -89,6 +92,21 @@ class DataSection(Section, resume="training"):
         doc="How samples are shuffled. gpt_neox: in the same order as GPT-NeoX, stored in index files. lazy: "
         "the position of each sample is computed on demand, without index files or start-up time, for any "
         "number of samples.",
+    )
+    pack_impl: Literal["packed", "pack_until_overflow", "unpacked", "best_fit"] = param(
+        "packed",
+        origin="NeoX",
+        doc="How documents become samples. packed: one after another, cut at the ends of samples. "
+        "pack_until_overflow: whole, in a shuffled order, until the next does not fit; the rest is padding. "
+        "unpacked: one document per sample, and padding. best_fit (ours): whole, each in the fullest sample "
+        "with room, and little padding. Padding is left out of the loss.",
+    )
+    allow_chopped: bool = param(
+        True,
+        origin="NeoX",
+        used_when="pack_impl is not packed",
+        doc="Use the beginning of documents that are longer than a sample, seq_length + 1 tokens. false: "
+        "leave these documents out.",
     )
     data_cache_dir: str | None = param(
         None,

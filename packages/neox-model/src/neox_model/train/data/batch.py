@@ -44,7 +44,7 @@ class Batch(NamedTuple):
 
     Args:
         tokens_BS: the model's input, int64.
-        labels_BS: the token after each input token, int64.
+        labels_BS: the label of each input token, which is the token after it; 0 where none counts; int64.
         loss_mask_BS: 1 where the prediction counts in the loss, else 0, float32.
         document_ids_BS: document ids, if tokens do not see earlier documents.
         positions_BS: position ids, if positions do not count from the start of the window, or with document
@@ -74,15 +74,20 @@ class Batch(NamedTuple):
         return Batch(*moved)  # type: ignore[arg-type]
 
 
-def as_batch(windows: Tensor, *, ends: DocumentEnds | None = None) -> Batch:
+def as_batch(windows: Tensor, *, ends: DocumentEnds | None = None, labels: Tensor | None = None) -> Batch:
     """Convert token windows to a batch.
 
     Args:
         windows: int64 [batch, seq_length + 1], on the CPU.
         ends: effects of ends of documents; None: no effects.
+        labels: one label per token of `windows`, not shifted; the loss leaves out negative ones. None: the
+            tokens.
     """
-    tokens_BS, labels_BS = windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
-    loss_mask_BS = torch.ones(tokens_BS.shape, dtype=torch.float32)
+    tokens_BS = windows[:, :-1].contiguous()
+    labels_BS = (windows if labels is None else labels)[:, 1:]
+    loss_mask_BS = (labels_BS >= 0).float().contiguous()
+    # The cross entropy requires a label inside the vocabulary for every token, also where its weight is 0.
+    labels_BS = labels_BS.clamp(min=0).contiguous()
     if ends is None:
         return Batch(tokens_BS, labels_BS, loss_mask_BS)
     if ends.masks_loss:

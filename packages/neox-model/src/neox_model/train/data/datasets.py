@@ -1,6 +1,7 @@
 """Build datasets from the data section: documents, number of samples, order. Without torch."""
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,12 +11,14 @@ from neox_config.facts.vocabulary import pad_vocabulary
 from neox_data.blend import SampleDataset, build_blend
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed import IndexedDataset, open_indexed
+from neox_data.labels import LabelledDataset
 from neox_data.lazy_blend import LazyBlendedDataset
 from neox_data.lazy_dataset import LazyGPTDataset
 from neox_data.manifest import check_largest_token, check_tokenizer, verify_manifest
 from neox_data.splits import split_documents
 from neox_data.tokenizers import Tokenizer
 from neox_data.weights import normalise_weights, relative_weights, weights_by_num_documents
+from neox_data.whole_dataset import WholeDocumentDataset
 from neox_model.train.data.curriculum import drawn_by_difficulty
 from neox_model.train.data.position import START, Position
 
@@ -88,7 +91,7 @@ def check_tokenizers(resolved: Resolved, tokenizer: Tokenizer) -> None:
     """
     whole = resolved.config.data.data_path
     vocab_size = pad_vocabulary(tokenizer.vocab_size, resolved.config.model.make_vocab_size_divisible_by)
-    prefixes = [path for part in PARTS for path in _paths(resolved, part)]
+    prefixes = [path for part in PARTS for path in (*_paths(resolved, part), *_labels(resolved, part))]
     for prefix in dict.fromkeys([whole] if whole is not None else prefixes):
         check_tokenizer(prefix, tokenizer)
         check_largest_token(prefix, vocab_size)
@@ -110,50 +113,77 @@ def _split_one(resolved: Resolved, prefix: str, wanted: dict[str, int]) -> Datas
     indexed = _open(resolved, prefix)
     parts = split_documents(resolved.config.data.split, len(indexed))
     return {
-        part: _dataset(resolved, indexed, prefix, part, parts[part], count)
+        part: _dataset(resolved, _Source(indexed, None, prefix), part, parts[part], count)
         for part, count in wanted.items()
         if parts[part]
     }
 
 
 def _blend(resolved: Resolved, part: str, count: int) -> SampleDataset:
-    prefixes = _paths(resolved, part)
-    sources = [_open(resolved, prefix) for prefix in prefixes]
+    sources = _sources(resolved, part)
 
     def build(number: int, share: int) -> SampleDataset:
-        source, name = sources[number], f"{part}_{number}"
-        return _dataset(resolved, source, prefixes[number], name, range(len(source)), share)
+        source = sources[number]
+        return _dataset(resolved, source, f"{part}_{number}", range(len(source.tokens)), share)
 
     order = ORDERS[resolved.config.data.sample_order]
-    return order.blend(build, data_weights(resolved, part, sources), count)
+    weights = data_weights(resolved, part, [source.tokens for source in sources])
+    return order.blend(build, weights, count)
 
 
-def _dataset(
-    resolved: Resolved, indexed: IndexedDataset, prefix: str, name: str, documents: range, count: int
-) -> SampleDataset:
+class _Source(NamedTuple):
+    """The files of one dataset: its tokens, the labels if it has any, and the prefix of the tokens."""
+
+    tokens: IndexedDataset
+    labels: IndexedDataset | None
+    prefix: str
+
+
+def _sources(resolved: Resolved, part: str) -> list[_Source]:
+    prefixes = _paths(resolved, part)
+    given: list[IndexedDataset | None] = [_open(resolved, label) for label in _labels(resolved, part)]
+    labels = given or [None] * len(prefixes)
+    return [
+        _Source(_open(resolved, prefix), label, prefix)
+        for prefix, label in zip(prefixes, labels, strict=True)
+    ]
+
+
+def _dataset(resolved: Resolved, source: _Source, name: str, documents: range, count: int) -> SampleDataset:
     config = resolved.config
-    return ORDERS[config.data.sample_order].dataset(
-        indexed,
-        name=name,
-        documents=documents,
-        num_samples=count,
-        seq_length=config.model.seq_length,
-        seed=config.training.seed,
-        prefix=prefix,
-        cache_dir=config.data.data_cache_dir,
-    )
+    settings: dict[str, Any] = {
+        "name": name,
+        "documents": documents,
+        "num_samples": count,
+        "seq_length": config.model.seq_length,
+        "seed": config.training.seed,
+        "prefix": source.prefix,
+        "cache_dir": config.data.data_cache_dir,
+    }
+    if config.data.pack_impl != "packed":
+        return WholeDocumentDataset(
+            source.tokens,
+            labels=source.labels,
+            pack_impl=config.data.pack_impl,
+            allow_chopped=config.data.allow_chopped,
+            **{**settings, "documents": np.arange(documents.start, documents.stop)},
+        )
+    build = partial(ORDERS[config.data.sample_order].dataset, **settings)
+    if source.labels is None:
+        return build(source.tokens)
+    return LabelledDataset(build, source.tokens, source.labels)
 
 
-def _gpt_neox(indexed: IndexedDataset, *, documents: range, **settings: Any) -> SampleDataset:
+def _gpt_neox(indexed: IndexedDataset, *, documents: range, **settings: Any) -> GPTDataset:
     return GPTDataset(indexed, documents=np.arange(documents.start, documents.stop), **settings)
 
 
-def _lazy(indexed: IndexedDataset, *, prefix: str, cache_dir: str | None, **settings: Any) -> SampleDataset:
+def _lazy(indexed: IndexedDataset, *, prefix: str, cache_dir: str | None, **settings: Any) -> LazyGPTDataset:
     return LazyGPTDataset(indexed, **settings)
 
 
 class _Order(NamedTuple):
-    dataset: Callable[..., SampleDataset]
+    dataset: Callable[..., GPTDataset | LazyGPTDataset]
     blend: Callable[[Callable[[int, int], SampleDataset], list[float], int], SampleDataset]
 
 
@@ -170,3 +200,7 @@ def _open(resolved: Resolved, prefix: str) -> IndexedDataset:
 
 def _paths(resolved: Resolved, part: str) -> Sequence[str]:
     return getattr(resolved.config.data, f"{part}_data_paths") or ()
+
+
+def _labels(resolved: Resolved, part: str) -> Sequence[str]:
+    return getattr(resolved.config.data, f"{part}_label_data_paths") or ()

@@ -47,21 +47,28 @@ class Stream:
         """Return the next micro-batch.
 
         Raises:
-            DataError: it contains a token outside the model's vocabulary.
+            DataError: it contains a token or label outside the model's vocabulary.
         """
         if self._loader is None:
             raise StopIteration
         windows = next(self._loader)
+        labels = None
+        if windows.ndim == 3:
+            windows, labels = windows.unbind(dim=1)
+            self._check(0, int(labels.max()), "label")
         # An embedding split over ranks would silently return zeros for such a token.
         lowest, highest = (int(found) for found in windows.aminmax())
+        self._check(lowest, highest, "token")
+        return as_batch(windows, ends=self._ends, labels=labels)
+
+    def _check(self, lowest: int, highest: int, what: str) -> None:
         if lowest < 0 or highest >= self._vocab_size:
             wrong = lowest if lowest < 0 else highest
             raise DataError(
-                f"the data contains token {wrong:,}, but the model's vocabulary has {self._vocab_size:,} "
+                f"the data contains {what} {wrong:,}, but the model's vocabulary has {self._vocab_size:,} "
                 "entries; configure the tokenizer with which the data was tokenized, or check the data with "
                 "neox-data verify"
             )
-        return as_batch(windows, ends=self._ends)
 
     def close(self) -> None:
         """Stop prefetching."""

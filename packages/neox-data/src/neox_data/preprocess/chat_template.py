@@ -1,0 +1,199 @@
+"""Render conversations with a chat template, and find the parts that the assistant wrote.
+
+A template is Jinja, in the form of Hugging Face's tokenizers. It marks the assistant's parts by
+`{% generation %}` blocks. In a template without them, an assistant's message is what the template adds to the
+conversation before it, rendered with `add_generation_prompt`.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from neox_data.errors import CorpusError
+
+__all__ = ["ChatTemplate", "Segment", "load_chat_template"]
+
+# Noncharacters of Unicode, which no text uses: they mark the assistant's parts while rendering.
+_BEGIN, _END = "\ufdd0", "\ufdd1"
+_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+class Segment(NamedTuple):
+    """A part of a text.
+
+    Attributes:
+        text: the part.
+        counts: True if the loss counts its tokens.
+    """
+
+    text: str
+    counts: bool
+
+
+class _Generation(Extension):
+    """The block `{% generation %}` ... `{% endgeneration %}`, whose output is marked."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the block as a call of `_marked`."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+    def _marked(self, caller: Callable[[], str]) -> str:
+        return f"{_BEGIN}{caller()}{_END}"
+
+
+class ChatTemplate:
+    """Renders conversations.
+
+    Args:
+        source: the template.
+        name: its file, for messages.
+        tokens: texts of special tokens by name, such as `bos_token`.
+
+    Raises:
+        CorpusError: it is not a valid template.
+    """
+
+    def __init__(self, source: str, *, name: str, tokens: dict[str, str]) -> None:
+        # Without access to Python's objects, because a template is a program of somebody else.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        self._source = source
+        self._tokens = tokens
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise CorpusError(f"{name} is not a valid chat template: {error}; correct it") from error
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of everything that affects the text."""
+        return hashlib.sha256(json.dumps([self._source, self._tokens], sort_keys=True).encode()).hexdigest()
+
+    def segments(self, messages: Sequence[dict[str, Any]]) -> list[Segment]:
+        """Return the text of a conversation in parts, of which those by the assistant count.
+
+        Raises:
+            ValueError: the template does not accept the messages, or does not show what the assistant wrote.
+        """
+        if any(mark in str(message.get("content")) for message in messages for mark in (_BEGIN, _END)):
+            raise ValueError("a message contains the character U+FDD0 or U+FDD1, which no text uses")
+        whole = self._render(messages)
+        if _BEGIN in whole:
+            return _marked_segments(whole)
+        spans, end = [], 0
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._render(messages[:number], add_generation_prompt=True)
+            after = self._render(messages[: number + 1])
+            if not (after.startswith(before) and whole.startswith(after) and len(before) >= end):
+                raise ValueError(
+                    f"the template changes earlier text with message {number + 1}, so that the assistant's "
+                    "part is unknown; mark it by {% generation %} in the template"
+                )
+            spans += [Segment(whole[end : len(before)], False), Segment(after[len(before) :], True)]
+            end = len(after)
+        return _joined([*spans, Segment(whole[end:], False)])
+
+    def _render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
+        try:
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **self._tokens
+            )
+        except (TemplateError, TypeError, ValueError) as error:
+            raise ValueError(f"the chat template rejects it: {error}") from None
+
+
+def _marked_segments(text: str) -> list[Segment]:
+    """Split a text at the marks around the assistant's parts."""
+    first, *parts = text.split(_BEGIN)
+    segments = [Segment(first, False)]
+    for part in parts:
+        inside, _, outside = part.partition(_END)
+        segments += [Segment(inside, True), Segment(outside, False)]
+    return _joined(segments)
+
+
+def _joined(segments: list[Segment]) -> list[Segment]:
+    """Return the segments without empty ones, and consecutive ones of one kind as one."""
+    joined: list[Segment] = []
+    for segment in segments:
+        if joined and joined[-1].counts == segment.counts:
+            joined[-1] = Segment(joined[-1].text + segment.text, segment.counts)
+        elif segment.text:
+            joined.append(segment)
+    return joined
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    """Return a value as JSON; Jinja's filter of this name also escapes HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, allow_nan=False)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def load_chat_template(path: Path) -> ChatTemplate:
+    """Load a chat template.
+
+    Args:
+        path: a folder of a tokenizer (with chat_template.jinja or tokenizer_config.json), or a file with the
+            template itself.
+
+    Raises:
+        CorpusError: there is no template, or it is invalid.
+    """
+    folder = path if path.is_dir() else path.parent
+    settings = _settings(folder / "tokenizer_config.json")
+    tokens = {name: _text_of_token(settings[name]) for name in _TOKENS if settings.get(name)}
+    file = path if path.is_file() else folder / "chat_template.jinja"
+    if file.is_file() and file.name != "tokenizer_config.json":
+        return ChatTemplate(_read(file), name=str(file), tokens=tokens)
+    source = settings.get("chat_template")
+    if isinstance(source, list):
+        source = next((one["template"] for one in source if one.get("name") == "default"), None)
+    if not isinstance(source, str):
+        raise CorpusError(
+            f"{path} contains no chat template; pass --chat-template with a folder that has "
+            "chat_template.jinja or a tokenizer_config.json with chat_template, or with a file of Jinja"
+        )
+    return ChatTemplate(source, name=str(folder / "tokenizer_config.json"), tokens=tokens)
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        settings = json.loads(_read(path))
+    except ValueError as error:
+        raise CorpusError(f"{path} is not JSON ({error}); copy it again") from error
+    if not isinstance(settings, dict):
+        raise CorpusError(f"{path} is not a JSON object; copy it again")
+    return settings
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path} cannot be read ({error}); copy it again") from error
+
+
+def _text_of_token(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)

@@ -1,0 +1,259 @@
+"""`preprocess_data --loss-mask`: tokens and labels of prompts with responses, and of conversations."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from neox_data.errors import CorpusError
+from neox_data.indexed import open_indexed
+from neox_data.labels import check_labels
+from neox_data.manifest import read_manifest
+from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
+from neox_data.preprocess.cli import main
+from neox_data.tokenizers import build_tokenizer
+from neox_data.tokenizers.train import train_byte_level_bpe
+
+PLAIN = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}{{ eos_token }}\n"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+MARKED = (
+    "{%- for message in messages %}\n"
+    "<|{{ message.role }}|>{% if message.role == 'assistant' %}{% generation %}{{ message.content }}"
+    "{% endgeneration %}{% else %}{{ message.content }}{% endif %}{{ eos_token }}\n"
+    "{%- endfor %}"
+)
+CHAT = [
+    {"role": "user", "content": "one <b>"},
+    {"role": "assistant", "content": "two"},
+    {"role": "user", "content": "three"},
+    {"role": "assistant", "content": "four"},
+]
+
+
+def template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, name="chat.jinja", tokens={"eos_token": "</s>"})
+
+
+def parts(source: str, messages: list[dict[str, str]]) -> list[tuple[str, bool]]:
+    return [tuple(part) for part in template(source).segments(messages)]
+
+
+def test_an_assistant_message_is_what_the_template_adds_after_the_generation_prompt() -> None:
+    assert parts(PLAIN, CHAT) == [
+        ("<|user|>one <b></s>\n<|assistant|>", False),
+        ("two</s>\n", True),
+        ("<|user|>three</s>\n<|assistant|>", False),
+        ("four</s>\n", True),
+    ]
+
+
+def test_generation_blocks_mark_what_counts() -> None:
+    assert parts(MARKED, CHAT) == [
+        ("<|user|>one <b></s><|assistant|>", False),
+        ("two", True),
+        ("</s><|user|>three</s><|assistant|>", False),
+        ("four", True),
+        ("</s>", False),
+    ]
+
+
+def test_the_marked_text_is_the_one_that_transformers_renders() -> None:
+    utilities = pytest.importorskip("transformers.utils.chat_template_utils")
+    (text,), _ = utilities.render_jinja_template(
+        conversations=[CHAT], chat_template=MARKED, eos_token="</s>", add_generation_prompt=False
+    )
+    assert "".join(text for text, _ in parts(MARKED, CHAT)) == text
+
+
+def test_a_conversation_without_assistant_does_not_count() -> None:
+    assert parts(PLAIN, CHAT[:1]) == [("<|user|>one <b></s>\n", False)]
+
+
+def test_a_template_that_changes_earlier_text_is_refused() -> None:
+    counting = "{{ messages | length }}" + PLAIN
+    with pytest.raises(ValueError, match=r"changes earlier text with message 2.*mark it by {% generation %}"):
+        template(counting).segments(CHAT)
+
+
+def test_a_message_with_the_marks_themselves_is_refused() -> None:
+    with pytest.raises(ValueError, match="contains the character U\\+FDD0 or U\\+FDD1, which no text uses"):
+        template(MARKED).segments([{"role": "user", "content": "x\ufdd0y"}])
+
+
+def test_a_template_cannot_reach_python() -> None:
+    with pytest.raises(ValueError, match="the chat template rejects it"):
+        template("{{ messages.__class__.__mro__[1].__subclasses__() }}").segments(CHAT)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "contains no chat template; pass --chat-template"),
+        ({"tokenizer_config.json": "{"}, "is not JSON"),
+        ({"chat_template.jinja": "{% if"}, "is not a valid chat template"),
+    ],
+)
+def test_a_missing_or_damaged_template_is_reported(tmp_path: Path, files, message) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(CorpusError, match=message):
+        load_chat_template(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["config", "list", "jinja", "file"])
+def test_a_template_is_found_in_a_folder_or_file(tmp_path: Path, kind: str) -> None:
+    config = {"eos_token": {"content": "</s>"}}
+    if kind == "config":
+        config["chat_template"] = PLAIN
+    if kind == "list":
+        config["chat_template"] = [{"name": "tools", "template": ""}, {"name": "default", "template": PLAIN}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.jinja").write_text(PLAIN) if kind == "jinja" else None
+    (tmp_path / "own.txt").write_text(PLAIN)
+    found = load_chat_template(tmp_path / "own.txt" if kind == "file" else tmp_path)
+    assert found.fingerprint == template(PLAIN).fingerprint
+
+
+ROWS = [
+    {"prompt": "What is it? ", "response": "A sum.", "messages": CHAT},
+    {"prompt": "Nothing follows", "response": "", "messages": CHAT[:1]},
+    {"prompt": "", "response": "Only \u00e9", "messages": CHAT[1:2]},
+    {"prompt": "", "response": None, "messages": None},
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def run(corpus: Path, tokenizer_json: Path, *more: object) -> Result:
+    output = corpus.parent / "out"
+    arguments = ["--input", corpus, "--tokenizer-type", "HFTokenizer", "--vocab-file", tokenizer_json]
+    return CliRunner().invoke(main, [*map(str, [*arguments, "--output-prefix", output, *more])])
+
+
+def read(prefix: Path) -> list[list[int]]:
+    return [row.tolist() for row in open_indexed(prefix)]
+
+
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+def test_only_responses_count(corpus: Path, tokenizer_json: Path, resume) -> None:
+    result = run(corpus, tokenizer_json, "--loss-mask", "prompt-response", "--append-eod", *resume)
+    assert result.exit_code == 0, result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=tokenizer_json)
+    tokens, labels = [], []
+    for row in ROWS[:3]:
+        prompt, response = tokenizer.encode(row["prompt"]), tokenizer.encode(row["response"])
+        end = [tokenizer.end_of_document]
+        tokens.append(prompt + response + end)
+        # The response of the second is empty; the end after it is its end all the same.
+        labels.append([-100] * len(prompt) + response + end)
+    out = corpus.parent / "out"
+    assert read(Path(f"{out}_text_document")) == tokens
+    assert read(Path(f"{out}_label_document")) == labels
+    check_labels(open_indexed(f"{out}_text_document"), open_indexed(f"{out}_label_document"))
+    assert open_indexed(f"{out}_text_document").dtype == np.int32
+    total = sum(map(len, tokens))
+    counted = sum(label >= 0 for row in labels for label in row)
+    assert f"{counted} of {total} tokens count in the loss; 0 documents have none that does" in result.output
+    manifest = read_manifest(f"{out}_label_document")
+    assert manifest["counts"]["masked"] == total - counted
+    assert manifest["options"]["loss_mask"] == "prompts 'prompt', responses 'response'"
+
+
+def test_only_the_assistant_counts(corpus: Path, tokenizer_json: Path, tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text(PLAIN)
+    result = run(corpus, tokenizer_json, "--loss-mask", "chat", "--chat-template", tmp_path / "chat.jinja")
+    assert result.exit_code == 0, result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=tokenizer_json)
+    out = corpus.parent / "out"
+    tokens, labels = read(Path(f"{out}_messages_document")), read(Path(f"{out}_messages_label_document"))
+    plain = ChatTemplate(PLAIN, name="", tokens={})
+    for row, ids, label in zip(ROWS[:3], tokens, labels, strict=True):
+        segments = plain.segments(row["messages"])
+        assert tokenizer.decode(ids) == "".join(segment.text for segment in segments)
+        assert ids == [token for segment in segments for token in tokenizer.encode(segment.text)]
+        expected = [
+            token if segment.counts else -100
+            for segment in segments
+            for token in tokenizer.encode(segment.text)
+        ]
+        assert label == expected
+    assert "; 1 documents have none that does" in result.output
+    assert "1 documents have a null text" in result.output
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path: Path, tokenizer_json: Path) -> None:
+    rows = ({"prompt": f"{n} " * (n % 9), "response": f"r{n}"} for n in range(4000))
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = []
+    for workers in (1, 4):
+        result = run(
+            tmp_path / "corpus.jsonl", tokenizer_json, "--loss-mask", "prompt-response", "--workers", workers
+        )
+        assert result.exit_code == 0, result.output
+        files.append([Path(f"{tmp_path}/out_{key}_document.bin").read_bytes() for key in ("text", "label")])
+    assert files[0] == files[1]
+
+
+FAULTS = {
+    "no key": ([{"prompt": "x"}], (), "line 1: no key 'response'; its keys are 'prompt'"),
+    "text": (["just text"], (), "line 1: it is str, not an object with 'prompt' and 'response'"),
+    "not messages": (
+        [{"messages": "x"}],
+        ("chat",),
+        "the value of 'messages' is str, not a list of messages",
+    ),
+    "no role": (
+        [{"messages": [{"content": "x"}]}],
+        ("chat",),
+        "message 1 of the value of 'messages' is not an",
+    ),
+    "parts": (
+        [{"messages": [{"role": "user", "content": [{"type": "image"}]}]}],
+        ("chat",),
+        "the content of message 1 of the value of 'messages' is not text",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_documents_of_another_form_are_refused_or_counted(tmp_path, tokenizer_json, fault) -> None:
+    rows, kind, message = FAULTS[fault]
+    corpus = tmp_path / "corpus.jsonl"
+    good = {"prompt": "a", "response": "b", "messages": CHAT}
+    corpus.write_text("".join(json.dumps(row) + "\n" for row in [*rows, good]))
+    (tmp_path / "chat.jinja").write_text(PLAIN)
+    options = ("--loss-mask", *(kind or ("prompt-response",)), "--chat-template", tmp_path / "chat.jinja")
+    result = run(corpus, tokenizer_json, *options)
+    assert result.exit_code != 0
+    assert message in result.output
+    assert not list(tmp_path.glob("out*"))
+    result = run(corpus, tokenizer_json, *options, "--skip-bad-lines")
+    assert result.exit_code == 0, result.output
+    assert "1 unreadable documents were skipped" in result.output
+
+
+def test_options_that_cannot_be_combined_are_refused(corpus, tokenizer_json) -> None:
+    for option in ("--ftfy", "--split-long-documents", "--exact"):
+        result = run(corpus, tokenizer_json, "--loss-mask", "prompt-response", option)
+        assert result.exit_code == 2
+        assert "cannot be combined" in result.output
+
+
+def test_a_tokenizer_that_adds_to_each_text_is_refused(corpus, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    train_byte_level_bpe(["a b c"], vocab_size=270, output=path)
+    description = json.loads(path.read_text())
+    description["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}
+    path.write_text(json.dumps(description))
+    result = run(corpus, path, "--loss-mask", "prompt-response")
+    assert result.exit_code == 2
+    assert "adds something to the beginning or end of each text (' ab cd' instead of 'abcd')" in result.output

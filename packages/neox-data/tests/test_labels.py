@@ -1,0 +1,171 @@
+"""Labels next to tokens, in windows and in samples of whole documents."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from neox_data.blend import build_blend
+from neox_data.errors import DataError
+from neox_data.gpt_dataset import GPTDataset
+from neox_data.indexed import open_indexed
+from neox_data.labels import LabelledDataset, check_labels
+from neox_data.lazy_dataset import LazyGPTDataset
+from neox_data.samples.whole_documents import IGNORED
+from neox_data.trace import passages
+from neox_data.whole_dataset import WholeDocumentDataset
+
+DOCUMENTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9], [10, 11, 12, 13, 14, 15, 16, 17]]
+# The first half of each document does not count; nothing of document 2 does.
+MASKED = [2, 3, 1, 4]
+SEQ_LENGTH = 5
+
+
+@pytest.fixture
+def tokens(write_dataset) -> Path:
+    return write_dataset(DOCUMENTS)
+
+
+@pytest.fixture
+def labels(write_dataset) -> Path:
+    rows = [[IGNORED] * count + row[count:] for row, count in zip(DOCUMENTS, MASKED, strict=True)]
+    return write_dataset(rows, dtype="int32", name="labels")
+
+
+def whole(tokens: Path, labels: Path | None, **changes) -> WholeDocumentDataset:
+    settings = {"documents": np.arange(4), "num_samples": 5, "seq_length": SEQ_LENGTH, "seed": 2}
+    settings |= {"pack_impl": "best_fit", "allow_chopped": True, "name": "train", "prefix": tokens} | changes
+    given = None if labels is None else open_indexed(labels)
+    return WholeDocumentDataset(open_indexed(tokens), labels=given, **settings)
+
+
+@pytest.mark.parametrize("pack_impl", ["best_fit", "unpacked", "pack_until_overflow"])
+def test_an_item_has_whole_documents_with_their_labels_and_padding(tokens, labels, pack_impl) -> None:
+    dataset = whole(tokens, labels, pack_impl=pack_impl)
+    room = SEQ_LENGTH + 1
+    for item in range(len(dataset)):
+        numbers = [sequence for sequence, _, _ in dataset.pieces(item)]
+        row = [token for number in numbers for token in DOCUMENTS[number][:room]]
+        label = [
+            IGNORED if place < MASKED[number] else token
+            for number in numbers
+            for place, token in enumerate(DOCUMENTS[number][:room])
+        ]
+        assert 2 not in numbers
+        padding = room - len(row)
+        assert padding >= 0
+        expected = [row + [0] * padding, label + [IGNORED] * padding]
+        assert dataset[item].tolist() == expected
+        assert dataset[item].dtype == np.int64
+
+
+def test_padding_does_not_count_without_labels(tokens) -> None:
+    dataset = whole(tokens, None, pack_impl="unpacked")
+    rows = [dataset[item] for item in range(len(dataset))]
+    short = next(row for row in rows if row[0, 0] == 1)
+    assert short.tolist() == [[1, 2, 3, 0, 0, 0], [1, 2, 3, IGNORED, IGNORED, IGNORED]]
+
+
+def test_the_trace_finds_whole_documents(tokens, labels) -> None:
+    dataset = whole(tokens, labels)
+    for document in range(4):
+        found = [
+            item
+            for item in range(len(dataset))
+            if any(passage.document == document for passage in passages(dataset, item))
+        ]
+        assert dataset.items_with(document).tolist() == found
+    assert [list(dataset.items_with(2)), dataset.num_documents, dataset.num_tokens] == [[], 4, 17]
+
+
+def test_an_item_outside_is_refused(tokens, labels) -> None:
+    dataset = whole(tokens, labels)
+    with pytest.raises(IndexError, match=f"item {len(dataset)} of the part 'train'"):
+        dataset[len(dataset)]
+
+
+def test_samples_are_blended_with_their_labels(tokens, labels) -> None:
+    def build(number: int, share: int) -> WholeDocumentDataset:
+        return whole(tokens, labels, name=f"train_{number}", num_samples=share, seed=number)
+
+    blend = build_blend(build, [1.0, 3.0], 20)
+    assert blend[0].shape == (2, SEQ_LENGTH + 1)
+    for item in range(20):
+        number, place = blend.locate(item)
+        assert (blend[item] == blend.datasets[number][place]).all()
+
+
+def test_the_stored_index_is_used_again(tokens, labels, caplog) -> None:
+    caplog.set_level("INFO")
+    first = whole(tokens, labels)
+    assert "3 of 4 documents are used; 0 are empty, 1 have no label that counts" in caplog.text
+    assert "1 are longer than 6 tokens and chopped (2 tokens are left out)" in caplog.text
+    caplog.clear()
+    second = whole(tokens, labels)
+    assert not caplog.text
+    assert all((first[item] == second[item]).all() for item in range(len(first)))
+
+
+def test_an_index_for_other_labels_is_built_again(tokens, labels, write_dataset, caplog) -> None:
+    caplog.set_level("WARNING")
+    assert 3 in whole(tokens, labels).index.documents
+    rows = [[IGNORED] * len(row) if number == 3 else row for number, row in enumerate(DOCUMENTS)]
+    write_dataset(rows, dtype="int32", name="labels")
+    written = os.stat(f"{labels}.bin")
+    os.utime(f"{labels}.bin", ns=(written.st_atime_ns, written.st_mtime_ns + 1))
+    assert 3 not in whole(tokens, labels).index.documents
+    assert "it was built for other documents or labels" in caplog.text
+
+
+def test_an_index_of_another_program_is_built_again(tokens, labels) -> None:
+    # Copied: the array is a map of the file that is overwritten.
+    expected = whole(tokens, labels).index.documents.tolist()
+    (sums,) = tokens.parent.glob("*_best_fitpi_ac_sha256.json")
+    sums.unlink()
+    (documents,) = tokens.parent.glob("*_best_fitpi_ac_doc_idx.npy")
+    np.save(documents, np.zeros(len(expected), np.int32))
+    assert whole(tokens, labels).index.documents.tolist() == expected
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "lazy"])
+def test_windows_of_the_stream_have_their_labels(tokens, labels, kind: str) -> None:
+    settings = {"name": "train", "num_samples": 6, "seq_length": SEQ_LENGTH, "seed": 5}
+
+    def build(indexed) -> GPTDataset | LazyGPTDataset:
+        if kind == "lazy":
+            return LazyGPTDataset(indexed, documents=range(4), **settings)
+        return GPTDataset(indexed, documents=np.arange(4), prefix=tokens, **settings)
+
+    dataset = LabelledDataset(build, open_indexed(tokens), open_indexed(labels))
+    plain = build(open_indexed(tokens))
+    hidden = {row[place] for row, count in zip(DOCUMENTS, MASKED, strict=True) for place in range(count)}
+    assert len(dataset) == len(plain) >= 6
+    for item in range(len(dataset)):
+        row, label = dataset[item].tolist()
+        assert row == plain[item].tolist()
+        assert label == [IGNORED if token in hidden else token for token in row]
+        assert list(dataset.pieces(item)) == list(plain.pieces(item))
+    assert dataset.items_with(1).tolist() == plain.items_with(1).tolist()
+
+
+FAULTS = {
+    "fewer documents": ([[1, 2, 3]], "int32", "have 1 documents, but .* has 4; name the labels"),
+    "another length": (
+        [[1, 2, 3], [4, 5, 6], [9], [0] * 8],
+        "int32",
+        "document 1 has 3 labels in .*, but 5 tokens .*1 documents differ.*preprocess_data --loss-mask",
+    ),
+    "no negative numbers": (DOCUMENTS, "uint16", "are stored as uint16, which has no negative numbers"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_labels_of_other_tokens_are_refused(tokens, write_dataset, fault) -> None:
+    rows, dtype, message = FAULTS[fault]
+    wrong = open_indexed(write_dataset(rows, dtype=dtype, name="wrong"))
+    with pytest.raises(DataError, match=message):
+        check_labels(open_indexed(tokens), wrong)
+    with pytest.raises(DataError, match=message):
+        whole(tokens, wrong.prefix)
+    assert not list(tokens.parent.glob("*indexmap*"))
