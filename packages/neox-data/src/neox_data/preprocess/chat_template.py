@@ -82,7 +82,9 @@ class ChatTemplate:
     @cached_property
     def fingerprint(self) -> str:
         """Hash of everything that affects the text."""
-        return hashlib.sha256(json.dumps([self._source, self._tokens], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps([self._source, self._tokens], sort_keys=True, allow_nan=False).encode()
+        ).hexdigest()
 
     def segments(self, messages: Sequence[dict[str, Any]]) -> list[Segment]:
         """Return the text of a conversation in parts, of which those by the assistant count.

@@ -84,3 +84,25 @@ def test_global_weights_count_the_other_replicas_tokens():
     first, second = run_ranks(weigh_on_two_ranks, size=2)
     assert first == [[share] * 4, [share, 0, 0, 0]]
     assert second == [[share, share, 0, 0], [0, 0, 0, 0]]
+
+
+def test_labels_below_zero_do_not_count():
+    labels = torch.tensor([[5, -100, 7, -1, 9, -100, 3]])
+    batch = as_batch(WINDOW, labels=labels)
+    assert batch.tokens_BS.tolist() == [[5, 0, 7, 8, 0, 0]]
+    assert batch.labels_BS.tolist() == [[0, 7, 0, 9, 0, 3]]
+    assert batch.loss_mask_BS.tolist() == [[0, 1, 0, 1, 0, 1]]
+    assert labels.tolist() == [[5, -100, 7, -1, 9, -100, 3]]
+
+
+def test_labels_and_ends_of_documents_are_masked_together():
+    labels = torch.tensor([[5, -100, 7, 8, 9, 0, 3]])
+    batch = as_batch(WINDOW, ends=DocumentEnds(token=0, masks_loss=True), labels=labels)
+    # The inputs are 5 0 7 8 0 0: predictions from 0 do not count, and neither does the first label.
+    assert batch.loss_mask_BS.tolist() == [[0, 0, 1, 1, 0, 0]]
+
+
+def test_one_window_with_labels_leaves_the_dataset_unchanged():
+    labels = torch.tensor([[1, -100, 2]])
+    as_batch(torch.tensor([[1, 5, 2]]), labels=labels)
+    assert labels.tolist() == [[1, -100, 2]]

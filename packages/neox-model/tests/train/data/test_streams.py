@@ -1,3 +1,5 @@
+from contextlib import closing
+
 import numpy as np
 import pytest
 import torch
@@ -257,3 +259,38 @@ def test_a_negative_token_is_reported(tmp_path):
     ](0)
     with pytest.raises(DataError, match=r"contains token -1, .* or check the data with neox-data verify"):
         next(stream)
+
+
+def write_labelled(folder, labels):
+    """One document of seven tokens with labels; returns the settings that name both."""
+    for name, row, dtype in (("tokens", [5, 6, 7, 8, 9, 5, END], "uint16"), ("labels", labels, "int32")):
+        with IndexedDatasetWriter(folder / name, dtype=dtype) as writer:
+            writer.append(np.array(row, dtype=dtype))
+    names = {f"{part}_data_paths": [str(folder / "tokens")] for part in ("train", "valid", "test")}
+    return names | {"train_label_data_paths": [str(folder / "labels")], "eval_iters": 0}
+
+
+@pytest.mark.parametrize("pack_impl", ["unpacked", "best_fit", "pack_until_overflow"])
+def test_a_stream_of_whole_documents_has_labels_and_padding(tmp_path, pack_impl):
+    given = write_labelled(tmp_path, [-100, -100, -100, 8, 9, 5, END])
+    resolved = settings(**given, pack_impl=pack_impl)
+    streams = open_streams(resolved, build_datasets(resolved), groups(), vocab_size=10, end_of_document=END)
+    with closing(streams["train"](0)) as stream:
+        batch = next(stream)
+    # Twelve are predicted, and the document has seven.
+    assert batch.tokens_BS[0].tolist() == [5, 6, 7, 8, 9, 5, END] + [0] * 5
+    assert batch.labels_BS[0].tolist() == [0, 0, 8, 9, 5, END] + [0] * 6
+    assert batch.loss_mask_BS[0].tolist() == [0, 0, 1, 1, 1, 1] + [0] * 6
+
+
+def test_a_label_outside_the_vocabulary_is_refused(tmp_path):
+    resolved = settings(**write_labelled(tmp_path, [-100, -100, -100, 11, 9, 5, END]), pack_impl="unpacked")
+    streams = open_streams(resolved, build_datasets(resolved), groups(), vocab_size=10, end_of_document=END)
+    with closing(streams["train"](0)) as stream, pytest.raises(DataError, match="contains label 11, but"):
+        next(stream)
+
+
+def test_labels_of_another_dataset_are_refused(tmp_path):
+    resolved = settings(**write_labelled(tmp_path, [-100, 6]))
+    with pytest.raises(DataError, match=r"document 0 has 2 labels in .*, but 7 tokens"):
+        build_datasets(resolved)
