@@ -191,7 +191,7 @@ def test_replicas_stay_equal_and_skip_together(optimizer, precision):
             assert norm == pytest.approx(math.hypot(own[0][update], own[1][update]) / math.sqrt(2), rel=1e-6)
 
 
-def train_split(optimizer: str, params: dict) -> list[tuple[bool, bool]]:
+def train_split(optimizer: str, params: dict) -> list[list[bool]]:
     """Return, by update, whether replicas and what tensor-parallel ranks do not split are the same."""
     from neox_model.parallel.logical import split_dim_of
     from neox_model.train.hooks.copies import CopiesDifferError, CopiesHook
@@ -203,30 +203,30 @@ def train_split(optimizer: str, params: dict) -> list[tuple[bool, bool]]:
     hook, equal = CopiesHook(training.engine, groups, interval=1), []
     pairs = list(zip(mixed.parameters, mixed.masters, strict=True))
     whole = [master for parameter, master in pairs if split_dim_of(parameter) is None]
-    for update in range(FREEZE + 6):
+    for update in range(FREEZE + 7):
         training.step(batches)
         hook.compare(update)
         equal.append(
-            (is_same_everywhere(mixed.parameters, groups.data), is_same_everywhere(whole, groups.model))
+            [is_same_everywhere(mixed.parameters, groups.data), is_same_everywhere(whole, groups.model)]
         )
     if groups.data.rank == 1:
         shared = getattr(mixed.optimizer, "shared_weight", lambda weight: weight)(mixed.masters[0])
         shared.data.view(torch.int32).view(-1)[3] ^= 1 << 20
     with pytest.raises(CopiesDifferError, match="shared weight" if params == LOCAL else "master weight"):
-        hook.compare(FREEZE + 6)
+        hook.compare(FREEZE + 7)
     return equal
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("optimizer", [*FAMILY, "ZeroOneAdam, local"])
 def test_replicas_of_tensor_parallel_ranks_stay_equal_where_they_are_synchronized(optimizer):
-    """ZeroOneAdam synchronizes updates 1 to 4 and 8; 5 to 7 are local steps."""
+    """ZeroOneAdam synchronizes updates 1 to 4 and 8; 5 to 7 and 9 are local steps."""
     is_local = optimizer.endswith("local")
     found = run_ranks(
         train_split, size=4, optimizer=optimizer.split(",")[0], params=LOCAL if is_local else {}
     )
-    local = {5, 6, 7} if is_local else {}
-    assert found == [[(update not in local, True) for update in range(1, FREEZE + 7)]] * 4
+    local = {5, 6, 7, 9} if is_local else {}
+    assert found == [[[update not in local, True] for update in range(1, FREEZE + 8)]] * 4
 
 
 def train_stages(optimizer: str) -> list[bool]:
