@@ -5,7 +5,8 @@
 One process trains weights of a third of the size with AdamW, whose two states are the rest. The first table
 is the time until a save returns to the training, of the first save, which reserves the memory, and of later
 ones. The second is the time of the steps with one asynchronous save in their middle, divided by the time of
-the same steps without, in turns. All saves go to a temporary folder in the working directory, or in --folder.
+the same steps without, in turns. Each table is followed by the goal and whether it is reached. All saves go
+to a temporary folder in the working directory, or in --folder.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from support.checkpoint_runs import Run
 
 _LAYERS = 16
 _BYTES_PER_WEIGHT = 12
+_STALL_GOAL, _STEPS_GOAL = 0.10, 1.03
 
 
 class Peer:
@@ -106,6 +108,17 @@ def measure_stalls(run: Run, ours: Ours, peer: Peer, folder: Path, rounds: int) 
             f"{processor:12.3f} s   {processor / used:5.1%}",
             flush=True,
         )
+    stall = usual["ours, asynchronous"]
+    _judge("a later save", stall[0] / elapsed, stall[1] / used, _STALL_GOAL)
+
+
+def _judge(what: str, elapsed: float, processor: float, goal: float) -> None:
+    """Print whether a ratio reaches the goal, by elapsed and by processor time."""
+    words = {True: "reached", False: "missed"}
+    print(
+        f"goal for {what}: ratio below {goal:g}: {words[elapsed < goal]} by elapsed time, "
+        f"{words[processor < goal]} by processor time"
+    )
 
 
 def steps_with(run: Run, steps: int, saves: Ours | Peer | None) -> tuple[float, float]:
@@ -139,6 +152,9 @@ def measure_steps(run: Run, ours: Ours, peer: Peer, steps: int, rounds: int) -> 
         print(
             f"{name:42} {elapsed:6.2f} s   {ratios[0]:.3f}    {used:8.2f} s      {ratios[1]:.3f}", flush=True
         )
+    ours_elapsed, ours_used = best["ours, asynchronous"]
+    elapsed, used = best["without"]
+    _judge(f"{steps} steps with one save", ours_elapsed / elapsed, ours_used / used, _STEPS_GOAL)
 
 
 def main() -> None:

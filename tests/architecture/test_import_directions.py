@@ -113,7 +113,7 @@ FENCES = {
         *("neox_launcher.controller.live_display", "neox_launcher.controller.live_line"),
         *("neox_launcher.controller.screens", "neox_data"),
     ),
-    "safetensors": ("neox_model.checkpoint",),
+    "safetensors": (),
     "tensorboard": ("neox_model.metrics.writers.tensorboard",),
     "torch.utils.tensorboard": ("neox_model.metrics.writers.tensorboard",),
     "tokenizers": ("neox_data.tokenizers",),

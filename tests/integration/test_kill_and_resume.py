@@ -28,9 +28,10 @@ from support.settings import SMALL_TRAINING
 
 # An environment variable that every process of a job inherits.
 MARK = "NEOX_TEST_JOB"
-DEADLINE_SECONDS = 180.0
+DEADLINE_SECONDS = 600.0
 OUTPUT_CHARACTERS = 10_000
 WRITER = b"neox_model.checkpoint.shard_writer\0"
+WORKER = b"neox_launcher.worker.bootstrap\0"
 
 
 class Job:
@@ -153,6 +154,19 @@ def wait_for_a_save(job: Job, launcher: "subprocess.Popen[bytes]") -> None:
     wait_until(lambda: job.newest > before or launcher.poll() is not None, "another save", job)
 
 
+def victims_of(
+    job: Job, launcher: "subprocess.Popen[bytes]", moment: str, chance: random.Random
+) -> list[int]:
+    """Return the processes to kill: of some moments the moment's, otherwise mostly all, at times one."""
+    victims = job.processes()
+    if moment == "launcher":
+        return [launcher.pid]
+    if moment == "worker":
+        # While the training starts, there may be none.
+        return chance.sample([each for each in victims if WORKER in _command_of(each)] or victims, 1)
+    return victims if moment == "all" or chance.random() < 0.7 else chance.sample(victims, 1)
+
+
 def kill_once(job: Job, moment: str, chance: random.Random) -> None:
     """Start the training, kill it at such a moment, and see that all its processes end."""
     launcher = job.start()
@@ -167,8 +181,7 @@ def kill_once(job: Job, moment: str, chance: random.Random) -> None:
             wait_until(lambda: job.is_saving or launcher.poll() is not None, "a save", job)
         assert launcher.poll() is None, f"it ended by itself\n{job.output[-OUTPUT_CHARACTERS:]}"
         time.sleep(chance.uniform(0.0, 0.02))
-    victims = job.processes()
-    for victim in victims if chance.random() < 0.7 else chance.sample(victims, 1):
+    for victim in victims_of(job, launcher, moment, chance):
         kill(victim)
     assert launcher.wait(timeout=DEADLINE_SECONDS) != 0
     wait_until(lambda: not job.processes(), "the end of all processes", job)
@@ -242,11 +255,13 @@ def test_kills_while_saving_in_the_background_leave_no_trace_in_the_losses(tmp_p
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("seed", [1, 2])
-def test_twenty_kills_while_saving_in_the_background_leave_no_trace_in_the_losses(tmp_path, seed):
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_hundred_kills_while_saving_in_the_background_leave_no_trace_in_the_losses(tmp_path, seed):
+    """Twenty for each seed."""
     kill_and_resume(
         tmp_path,
-        moments=["writer", "saving", "training", "starting"] * 5,
+        moments=["writer", "worker", "saving", "launcher", "all", "training", "writer", "starting"] * 2
+        + ["saving", "worker", "launcher", "all"],
         iterations=250,
         processes=2,
         seed=seed,

@@ -157,6 +157,38 @@ def test_every_sample_is_read_once_for_any_batch_sizes_and_ranks(tmp_path, corpu
     assert valid == expected[:25] + expected[41:]
 
 
+def planned(settings: dict[str, Any], count: int) -> list[list[int]]:
+    """Return the first samples of a training as `neox-data trace` finds them, from documents and offsets."""
+    import numpy as np
+
+    from neox_data.trace import passages
+    from neox_model.train.data.streams import build_datasets
+
+    dataset = build_datasets(resolved_from(SETTINGS | settings))["train"]
+    found = ([each.tokens for each in passages(dataset, item)] for item in range(count))
+    return [np.concatenate(tokens)[:-1].tolist() for tokens in found]
+
+
+@pytest.mark.slow
+def test_three_changes_of_layout_in_a_row_with_other_batches_read_the_planned_samples(tmp_path, corpus):
+    """Two replicas, then tensor 2, pipeline 2, and two replicas under ZeRO 1."""
+    data = {"data_path": corpus, "eval_iters": 0, "precision": "bfloat16"}
+    parts = [
+        data | batch(2, 1, exit_interval=3),
+        data | batch(3, 2, exit_interval=5, model_parallel_size=2),
+        data | batch(1, 5, exit_interval=8, pipe_parallel_size=2),
+        data | batch(2, 2, zero_optimization={"stage": 1}),
+    ]
+    ranks = run_ranks(train_parts, size=2, folder=str(tmp_path / "saved"), parts=parts, timeout_seconds=900)
+    assert [part["error"] for rank in ranks for part in rank] == [None] * 8
+    first, tensor, pipeline, last = ([rank[part] for rank in ranks] for part in range(4))
+    assert tensor[0]["read"] == tensor[1]["read"]
+    read = [in_order(part, "train") for part in (first, tensor[:1], pipeline[:1], last)]
+    # 3 iterations of 4 samples, 2 of 6, 3 of 5 and 4 of 8.
+    assert [len(part) for part in read] == [12, 12, 15, 32]
+    assert [row for part in read for row in part] == planned(data | {"train_iters": 40}, 71)
+
+
 @pytest.mark.slow
 def test_an_older_checkpoint_continues_at_its_iterations_times_its_batch(tmp_path, corpus):
     data, saved = {"data_path": corpus, "sample_order": "lazy"}, tmp_path / "saved"

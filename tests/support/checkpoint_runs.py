@@ -9,6 +9,7 @@ from torch import nn
 from neox_config.facts.deepspeed_schedules import OneCycle
 from neox_config.facts.learning_rate import Curve, WarmupThenDecay
 from neox_model.checkpoint import RunParts, load_checkpoint, save_checkpoint
+from neox_model.checkpoint.storage import Storage
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
@@ -101,11 +102,12 @@ class Run:
         layers: int = 1,
         optimizer: Any = torch.optim.AdamW,
         groups: Groups = SINGLE_PROCESS,
+        storage: Storage | None = None,
     ):
         self.model = Model(width, layers)
         self.engine = Engine(self.model, optimizer)
         self.state, self.schedule = Remembers(**STATE), Remembers(applied_updates=0)
-        self.groups = groups
+        self.groups, self.storage = groups, storage
         self.config = {
             "in_effect": {
                 "model": {"hidden_size": width, "num_layers": layers, "activation": "gelu"},
@@ -132,7 +134,13 @@ class Run:
         self.iteration = load_checkpoint(directory, self._parts(), config=self.config, seed=1, **options)
 
     def _parts(self) -> RunParts:
-        return RunParts(engine=self.engine, groups=self.groups, schedule=self.schedule, state=self.state)
+        return RunParts(
+            engine=self.engine,
+            groups=self.groups,
+            schedule=self.schedule,
+            state=self.state,
+            storage=self.storage,
+        )
 
     @property
     def weights(self) -> list[Any]:

@@ -270,6 +270,11 @@ WRONG = {
         "add --set hidden-dropout=0 to verify",
     ),
     "no states": ({"steps": 2}, ("no-save-optim=true",), "omits the optimizer states from checkpoints"),
+    "local disks": (
+        {"steps": 2},
+        ("checkpoint.use_node_local_storage=true",),
+        "leaves no host with a whole checkpoint",
+    ),
     "no folder": ({"steps": 2, "work_dir": "nowhere"}, (), "--work-dir nowhere is not a folder"),
 }
 

@@ -9,7 +9,7 @@ __all__ = ["package_versions"]
 
 _PACKAGES = (
     *("neox-model", "neox-launcher", "neox-data", "neox-kernels"),
-    *("torch", "deepspeed", "numpy", "safetensors"),
+    *("torch", "deepspeed", "numpy"),
 )
 
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from neox_model.checkpoint import CheckpointError, priority, shard_writer, writer_process
 from neox_model.checkpoint import directory as folders
-from neox_model.checkpoint.background import BackgroundSaves
+from neox_model.checkpoint.background import BackgroundSaves, _Publication
 from neox_model.checkpoint.checksums import Checksums
 from neox_model.checkpoint.shards import Part, plan_shard
 from neox_model.checkpoint.snapshot import Snapshot, _pin
@@ -406,7 +406,7 @@ def test_the_writer_starts_without_torch():
 _WORKER = """
 import subprocess, sys, time, torch
 from pathlib import Path
-from neox_model.checkpoint.background import BackgroundSaves
+from neox_model.checkpoint.background import BackgroundSaves, _Publication
 from neox_model.checkpoint import writer_process
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.checkpoint_runs import Run
@@ -497,3 +497,33 @@ def test_all_ranks_complete_a_save_at_the_same_iteration_and_fail_together(tmp_p
     assert len(errors) == 1
     assert "global_step3 failed on rank 1: the writer of" in errors[0]
     assert names(tmp_path) == ["global_step2", "latest"]
+
+
+def test_a_sandbox_that_forbids_priorities_does_not_end_a_save(tmp_path, saves, monkeypatch, caplog):
+    def forbidden(*arguments: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "setpriority", forbidden)
+    run = trained()
+    saves.prepare(run._parts())
+    start(saves, run, tmp_path)
+    saves.finish()
+    assert names(tmp_path) == ["global_step1", "latest"]
+    assert (
+        "cannot lower the priority of writing checkpoints: [Errno 1] Operation not permitted" in caplog.text
+    )
+
+
+def test_a_publication_that_fails_while_an_error_ends_the_training_is_logged(tmp_path, monkeypatch, caplog):
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folders, "publish", full)
+    saves = BackgroundSaves(SINGLE_PROCESS, torch.device("cpu"), patience=60.0)
+    start(saves, trained(), tmp_path)
+    while not isinstance(saves._stage, _Publication):
+        saves.proceed()
+        time.sleep(0.01)
+    saves.close()
+    (message,) = (record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+    assert message == f"{tmp_path / 'global_step1'} was not saved: [Errno 28] No space left on device"

@@ -18,6 +18,7 @@ from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.downloads import checkpoint_folder, download, local_folder
 from neox_model.checkpoint.object_store import ObjectStore
+from neox_model.checkpoint.save_lock import folder_lock
 from neox_model.checkpoint.upload import upload
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.parallel.groups import SINGLE_PROCESS
@@ -494,3 +495,15 @@ def test_closing_ends_the_upload_and_marks_of_a_killed_training_are_removed(tmp_
     assert process.returncode == -signal.SIGKILL
     assert folders.marks_of_uploads(tmp_path / "save") == []
     assert Manifest.read(folder).iteration == 1
+
+
+def test_a_sound_download_is_used_while_another_process_holds_the_lock(tmp_path):
+    run, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    manifest = (folder / MANIFEST).read_bytes()
+    assert loaded(URL, tmp_path / "cache") is not None
+    cache = checkpoint_folder(URL, "global_step1", manifest, cache=str(tmp_path / "cache"))
+    with folder_lock(cache, patience=0.0, use="downloads to"):
+        found = loaded(URL, tmp_path / "cache")
+    assert found is not None
+    assert found.weights == run.weights

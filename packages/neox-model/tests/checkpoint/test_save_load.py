@@ -87,7 +87,7 @@ def test_other_versions_than_the_checkpoints_are_named_in_one_line(tmp_path, tra
     assert recorded == package_versions()
     assert recorded["python"] == platform.python_version()
     assert recorded["torch"] == importlib.metadata.version("torch")
-    assert {"deepspeed", "numpy", "safetensors", "neox-model", "neox-launcher"} < recorded.keys()
+    assert {"deepspeed", "numpy", "neox-model", "neox-launcher"} < recorded.keys()
     Run().load(tmp_path)
     assert not [message for message in caplog.messages if "versions" in message]
     edit_manifest(folder, "packages", {"torch": "2.9.1", "cuda": "12.8"}, without={"numpy"})

@@ -1,3 +1,5 @@
+import json
+import os
 import zlib
 
 import pytest
@@ -7,6 +9,7 @@ from safetensors.torch import load_file
 from neox_model.checkpoint import shards
 from neox_model.checkpoint.contents import TensorRecord
 from neox_model.checkpoint.errors import DamagedCheckpointError
+from neox_model.checkpoint.shard_file import ShardFile
 from neox_model.checkpoint.shards import Part, ShardReader, write_shard
 
 
@@ -123,3 +126,43 @@ def test_damage_is_reported_with_the_file(tmp_path, damage, message):
     damage(tmp_path / "shard.safetensors")
     with pytest.raises(DamagedCheckpointError, match=message):
         read(reader, records, "matrix", (3, 4), torch.float32)
+
+
+def test_a_shard_that_is_truncated_while_it_is_read_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "_PIECE_ELEMENTS", 2**16)
+    values = torch.arange(2.0**18)
+    records, reader = write(tmp_path, [part("vector", values)])
+    reader.check("vector", records["vector"], (((0, len(values)),), 0, 10))
+    os.truncate(tmp_path / "shard.safetensors", 2**18)
+    message = r"shard.safetensors is damaged: it has 262,144 bytes instead of 1,0\d\d,\d\d\d"
+    with pytest.raises(DamagedCheckpointError, match=message):
+        read(reader, records, "vector", (len(values),), torch.float32)
+    with pytest.raises(DamagedCheckpointError, match=message):
+        reader.check_sums([(records["vector"], (((0, len(values)),), 0, len(values)))])
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 20])
+def test_a_file_without_a_whole_header_is_damaged(tmp_path, size):
+    (tmp_path / "shard.safetensors").write_bytes((100).to_bytes(8, "little").ljust(size, b" ")[:size])
+    with pytest.raises(DamagedCheckpointError, match="is damaged: its header has a wrong length"):
+        ShardFile(tmp_path / "shard.safetensors", size)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [10**15], "data_offsets": [0, 4 * 10**15]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
+        {"dtype": "F32", "shape": [-2], "data_offsets": [8, 0]},
+        {"dtype": "F9", "shape": [2], "data_offsets": [0, 8]},
+        {"dtype": "F32", "shape": ["a"], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [2]},
+        [],
+    ],
+)
+def test_a_wrong_header_is_damage(tmp_path, entry):
+    header = json.dumps({"name": entry}).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(8)
+    (tmp_path / "shard.safetensors").write_bytes(content)
+    with pytest.raises(DamagedCheckpointError, match="its header is wrong for name"):
+        ShardFile(tmp_path / "shard.safetensors", len(content)).tensor("name")

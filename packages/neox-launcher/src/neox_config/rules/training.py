@@ -70,6 +70,19 @@ def checkpoints_are_saved_locally_first(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem("checkpoint_store", "requires save", remedy)
 
 
+def local_checkpoints_are_used_alone(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse what requires that all hosts share `save`, or that one of them has whole checkpoints."""
+    if not c.checkpoint.checkpoint.use_node_local_storage or c.checkpoint.save is None:
+        return
+    shared = "set use_node_local_storage: false and save to a folder that all hosts share"
+    if c.checkpoint.checkpoint_store is not None:
+        what = "uploads whole checkpoints, which no host has with checkpoint.use_node_local_storage"
+        yield Problem("checkpoint_store", what, f"remove it, or {shared}")
+    if c.training.on_spike == "rollback":
+        what = "passes a list of samples on in save, which hosts do not share (use_node_local_storage)"
+        yield Problem("on_spike", what, f"set on-spike: skip, or {shared}")
+
+
 def stores_are_urls(c: NeoXConfig) -> Iterator[Problem]:
     """Require a URL as checkpoint_store, and no user name and password in it or in `load`."""
     store = c.checkpoint.checkpoint_store

@@ -42,7 +42,6 @@ NOT_YET: Mapping[str, NotYet] = {
     "eval_tasks": _on(),
     "char_level_ppl": _on(),
     "eigenvalue.enabled": _on(),
-    "checkpoint.use_node_local_storage": _on("save to a directory that all hosts share"),
     "compression_training.layer_reduction.enabled": _on(),
     "compression_training.weight_quantization.shared_parameters.enabled": _on(),
     "compression_training.activation_quantization.shared_parameters.enabled": _on(),

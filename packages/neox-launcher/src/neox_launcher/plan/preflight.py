@@ -266,7 +266,7 @@ def _tokenizer(config: NeoXConfig) -> Iterator[Problem]:
 def _folders_to_write(config: NeoXConfig) -> Iterator[Problem]:
     logging, monitors = config.logging, config.monitors
     for name, path in (
-        ("save", config.checkpoint.save),
+        ("save", None if _has_local_checkpoints(config) else config.checkpoint.save),
         ("tensorboard_dir", logging.tensorboard_dir),
         ("log_dir", logging.log_dir),
         ("memory_profiling_path", logging.memory_profiling_path if logging.memory_profiling else None),
@@ -346,6 +346,8 @@ def _checkpoint(config: NeoXConfig) -> Iterator[Problem]:
             "add load: FOLDER, the folder in which the training saved checkpoints",
             value="",
         )
+    elif _has_local_checkpoints(config):
+        return
     elif (reason := _why_no_checkpoint(load)) is not None:
         yield Problem("load", reason, _load_remedy(load, reason))
 
@@ -357,13 +359,18 @@ def _checkpoint_to_resume_from(config: NeoXConfig) -> Iterator[Problem]:
         yield from _checkpoint(config)
         return
     reason = None if section.load is None else _why_no_checkpoint(section.load)
-    if section.load is None or reason is None:
+    if section.load is None or reason is None or _has_local_checkpoints(config):
         return
     if reason != _NO_CHECKPOINT:
         yield Problem("load", reason, _load_remedy(section.load, reason))
     elif section.save is None or Path(section.load).absolute() != Path(section.save).absolute():
         remedy = "to start from new weights, leave load out or set it to the same folder as save"
         yield Problem("load", reason, f"{_load_remedy(section.load, reason)}; {remedy}")
+
+
+def _has_local_checkpoints(config: NeoXConfig) -> bool:
+    """Return whether checkpoints are on the disks of the hosts that train, which may not be this host."""
+    return config.checkpoint.checkpoint.use_node_local_storage
 
 
 def _why_no_checkpoint(folder: str) -> str | None:

@@ -241,6 +241,14 @@ def _refuse_incomplete_checkpoints(config: NeoXConfig) -> None:
             remedy = f"add --set {name.replace('_', '-')}=false to verify everything else"
             problem = Problem(name, text, remedy).located(place_of(config.sources, name), in_words(True))
             raise config_error([problem], config.files)
+    name = "checkpoint.use_node_local_storage"
+    if config.value_of(name):
+        text = (
+            "leaves no host with a whole checkpoint, which verify-resume compares in a folder that all share"
+        )
+        remedy = f"add --set {name}=false, and --work-dir with a shared folder"
+        problem = Problem(name, text, remedy).located(place_of(config.sources, name), in_words(True))
+        raise config_error([problem], config.files)
 
 
 def _refuse_dropout(config: NeoXConfig) -> None:

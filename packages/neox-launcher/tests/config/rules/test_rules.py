@@ -396,6 +396,12 @@ EXAMPLES = {
         "is a URL, but checkpoints are saved to a folder",
         "save: x\nsave-interval: 5\ncheckpoint-store: s3://bucket/run",
     ),
+    "local_checkpoints_are_used_alone": (
+        "save: x\nsave-interval: 5\ncheckpoint-store: s3://b/r\ncheckpoint: {use_node_local_storage: true}",
+        "checkpoint_store",
+        "uploads whole checkpoints, which no host has",
+        "save: x\nsave-interval: 5\ncheckpoint: {use_node_local_storage: true}",
+    ),
     "stores_are_urls": (
         "save: x\nsave-interval: 5\ncheckpoint-store: bucket/run",
         "checkpoint_store",

@@ -9,7 +9,8 @@ checkpoint is deleted in a thread too, because a save often fails when its file 
 next save waits for it.
 """
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,6 @@ from threading import Thread
 from typing import Any, Protocol
 
 import torch
-from torch import distributed
 
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather
@@ -26,11 +26,14 @@ from neox_model.checkpoint.save import Saving, shard_size
 from neox_model.checkpoint.shards import plan_shard
 from neox_model.checkpoint.snapshot import Snapshot
 from neox_model.checkpoint.writer_process import WriterProcess
-from neox_model.parallel.groups import Group, Groups
+from neox_model.parallel.delayed_exchange import DelayedExchange
+from neox_model.parallel.groups import Groups
 
 __all__ = ["BackgroundSaves"]
 
 _DELETION_SECONDS = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 class BackgroundSaves:
@@ -47,9 +50,10 @@ class BackgroundSaves:
         self._groups = groups
         self._patience = patience
         self._snapshot = Snapshot(device)
-        self._agreement = _Agreement(groups.control)
+        self._all_done = DelayedExchange(groups.control, "min")
         self._saving: Saving | None = None
         self._stage: _Stage | None = None
+        self._publications: list[Callable[[], None]] = []
         self._deletion: Thread | None = None
 
     @property
@@ -82,7 +86,7 @@ class BackgroundSaves:
             CheckpointError: the state cannot be saved; the same message on all ranks.
         """
         assert self._saving is None, "finish() precedes the next save"
-        self._saving = Saving(directory, self._groups, iteration=iteration, keep_last=keep_last)
+        self._saving = Saving(directory, parts, iteration=iteration, keep_last=keep_last)
         self.settle()
         with self._ended_on_failure() as saving:
             saving.create_folder()
@@ -100,10 +104,10 @@ class BackgroundSaves:
         Raises:
             CheckpointError: the save has failed; the same message on all ranks.
         """
-        if self._saving is not None and self._agreement.receive():
+        if self._saving is not None and self._all_done.receive():
             self._continue()
         if self._stage is not None:
-            self._agreement.send(self._stage.has_ended())
+            self._all_done.send(int(self._stage.has_ended()))
 
     def finish(self) -> None:
         """Wait until the save under way, if there is one, is complete. Collective over all ranks.
@@ -111,7 +115,7 @@ class BackgroundSaves:
         Raises:
             CheckpointError: the save has failed; the same message on all ranks.
         """
-        self._agreement.receive()
+        self._all_done.receive()
         while self._stage is not None:
             self._stage.wait()
             self._continue()
@@ -127,8 +131,10 @@ class BackgroundSaves:
         A shard that is being written is left unfinished, and its checkpoint does not become visible; a
         checkpoint that is being made visible is completed.
         """
-        if isinstance(self._stage, _Publication):
-            self._stage.wait()
+        if isinstance(self._stage, _Publication) and self._saving is not None:
+            error = self._stage.error()
+            if error is not None:
+                logger.error("%s was not saved: %s", self._saving.final, error)
         self._leave()
         self._snapshot.close()
         if self._deletion is not None:
@@ -144,11 +150,15 @@ class BackgroundSaves:
                     pieces, size = stage.result()
                 saving.collect(pieces, size)
                 self._leave_stage()
-                self._stage = _Publication(saving)
+                self._publications = saving.publications()
+                self._stage = _Publication(self._publications.pop(0))
                 return
             assert isinstance(stage, _Publication), "one of two parts is under way"
             with saving.shared_outcome():
                 stage.result()
+            if self._publications:
+                self._stage = _Publication(self._publications.pop(0))
+                return
             self._leave()
 
     def _leave(self) -> None:
@@ -186,11 +196,11 @@ class _Stage(Protocol):
 
 
 class _Publication:
-    """The last part: rank 0 makes the checkpoint visible, in a thread that does not communicate."""
+    """A part that makes the checkpoint visible, in a thread that does not communicate."""
 
-    def __init__(self, saving: Saving) -> None:
+    def __init__(self, publish: Callable[[], None]) -> None:
         thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-publication")
-        self._outcome = thread.submit(saving.publish)
+        self._outcome = thread.submit(publish)
         thread.shutdown(wait=False)
 
     def has_ended(self) -> bool:
@@ -199,39 +209,10 @@ class _Publication:
     def wait(self) -> None:
         self._outcome.exception()
 
+    def error(self) -> BaseException | None:
+        """Wait until it is done; return the error if it failed."""
+        return self._outcome.exception()
+
     def result(self) -> None:
         """Raise the error if it failed."""
         self._outcome.result()
-
-
-class _Agreement:
-    """Asks all ranks whether they are done, and reads the answer an iteration later.
-
-    Args:
-        control: CPU group of all ranks.
-    """
-
-    def __init__(self, control: Group) -> None:
-        self._control = control
-        self._sent: tuple[torch.Tensor, distributed.Work | None] | None = None
-
-    def send(self, is_done: bool) -> None:
-        """Start to exchange the answers. Collective over the control group."""
-        answer, work = torch.tensor([int(is_done)]), None
-        if self._control.size > 1:
-            work = distributed.all_reduce(
-                answer,
-                op=distributed.ReduceOp.MIN,
-                group=self._control.process_group,
-                async_op=True,
-            )
-        self._sent = answer, work
-
-    def receive(self) -> bool:
-        """Return whether all ranks were done when the last answers were sent; False if none were."""
-        if self._sent is None:
-            return False
-        (answer, work), self._sent = self._sent, None
-        if work is not None:
-            work.wait()
-        return bool(answer)

@@ -16,14 +16,17 @@ from neox_model.checkpoint.errors import CheckpointError, quoted
 
 __all__ = [
     "abandon",
+    "announce",
     "begin",
     "final_name",
     "find_latest",
     "keep_newest",
     "marks_of_uploads",
     "offer_earlier",
+    "place",
     "point_latest",
     "publish",
+    "take_back",
     "unfinished",
     "upload_mark",
     "withdraw",
@@ -110,16 +113,36 @@ def abandon(temporary: Path) -> None:
 
 def publish(temporary: Path, final: Path) -> None:
     """Rename a finished checkpoint to its final name and point `latest` at it."""
-    directory = final.parent
-    replaced = final.with_name(f".{final.name}.replaced")
+    place(temporary, final)
+    announce(final)
+
+
+def place(temporary: Path, final: Path) -> None:
+    """Rename a finished checkpoint to its final name, and keep the one that had it as `.replaced`."""
     flush_folder(temporary)
     if final.exists():
-        final.rename(replaced)
+        final.rename(_replaced(final))
     temporary.rename(final)
-    flush_folder(directory)
-    point_latest(directory, final.name)
-    if replaced.exists():
-        shutil.rmtree(replaced)
+    flush_folder(final.parent)
+
+
+def announce(final: Path) -> None:
+    """Point `latest` at a checkpoint, and delete the one that it has replaced."""
+    point_latest(final.parent, final.name)
+    if _replaced(final).exists():
+        shutil.rmtree(_replaced(final))
+
+
+def take_back(temporary: Path, final: Path) -> None:
+    """Undo `place`: make the checkpoint unfinished again, and restore the one that it has replaced."""
+    if final.exists() and not temporary.exists():
+        final.rename(temporary)
+    if _replaced(final).exists() and not final.exists():
+        _replaced(final).rename(final)
+
+
+def _replaced(final: Path) -> Path:
+    return final.with_name(f".{final.name}.replaced")
 
 
 def withdraw(final: Path) -> None:

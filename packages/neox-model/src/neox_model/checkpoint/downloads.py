@@ -17,10 +17,12 @@ from neox_launcher.worker.ranks import read_rank
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.contents import Manifest, Piece
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
+from neox_model.checkpoint.local_shards import agree_on_checkpoint
 from neox_model.checkpoint.object_store import PATIENCE_SECONDS, ObjectStore
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.save_lock import folder_lock
 from neox_model.checkpoint.shards import ShardReader, write_durably
+from neox_model.checkpoint.storage import Storage
 from neox_model.parallel.groups import Groups
 
 __all__ = [
@@ -43,20 +45,27 @@ _ABSENT = "it is absent"
 logger = logging.getLogger(__name__)
 
 
-def folder_with_weights(load: str, groups: Groups, *, cache: str | None) -> Path:
+def folder_with_weights(
+    load: str, groups: Groups, *, cache: str | None, storage: Storage | None = None
+) -> Path:
     """Return the folder to load from like `local_folder`, for programs that require a checkpoint. Collective.
 
     Raises:
         CheckpointError: as `local_folder`; or the store contains no checkpoint.
     """
-    folder = local_folder(load, groups, cache=cache)
+    folder = local_folder(load, groups, cache=cache, storage=storage)
     if folder is None:
         raise CheckpointError(f"{load} contains no checkpoint; set load to where a training uploads them")
     return folder
 
 
 def local_folder(
-    load: str, groups: Groups, *, cache: str | None, patience: float = PATIENCE_SECONDS
+    load: str,
+    groups: Groups,
+    *,
+    cache: str | None,
+    storage: Storage | None = None,
+    patience: float = PATIENCE_SECONDS,
 ) -> Path | None:
     """Return the folder to load from; if `load` is a URL, download the latest checkpoint. Collective.
 
@@ -66,6 +75,7 @@ def local_folder(
         load: a folder, or the URL of one in an object store.
         groups: this rank's process groups.
         cache: directory of downloads; None for the default.
+        storage: the folders of checkpoints; None: all ranks share one.
         patience: seconds for which an operation that fails is repeated.
 
     Returns:
@@ -76,6 +86,8 @@ def local_folder(
             all ranks.
     """
     if not is_url(load):
+        if storage is not None and storage.is_local:
+            agree_on_checkpoint(Path(load), storage, groups.control)
         return Path(load)
     found: tuple[str, bytes, Path] | None = None
     with shared_outcome(groups.control, f"finding a checkpoint in {load}"):
@@ -180,8 +192,11 @@ def download(store: ObjectStore, name: str, manifest: bytes, folder: Path) -> No
         CheckpointError: the store cannot be read, or the checkpoint in it is damaged.
         OSError: the folder cannot be written.
     """
+    final = folder / name
+    # Verified without the lock, which another job on this host may be waiting for.
+    if final.exists() and _is_sound(final, manifest):
+        return
     with _lock(folder):
-        final = folder / name
         temporary = folders.unfinished(final)
         if final.exists():
             if _is_sound(final, manifest):
@@ -212,9 +227,9 @@ def _is_sound(final: Path, manifest: bytes) -> bool:
     try:
         if (final / MANIFEST).read_bytes() != manifest:
             return False
-    except FileNotFoundError:
+        contents = Manifest.read(final)
+    except (FileNotFoundError, DamagedCheckpointError):
         return False
-    contents = Manifest.read(final)
     return all(_damage(final, contents, pieces) is None for pieces in _pieces(contents).values())
 
 
@@ -248,10 +263,8 @@ def _size(count: int) -> str:
 
 def _damage(folder: Path, manifest: Manifest, pieces: Sequence[tuple[Piece, str]]) -> str | None:
     """Return what is wrong with the pieces of one file, with their dtypes; None if nothing is."""
-    reader = ShardReader(folder, manifest.files)
     try:
-        for piece, dtype in pieces:
-            reader.read(piece, dtype)
+        ShardReader(folder, manifest.files).check_pieces(pieces)
     except DamagedCheckpointError as error:
         return str(error)
     return None

@@ -19,7 +19,7 @@ from neox_config.derive.resume import Changes
 from neox_config.facts.learning_rate import Curve
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
-from neox_model.checkpoint.blocks import Range
+from neox_model.checkpoint.blocks import Range, find_overlaps
 from neox_model.checkpoint.comparison import (
     CURVE_CLASS,
     changes_since,
@@ -38,6 +38,7 @@ from neox_model.checkpoint.comparison import (
 )
 from neox_model.checkpoint.contents import Manifest, TensorRecord
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
+from neox_model.checkpoint.local_shards import copy_missing
 from neox_model.checkpoint.logical import (
     Fragment,
     check_scalars,
@@ -47,7 +48,7 @@ from neox_model.checkpoint.logical import (
     state_range,
     state_tensor,
 )
-from neox_model.checkpoint.names import rng_prefix
+from neox_model.checkpoint.names import is_weight, rng_prefix
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts, Schedule
 from neox_model.checkpoint.replica_states import (
@@ -59,6 +60,7 @@ from neox_model.checkpoint.replica_states import (
 )
 from neox_model.checkpoint.save import layout_of
 from neox_model.checkpoint.shards import ShardReader
+from neox_model.checkpoint.storage import Storage
 from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
@@ -125,6 +127,8 @@ def load_checkpoint(
         if not finetune:
             refuse_model_changes(changes, remedy=_OR_FINETUNE)
         _check_weights(manifest, fragments, names, changes)
+    _copy_missing(folder, manifest, fragments, groups, parts.storage)
+    with _reading(folder, groups):
         reader = ShardReader(folder, manifest.files)
         _check_weight_values(fragments, manifest, reader)
         states = None
@@ -213,7 +217,14 @@ def read_training_state(directory: Path, *, groups: Groups) -> dict[str, Any] | 
     return gather(groups.control, found)[0]
 
 
-def load_weights(directory: Path, *, model: nn.Module, groups: Groups, config: Mapping[str, Any]) -> int:
+def load_weights(
+    directory: Path,
+    *,
+    model: nn.Module,
+    groups: Groups,
+    config: Mapping[str, Any],
+    storage: Storage | None = None,
+) -> int:
     """Load weights into a model without an engine, for generation and evaluation. Collective over all ranks.
 
     Args:
@@ -221,6 +232,7 @@ def load_weights(directory: Path, *, model: nn.Module, groups: Groups, config: M
         model: the model, in any layout and dtype.
         groups: this rank's process groups.
         config: values that this run would record in a checkpoint, compared with the checkpoint's.
+        storage: the folders of checkpoints; None: all ranks share one.
 
     Returns:
         The checkpoint's iteration.
@@ -240,6 +252,8 @@ def load_weights(directory: Path, *, model: nn.Module, groups: Groups, config: M
         changes = changes_since(manifest, config)
         refuse_model_changes(changes, remedy=_SAME_MODEL)
         _check_weights(manifest, fragments, names, changes)
+    _copy_missing(folder, manifest, fragments, groups, storage)
+    with _reading(folder, groups):
         reader = ShardReader(folder, manifest.files)
         _check_weight_values(fragments, manifest, reader)
     with _reading(folder, groups):
@@ -271,6 +285,36 @@ def _reading(folder: Path, groups: Groups) -> Iterator[None]:
             yield
         except DamagedCheckpointError as error:
             raise CheckpointError(f"{error}{folders.offer_earlier(folder.parent, folder)}") from error
+
+
+def _copy_missing(
+    folder: Path, manifest: Manifest, fragments: list[Fragment], groups: Groups, storage: Storage | None
+) -> None:
+    """Copy the shards that hosts with a folder of their own lack, and their ranks read. Collective."""
+    if storage is not None and storage.is_local:
+        wanted = _shards_of(fragments, manifest, rng_prefix(groups.world.rank))
+        copy_missing(folder, wanted, storage, groups.control)
+
+
+def _shards_of(fragments: list[Fragment], manifest: Manifest, generators: str) -> set[str]:
+    """Return the names of the shards with values of fragments, their states and this rank's generators."""
+    ranges: dict[str, list[Range]] = defaultdict(list)
+    for fragment in fragments:
+        ranges[fragment.name].append(fragment.range)
+    found = set()
+    for name, record in manifest.tensors.items():
+        weight = name if is_weight(name) else name.rpartition("/")[0]
+        # A state of another shape than its weight's is read by rules of its optimizer.
+        is_alike = weight in manifest.tensors and record.shape == manifest.tensors[weight].shape
+        for piece in record.pieces:
+            place = piece.block, piece.start, piece.stop
+            reads = name.startswith(generators) or (
+                weight in ranges
+                and (not is_alike or any(find_overlaps(place, one) for one in ranges[weight]))
+            )
+            if reads:
+                found.add(piece.file)
+    return found
 
 
 def _check_weights(manifest: Manifest, fragments: list[Fragment], names: set[str], changes: Changes) -> None:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from neox_config.facts.learning_rate import Curve
+from neox_model.checkpoint.storage import Storage
 from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
 
@@ -40,12 +41,14 @@ class RunParts:
         groups: this rank's process groups.
         schedule: the learning-rate schedule.
         state: the training loop's state.
+        storage: the folders of checkpoints; None: all ranks share one.
     """
 
     engine: Engine
     groups: Groups
     schedule: Schedule
     state: Restorable
+    storage: Storage | None = None
 
     @property
     def model(self) -> nn.Module:

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -19,10 +19,11 @@ from neox_model.checkpoint.contents import Layout, Manifest, TensorRecord
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.logical import engine_fragments, is_written_here, optimizer_parts, weight_part
 from neox_model.checkpoint.names import rng_prefix
-from neox_model.checkpoint.outcome import collect, shared_outcome
+from neox_model.checkpoint.outcome import collect, gather, shared_outcome
 from neox_model.checkpoint.parts import RunParts
 from neox_model.checkpoint.replica_states import replica_parts, shared_weight
 from neox_model.checkpoint.shards import Part, WrittenPiece, plan_shard, write_durably, write_shard
+from neox_model.checkpoint.storage import Storage
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.versions import package_versions
@@ -31,7 +32,9 @@ __all__ = ["Saving", "layout_of", "save_checkpoint", "shard_size"]
 
 logger = logging.getLogger(__name__)
 
-_SHARE_THE_FOLDER = "set save to a folder on a file system that all hosts share"
+_SHARE_THE_FOLDER = (
+    "set save to a folder on a file system that all hosts share, or checkpoint.use_node_local_storage: true"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +52,13 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """The shard that one rank wrote, as sent to rank 0."""
+    """The shard that one rank wrote, as sent to those that write a manifest; rank 0 adds the rest of it."""
 
     file: str
     size: int
     pieces: list[WrittenPiece]
     held: _Held
+    manifest: Manifest | None
 
 
 def save_checkpoint(
@@ -88,43 +92,43 @@ def save_checkpoint(
     Raises:
         CheckpointError: the checkpoint could not be written on some rank; the same message on all ranks.
     """
-    saving = Saving(directory, parts.groups, iteration=iteration, keep_last=keep_last)
+    saving = Saving(directory, parts, iteration=iteration, keep_last=keep_last)
     with saving.abandoned_on_failure():
         saving.create_folder()
         with saving.shared_outcome():
             values = saving.capture(parts, config=config, save_optimizer=save_optimizer, save_rng=save_rng)
             pieces, size = write_shard(saving.shard, values)
         saving.collect(pieces, size)
-        with saving.shared_outcome():
-            saving.publish()
+        for publish in saving.publications():
+            with saving.shared_outcome():
+                publish()
     return saving.final
 
 
 class Saving:
     """One checkpoint while it is being saved.
 
-    In this order: `create_folder`, `capture`, writing the captured values to `shard`, `collect`, `publish`.
+    In this order: `create_folder`, `capture`, writing the captured values to `shard`, `collect`, then each of
+    `publications`, after the one before has succeeded on all ranks.
 
     Args:
         directory: folder of the checkpoints and `latest`.
-        groups: this rank's process groups.
+        run: the run.
         iteration: finished updates; names the checkpoint.
         keep_last: number of checkpoints to keep; None keeps all.
     """
 
-    def __init__(self, directory: Path, groups: Groups, *, iteration: int, keep_last: int | None) -> None:
+    def __init__(self, directory: Path, run: RunParts, *, iteration: int, keep_last: int | None) -> None:
+        groups = run.groups
         self.iteration = iteration
         self.final = directory / checkpoint_name(iteration)
         self.temporary = folders.unfinished(self.final)
         self.shard = self.temporary / f"shard-{groups.world.rank:05d}.safetensors"
         self._groups = groups
+        self._storage = run.storage or Storage.shared(groups)
+        self._is_announced = False
         self._keep_last = keep_last
         self._started = time.perf_counter()
-
-    @property
-    def is_first(self) -> bool:
-        """Return whether this is the rank that writes the manifest and renames the folder."""
-        return self._groups.world.rank == 0
 
     def shared_outcome(self) -> AbstractContextManager[None]:
         """Run a block on every rank; if it fails on one, raise the same error on all. Collective.
@@ -144,14 +148,18 @@ class Saving:
             raise
 
     def abandon(self) -> None:
-        """Delete the unfinished checkpoint, on rank 0. Does not communicate."""
-        if self.is_first:
-            folders.abandon(self.temporary)
+        """Delete the unfinished checkpoint. Does not communicate."""
+        if not self._storage.leads:
+            return
+        if self._storage.is_local and not self._is_announced:
+            # Another host has failed after this one had renamed its folder.
+            folders.take_back(self.temporary, self.final)
+        folders.abandon(self.temporary)
 
     def create_folder(self) -> None:
         """Create the hidden folder that the ranks write into. Collective over all ranks."""
         with self.shared_outcome():
-            if self.is_first:
+            if self._storage.leads:
                 folders.begin(self.temporary)
 
     def capture(
@@ -164,47 +172,71 @@ class Saving:
         """
         if not self.temporary.is_dir():
             raise CheckpointError(
-                f"{self.temporary}, created by rank 0, is not visible here; {_SHARE_THE_FOLDER}"
+                f"{self.temporary}, created by another rank, is not visible here; {_SHARE_THE_FOLDER}"
             )
         values, self._held = _values(run, save_optimizer=save_optimizer)
         _check_finite(values)
         if save_rng:
             values += _rng_parts(self._groups.world.rank)
-        if self.is_first:
+        self._manifest = None
+        if self._groups.world.rank == 0:
             self._manifest = _without_tensors(
                 run, iteration=self.iteration, config=config, save_optimizer=save_optimizer
             )
         return values
 
     def collect(self, pieces: list[WrittenPiece], size: int) -> None:
-        """Send the description of this rank's written shard to rank 0. Collective over all ranks."""
-        shard = _Shard(self.shard.name, size, pieces, self._held)
-        self._shards = collect(self._groups.control, shard)
+        """Send the description of this rank's shard to the ranks that write a manifest. Collective."""
+        shard = _Shard(self.shard.name, size, pieces, self._held, self._manifest)
+        send = gather if self._storage.is_local else collect
+        self._shards = send(self._groups.control, shard)
 
-    def publish(self) -> None:
-        """Write the manifest, rename the folder to its final name and delete old ones, on rank 0.
+    def publications(self) -> list[Callable[[], None]]:
+        """Return what makes the checkpoint visible, in order. None of it communicates.
 
-        Does not communicate.
+        With one folder it is one function, which does nothing except on rank 0. With a folder on each host,
+        `latest` may name the checkpoint only when all hosts have renamed theirs, and old ones may be deleted
+        only when it does so on all of them.
 
-        Raises:
+        They raise:
             CheckpointError: a shard is not visible here, or the shards do not contain whole tensors.
             OSError: the disk is full or the folder cannot be written.
         """
-        if not self.is_first:
-            return
+        steps = [self._place, self._announce, self._delete_old]
+
+        def all_steps() -> None:
+            for step in steps:
+                step()
+
+        if not self._storage.leads:
+            return [lambda: None] * (len(steps) if self._storage.is_local else 1)
+        return steps if self._storage.is_local else [all_steps]
+
+    def _place(self) -> None:
+        """Write the manifest, and rename the folder to its final name."""
+        base = self._shards[0].manifest
+        assert base is not None, "rank 0 sends the manifest"
+        here = {f"shard-{rank:05d}.safetensors" for rank in self._storage.ranks_here}
         manifest = replace(
-            self._manifest,
-            tensors=_records(self._shards, self.temporary),
+            base,
+            tensors=_records(self._shards, self.temporary, here),
             files={shard.file: shard.size for shard in self._shards},
             optimizer_scalars={
                 name: states for shard in self._shards for name, states in shard.held.scalars.items()
             },
         )
         write_durably(self.temporary / MANIFEST, manifest.to_json())
-        folders.publish(self.temporary, self.final)
+        folders.place(self.temporary, self.final)
+
+    def _announce(self) -> None:
+        """Let `latest` name the checkpoint."""
+        self._is_announced = True
+        folders.announce(self.final)
+
+    def _delete_old(self) -> None:
         if self._keep_last is not None:
             folders.keep_newest(self.final.parent, self._keep_last, self.iteration)
-        megabytes = sum(manifest.files.values()) / 1e6
+        megabytes = sum(shard.size for shard in self._shards) / 1e6
         seconds = time.perf_counter() - self._started
         logger.info("saved %s: %s MB in %.1f s", self.final, f"{megabytes:,.1f}", seconds)
 
@@ -294,8 +326,13 @@ def _rng_parts(rank: int) -> list[Part]:
     ]
 
 
-def _records(shards: list[_Shard], folder: Path) -> dict[str, TensorRecord]:
+def _records(shards: list[_Shard], folder: Path, here: Collection[str]) -> dict[str, TensorRecord]:
     """Return all ranks' pieces by tensor.
+
+    Args:
+        shards: by rank.
+        folder: this host's.
+        here: names of the shards that must be in it.
 
     Raises:
         CheckpointError: a shard is not visible here, or the pieces do not form whole tensors.
@@ -303,7 +340,7 @@ def _records(shards: list[_Shard], folder: Path) -> dict[str, TensorRecord]:
     pieces: dict[str, list[WrittenPiece]] = defaultdict(list)
     for shard in shards:
         path = folder / shard.file
-        if not path.is_file() or path.stat().st_size != shard.size:
+        if shard.file in here and (not path.is_file() or path.stat().st_size != shard.size):
             raise CheckpointError(
                 f"{path}, written by another process, is not visible here; {_SHARE_THE_FOLDER}"
             )

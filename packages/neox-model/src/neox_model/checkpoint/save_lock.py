@@ -9,6 +9,7 @@ from filelock import FileLock, Timeout
 
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import shared_outcome
+from neox_model.checkpoint.storage import Storage, refuse_shared_folder
 from neox_model.parallel.groups import Groups
 
 __all__ = ["folder_lock", "save_lock"]
@@ -20,22 +21,28 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def save_lock(directory: Path, groups: Groups, *, patience: float = 0.0) -> Iterator[None]:
+def save_lock(
+    directory: Path, groups: Groups, *, storage: Storage | None = None, patience: float = 0.0
+) -> Iterator[None]:
     """Prevent other trainings from saving to this folder, which is created if missing. Collective.
 
-    Rank 0 holds a lock that the kernel releases when the process ends.
+    One rank per folder holds a lock that the kernel releases when the process ends.
 
     Args:
         directory: folder of the checkpoints.
         groups: this rank's process groups.
+        storage: the folders of checkpoints; None: all ranks share one.
         patience: seconds to wait for another training to end.
 
     Raises:
         CheckpointError: another training saves there, or the folder cannot be created; the same on all ranks.
     """
+    storage = storage or Storage.shared(groups)
+    if len(storage.leaders) > 1:
+        refuse_shared_folder(directory, storage, groups.control)
     with ExitStack() as held:
         with shared_outcome(groups.control, f"preparing to save to {directory}"):
-            if groups.world.rank == 0:
+            if storage.leads:
                 held.enter_context(folder_lock(directory, patience=patience, use="saves to"))
         yield
 

@@ -1,7 +1,7 @@
 """Write and read shard files in the safetensors format, with a checksum per piece.
 
 Writing directly to the file avoids a second copy of the shard in memory, computes checksums on the way, and
-reports a full disk as an `OSError`. The safetensors library reads the files.
+reports a full disk as an `OSError`. `ShardFile` reads the files.
 
 Source: the safetensors format: 8 bytes header length, JSON header, then the tensors' bytes, little-endian.
 """
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from neox_config.atomic import flush_file
@@ -24,6 +23,7 @@ from neox_model.checkpoint.checksums import Checksums
 from neox_model.checkpoint.contents import Piece, TensorRecord
 from neox_model.checkpoint.dtypes import DTYPE_NAMES
 from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
+from neox_model.checkpoint.shard_file import ShardFile
 
 __all__ = [
     "Part",
@@ -200,10 +200,12 @@ class ShardReader:
     def __init__(self, folder: Path, files: Mapping[str, int]) -> None:
         self.folder = folder
         self._sizes = files
-        self._open: dict[str, Any] = {}
+        self._open: dict[str, ShardFile] = {}
         # Pieces whose checksum fits, and pieces that `check` has verified.
         self._intact: set[tuple[str, str]] = set()
         self._verified: set[tuple[str, str]] = set()
+        # Ranges of one piece often are read one after another.
+        self._last: tuple[tuple[str, str], Tensor] | None = None
 
     def check_sums(self, wanted: Iterable[tuple[TensorRecord, Range]]) -> None:
         """Verify the checksums of all pieces of ranges, in several threads, so that later reads need not.
@@ -221,10 +223,19 @@ class ShardReader:
             if (piece.file, piece.key) not in self._intact
             and find_overlaps((piece.block, piece.start, piece.stop), range_)
         }
+        self.check_pieces(pieces.values())
+
+    def check_pieces(self, pieces: Iterable[tuple[Piece, str]]) -> None:
+        """Verify the checksums of pieces, given with safetensors' names of their dtypes, in several threads.
+
+        Raises:
+            DamagedCheckpointError: a shard is missing, truncated or damaged.
+        """
+        pieces = list(pieces)
         with Checksums() as checksums:
-            for piece, dtype in pieces.values():
+            for piece, dtype in pieces:
                 checksums.add(raw_bytes(self._values(piece, dtype)))
-            for (piece, _), crc32 in zip(pieces.values(), checksums.results(), strict=True):
+            for (piece, _), crc32 in zip(pieces, checksums.results(), strict=True):
                 self._accept(piece, crc32)
 
     def check(self, name: str, record: TensorRecord, wanted: Range, dtype: torch.dtype | None = None) -> None:
@@ -245,6 +256,8 @@ class ShardReader:
             overlaps = find_overlaps((piece.block, piece.start, piece.stop), wanted)
             missing -= sum(overlap.numel for overlap in overlaps)
             if overlaps and (piece.file, piece.key) not in self._verified:
+                if dtype is None and (piece.file, piece.key) in self._intact:
+                    continue
                 values = self.read(piece, record.dtype)
                 if dtype is not None and not bool(values.to(dtype).isfinite().all()):
                     raise DamagedCheckpointError(
@@ -291,18 +304,18 @@ class ShardReader:
         Raises:
             DamagedCheckpointError: its shard is missing, truncated or damaged.
         """
-        values = self._values(piece, dtype)
-        if (piece.file, piece.key) not in self._intact:
-            self._accept(piece, zlib.crc32(raw_bytes(values)))
-        return values
+        place = piece.file, piece.key
+        if self._last is None or self._last[0] != place:
+            values = self._values(piece, dtype)
+            if place not in self._intact:
+                self._accept(piece, zlib.crc32(raw_bytes(values)))
+            self._last = place, values
+        return self._last[1]
 
     def _values(self, piece: Piece, dtype: str) -> Tensor:
         """Return the flat values of one piece, without verifying their checksum."""
         path = self.folder / piece.file
-        try:
-            values = self._shard(path).get_tensor(piece.key).reshape(-1)
-        except SafetensorError as error:
-            raise DamagedCheckpointError(f"{path} is damaged: {quoted(str(error))}") from error
+        values = self._shard(path).tensor(piece.key)
         if DTYPE_NAMES.get(values.dtype) != dtype or values.numel() != piece.numel:
             raise DamagedCheckpointError(
                 f"{path} is damaged: {quoted(piece.key)} has {values.numel():,} elements of {values.dtype}, "
@@ -318,19 +331,7 @@ class ShardReader:
             )
         self._intact.add((piece.file, piece.key))
 
-    def _shard(self, path: Path) -> Any:
+    def _shard(self, path: Path) -> ShardFile:
         if path.name not in self._open:
-            expected = self._sizes[path.name]
-            try:
-                size = path.stat().st_size
-            except OSError as error:
-                raise DamagedCheckpointError(f"cannot read {path}: {error.strerror}") from error
-            if size != expected:
-                raise DamagedCheckpointError(
-                    f"{path} is damaged: it has {size:,} bytes instead of {expected:,}"
-                )
-            try:
-                self._open[path.name] = safe_open(path, framework="pt")
-            except OSError as error:
-                raise DamagedCheckpointError(f"cannot read {path}: {error}") from error
+            self._open[path.name] = ShardFile(path, self._sizes[path.name])
         return self._open[path.name]

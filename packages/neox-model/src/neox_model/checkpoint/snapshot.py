@@ -11,13 +11,13 @@ from threading import get_native_id
 import torch
 from torch import Tensor
 
+from neox_model.checkpoint import priority
 from neox_model.checkpoint.shards import ShardPlan, raw_bytes
 
 __all__ = ["Snapshot"]
 
 logger = logging.getLogger(__name__)
 
-_LOWEST_NICENESS = 19
 _MEMORY = Path("/proc/meminfo")
 _CHUNK_BYTES = 2**30
 
@@ -81,7 +81,7 @@ class Snapshot:
             reserving.result()
 
     def _try_to_reserve(self, size: int) -> None:
-        os.setpriority(os.PRIO_PROCESS, get_native_id(), _LOWEST_NICENESS)
+        priority.lower(get_native_id())
         try:
             self._reserve(size)
         except (OSError, RuntimeError) as error:

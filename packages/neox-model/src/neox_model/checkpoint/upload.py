@@ -22,13 +22,12 @@ from neox_config.facts.checkpoints import LATEST, MANIFEST
 from neox_config.log import configure_logging
 from neox_launcher.protocol.stop_signals import STOP_SIGNALS
 from neox_model.checkpoint import directory as folders
+from neox_model.checkpoint import priority
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.object_store import ObjectStore
 from neox_model.checkpoint.store_claim import check_owner
 
 __all__ = ["main", "upload"]
-
-_LOWEST_PRIORITY = 19
 
 
 def upload(folder: Path, store: ObjectStore, *, owner: str | None = None) -> None:
@@ -93,8 +92,8 @@ def main(folder: Path, url: str, chunk_bytes: int, patience: float, owner: str |
     for number in STOP_SIGNALS:  # They stop the training, which decides when an upload ends.
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.nice(_LOWEST_PRIORITY)
     configure_logging(None)
+    priority.lower(0)
     try:
         upload(folder, ObjectStore(url, chunk_bytes=chunk_bytes, patience=patience), owner=owner)
     except (NeoXError, OSError) as error:

@@ -19,6 +19,7 @@ from neox_model.assembly.model import build_model, padded_vocab_size
 from neox_model.assembly.zero_sharding import without_zero
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.load import load_weights, read_training_state
+from neox_model.checkpoint.storage import find_storage
 from neox_model.engine.build import build_forward, prepare_engine
 from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
@@ -49,7 +50,8 @@ def evaluate_from(resolved: Resolved) -> str:
     if load is None:
         raise ConfigError("evaluation requires trained weights; set load to a folder with checkpoints")
     groups = join_processes(resolved)
-    folder = folder_with_weights(load, groups, cache=config.checkpoint.store_cache)
+    storage = find_storage(config, groups)
+    folder = folder_with_weights(load, groups, cache=config.checkpoint.store_cache, storage=storage)
     prepare_engine()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
@@ -93,7 +95,13 @@ def _load_model(
     """Load the checkpoint's weights; return the function that computes the mean loss of micro-batches."""
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
     model.to(device=_device(), dtype=DTYPES[resolved.derived.precision])
-    load_weights(folder, model=model, groups=groups, config=recorded_values(resolved, tokenizer))
+    load_weights(
+        folder,
+        model=model,
+        groups=groups,
+        config=recorded_values(resolved, tokenizer),
+        storage=find_storage(resolved.config, groups),
+    )
     weighting = choose_weighting(resolved.config, groups)
     engine = build_forward(resolved, model, groups=groups)
 

@@ -17,6 +17,7 @@ from neox_model.assembly.model import build_model
 from neox_model.assembly.zero_sharding import without_zero
 from neox_model.checkpoint import load_weights
 from neox_model.checkpoint.downloads import folder_with_weights
+from neox_model.checkpoint.storage import find_storage
 from neox_model.generate.decode import Decoder
 from neox_model.generate.modes import MODES, Job
 from neox_model.generate.sampling import Sampler
@@ -39,12 +40,14 @@ def generate_from(resolved: Resolved) -> None:
         raise NeoXError("generation requires trained weights; set load to a folder with checkpoints")
     plain = as_plain_model(resolved)
     groups = join_processes(plain)
-    directory = folder_with_weights(load, groups, cache=config.checkpoint.store_cache)
+    storage = find_storage(config, groups)
+    directory = folder_with_weights(load, groups, cache=config.checkpoint.store_cache, storage=storage)
     tokenizer = load_tokenizer(config)
     model = build_model(plain, groups, vocab_size=tokenizer.vocab_size)
     for param in model.parameters():
         param.data = param.data.to(DTYPES[plain.derived.precision])
-    load_weights(directory, model=model, groups=groups, config=recorded_values(resolved, tokenizer))
+    recorded = recorded_values(resolved, tokenizer)
+    load_weights(directory, model=model, groups=groups, config=recorded, storage=storage)
     settings = config.generation
     decoder = Decoder(
         model.eval(),

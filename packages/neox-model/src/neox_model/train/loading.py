@@ -15,6 +15,7 @@ from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.load import ScheduleSource, load_checkpoint, read_training_state
 from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.storage import Storage
 from neox_model.checkpoint.store_claim import warn_of_newer
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.documents import documents_of
@@ -28,7 +29,7 @@ __all__ = ["add_left_out", "folder_to_load", "has_start", "load_into", "owner_of
 logger = logging.getLogger(__name__)
 
 
-def folder_to_load(config: NeoXConfig, groups: Groups) -> Path | None:
+def folder_to_load(config: NeoXConfig, groups: Groups, storage: Storage) -> Path | None:
     """Return the folder of checkpoints to load from, None to start anew. Collective over all ranks.
 
     Raises:
@@ -37,7 +38,7 @@ def folder_to_load(config: NeoXConfig, groups: Groups) -> Path | None:
     section = config.checkpoint
     if section.load is None:
         return None
-    folder = local_folder(section.load, groups, cache=section.store_cache)
+    folder = local_folder(section.load, groups, cache=section.store_cache, storage=storage)
     if folder is None:
         if section.load != section.checkpoint_store or section.finetune:
             raise CheckpointError(

@@ -13,6 +13,7 @@ from neox_launcher.worker.reporting import Progress
 from neox_model.assembly.compilation import compile_layers
 from neox_model.assembly.model import build_model, padded_vocab_size
 from neox_model.assembly.optimizer import build_optimizer, build_schedule
+from neox_model.checkpoint.storage import Storage, find_storage
 from neox_model.engine.build import build_engine, prepare_engine
 from neox_model.metrics.events import Events
 from neox_model.metrics.writers.base import MetricWriter
@@ -71,15 +72,18 @@ def train_from(resolved: Resolved) -> str | None:
 
 def train_in(groups: Groups, resolved: Resolved) -> str | None:
     """Train like `train_from`, in process groups that already exist. Collective over all ranks."""
+    storage = find_storage(resolved.config, groups)
     with (
         reported_progress(groups.world.rank) as progress,
-        claim_folder(resolved.config.checkpoint.save, groups),
+        claim_folder(resolved.config.checkpoint.save, groups, storage),
         recorded_memory(resolved.config, groups, progress) as memory,
     ):
-        return _train(groups, resolved, progress, memory)
+        return _train(groups, resolved, storage, progress, memory)
 
 
-def _train(groups: Groups, resolved: Resolved, progress: Progress, memory: MemoryHook | None) -> str | None:
+def _train(
+    groups: Groups, resolved: Resolved, storage: Storage, progress: Progress, memory: MemoryHook | None
+) -> str | None:
     config, derived = resolved.config, resolved.derived
     progress.describe(phase="preparing the data", last_iteration=config.training.train_iters)
     check_saves(config)
@@ -91,7 +95,7 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress, memory: Memor
     prepare_engine()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
-    load = folder_to_load(config, groups)
+    load = folder_to_load(config, groups, storage)
     position = position_in(config, load, groups)
     datasets = build_datasets(resolved, position=position)
     progress.describe(phase="building the model")
@@ -113,6 +117,8 @@ def _train(groups: Groups, resolved: Resolved, progress: Progress, memory: Memor
         engine=engine,
         schedule=schedule,
         state=state,
+        # What was downloaded is whole on every host.
+        storage=storage,
         tokenizer=tokenizer,
         datasets=datasets,
         load=load,

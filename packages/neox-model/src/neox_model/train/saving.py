@@ -14,6 +14,7 @@ from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.outcome import shared_outcome
 from neox_model.checkpoint.save import save_checkpoint
 from neox_model.checkpoint.save_lock import save_lock
+from neox_model.checkpoint.storage import Storage
 from neox_model.checkpoint.store_claim import claim_store
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.metrics.timers import Timers
@@ -38,10 +39,12 @@ __all__ = [
 _RESTART_PATIENCE_SECONDS = 120.0
 
 
-def claim_folder(folder: str | None, groups: Groups) -> AbstractContextManager[None]:
+def claim_folder(folder: str | None, groups: Groups, storage: Storage) -> AbstractContextManager[None]:
     """Lock the folder of checkpoints against other trainings, as a context manager. Collective."""
     patience = _RESTART_PATIENCE_SECONDS if is_restart() else 0.0
-    return nullcontext() if folder is None else save_lock(Path(folder), groups, patience=patience)
+    if folder is None:
+        return nullcontext()
+    return save_lock(Path(folder), groups, storage=storage, patience=patience)
 
 
 def check_saves(config: NeoXConfig) -> None:

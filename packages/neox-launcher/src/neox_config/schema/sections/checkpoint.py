@@ -25,7 +25,11 @@ class CheckpointOptions(Section):
         doc="Not used: checkpoints are named after the iteration, which is the same on all ranks.",
     )
     use_node_local_storage: bool = param(
-        False, origin="DSC", doc="Write to a local directory on each host instead of a shared one."
+        False,
+        origin="DSC",
+        doc="`save` and `load` are folders on the local disk of each host: ranks write their parts there, "
+        "and a load copies what a host lacks from the others. All hosts that wrote a checkpoint must take "
+        "part in loading it.",
     )
     load_universal: bool = param(
         False, origin="DSC", doc="Not used: every checkpoint loads under every parallel layout."

@@ -3,9 +3,7 @@
 import time
 from collections.abc import Callable
 
-import torch
-from torch import distributed
-
+from neox_model.parallel.delayed_exchange import DelayedExchange
 from neox_model.parallel.groups import Group
 
 __all__ = ["SaveClock"]
@@ -25,11 +23,11 @@ class SaveClock:
     """
 
     def __init__(self, control: Group, *, minutes: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._control = control
+        self._is_first = control.rank == 0
+        self._decision = DelayedExchange(control, "max")
         self._seconds = minutes * _SECONDS_PER_MINUTE
         self._now = now
         self._since = now()
-        self._sent: tuple[torch.Tensor, distributed.Work | None] | None = None
 
     def restart(self) -> None:
         """Count the time from now on, after a save."""
@@ -37,19 +35,9 @@ class SaveClock:
 
     def send(self) -> None:
         """Start sending rank 0's decision. Collective over the control group."""
-        decision = torch.tensor([int(self._now() - self._since >= self._seconds)])
-        work = None
-        if self._control.size > 1:
-            work = distributed.broadcast(
-                decision, group=self._control.process_group, group_src=0, async_op=True
-            )
-        self._sent = decision, work
+        is_due = self._is_first and self._now() - self._since >= self._seconds
+        self._decision.send(int(is_due))
 
     def receive(self) -> bool:
         """Return the decision that was sent last, once; False if none was."""
-        if self._sent is None:
-            return False
-        (decision, work), self._sent = self._sent, None
-        if work is not None:
-            work.wait()
-        return bool(decision)
+        return bool(self._decision.receive())

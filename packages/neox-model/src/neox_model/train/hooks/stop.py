@@ -7,16 +7,14 @@ The result is read in the next iteration, so that no rank waits for it.
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-import torch
-from torch import distributed
-
 from neox_launcher.protocol.stop_signals import WARNING_SIGNAL, name_of, unblock_warning
 from neox_launcher.worker.reporting import requested_signal
+from neox_model.parallel.delayed_exchange import DelayedExchange
 from neox_model.parallel.groups import Group
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
@@ -56,7 +54,7 @@ class StopHook(Hook):
         save: str | None = None,
         waits_later: bool = False,
     ) -> None:
-        self._control = control
+        self._signals = DelayedExchange(control, "max")
         self._exit_interval = exit_interval
         self._save = save
         self._waits_later = waits_later
@@ -64,7 +62,6 @@ class StopHook(Hook):
         self._ends_since: float | None = None
         self._previous: dict[signal.Signals, Any] = {}
         self._mask: set[Any] = set()
-        self._answer: Callable[[], int] | None = None
 
     def on_start(self, state: TrainState) -> None:
         """Install the signal handlers; end the training if a signal is pending."""
@@ -72,7 +69,8 @@ class StopHook(Hook):
         self._mask = unblock_warning()
         if state.finished:
             return
-        number = self._ask()()
+        self._send()
+        number = self._signals.receive()
         if number:
             state.request_stop(f"{name_of(number)} received", is_hurried=True)
             logger.info(
@@ -83,9 +81,8 @@ class StopHook(Hook):
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Read the result of the last iteration's exchange, and start the next one."""
-        number = 0 if self._answer is None else self._answer()
+        number = self._signals.receive()
         if state.finished:
-            self._answer = None
             return
         if number:
             state.request_stop(f"{name_of(number)} received", is_hurried=True)
@@ -95,7 +92,8 @@ class StopHook(Hook):
             logger.info(
                 "stopping after iteration %d: %s; %s", state.iteration, state.stop_reason, self._what_is_saved
             )
-        self._answer = None if state.finished else self._ask()
+        if not state.finished:
+            self._send()
 
     def on_end(self, state: TrainState) -> None:
         """Restore the previous signal handlers, unless `handling_signals` follows."""
@@ -134,20 +132,6 @@ class StopHook(Hook):
             signal.signal(number, handler)
         self._previous = {}
 
-    def _ask(self) -> Callable[[], int]:
-        """Start exchanging received signals with all ranks; return a function that waits for the result.
-
-        The result is the highest signal number that any rank has received, 0 if none.
-        """
-        flag = torch.tensor([0 if self._received is None else int(requested_signal(self._received))])
-        if self._control.size == 1:
-            return lambda: int(flag)
-        work = distributed.all_reduce(
-            flag, op=distributed.ReduceOp.MAX, group=self._control.process_group, async_op=True
-        )
-
-        def answer() -> int:
-            work.wait()
-            return int(flag)
-
-        return answer
+    def _send(self) -> None:
+        """Start exchanging received signals: the result is the highest number, 0 if no rank received one."""
+        self._signals.send(0 if self._received is None else int(requested_signal(self._received)))

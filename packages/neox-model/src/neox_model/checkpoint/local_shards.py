@@ -1,0 +1,298 @@
+"""Load checkpoints whose shards are on the local disks of several hosts.
+
+Every host has the manifest, and the shards that its ranks wrote. The hosts first agree on a checkpoint of
+which all shards exist somewhere. After each rank knows which shards it reads, those that its host lacks are
+copied into its folder, over the process group.
+"""
+
+import hashlib
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed
+
+from neox_config.atomic import atomic_write, flush_file, flush_folder, written_aside
+from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints, iteration_of
+from neox_model.checkpoint import directory as folders
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.storage import Storage
+from neox_model.parallel.groups import Group
+
+__all__ = ["Copy", "Inventory", "agree_on_checkpoint", "choose", "copy_missing"]
+
+_CHUNK_BYTES = 2**26
+_MOST_NAMED = 3
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What one host has of a checkpoint.
+
+    Args:
+        folder: name of its folder, which differs from the checkpoint's if it was being replaced.
+        needed: names of all shards, from its manifest.
+        present: those that are here with their whole size.
+    """
+
+    folder: str
+    needed: frozenset[str]
+    present: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The checkpoints on one host.
+
+    Args:
+        host: its name.
+        latest: the checkpoint that its file `latest` names; None if there is no such file.
+        copies: by name of the checkpoint and digest of its manifest.
+    """
+
+    host: str
+    latest: str | None = None
+    copies: Mapping[tuple[str, str], Copy] = field(default_factory=dict)
+
+
+def agree_on_checkpoint(directory: Path, storage: Storage, control: Group) -> None:
+    """Let `latest` on every host name the same checkpoint, with the same manifest. Collective.
+
+    Does nothing if no host has a checkpoint.
+
+    Args:
+        directory: folder of the checkpoints, on each host.
+        storage: which ranks share a folder.
+        control: CPU group of all ranks.
+
+    Raises:
+        CheckpointError: shards of the latest checkpoint are on no host; the same on all ranks.
+    """
+    mine = None
+    with shared_outcome(control, f"finding a checkpoint in {directory} of each host"):
+        if storage.leads:
+            mine = _inventory(directory, storage.name)
+    found = {rank: each for rank, each in enumerate(gather(control, mine)) if each is not None}
+    chosen = choose(directory, list(found.values()))
+    if chosen is None:
+        return
+    holder = next(rank for rank, each in found.items() if chosen in each.copies)
+    name, _ = chosen
+    manifest = None
+    with shared_outcome(control, f"reading {directory / name}"):
+        if storage.rank == holder:
+            manifest = (directory / found[holder].copies[chosen].folder / MANIFEST).read_text(
+                encoding="utf-8"
+            )
+    manifest = gather(control, manifest)[holder]
+    with shared_outcome(control, f"preparing {directory / name} on each host"):
+        if storage.leads:
+            _install(directory, name, manifest, found[storage.rank].copies.get(chosen))
+
+
+def choose(directory: Path, hosts: Sequence[Inventory]) -> tuple[str, str] | None:
+    """Return the name, and digest of the manifest, of the newest checkpoint that `latest` names on a host.
+
+    Raises:
+        CheckpointError: `latest` names no checkpoint, or shards are on no host.
+    """
+    named = {each.latest for each in hosts if each.latest is not None}
+    copies = [key for each in hosts for key in each.copies]
+    if not named and not copies:
+        return None
+    name = max(named or {key[0] for key in copies}, key=lambda one: (iteration_of(one) or -1, one))
+    if len(named) > 1:
+        listed = "; ".join(f"{each.latest} on {each.host}" for each in hosts)
+        logger.warning("%s differs between hosts (%s): using %s", directory / LATEST, listed, name)
+    candidates = list(dict.fromkeys(key for key in copies if key[0] == name))
+    for key in candidates:
+        if not _lost(key, hosts):
+            return key
+    raise CheckpointError(_description(directory, name, candidates, hosts))
+
+
+def copy_missing(folder: Path, wanted: Collection[str], storage: Storage, control: Group) -> None:
+    """Copy the shards that ranks read and their hosts lack into the checkpoint's folder. Collective.
+
+    Args:
+        folder: the checkpoint, on each host.
+        wanted: names of the shards that this rank reads.
+        storage: which ranks share a folder.
+        control: CPU group of all ranks.
+
+    Raises:
+        CheckpointError: a shard is on no host, or cannot be read or written; the same on all ranks.
+    """
+    if len(storage.leaders) == 1:
+        return
+    mine = frozenset[str](), frozenset(wanted)
+    with shared_outcome(control, f"reading {folder}"):
+        if storage.leads:
+            mine = _present(folder, Manifest.read(folder).files), mine[1]
+    for file, receivers in sorted(_missing(gather(control, mine), storage).items()):
+        holder, *others = receivers
+        if storage.rank == holder:
+            logger.info("sending %s to %d hosts that lack it", folder / file, len(others))
+        _copy(folder / file, holder, others, storage, control)
+
+
+def _missing(
+    items: Sequence[tuple[frozenset[str], frozenset[str]]], storage: Storage
+) -> dict[str, list[int]]:
+    """Return the leaders of the hosts that lack a shard, after that of the first host that has it.
+
+    Args:
+        items: by rank, the shards on its host (of leaders), and those that it reads.
+        storage: which ranks share a folder.
+
+    Raises:
+        CheckpointError: a shard is on no host.
+    """
+    here = {rank: items[rank][0] for rank in storage.leaders}
+    found: dict[str, list[int]] = {}
+    for rank, (_, reads) in enumerate(items):
+        leader = storage.names.index(storage.names[rank])
+        for file in reads - here[leader]:
+            if file not in found:
+                found[file] = [each for each in here if file in here[each]][:1]
+            if not found[file]:
+                raise CheckpointError(
+                    f"no host has {file} of this checkpoint; resume from another checkpoint"
+                )
+            if leader not in found[file]:
+                found[file].append(leader)
+    return found
+
+
+def _copy(path: Path, holder: int, receivers: Sequence[int], storage: Storage, control: Group) -> None:
+    """Copy one file from a host to others. Collective over all ranks."""
+    with ExitStack() as renamed:
+        aside = renamed.enter_context(written_aside(path)) if storage.rank in receivers else None
+        with shared_outcome(control, f"copying {path} from {storage.names[holder]}"):
+            if storage.rank in (holder, *receivers):
+                size = Manifest.read(path.parent).files[path.name]
+                sizes = [min(_CHUNK_BYTES, size - start) for start in range(0, size, _CHUNK_BYTES)]
+                if aside is None:
+                    _send(path, sizes, receivers, control)
+                else:
+                    _receive(aside, sizes, holder, control)
+
+
+def _inventory(directory: Path, host: str) -> Inventory:
+    latest = None
+    if (directory / LATEST).exists():
+        latest = (directory / LATEST).read_text(encoding="utf-8").strip()
+    replaced = [each for each in directory.glob(".*.replaced") if (each / MANIFEST).is_file()]
+    copies = {}
+    # A new checkpoint that is whole is preferred to the one that it replaces.
+    for folder in [*complete_checkpoints(directory), *replaced]:
+        digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+        files = Manifest.read(folder).files
+        copies[folders.final_name(folder), digest] = Copy(
+            folder.name, frozenset(files), _present(folder, files)
+        )
+    return Inventory(host, latest, copies)
+
+
+def _present(folder: Path, files: Mapping[str, int]) -> frozenset[str]:
+    """Return the shards that are in a folder with their whole size."""
+    return frozenset(
+        name
+        for name, size in files.items()
+        if (folder / name).is_file() and (folder / name).stat().st_size == size
+    )
+
+
+def _lost(key: tuple[str, str], hosts: Sequence[Inventory]) -> set[str]:
+    """Return the shards of a checkpoint that no host has."""
+    held = [each.copies[key] for each in hosts if key in each.copies]
+    return set(held[0].needed).difference(*(copy.present for copy in held))
+
+
+def _description(
+    directory: Path, name: str, candidates: Sequence[tuple[str, str]], hosts: Sequence[Inventory]
+) -> str:
+    """Return the message for a checkpoint that is not whole: its missing shards, and hosts that lack it."""
+    lost = sorted(min((_lost(key, hosts) for key in candidates), key=len, default=set()))
+    without = [each.host for each in hosts if not any(key in each.copies for key in candidates)]
+    text = f"{directory / name} is not whole on the hosts {', '.join(each.host for each in hosts)}"
+    if lost:
+        more = f" and {len(lost) - _MOST_NAMED:,} more" if len(lost) > _MOST_NAMED else ""
+        text += f": no host has {', '.join(lost[:_MOST_NAMED])}{more}"
+    if without:
+        text += f"; {', '.join(without)} has nothing of it: is its disk lost, or are these other hosts?"
+    keys = {key for each in hosts for key in each.copies if key[0] != name}
+    whole = sorted((iteration_of(key[0]) or 0, key[0]) for key in keys if not _lost(key, hosts))
+    if not whole:
+        return f"{text}; add the hosts that have them, or start anew with another folder as save and load"
+    back = f"echo {whole[-1][1]} > {directory / LATEST}"
+    return f"{text}; add the hosts that have them, or, to go back, run on every host: {back}"
+
+
+def _install(directory: Path, name: str, manifest: str, copy: Copy | None) -> None:
+    """Let `latest` name a checkpoint, whose manifest is in its folder."""
+    final = directory / name
+    if copy is None:
+        if (final / MANIFEST).exists():
+            raise CheckpointError(
+                f"{final} on this host is another checkpoint than on the other hosts; move it away, if it "
+                "belongs to another training"
+            )
+        final.mkdir(parents=True, exist_ok=True)
+        with atomic_write(final / MANIFEST, is_durable=True) as file:
+            file.write(manifest)
+    elif copy.folder != name:
+        folders.abandon(final)
+        (directory / copy.folder).rename(final)
+    flush_folder(directory)
+    latest = directory / LATEST
+    if not latest.exists() or latest.read_text(encoding="utf-8").strip() != name:
+        folders.point_latest(directory, name)
+
+
+def _send(path: Path, sizes: Sequence[int], receivers: Sequence[int], control: Group) -> None:
+    """Send a file in chunks. After an error, the rest is sent with any contents: receivers wait for it."""
+
+    def sent() -> Iterator[memoryview]:
+        for size in sizes:
+            chunk = torch.zeros(size, dtype=torch.uint8)
+            yield memoryview(chunk.numpy())  # type: ignore[arg-type]
+            for receiver in receivers:
+                torch.distributed.send(chunk, dst=receiver, group=control.process_group)
+
+    chunks = sent()
+    try:
+        with path.open("rb") as file:
+            for chunk in chunks:
+                if file.readinto(chunk) != len(chunk):
+                    raise CheckpointError(f"{path} is truncated")
+    finally:
+        for _ in chunks:
+            pass
+
+
+def _receive(path: Path, sizes: Sequence[int], holder: int, control: Group) -> None:
+    """Write the chunks that another rank sends. After an error, the rest is received and dropped."""
+
+    def received() -> Iterator[memoryview]:
+        for size in sizes:
+            chunk = torch.empty(size, dtype=torch.uint8)
+            torch.distributed.recv(chunk, src=holder, group=control.process_group)
+            yield memoryview(chunk.numpy())  # type: ignore[arg-type]
+
+    chunks = received()
+    try:
+        with path.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            flush_file(file)
+    finally:
+        for _ in chunks:
+            pass

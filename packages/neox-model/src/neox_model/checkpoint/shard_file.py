@@ -1,0 +1,109 @@
+"""Read tensors from one safetensors file by system calls.
+
+The safetensors library maps files into memory: if a mapped file is truncated, the kernel ends the process
+that reads it with SIGBUS. A read that ends early is an error here, which names the file.
+
+Source: the safetensors format: 8 bytes header length, JSON header, then the tensors' bytes, little-endian.
+"""
+
+import json
+import os
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
+from neox_model.checkpoint.stored_types import STORED_TYPES
+
+__all__ = ["ShardFile"]
+
+_LENGTH_BYTES = 8
+_METADATA = "__metadata__"
+# The kernel reads at most 2 GiB at once.
+_MOST_BYTES = 2**30
+
+
+class ShardFile:
+    """An open safetensors file.
+
+    Args:
+        path: the file.
+        size: its size in bytes, as the manifest records it.
+
+    Raises:
+        DamagedCheckpointError: it is missing, has another size, or its header is damaged.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path, self._size = path, size
+        try:
+            # Closed with this object.
+            self._file = path.open("rb", buffering=0)
+            found = os.fstat(self._file.fileno()).st_size
+        except OSError as error:
+            raise DamagedCheckpointError(f"cannot read {path}: {error.strerror}") from error
+        if found != size:
+            raise self._of_another_size(found)
+        self._entries, self._start = self._header()
+
+    def tensor(self, key: str) -> Tensor:
+        """Read one tensor; return its values, flat.
+
+        Raises:
+            DamagedCheckpointError: it is not in the file, or the file is truncated or cannot be read.
+        """
+        if key not in self._entries:
+            raise self._damaged(f"it does not contain {quoted(key)}")
+        try:
+            dtype, shape, (first, stop) = (
+                self._entries[key][name] for name in ("dtype", "shape", "data_offsets")
+            )
+            numel, itemsize = prod(shape), STORED_TYPES[dtype].itemsize
+            is_inside = 0 <= first <= stop <= self._size - self._start and numel >= 0
+            if not is_inside or stop - first != numel * itemsize:
+                raise ValueError("wrong size")
+            values = torch.empty(numel, dtype=DTYPES[dtype])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._damaged(f"its header is wrong for {quoted(key)}") from error
+        self._read(memoryview(values.view(torch.uint8).numpy()), self._start + first)  # type: ignore[arg-type]
+        return values
+
+    def _header(self) -> tuple[dict[str, Any], int]:
+        """Return the entries of the header by key, and the first byte of the data."""
+        length = bytearray(min(_LENGTH_BYTES, self._size))
+        self._read(memoryview(length), 0)
+        size = int.from_bytes(length, "little")
+        if len(length) < _LENGTH_BYTES or size > self._size - _LENGTH_BYTES:
+            raise self._damaged("its header has a wrong length")
+        text = bytearray(size)
+        self._read(memoryview(text), _LENGTH_BYTES)
+        try:
+            entries = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(f"its header is not JSON ({quoted(str(error))})") from error
+        if not isinstance(entries, dict):
+            raise self._damaged("its header is not a JSON object")
+        entries.pop(_METADATA, None)
+        return entries, _LENGTH_BYTES + size
+
+    def _read(self, target: memoryview, offset: int) -> None:
+        """Fill memory with the bytes of the file from an offset."""
+        done = 0
+        try:
+            while done < len(target):
+                count = os.preadv(self._file.fileno(), [target[done : done + _MOST_BYTES]], offset + done)
+                if count == 0:
+                    raise self._of_another_size(os.fstat(self._file.fileno()).st_size)
+                done += count
+        except OSError as error:
+            raise DamagedCheckpointError(f"cannot read {self._path}: {error.strerror}") from error
+
+    def _of_another_size(self, size: int) -> DamagedCheckpointError:
+        return self._damaged(f"it has {size:,} bytes instead of {self._size:,}")
+
+    def _damaged(self, what: str) -> DamagedCheckpointError:
+        return DamagedCheckpointError(f"{self._path} is damaged: {what}")

@@ -1,0 +1,89 @@
+"""Which ranks share a folder of checkpoints: all of them, or those of one host."""
+
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from neox_config import NeoXConfig
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.parallel.groups import Group, Groups
+
+__all__ = ["Storage", "find_storage", "refuse_shared_folder"]
+
+_MARK = ".host-"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """The folders of checkpoints of a job.
+
+    Args:
+        names: by rank, the host whose disk its folder is on; the same for all if they share one folder.
+        rank: this process's.
+        is_local: each host has a folder of its own, with the shards of its ranks and a copy of the manifest.
+    """
+
+    names: tuple[str, ...]
+    rank: int
+    is_local: bool
+
+    @staticmethod
+    def shared(groups: Groups) -> "Storage":
+        """Return one folder for all ranks."""
+        return Storage(("",) * groups.world.size, groups.world.rank, is_local=False)
+
+    @property
+    def name(self) -> str:
+        """Return the host of this rank's folder."""
+        return self.names[self.rank]
+
+    @property
+    def leaders(self) -> list[int]:
+        """Return the first rank of each folder, which creates, renames and deletes files for all of them."""
+        return [self.names.index(name) for name in dict.fromkeys(self.names)]
+
+    @property
+    def leads(self) -> bool:
+        """Return whether this rank is the first of its folder."""
+        return self.rank in self.leaders
+
+    @property
+    def ranks_here(self) -> list[int]:
+        """Return the ranks that share this rank's folder."""
+        return [rank for rank, name in enumerate(self.names) if name == self.name]
+
+
+def find_storage(config: NeoXConfig, groups: Groups) -> Storage:
+    """Return where a configured job has its checkpoints. Collective over all ranks."""
+    if not config.checkpoint.checkpoint.use_node_local_storage:
+        return Storage.shared(groups)
+    names = tuple(gather(groups.control, socket.gethostname()))
+    return Storage(names, groups.world.rank, is_local=True)
+
+
+def refuse_shared_folder(directory: Path, storage: Storage, control: Group) -> None:
+    """Refuse a folder that several hosts see, where each host must have its own. Collective.
+
+    Raises:
+        CheckpointError: it is shared, or cannot be written; the same on all ranks.
+    """
+    mark = directory / f"{_MARK}{storage.rank}-{secrets.token_hex(4)}"
+    action = f"preparing to save to {directory} on each host"
+    try:
+        with shared_outcome(control, action):
+            if storage.leads:
+                directory.mkdir(parents=True, exist_ok=True)
+                mark.touch()
+        written: Sequence[str] = gather(control, mark.name)
+        with shared_outcome(control, action):
+            others = [name for name in written if name != mark.name and (directory / name).exists()]
+            if storage.leads and others:
+                raise CheckpointError(
+                    "it is the same folder on several hosts, but checkpoint.use_node_local_storage requires "
+                    "one of its own on each; set save to a local folder, or use_node_local_storage: false"
+                )
+    finally:
+        mark.unlink(missing_ok=True)

@@ -1,0 +1,207 @@
+"""Checkpoints on the local disks of several hosts. A host is a folder, the working directory of its ranks."""
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints
+from neox_model.checkpoint import CheckpointError
+from neox_model.checkpoint import directory as folders
+from neox_model.checkpoint.background import BackgroundSaves
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.local_shards import Copy, Inventory, agree_on_checkpoint, choose
+from neox_model.checkpoint.save_lock import save_lock
+from neox_model.checkpoint.storage import Storage
+from neox_model.parallel.topology import create_groups
+from support.checkpoint_runs import Run
+from support.distributed import run_ranks
+
+SAVE = Path("save")
+HOSTS = ("A", "A", "B", "B")
+
+
+def contents() -> dict[str, list[str]]:
+    """Return the files of this host's checkpoints, and what `latest` names, when all ranks are here."""
+    torch.distributed.barrier()
+    found = {path.name: sorted(each.name for each in path.iterdir()) for path in complete_checkpoints(SAVE)}
+    return found | {LATEST: [(SAVE / LATEST).read_text().strip()]} if found else found
+
+
+def enter_host(folder: str, hosts: tuple[str, ...]) -> Storage:
+    from torch import distributed
+
+    rank = distributed.get_rank()
+    home = Path(folder) / hosts[rank]
+    home.mkdir(parents=True, exist_ok=True)
+    os.chdir(home)
+    return Storage(hosts, rank, is_local=True)
+
+
+def run_on(storage: Storage, groups: Any, *, updates: int = 0) -> Run:
+    """Return the same state on every rank: they are replicas, each of which writes some of the layers."""
+    torch.manual_seed(1)
+    run = Run(layers=8, groups=groups, storage=storage)
+    for _ in range(updates):
+        run.train()
+    return run
+
+
+def loaded(storage: Storage, groups: Any) -> list[Any]:
+    """Load as a training does; return the iteration, weights and states."""
+    torch.manual_seed(9)
+    agree_on_checkpoint(SAVE, storage, groups.control)
+    run = Run(layers=8, groups=groups, storage=storage)
+    run.load(SAVE)
+    return [run.iteration, run.weights, run.states]
+
+
+def error_of(action: Any) -> str:
+    try:
+        action()
+    except CheckpointError as error:
+        return str(error)
+    return "no error"
+
+
+def live_on_two_hosts(folder: str) -> dict[str, Any]:
+    """Save, load and lose checkpoints; return what this rank saw, by name."""
+    groups, seen = create_groups(1, 1), {}
+    storage = enter_host(folder, HOSTS)
+    first = run_on(storage, groups, updates=1)
+    first.save(SAVE, keep_last=1)
+    run = run_on(storage, groups, updates=2)
+    run.save(SAVE, keep_last=1)
+    seen["saved"] = contents()
+
+    # The other host renames its folder, this one cannot: the checkpoint is visible on none.
+    def fail(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    run.train()
+    place = folders.place
+    with patch.object(folders, "place", fail if storage.name == "B" else place):
+        seen["failed"] = error_of(lambda: run.save(SAVE, keep_last=1))
+    seen["after the failure"] = contents(), sorted(path.name for path in SAVE.glob(".*"))
+    torch.distributed.barrier()
+
+    saves = BackgroundSaves(groups, torch.device("cpu"), patience=60.0)
+    saves.start(SAVE, run._parts(), iteration=run.iteration, config=run.config)
+    while saves.iteration is not None:
+        saves.proceed()
+        time.sleep(0.005)
+    saves.close()
+    seen["in the background"] = contents()
+    expected = [run.iteration, run.weights, run.states]
+
+    # Killed when only one host had changed `latest`.
+    torch.distributed.barrier()
+    if torch.distributed.get_rank() == 2:
+        (SAVE / LATEST).write_text("global_step2\n")
+    torch.distributed.barrier()
+    before = contents()
+    if storage.name == "A":
+        shutil.copytree(SAVE, "copy", dirs_exist_ok=True) if storage.leads else None
+    seen["resumed"] = loaded(storage, groups) == expected
+    seen["before and after the load"] = before, contents()
+
+    # Two further hosts, with nothing on their disks.
+    torch.distributed.barrier()
+    alone = enter_host(folder, ("A", "C", "B", "D"))
+    seen["on four hosts"] = loaded(alone, groups) == expected
+
+    # Host B has lost its disk, and no other host has copies.
+    storage = enter_host(folder, HOSTS)
+    torch.distributed.barrier()
+    if storage.leads:
+        shutil.rmtree(SAVE)
+        if storage.name == "A":
+            Path("copy").rename(SAVE)
+    torch.distributed.barrier()
+    seen["lost"] = error_of(lambda: loaded(storage, groups))
+    os.chdir(folder)
+    storage = Storage(HOSTS, storage.rank, is_local=True)
+
+    def lock() -> None:
+        with save_lock(Path("one folder"), groups, storage=storage):
+            pass
+
+    seen["shared"] = error_of(lock)
+    return seen
+
+
+def test_two_hosts_save_and_load_what_each_has_alone(tmp_path):
+    ranks = run_ranks(live_on_two_hosts, size=4, folder=str(tmp_path), timeout_seconds=900)
+    a, b = ranks[0], ranks[2]
+    assert ranks[1] == a
+    assert ranks[3] == b
+    shards = [f"shard-{rank:05d}.safetensors" for rank in range(4)]
+    for host, held in ((a, shards[:2]), (b, shards[2:])):
+        assert host["saved"] == {"global_step2": [MANIFEST, *held], LATEST: ["global_step2"]}
+        assert host["after the failure"] == [host["saved"], []]
+        assert host["in the background"][LATEST] == ["global_step3"]
+        assert host["in the background"]["global_step3"] == [MANIFEST, *held]
+        before, after = host["before and after the load"]
+        assert before["global_step3"] == [MANIFEST, *held]
+        # Every rank is a replica, and reads all layers, but not the random states of other ranks.
+        assert after["global_step3"] == [MANIFEST, *shards]
+        assert after[LATEST] == ["global_step3"]
+        assert host["resumed"]
+        assert host["on four hosts"]
+        assert "saving save/global_step3 failed on rank 2: [Errno 28] No space left" in host["failed"]
+        assert "save/global_step3 is not whole on the hosts A, B: no host has shard-00002" in host["lost"]
+        assert "B has nothing of it: is its disk lost" in host["lost"]
+        assert "it is the same folder on several hosts" in host["shared"]
+
+
+NEEDED = frozenset({"0", "1"})
+
+
+def inventory(host: str, latest: str | None, **copies: str) -> Inventory:
+    """Describe a host: by checkpoint, the shards that it has."""
+    held = {(name, "digest"): Copy(name, NEEDED, frozenset(files)) for name, files in copies.items()}
+    return Inventory(host, latest, held)
+
+
+def test_the_newest_named_checkpoint_is_chosen_only_if_all_shards_exist():
+    first = inventory("A", "global_step4", global_step2="0", global_step4="0")
+    assert choose(SAVE, [inventory("A", None), inventory("B", None)]) is None
+    second = inventory("B", "global_step2", global_step2="1", global_step4="1")
+    assert choose(SAVE, [first, second]) == ("global_step4", "digest")
+    # All hosts went back.
+    back = [
+        inventory(host, "global_step2", global_step2=files, global_step4=files)
+        for host, files in ("A0", "B1")
+    ]
+    assert choose(SAVE, back) == ("global_step2", "digest")
+    with pytest.raises(
+        CheckpointError, match=r"no host has 1; B has nothing .* run on every host: echo global_step2 >"
+    ):
+        choose(SAVE, [first, inventory("B", "global_step2", global_step2="1")])
+    with pytest.raises(CheckpointError, match=r"no host has 0; A has nothing of it.*start anew with another"):
+        choose(SAVE, [inventory("A", None), inventory("B", "global_step2", global_step2="1")])
+
+
+def test_a_checkpoint_of_another_training_with_the_same_name_is_not_mixed_in(tmp_path):
+    first, second = (
+        inventory("A", "global_step4", global_step4="0"),
+        inventory("B", "global_step4", global_step4="1"),
+    )
+    other = Inventory(
+        "B", "global_step4", {("global_step4", "other"): Copy("global_step4", NEEDED, frozenset("1"))}
+    )
+    assert choose(SAVE, [first, second]) == ("global_step4", "digest")
+    with pytest.raises(CheckpointError, match="global_step4 is not whole on the hosts A, B: no host has 1"):
+        choose(SAVE, [first, other])
+
+
+def test_a_manifest_is_the_same_whichever_ranks_share_a_folder(tmp_path):
+    run = Run(layers=2, storage=Storage(("A",), 0, is_local=True))
+    run.train()
+    assert Manifest.read(run.save(tmp_path)).iteration == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", LATEST]
