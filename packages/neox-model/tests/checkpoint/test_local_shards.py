@@ -205,3 +205,45 @@ def test_a_manifest_is_the_same_whichever_ranks_share_a_folder(tmp_path):
     run.train()
     assert Manifest.read(run.save(tmp_path)).iteration == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", LATEST]
+
+
+def test_a_save_that_fails_on_another_host_restores_the_checkpoint_that_it_was_replacing(tmp_path):
+    """Whether it failed here or there, and before or after the rename."""
+    run = Run(layers=2, storage=Storage(("A",), 0, is_local=True))
+    run.train()
+    old = run.save(tmp_path)
+    content = {path.name: path.read_bytes() for path in old.iterdir()}
+
+    def save_failing(name: str, *, is_late: bool) -> None:
+        function = getattr(folders, name)
+
+        def fail(*arguments: Any) -> None:
+            if is_late:
+                function(*arguments)
+            raise OSError(28, "No space left on device")
+
+        again = Run(layers=2, storage=run.storage)
+        again.train()
+        with patch.object(folders, name, fail), pytest.raises(CheckpointError, match="No space left"):
+            again.save(tmp_path)
+
+    for name, is_late in (("place", False), ("flush_folder", True), ("flush_folder", False)):
+        save_failing(name, is_late=is_late)
+        assert {path.name: path.read_bytes() for path in old.iterdir()} == content
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step1", LATEST]
+
+
+def test_a_damaged_manifest_of_another_checkpoint_does_not_stop_a_load(tmp_path, caplog):
+    storage = Storage(("A",), 0, is_local=True)
+    run = Run(layers=2, storage=storage)
+    run.train()
+    (run.save(tmp_path) / MANIFEST).write_text("damaged")
+    run.train()
+    run.save(tmp_path)
+    agree_on_checkpoint(tmp_path, storage, run.groups.control)
+    assert "global_step1 is not used: " in caplog.text
+    (tmp_path / "global_step2" / MANIFEST).write_text("damaged")
+    with pytest.raises(
+        CheckpointError, match="global_step2 is not whole .* A; A has nothing of it"
+    ):
+        agree_on_checkpoint(tmp_path, storage, run.groups.control)

@@ -26,7 +26,7 @@ __all__ = [
     "place",
     "point_latest",
     "publish",
-    "take_back",
+    "restore",
     "unfinished",
     "upload_mark",
     "withdraw",
@@ -133,10 +133,8 @@ def announce(final: Path) -> None:
         shutil.rmtree(_replaced(final))
 
 
-def take_back(temporary: Path, final: Path) -> None:
-    """Undo `place`: make the checkpoint unfinished again, and restore the one that it has replaced."""
-    if final.exists() and not temporary.exists():
-        final.rename(temporary)
+def restore(final: Path) -> None:
+    """Give a checkpoint that was to be replaced its name again, if no other has it."""
     if _replaced(final).exists() and not final.exists():
         _replaced(final).rename(final)
 

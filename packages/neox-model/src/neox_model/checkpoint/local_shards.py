@@ -19,7 +19,7 @@ from neox_config.atomic import atomic_write, flush_file, flush_folder, written_a
 from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints, iteration_of
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.errors import CheckpointError, quoted
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.storage import Storage
 from neox_model.parallel.groups import Group
@@ -193,8 +193,12 @@ def _inventory(directory: Path, host: str) -> Inventory:
     copies = {}
     # A new checkpoint that is whole is preferred to the one that it replaces.
     for folder in [*complete_checkpoints(directory), *replaced]:
+        try:
+            files = Manifest.read(folder).files
+        except CheckpointError as error:
+            logger.warning("%s is not used: %s", folder, error)
+            continue
         digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-        files = Manifest.read(folder).files
         copies[folders.final_name(folder), digest] = Copy(
             folder.name, frozenset(files), _present(folder, files)
         )
@@ -222,7 +226,7 @@ def _description(
     """Return the message for a checkpoint that is not whole: its missing shards, and hosts that lack it."""
     lost = sorted(min((_lost(key, hosts) for key in candidates), key=len, default=set()))
     without = [each.host for each in hosts if not any(key in each.copies for key in candidates)]
-    text = f"{directory / name} is not whole on the hosts {', '.join(each.host for each in hosts)}"
+    text = f"{directory / quoted(name)} is not whole on the hosts {', '.join(each.host for each in hosts)}"
     if lost:
         more = f" and {len(lost) - _MOST_NAMED:,} more" if len(lost) > _MOST_NAMED else ""
         text += f": no host has {', '.join(lost[:_MOST_NAMED])}{more}"

@@ -126,7 +126,7 @@ class Saving:
         self.shard = self.temporary / f"shard-{groups.world.rank:05d}.safetensors"
         self._groups = groups
         self._storage = run.storage or Storage.shared(groups)
-        self._is_announced = False
+        self._is_placed = self._is_announced = False
         self._keep_last = keep_last
         self._started = time.perf_counter()
 
@@ -152,8 +152,9 @@ class Saving:
         if not self._storage.leads:
             return
         if self._storage.is_local and not self._is_announced:
-            # Another host has failed after this one had renamed its folder.
-            folders.take_back(self.temporary, self.final)
+            if self._is_placed:  # Another host has failed.
+                folders.withdraw(self.final)
+            folders.restore(self.final)
         folders.abandon(self.temporary)
 
     def create_folder(self) -> None:
@@ -227,6 +228,7 @@ class Saving:
         )
         write_durably(self.temporary / MANIFEST, manifest.to_json())
         folders.place(self.temporary, self.final)
+        self._is_placed = True
 
     def _announce(self) -> None:
         """Let `latest` name the checkpoint."""
