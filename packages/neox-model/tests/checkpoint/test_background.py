@@ -340,13 +340,13 @@ def test_a_file_system_that_does_not_answer_stops_neither_the_training_nor_the_f
 
 
 def test_closing_completes_a_checkpoint_that_is_being_made_visible(tmp_path, saves, monkeypatch):
-    publish = folders.publish
+    publish = folders.place
 
     def slow(temporary: Path, final: Path) -> None:
         time.sleep(0.3)
         publish(temporary, final)
 
-    monkeypatch.setattr(folders, "publish", slow)
+    monkeypatch.setattr(folders, "place", slow)
     start(saves, trained(), tmp_path)
     saves._stage.wait()
     saves._continue()
@@ -518,7 +518,7 @@ def test_a_publication_that_fails_while_an_error_ends_the_training_is_logged(tmp
     def full(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(folders, "publish", full)
+    monkeypatch.setattr(folders, "place", full)
     saves = BackgroundSaves(SINGLE_PROCESS, torch.device("cpu"), patience=60.0)
     start(saves, trained(), tmp_path)
     while not isinstance(saves._stage, _Publication):

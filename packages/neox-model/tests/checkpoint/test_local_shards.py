@@ -243,7 +243,5 @@ def test_a_damaged_manifest_of_another_checkpoint_does_not_stop_a_load(tmp_path,
     agree_on_checkpoint(tmp_path, storage, run.groups.control)
     assert "global_step1 is not used: " in caplog.text
     (tmp_path / "global_step2" / MANIFEST).write_text("damaged")
-    with pytest.raises(
-        CheckpointError, match="global_step2 is not whole .* A; A has nothing of it"
-    ):
+    with pytest.raises(CheckpointError, match=r"global_step2 is not whole .* A; A has nothing of it"):
         agree_on_checkpoint(tmp_path, storage, run.groups.control)

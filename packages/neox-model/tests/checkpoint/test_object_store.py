@@ -4,6 +4,8 @@ import io
 import logging
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -304,10 +306,10 @@ def test_an_object_is_sent_in_parts_and_appears_when_all_are_there(monkeypatch):
 
 def test_an_absent_bucket_is_no_empty_store(tmp_path, monkeypatch):
     store = ObjectStore("memory://bucket/run", chunk_bytes=CHUNK, patience=0.0)
-    assert downloads.latest_in(store) is None
+    assert object_store.latest_in(store) is None
     store._has_folders = False
     with pytest.raises(CheckpointError, match="the bucket 'bucket' does not exist; create it, or correct"):
-        downloads.latest_in(store)
+        object_store.latest_in(store)
 
 
 def test_a_store_without_checkpoint_is_empty_whatever_was_downloaded_before(tmp_path, memory):
@@ -507,3 +509,8 @@ def test_a_sound_download_is_used_while_another_process_holds_the_lock(tmp_path)
         found = loaded(URL, tmp_path / "cache")
     assert found is not None
     assert found.weights == run.weights
+
+
+def test_an_upload_does_not_import_torch():
+    command = "import sys, neox_model.checkpoint.upload; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True).stdout == "False\n"

@@ -11,14 +11,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Thread
 
-from neox_config.facts.checkpoints import LATEST, MANIFEST, iteration_of
+from neox_config.facts.checkpoints import MANIFEST
 from neox_config.facts.stores import MULTIPART_BYTES, is_url
 from neox_launcher.worker.ranks import read_rank
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.contents import Manifest, Piece
-from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.local_shards import agree_on_checkpoint
-from neox_model.checkpoint.object_store import PATIENCE_SECONDS, ObjectStore
+from neox_model.checkpoint.object_store import PATIENCE_SECONDS, ObjectStore, latest_in
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.save_lock import folder_lock
 from neox_model.checkpoint.shards import ShardReader, write_durably
@@ -30,7 +30,6 @@ __all__ = [
     "checkpoint_folder",
     "download",
     "folder_with_weights",
-    "latest_in",
     "local_folder",
 ]
 
@@ -153,28 +152,6 @@ def cache_folder(url: str, cache: str | None) -> Path:
 
 def _open(url: str, patience: float) -> ObjectStore:
     return ObjectStore(url, chunk_bytes=MULTIPART_BYTES, patience=patience)
-
-
-def latest_in(store: ObjectStore) -> tuple[str, bytes] | None:
-    """Return the name and manifest of the checkpoint that `latest` names, None if there is no checkpoint.
-
-    Raises:
-        CheckpointError: the bucket does not exist; or there are checkpoints, but `latest` does not name a
-            complete one.
-    """
-    content = store.read(LATEST)
-    name = None if content is None else content.decode(errors="replace").strip()
-    if name is not None and iteration_of(name) is not None:
-        manifest = store.read(f"{name}/{MANIFEST}")
-        if manifest is not None:
-            return name, manifest
-    complete = store.complete_checkpoints()
-    if name is None and not complete:
-        store.check_bucket()
-        return None
-    what = "is missing" if name is None else f"names {quoted(name)!r}, which is not a complete checkpoint"
-    offer = f"write {complete[-1]} into it to load that checkpoint" if complete else "there is none"
-    raise CheckpointError(f"{store.url}/{LATEST} {what}; if no upload is running, {offer}")
 
 
 def download(store: ObjectStore, name: str, manifest: bytes, folder: Path) -> None:

@@ -15,11 +15,11 @@ from typing import Any, BinaryIO
 
 import fsspec
 
-from neox_config.facts.checkpoints import MANIFEST, iteration_of
+from neox_config.facts.checkpoints import LATEST, MANIFEST, iteration_of
 from neox_config.facts.stores import BUCKET_PACKAGES, scheme_of
-from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.errors import CheckpointError, quoted
 
-__all__ = ["PATIENCE_SECONDS", "ObjectStore"]
+__all__ = ["PATIENCE_SECONDS", "ObjectStore", "latest_in"]
 
 PATIENCE_SECONDS = 120.0
 """How long an operation that fails is repeated."""
@@ -215,6 +215,28 @@ class ObjectStore:
                 logger.warning("%s failed: %s; trying again in %g s", action, reason, pause)
                 time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
+
+
+def latest_in(store: ObjectStore) -> tuple[str, bytes] | None:
+    """Return the name and manifest of the checkpoint that `latest` names, None if there is no checkpoint.
+
+    Raises:
+        CheckpointError: the bucket does not exist; or there are checkpoints, but `latest` does not name a
+            complete one.
+    """
+    content = store.read(LATEST)
+    name = None if content is None else content.decode(errors="replace").strip()
+    if name is not None and iteration_of(name) is not None:
+        manifest = store.read(f"{name}/{MANIFEST}")
+        if manifest is not None:
+            return name, manifest
+    complete = store.complete_checkpoints()
+    if name is None and not complete:
+        store.check_bucket()
+        return None
+    what = "is missing" if name is None else f"names {quoted(name)!r}, which is not a complete checkpoint"
+    offer = f"write {complete[-1]} into it to load that checkpoint" if complete else "there is none"
+    raise CheckpointError(f"{store.url}/{LATEST} {what}; if no upload is running, {offer}")
 
 
 def _send_blocks(source: BinaryIO, target: BinaryIO) -> None:

@@ -15,9 +15,8 @@ from neox_config.atomic import atomic_write
 from neox_config.facts.checkpoints import MANIFEST, complete_checkpoints, iteration_of
 from neox_config.facts.stores import MULTIPART_BYTES, is_url
 from neox_model.checkpoint.directory import find_latest
-from neox_model.checkpoint.downloads import latest_in
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.checkpoint.object_store import ObjectStore
+from neox_model.checkpoint.object_store import ObjectStore, latest_in
 
 __all__ = ["OWNER", "check_owner", "claim_store", "warn_of_newer"]
 
