@@ -224,7 +224,7 @@ def _description(
     directory: Path, name: str, candidates: Sequence[tuple[str, str]], hosts: Sequence[Inventory]
 ) -> str:
     """Return the message for a checkpoint that is not whole: its missing shards, and hosts that lack it."""
-    lost = sorted(min((_lost(key, hosts) for key in candidates), key=len, default=set()))
+    lost = min((sorted(_lost(key, hosts)) for key in candidates), key=lambda files: len(files), default=[])
     without = [each.host for each in hosts if not any(key in each.copies for key in candidates)]
     text = f"{directory / quoted(name)} is not whole on the hosts {', '.join(each.host for each in hosts)}"
     if lost:

@@ -11,6 +11,7 @@ import os
 from math import prod
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ _MOST_BYTES = 2**30
 
 
 class ShardFile:
-    """An open safetensors file.
+    """An open safetensors file, closed with this object.
 
     Args:
         path: the file.
@@ -41,9 +42,9 @@ class ShardFile:
     def __init__(self, path: Path, size: int) -> None:
         self._path, self._size = path, size
         try:
-            # Closed with this object.
-            self._file = path.open("rb", buffering=0)
-            found = os.fstat(self._file.fileno()).st_size
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            finalize(self, os.close, self._file)
+            found = os.fstat(self._file).st_size
         except OSError as error:
             raise DamagedCheckpointError(f"cannot read {path}: {error.strerror}") from error
         if found != size:
@@ -95,9 +96,9 @@ class ShardFile:
         done = 0
         try:
             while done < len(target):
-                count = os.preadv(self._file.fileno(), [target[done : done + _MOST_BYTES]], offset + done)
+                count = os.preadv(self._file, [target[done : done + _MOST_BYTES]], offset + done)
                 if count == 0:
-                    raise self._of_another_size(os.fstat(self._file.fileno()).st_size)
+                    raise self._of_another_size(os.fstat(self._file).st_size)
                 done += count
         except OSError as error:
             raise DamagedCheckpointError(f"cannot read {self._path}: {error.strerror}") from error
