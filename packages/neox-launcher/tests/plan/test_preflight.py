@@ -2,10 +2,13 @@
 
 import json
 import struct
+from types import SimpleNamespace
 
 import pytest
 
-from neox_launcher.plan.preflight import check_files
+from neox_launcher.plan.preflight import check_files, preflight
+from neox_launcher.resources.host import Host
+from neox_launcher.resources.world import World
 
 
 @pytest.fixture
@@ -163,3 +166,26 @@ def test_latest_checkpoint_is_read_only_inside_its_folder(load, files, latest):
     problems = check_files(load(f"{SETTINGS}load: old\n"), program="evaluate")
     is_inside = not latest.startswith("..")
     assert any("the model in old has 3 tokens" in problem.what for problem in problems) is is_inside
+
+
+LOCAL = SETTINGS + "save: runs/local\nsave-interval: 1\ncheckpoint: {use_node_local_storage: true}\n"
+
+
+def test_local_checkpoints_are_not_looked_for_on_this_host(load, files):
+    (files / "runs").write_text("here, but not on the hosts, it is a file")
+    assert check_files(load(LOCAL + "load: other\n"), program="train") == []
+    (problem,) = check_files(load(LOCAL.replace("true", "false")), program="train")
+    assert problem.name == "save"
+
+
+def test_restarts_with_local_checkpoints_require_that_they_resume(load, files):
+    for text, found in ((LOCAL, ["load"]), (LOCAL + "load: runs/local\n", [])):
+        plan = SimpleNamespace(
+            resolved=SimpleNamespace(config=load(text)),
+            program="train",
+            world=World(hosts=(Host("localhost", (0,)),), gpus=0),
+            max_restarts=3,
+        )
+        assert [problem.name for problem in preflight(plan)] == found
+        plan.max_restarts = 0
+        assert preflight(plan) == []

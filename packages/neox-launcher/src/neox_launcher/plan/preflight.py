@@ -40,7 +40,17 @@ _NO_CHECKPOINT = "contains no checkpoint"
 
 def preflight(plan: LaunchPlan) -> list[Problem]:
     """Return what would stop a plan: unsupported settings, missing devices, missing or invalid files."""
-    return _preflight(plan.resolved.config, program=plan.program, world=plan.world)
+    problems = _preflight(plan.resolved.config, program=plan.program, world=plan.world)
+    return [*problems, *_restarts_from_local_checkpoints(plan)]
+
+
+def _restarts_from_local_checkpoints(plan: LaunchPlan) -> Iterator[Problem]:
+    """Require that a restart resumes although the launcher cannot see what was saved."""
+    section = plan.resolved.config.checkpoint
+    if plan.max_restarts and _has_local_checkpoints(plan.resolved.config) and section.load != section.save:
+        what = "is not save, so a restart (--max-restarts) would not find what was saved on the hosts' disks"
+        problem = Problem("load", what, "set it to the same folder as save", value=in_words(section.load))
+        yield problem.located(place_of(plan.resolved.config.sources, "load"), None)
 
 
 def refuse_worker_by_hand(config: NeoXConfig, *, program: str) -> None:

@@ -254,7 +254,7 @@ def _install(directory: Path, name: str, manifest: str, copy: Copy | None) -> No
             file.write(manifest)
     elif copy.folder != name:
         folders.abandon(final)
-        (directory / copy.folder).rename(final)
+        folders.restore(final)
     flush_folder(directory)
     latest = directory / LATEST
     if not latest.exists() or latest.read_text(encoding="utf-8").strip() != name:
