@@ -98,7 +98,7 @@ def agree_on_checkpoint(directory: Path, storage: Storage, control: Group) -> No
 
 
 def choose(directory: Path, hosts: Sequence[Inventory]) -> tuple[str, str] | None:
-    """Return the name, and digest of the manifest, of the newest checkpoint that `latest` names on a host.
+    """Return the name, and digest of the manifest, of the latest checkpoint that `latest` names on a host.
 
     Raises:
         CheckpointError: `latest` names no checkpoint, or shards are on no host.
