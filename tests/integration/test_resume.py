@@ -258,6 +258,7 @@ _CANDIDATES: dict[str, list[Any]] = {
 }
 # Reported by what they decide.
 _BY_ANOTHER = {
+    "train_epochs",
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
     "weight_decay",

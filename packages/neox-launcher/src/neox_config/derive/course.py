@@ -37,7 +37,7 @@ def learning_rate(resolved: Resolved, update: int) -> float:
 
 def spread_iterations(resolved: Resolved, points: int) -> list[int]:
     """Return evenly spaced iterations of the training, and those at which the learning rate turns."""
-    last = resolved.config.training.train_iters - 1
+    last = resolved.config.training.iterations - 1
     curve = learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
     spread = {round(last * place / max(1, points - 1)) for place in range(points)}
     return sorted(spread | {turn for turn in curve.turns() if 0 <= turn <= last})

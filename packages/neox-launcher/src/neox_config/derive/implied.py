@@ -188,7 +188,7 @@ def _compression_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iter
     freeze = next(name for name in ("freeze_step", "var_freeze_step") if name in facts.declared)
     full = "var_update_scaler" if freeze == "var_freeze_step" else freeze
     # Both counts of updates end before the first compression.
-    if min(getattr(optimizer.params, each) for each in (freeze, full)) >= last:
+    if last is not None and min(getattr(optimizer.params, each) for each in (freeze, full)) >= last:
         what = f"is not before the last iteration ({last:,}): momenta are never compressed"
         yield _note(f"optimizer.params.{full}", what, f"set a smaller {full}", config, places)
         return
@@ -205,6 +205,8 @@ def _compression_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iter
 def _saving_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
     """Yield a notice about iterations of `extra_save_iters` that the training does not reach."""
     last = config.training.train_iters
+    if last is None:
+        return
     beyond = sorted(each for each in config.checkpoint.extra_save_iters or () if each > last)
     if beyond and config.checkpoint.save is not None:
         more = f" and {len(beyond) - 3:,} more" if len(beyond) > 3 else ""

@@ -103,7 +103,7 @@ def _one_bit_curve(config: NeoXConfig, decay_iterations: int) -> Curve:
 
     The warmup is a fraction of all iterations of the training.
     """
-    iterations = config.training.train_iters
+    iterations = config.training.iterations
     warmup = warmup_fraction(config, decay_iterations=iterations)
     return WarmupDecayLR(
         warmup_min_lr=minimum_rate(config),

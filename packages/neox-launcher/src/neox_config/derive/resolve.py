@@ -348,10 +348,10 @@ def mlp_width(config: NeoXConfig) -> int:
 
 def decay_iterations(config: NeoXConfig) -> int:
     """Return the number of iterations, including warmup, over which the learning rate decays."""
-    schedule, iterations = config.lr_schedule, config.training.train_iters
+    schedule, training = config.lr_schedule, config.training
     if schedule.lr_decay_fraction is not None:
-        return max(1, floor(iterations * schedule.lr_decay_fraction))
-    return schedule.lr_decay_iters or iterations
+        return max(1, floor(training.iterations * schedule.lr_decay_fraction))
+    return schedule.lr_decay_iters or training.iterations
 
 
 def _precision(config: NeoXConfig) -> Precision:

@@ -453,6 +453,7 @@ _DECIDES: dict[str, Callable[[Resolved], Any]] = {
     ),
     "warmup_iters": _by_another,
     "train_batch_size": lambda resolved: resolved.derived.train_batch_size,
+    "train_epochs": _by_another,
     "train_micro_batch_size_per_gpu": _by_another,
     "gradient_accumulation_steps": _by_another,
 }

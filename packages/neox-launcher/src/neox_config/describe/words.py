@@ -221,9 +221,7 @@ SUBJECTS: tuple[Subject, ...] = (
     # Length of training, evaluation, checkpoints
     Subject(
         "epoch, num epochs, n epochs, num train epochs, max epochs",
-        ("train_iters", "train_batch_size", "seq_length"),
-        "The length of training is given in iterations: epochs x tokens of the dataset / "
-        "(train_batch_size x seq_length). train_epochs is not implemented yet.",
+        ("train_epochs", "train_iters", "train_batch_size", "seq_length"),
     ),
     Subject(
         "steps, iterations, max iters, total steps, training length, training steps, train "

@@ -3,7 +3,7 @@
 import re
 from itertools import accumulate, pairwise
 
-__all__ = ["EVALUATED", "PARTS", "empty_parts", "parts_with_documents"]
+__all__ = ["EVALUATED", "PARTS", "empty_parts", "parts_with_documents", "training_documents"]
 
 PARTS = ("train", "valid", "test")
 EVALUATED = ("valid", "test")
@@ -30,6 +30,16 @@ def parts_with_documents(split: str, num_documents: int) -> list[str]:
     """
     counts = _counts(_shares(split), num_documents)
     return [part for part, count in zip(PARTS, counts, strict=False) if count > 0]
+
+
+def training_documents(split: str, num_documents: int) -> int:
+    """Return the number of documents for training; they are the first of the dataset.
+
+    Args:
+        split: up to three relative shares separated by commas or slashes.
+        num_documents: number of documents.
+    """
+    return _counts(_shares(split), num_documents)[0]
 
 
 def _shares(split: str) -> list[float]:

@@ -115,6 +115,8 @@ FOREIGN_NAMES: Mapping[str, str] = {
     "ffn_hidden_size": "mlp_width",
     "sequence_length": "seq_length",
     "max_seq_length": "seq_length",
+    "num_train_epochs": "train_epochs",
+    "max_epochs": "train_epochs",
     "max_steps": "train_iters",
     "train_steps": "train_iters",
     "micro_batch_size": "train_micro_batch_size_per_gpu",

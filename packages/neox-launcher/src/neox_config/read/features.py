@@ -169,12 +169,6 @@ FEATURES: tuple[Feature, ...] = (
         always="a prompt is one line",
     ),
     Feature(
-        title="a length of training in epochs",
-        names=_without("train_epochs"),
-        instead="set train-iters",
-        outcome="is not implemented yet",
-    ),
-    Feature(
         title="DeepSpeed's autotuner",
         names=_without("autotuning_run"),
         instead="remove it, and set autotuning: {enabled: true}",

@@ -15,6 +15,11 @@ from neox_config.schema.config import NeoXConfig
 _PARAMS = "scheduler.params"
 
 
+def _knows_iterations(c: NeoXConfig) -> bool:
+    """Return False for a configuration with train_epochs; it is checked again when its data is known."""
+    return c.training.train_iters is not None
+
+
 def floor_is_below_the_peak(c: NeoXConfig) -> Iterator[Problem]:
     """Require the minimum learning rate to be at most its peak."""
     lr = c.optimizer.optimizer.params.lr
@@ -44,6 +49,8 @@ def each_part_of_the_schedule_is_set_once(c: NeoXConfig) -> Iterator[Problem]:
 
 def the_warmup_ends_before_the_decay(c: NeoXConfig) -> Iterator[Problem]:
     """Require warmup_iters to be at most the iterations of the decay."""
+    if not _knows_iterations(c):
+        return
     iterations = decay_iterations(c)
     if c.optimizer.scheduler.type is None and (c.lr_schedule.warmup_iters or 0) > iterations:
         yield Problem(
@@ -55,6 +62,8 @@ def the_warmup_ends_before_the_decay(c: NeoXConfig) -> Iterator[Problem]:
 
 def the_parts_of_wsd_fit_the_schedule(c: NeoXConfig) -> Iterator[Problem]:
     """Require that the warmup ends before the decay of wsd starts."""
+    if not _knows_iterations(c):
+        return
     iterations = decay_iterations(c)
     if c.optimizer.scheduler.type is not None or c.lr_schedule.lr_decay_style != "wsd":
         return
@@ -138,6 +147,8 @@ def _inverted(name: str, below: float | None, other: str, above: float | None) -
 def the_warmup_of_the_scheduler_ends_before_its_decay(c: NeoXConfig) -> Iterator[Problem]:
     """Require warmup_num_steps to be at most the steps of the schedule."""
     scheduler, params = c.optimizer.scheduler, c.optimizer.scheduler.params
+    if not (params.total_num_steps or _knows_iterations(c)):
+        return
     steps = params.total_num_steps or decay_iterations(c)
     if scheduler.type in ("WarmupDecayLR", "WarmupCosineLR") and params.warmup_num_steps > steps:
         is_default = "warmup_num_steps" not in params.model_fields_set
@@ -171,7 +182,9 @@ def the_optimizer_has_a_momentum_to_cycle(c: NeoXConfig) -> Iterator[Problem]:
 
 def the_momentum_stays_below_one(c: NeoXConfig) -> Iterator[Problem]:
     """Require that the momentum, which grows after the cycle, stays below 1 until the end of the training."""
-    scheduler, last = c.optimizer.scheduler, c.training.train_iters - 1
+    if not _knows_iterations(c):
+        return
+    scheduler, last = c.optimizer.scheduler, c.training.iterations - 1
     params = scheduler.params
     if scheduler.type != "OneCycle" or None in (params.cycle_min_lr, params.cycle_max_lr):
         return

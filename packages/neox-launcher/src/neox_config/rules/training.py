@@ -3,10 +3,47 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from neox_config.derive.curricula import enabled_sampling
 from neox_config.derive.engine import engine_offers
 from neox_config.facts.stores import has_credentials, is_url
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
+
+
+def the_length_of_training_is_given_once(c: NeoXConfig) -> Iterator[Problem]:
+    """Require train_iters or train_epochs, and refuse both."""
+    iterations, epochs = c.training.train_iters, c.training.train_epochs
+    if iterations is None and epochs is None:
+        what, remedy = (
+            "is missing, and so is train-epochs",
+            "add train-iters: 1000 (iterations of the training)",
+        )
+        yield Problem("train_iters", what, remedy, value="")
+    elif iterations is not None and epochs is not None:
+        yield Problem("train_epochs", "and train-iters cannot both be set", "remove one of them")
+
+
+def a_pass_reads_one_dataset_in_order(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse train_epochs with several training datasets, and with a curriculum that chooses samples."""
+    if c.training.train_epochs is None:
+        return
+    count = len(c.data.train_data_paths or ())
+    if count > 1:
+        yield Problem(
+            "train_epochs",
+            f"is not defined for {count} datasets in train-data-paths: they are mixed by weight, so each is "
+            "read a different number of times",
+            "set train-iters (neox-data blend-report shows the passes), or merge them with neox-data merge",
+        )
+    if c.data.pack_impl != "packed":
+        what = f"is not defined with pack-impl: {c.data.pack_impl}, whose samples depend on their number"
+        yield Problem("train_epochs", what, "set train-iters, or pack-impl: packed")
+    if enabled_sampling(c) is not None:
+        yield Problem(
+            "train_epochs",
+            "is not defined with data_efficiency.data_sampling, which chooses samples by difficulty",
+            "set train-iters",
+        )
 
 
 def micro_batch_or_batch_is_given(c: NeoXConfig) -> Iterator[Problem]:

@@ -23,7 +23,7 @@ from neox_launcher.protocol.outcome import Outcome
 __all__ = ["LEFT_OUT", "StoppedError", "Trials", "describe", "fingerprint", "measure", "profiled_iterations"]
 
 LEFT_OUT = (
-    *("autotuning", "train_batch_size"),
+    *("autotuning", "train_batch_size", "train_epochs"),
     *("save", "load", "save_interval", "save_growth", "extra_save_iters", "save_interval_minutes"),
     "async_save",
     *("keep_last_n_checkpoints", "checkpoint", "exit_interval"),

@@ -7,6 +7,7 @@ import click
 from neox_config import NeoXConfig, Resolved, resolve
 from neox_config.estimate.shapes import fewest_devices
 from neox_config.files import why_not_readable
+from neox_launcher.plan.epochs import with_iterations
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.hostfile import read_hostfile
 from neox_launcher.resources.hosts import Pool, select
@@ -46,11 +47,14 @@ def resolve_for(config: NeoXConfig, *, devices: int | None, hostfile: str | None
     """
     hosts = hosts_for(config, devices=devices, hostfile=hostfile)
     if hosts is not None:
-        return resolve(config, devices=sum(len(host.slots) for host in hosts), hosts=len(hosts))
+        count = sum(len(host.slots) for host in hosts)
+        config = with_iterations(config, devices=count, hosts=len(hosts))
+        return resolve(config, devices=count, hosts=len(hosts))
     launch = config.launch
     if devices is None and launch.num_gpus is not None and launch.num_gpus > 0:
         devices = launch.num_gpus * max(1, launch.num_nodes or 1)
-    return resolve(config, devices=devices or fewest_devices(config))
+    devices = devices or fewest_devices(config)
+    return resolve(with_iterations(config, devices=devices), devices=devices)
 
 
 def hosts_for(config: NeoXConfig, *, devices: int | None, hostfile: str | None) -> tuple[Host, ...] | None:

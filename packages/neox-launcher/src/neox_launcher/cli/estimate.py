@@ -169,7 +169,7 @@ def _estimate_command(
     click.echo(render_estimate(result, device_memory=device_memory, vocabulary_origin=origin))
     speed = tflops or (mfu * peak_tflops if mfu else None)
     if speed is not None:
-        click.echo(render_training_time(result, iterations=config.training.train_iters, tflops=speed))
+        click.echo(render_training_time(result, iterations=resolved.config.training.iterations, tflops=speed))
 
 
 @click.command("suggest")
@@ -220,6 +220,9 @@ def _suggest_command(
 ) -> None:
     """Print the fastest parallel layouts that fit into the memory of the devices."""
     config = load_config(files, overrides=overrides, directory=directory)
+    # Layouts do not depend on the number of iterations, which train-epochs leaves open.
+    iterations = config.training.train_iters or 1
+    config = config.model_copy(update={"training": config.training.replaced(train_iters=iterations)})
     entries, _ = vocabulary_of(config, vocab_size)
     resolved = resolve(_on_one_device(config), devices=1)
     shape, like = shape_of(resolved, vocab_size=entries), layout_of(resolved)

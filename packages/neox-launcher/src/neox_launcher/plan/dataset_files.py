@@ -5,12 +5,22 @@ its own description of the format (`neox_data.indexed.layout`); a test compares 
 """
 
 import struct
+import sys
+from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from neox_config.files import why_not_readable
 
-__all__ = ["check_indexed_files", "count_documents", "data_path", "index_path", "manifest_path"]
+__all__ = [
+    "check_indexed_files",
+    "count_documents",
+    "count_tokens",
+    "data_path",
+    "index_path",
+    "manifest_path",
+]
 
 _MMAP_MAGIC = b"MMIDIDX\x00\x00"
 _MMAP_HEADER = struct.Struct("<9sQBQQ")
@@ -21,6 +31,8 @@ _VERSION = 1
 # Bytes per token by dtype code. Different writers use codes 6 and 7 for different types.
 _ITEM_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 8: 2}
 _DISPUTED_CODES = (6, 7)
+# 4 MiB.
+_SIZES_AT_ONCE = 2**20
 
 
 def index_path(prefix: str) -> Path:
@@ -69,6 +81,36 @@ def count_documents(prefix: str) -> int | None:
     if len(header) < _MMAP_HEADER.size or not header.startswith(_MMAP_MAGIC):
         return None
     return int(_MMAP_HEADER.unpack(header)[3])
+
+
+def count_tokens(prefix: str, documents: Callable[[int], int]) -> int:
+    """Return the number of tokens in the first documents of a dataset, as its index states their sizes.
+
+    Args:
+        prefix: path of the dataset, without extension.
+        documents: the number of documents in the dataset -> how many of them to count.
+
+    Raises:
+        OSError: the index cannot be read.
+        ValueError: it is damaged, or has another format.
+    """
+    path = index_path(prefix)
+    with path.open("rb") as file:
+        _bytes_of_data(file, path.stat().st_size)
+        file.seek(0)
+        if file.read(len(_MMAP_MAGIC)) != _MMAP_MAGIC:
+            raise ValueError("is in an older format, which train-epochs does not count")
+        file.seek(0)
+        left = documents(_MMAP_HEADER.unpack(file.read(_MMAP_HEADER.size))[3])
+        tokens = 0
+        while left > 0:
+            sizes = array("i")
+            sizes.fromfile(file, min(left, _SIZES_AT_ONCE))
+            if sys.byteorder == "big":
+                sizes.byteswap()
+            tokens += sum(sizes)
+            left -= len(sizes)
+        return tokens
 
 
 def _bytes_of_data(file: BinaryIO, size: int) -> int | None:

@@ -200,7 +200,9 @@ class LaunchPlan:
             f"accumulation {derived.accumulation} x data {derived.data_parallel_size}; "
             f"{derived.train_batch_size * model.seq_length:,} tokens",
         )
-        yield "iterations", f"{config.training.train_iters:,}" if trains else ""
+        epochs = config.training.train_epochs
+        passes = "" if epochs is None else f" (train-epochs: {epochs:,})"
+        yield "iterations", f"{config.training.iterations:,}{passes}" if trains else ""
         yield (
             "model",
             f"{model.num_layers} layers, width {model.hidden_size:,}, {model.num_attention_heads} heads, "

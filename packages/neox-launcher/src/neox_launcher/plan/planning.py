@@ -15,6 +15,7 @@ from neox_config.errors import HostfileError, LaunchError
 from neox_config.problems import Problem, config_error, in_words, place_of
 from neox_config.schema.sections.launch import MPI_LAUNCHERS
 from neox_launcher.plan.environment import secret_variables, travelling_variables
+from neox_launcher.plan.epochs import with_iterations
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.scheduler import Member, find_member
 from neox_launcher.resources.host import Host
@@ -82,7 +83,7 @@ def plan_launch(
     )
     member, copy = find_member(env), 1
     if request.program == "generate":
-        config = _without_batch(config)
+        config = _without_training(config)
         copy = _devices_of_one_copy(config)
     if member is None:
         pool = find_pool(config, env, count_gpus=count, processes=copy)
@@ -94,6 +95,7 @@ def plan_launch(
     is_local, folder = member is None and _are_this_machine(hosts), _working_folder()
     world = World(hosts=hosts, gpus=count() if is_local else None)
     _check_address(config, "launcher_address", is_local=is_local)
+    config = with_iterations(config, devices=world.size, hosts=len(hosts))
     launcher = "local" if member else _choose_launcher(config, hosts)
     return LaunchPlan(
         program=request.program,
@@ -159,9 +161,10 @@ def _slurm_options(config: NeoXConfig, launcher: str) -> Iterator[str]:
         yield from (f"{option}={value}" for option, value in options.items() if value)
 
 
-def _without_batch(config: NeoXConfig) -> NeoXConfig:
-    """Return the configuration without a train batch size: one copy of the model generates text."""
+def _without_training(config: NeoXConfig) -> NeoXConfig:
+    """Return the configuration without train batch size and epochs: one copy of the model generates text."""
     training = config.training.replaced(
+        train_iters=config.training.train_iters or 1,
         train_batch_size=None,
         train_micro_batch_size_per_gpu=config.training.train_micro_batch_size_per_gpu or 1,
     )

@@ -168,7 +168,7 @@ def _new_span(
         )
     source = latest_kept(config.checkpoint.load)
     start = 0 if source is None or config.checkpoint.finetune else source.iteration
-    left = config.training.train_iters - start
+    left = config.training.iterations - start
     if left < 2 * wanted.steps:
         after = f" after {source.path.name}" if source is not None and start else ""
         fitting = f"give at most --steps {left // 2}, or " if left > 1 else ""
@@ -206,10 +206,10 @@ def _kept_span(
                 f"{kept.path} was written with another configuration: {'; '.join(changed)}; use the "
                 "configuration of that training (--resume-set changes the resumed training only)"
             )
-    if target.iteration > config.training.train_iters:
+    if target.iteration > config.training.iterations:
         raise LaunchError(
             f"{target.path} is at iteration {target.iteration:,}, but train-iters is "
-            f"{config.training.train_iters:,}; set train-iters to the value of the training that wrote it"
+            f"{config.training.iterations:,}; set train-iters to the value of the training that wrote it"
         )
     if source.training.get("left_out", []) != target.training.get("left_out", []):
         raise LaunchError(
@@ -224,7 +224,7 @@ def _refuse_another_training(plan: LaunchPlan, resumed: LaunchPlan) -> None:
     one, other = plan.resolved, resumed.resolved
     for name, before, after in (
         ("train-batch-size", one.derived.train_batch_size, other.derived.train_batch_size),
-        ("train-iters", one.config.training.train_iters, other.config.training.train_iters),
+        ("train-iters", one.config.training.iterations, other.config.training.iterations),
         ("seq-length", one.config.model.seq_length, other.config.model.seq_length),
     ):
         if before != after:

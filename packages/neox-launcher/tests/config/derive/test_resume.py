@@ -58,7 +58,7 @@ TRAINING = set(
     zero_optimization.zero_quantized_weights zero_optimization.zero_quantized_gradients
     lr_decay_style lr_decay_iters lr_decay_fraction min_lr decay_lr_to warmup warmup_iters
     lr_wsd_decay_style lr_wsd_decay_fraction lr_wsd_decay_iters
-    train_iters train_batch_size
+    train_iters train_epochs train_batch_size
     train_micro_batch_size_per_gpu gradient_accumulation_steps loss_normalization seed
     on_spike spike_threshold spike_window spike_rollback_batches
     data_path train_data_paths valid_data_paths test_data_paths

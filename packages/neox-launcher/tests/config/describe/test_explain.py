@@ -56,7 +56,7 @@ def test_every_word_finds_all_parameters_of_its_row(subject):
         ("flash", "attention_config"),
         ("gqa", "num_kv_heads"),
         ("swiglu", "activation"),
-        ("epochs", "train_iters"),
+        ("epochs", "train_epochs"),
         ("dtype", "precision"),
         ("batch size", "train_batch_size"),
         ("warmup steps", "warmup_iters"),
@@ -94,10 +94,6 @@ def test_names_of_gpt_neox_that_are_refused_get_the_reason():
     for name in names_of_features():
         assert explain(name).startswith(f"{name} belongs to a feature that ")
         assert feature_of(name).title in explain(name)
-    assert explain("train_epochs") == (
-        "train_epochs belongs to a feature that is not implemented yet: a length of training in epochs; "
-        "set train-iters"
-    )
     assert "mamba_selective_scan_fusion  is not supported: Mamba layers" in explain("mamba")
     assert "is not supported: mixture-of-experts layers (MoE)" in explain("moe")
 

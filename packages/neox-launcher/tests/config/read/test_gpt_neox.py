@@ -270,7 +270,7 @@ def test_names_with_an_equal_are_carried_out(load, text, name, value):
         ("checkpoint_scale: cubic", "must be linear or log"),
         ("checkpoint_factor: 1\ncheckpoint_scale: log", "must be at least 1.01"),
         ("train_lable_data_paths: [x]", "did you mean train-label-data-paths?"),
-        ("train_epochs: 2", "is not implemented yet: it requires a length of training in epochs"),
+        ("train_epochs: 2", "and train-iters cannot both be set"),
         ("output_layer_parallelism: row", "is split over the hidden size"),
     ],
 )

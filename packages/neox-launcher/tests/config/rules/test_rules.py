@@ -358,6 +358,20 @@ EXAMPLES = {
         "add zero_allow_untested_optimizer: true",
         "zero-stage: 1\nzero-allow-untested-optimizer: true\n--set optimizer.type=SGD",
     ),
+    "the_length_of_training_is_given_once": (
+        "train-epochs: 2",
+        "train_epochs",
+        "and train-iters cannot both be set",
+        "train-epochs: 2\n--set train-iters=null",
+    ),
+    "a_pass_reads_one_dataset_in_order": (
+        "train-epochs: 2\ntrain-data-paths: [a, b]\nvalid-data-paths: [c]\ntest-data-paths: [c]\n"
+        "--set train-iters=null",
+        "train_epochs",
+        "is not defined for 2 datasets in train-data-paths",
+        "train-epochs: 2\ntrain-data-paths: [a]\nvalid-data-paths: [c]\ntest-data-paths: [c]\n"
+        "--set train-iters=null",
+    ),
     "micro_batch_or_batch_is_given": (
         "--set train-micro-batch-size-per-gpu=null",
         "train_micro_batch_size_per_gpu",

@@ -110,7 +110,6 @@ REQUIRED_HERE = {
     "hidden_size",
     "num_attention_heads",
     "max_position_embeddings",
-    "train_iters",
     "optimizer.params.lr",
 }
 

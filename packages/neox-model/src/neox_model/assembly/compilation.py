@@ -212,7 +212,7 @@ def _why_not(trial: _Trial, resolved: Resolved, groups: Groups) -> str | None:
         return "on a CPU compilation takes minutes and saves a twentieth of the layers' time"
     if resolved.config.attention.apply_query_key_layer_scaling:
         return "with query-key layer scaling each layer needs a separate graph"
-    iterations, passes = resolved.config.training.train_iters, resolved.derived.accumulation
+    iterations, passes = resolved.config.training.iterations, resolved.derived.accumulation
     gained = _SHARE_GAINED * iterations * passes * (trial.eager_seconds() if trial.layers else 0.0)
     is_long = not trial.layers or gained > _SECONDS_TO_COMPILE
     if all_ranks_agree(groups.control, is_long):

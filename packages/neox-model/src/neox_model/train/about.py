@@ -62,7 +62,7 @@ def about_run(resolved: Resolved, *, vocab_size: int, checkpoint: str | None) ->
             "flops_per_iteration": estimate.flops_per_iteration,
             "communication": asdict(estimate.communication),
         },
-        "last_iteration": config.training.train_iters,
+        "last_iteration": config.training.iterations,
         "checkpoint": checkpoint,
         # Absolute, so that `neox-report` finds it from any working directory.
         "save": config.checkpoint.save and str(Path(config.checkpoint.save).absolute()),

@@ -10,11 +10,28 @@ __all__ = ["TrainingSection"]
 class TrainingSection(Section, resume="training"):
     """Training iterations, batch sizes, random seed and evaluation."""
 
-    train_iters: int = param(
+    train_iters: int | None = param(
+        None,
         origin="Meg",
         gt=0,
         le=1_000_000_000,
-        doc="Total number of training iterations (weight updates), including those before a restart.",
+        none_means="computed from train_epochs",
+        doc="Total number of training iterations (weight updates), including those before a restart. Either "
+        "this or train-epochs is required.",
+    )
+    train_epochs: int | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        le=1_000_000,
+        none_means="not used: train_iters is given",
+        doc="Number of passes over the training data, instead of train-iters: as many iterations as possible "
+        "without reading a token more often. With T tokens of training documents, E passes have "
+        "floor((E*T - 1) / seq-length) samples, or E * floor((T - 1) / seq-length) with sample-order lazy; "
+        "train-iters is that divided by the global batch size, rounded down. It is computed when a command "
+        "needs it, from the index of the data; all that follows from train-iters, such as the learning rate "
+        "schedule, follows. Requires one dataset (data-path, or one train-data-paths), and a constant batch "
+        "size when a training resumes.",
     )
     train_batch_size: int | None = param(
         None,
@@ -164,3 +181,14 @@ class TrainingSection(Section, resume="training"):
         "must end, called by every rank; and request_resume(), called by rank 0 after the checkpoint is "
         "complete.",
     )
+
+    @property
+    def iterations(self) -> int:
+        """Return train_iters, which `neox_launcher.plan.epochs` computes where train_epochs is given.
+
+        Raises:
+            ValueError: it was not computed.
+        """
+        if self.train_iters is None:
+            raise ValueError("train-iters was not computed from train-epochs; see neox_launcher.plan.epochs")
+        return self.train_iters

@@ -52,7 +52,7 @@ def drawn_by_difficulty(resolved: Resolved, dataset: SampleDataset, position: Po
     curriculum = enabled_curriculum(config)
     if curriculum is None or not indices:
         return dataset
-    iterations, batch = config.training.train_iters, resolved.derived.train_batch_size
+    iterations, batch = config.training.iterations, resolved.derived.train_batch_size
     if not position.knows_batch_sizes:
         raise DataError(
             f"the checkpoint's training read {position.samples:,} samples in {position.iteration:,} "

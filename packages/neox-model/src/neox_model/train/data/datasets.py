@@ -9,6 +9,7 @@ import numpy as np
 from neox_config import Resolved
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_data.blend import SampleDataset, build_blend
+from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.labels import LabelledDataset
@@ -19,6 +20,7 @@ from neox_data.splits import split_documents
 from neox_data.tokenizers import Tokenizer
 from neox_data.weights import normalise_weights, relative_weights, weights_by_num_documents
 from neox_data.whole_dataset import WholeDocumentDataset
+from neox_launcher.plan.epochs import samples_of_passes
 from neox_model.train.data.curriculum import drawn_by_difficulty
 from neox_model.train.data.position import START, Position
 
@@ -26,6 +28,7 @@ __all__ = [
     "ORDERS",
     "Datasets",
     "build_datasets",
+    "check_passes",
     "check_tokenizers",
     "data_weights",
     "num_samples",
@@ -42,8 +45,8 @@ def num_samples(resolved: Resolved, position: Position = START) -> dict[str, int
     Source: GPT-NeoX, so that datasets are shuffled the same.
     """
     training, batch = resolved.config.training, resolved.derived.train_batch_size
-    iterations = max(0, training.train_iters - position.iteration)
-    evaluations = training.train_iters // training.eval_interval + 1
+    iterations = max(0, training.iterations - position.iteration)
+    evaluations = training.iterations // training.eval_interval + 1
     evaluations = max(1, evaluations - position.iteration // training.eval_interval)
     evaluated = training.eval_iters * batch
     return {
@@ -74,6 +77,45 @@ def build_datasets(
     if "train" in datasets:
         datasets["train"] = drawn_by_difficulty(resolved, datasets["train"], position)
     return datasets
+
+
+def check_passes(resolved: Resolved, position: Position = START) -> None:
+    """Check the number of iterations that was computed from `train_epochs` against the data of this host.
+
+    Args:
+        resolved: the configuration.
+        position: position in the data from which the training resumes.
+
+    Raises:
+        DataError: the data differs from that of the host that computed the number of iterations, or the
+            checkpoint was written with another batch size.
+    """
+    config, batch = resolved.config, resolved.derived.train_batch_size
+    epochs, data, iterations = config.training.train_epochs, config.data, config.training.iterations
+    if epochs is None:
+        return
+    prefix = data.data_path if data.data_path is not None else _paths(resolved, "train")[0]
+    indexed = _open(resolved, prefix)
+    whole = range(len(indexed))
+    documents = whole if data.data_path is None else split_documents(data.split, len(indexed))["train"]
+    tokens = int(indexed.sizes[documents.start : documents.stop].sum(dtype=np.int64))
+    samples = samples_of_passes(
+        epochs, tokens, seq_length=config.model.seq_length, is_lazy=data.sample_order == "lazy"
+    )
+    if samples // batch != iterations:
+        raise DataError(
+            f"{prefix} has {tokens:,} tokens for training on this host, which are {samples // batch:,} "
+            f"iterations (train-epochs: {epochs:,}), but the training was started with {iterations:,}; make "
+            "sure that all hosts read the same files"
+        )
+    if position.samples != position.iteration * batch:
+        left = position.iteration + max(0, samples - position.samples) // batch
+        raise DataError(
+            f"the checkpoint of iteration {position.iteration:,} was written with another batch size than "
+            f"{batch:,}, so train-epochs is not {iterations:,} iterations any more; replace train-epochs by "
+            f"train-iters: {left}, which ends after the same samples, and set lr-decay-iters to keep the "
+            "learning rate schedule"
+        )
 
 
 def _before_curriculum(resolved: Resolved, wanted: dict[str, int]) -> Datasets:
@@ -121,9 +163,12 @@ def _split_one(resolved: Resolved, prefix: str, wanted: dict[str, int]) -> Datas
 
 def _blend(resolved: Resolved, part: str, count: int) -> SampleDataset:
     sources = _sources(resolved, part)
+    counts_passes = part == "train" and resolved.config.training.train_epochs is not None
 
     def build(number: int, share: int) -> SampleDataset:
         source = sources[number]
+        # GPT-NeoX's reserve of half a percent would mix the documents of a further pass into these.
+        share = count if counts_passes else share
         return _dataset(resolved, source, f"{part}_{number}", range(len(source.tokens)), share)
 
     order = ORDERS[resolved.config.data.sample_order]

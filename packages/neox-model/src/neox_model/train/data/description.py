@@ -13,6 +13,7 @@ from neox_data.batch_sizes import BatchSizes
 from neox_data.errors import DataError
 from neox_data.tokenizers import build_tokenizer
 from neox_data.training_data import TrainingData
+from neox_launcher.plan.epochs import with_iterations
 from neox_launcher.protocol.kept_checkpoints import find_kept
 from neox_model.train.data.datasets import build_datasets, num_samples
 from neox_model.train.data.position import START, Position
@@ -40,7 +41,8 @@ def describe_training_data(
     """
     try:
         config = load_config(paths, overrides=overrides)
-        resolved = resolve(config, devices=devices or fewest_devices(config))
+        devices = devices or fewest_devices(config)
+        resolved = resolve(with_iterations(config, devices=devices), devices=devices)
         position = START if checkpoint is None else _position_at(checkpoint, config)
     except NeoXError as error:
         raise DataError(str(error)) from error
@@ -80,7 +82,7 @@ def training_data_of(resolved: Resolved, position: Position = START) -> Training
     return TrainingData(
         datasets=build_datasets(resolved, position=position),
         num_samples=num_samples(resolved, position),
-        train_iters=config.training.train_iters,
+        train_iters=config.training.iterations,
         seq_length=config.model.seq_length,
         batch_sizes=BatchSizes(position.batch_sizes).then(position.iteration, derived.train_batch_size),
         micro_batch=derived.micro_batch_size,

@@ -1,0 +1,87 @@
+"""Compute the number of iterations of a training whose length is given in passes over its data."""
+
+from functools import partial
+
+from neox_config import NeoXConfig, resolve
+from neox_config.facts.splits import training_documents
+from neox_config.problems import Problem, config_error, in_words, place_of
+from neox_config.rules import broken_rules
+from neox_launcher.plan.dataset_files import count_tokens, index_path
+
+__all__ = ["samples_of_passes", "with_iterations"]
+
+_NAME = "train_epochs"
+
+
+def with_iterations(config: NeoXConfig, *, devices: int, hosts: int = 1) -> NeoXConfig:
+    """Return the configuration with `train_iters`; unchanged if that is given.
+
+    Args:
+        config: loaded configuration.
+        devices: number of workers of the whole job, on which the global batch size may depend.
+        hosts: number of hosts, for messages.
+
+    Raises:
+        ConfigError: the index of the data cannot be read, the data is smaller than a batch, or a setting does
+            not fit the number of iterations.
+    """
+    epochs = config.training.train_epochs
+    if epochs is None or config.training.train_iters is not None:
+        return config
+    # The batch size does not depend on the number of iterations.
+    batch = resolve(_with(config, train_iters=1), devices=devices, hosts=hosts).derived.train_batch_size
+    prefix, tokens = _tokens(config)
+    samples = samples_of_passes(
+        epochs, tokens, seq_length=config.model.seq_length, is_lazy=config.data.sample_order == "lazy"
+    )
+    if samples < batch:
+        what = (
+            f"gives no iteration: {prefix} has {tokens:,} tokens for training, {samples:,} samples in all, "
+            f"and an iteration reads {batch:,}"
+        )
+        raise _error(config, what, "use more data, or a smaller batch size or seq-length")
+    found = _with(config, train_iters=samples // batch)
+    # Rules about the number of iterations could not be checked before.
+    problems = broken_rules(_with(found, train_epochs=None), config.sources)
+    if problems:
+        raise config_error(problems, config.files)
+    return found
+
+
+def samples_of_passes(epochs: int, tokens: int, *, seq_length: int, is_lazy: bool) -> int:
+    """Return the number of samples in whole passes over the data.
+
+    Args:
+        epochs: number of passes.
+        tokens: tokens of one pass.
+        seq_length: tokens that a sample predicts.
+        is_lazy: each pass is cut into samples by itself, instead of all passes together.
+    """
+    if is_lazy:
+        return epochs * max(0, (tokens - 1) // seq_length)
+    return max(0, (epochs * tokens - 1) // seq_length)
+
+
+def _tokens(config: NeoXConfig) -> tuple[str, int]:
+    """Return the path of the training data and the number of its tokens."""
+    data = config.data
+    prefix = data.data_path if data.data_path is not None else (data.train_data_paths or ("",))[0]
+    documents = partial(training_documents, data.split) if data.data_path is not None else int
+    try:
+        return prefix, count_tokens(prefix, documents)
+    except (OSError, ValueError, EOFError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        what = f"depends on the data, whose index cannot be read here: {index_path(prefix)}: {reason}"
+        remedy = "run the command where the data is, or set train-iters instead"
+        raise _error(config, what, remedy) from error
+
+
+def _with(config: NeoXConfig, **changes: int | None) -> NeoXConfig:
+    changed = config.model_copy(update={"training": config.training.replaced(**changes)})
+    return changed.with_origin(sources=config.sources, notices=config.notices, files=config.files)
+
+
+def _error(config: NeoXConfig, what: str, remedy: str) -> Exception:
+    problem = Problem(_NAME, what, remedy)
+    value = in_words(config.training.train_epochs)
+    return config_error([problem.located(place_of(config.sources, _NAME), value)], config.files)
