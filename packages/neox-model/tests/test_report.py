@@ -63,9 +63,7 @@ def write_run(folder, *, changes=None, spike=True):
     """A run that is killed after iteration 30, restarts from 20, and finishes 60."""
     times = iter(range(10**6))
     for first, last, is_restart in ((0, 30, False), (20, 60, True)):
-        writer = JsonlWriter(
-            folder, iteration=first, is_restart=is_restart, clock=lambda: BEGIN + next(times)
-        )
+        writer = JsonlWriter(folder, iteration=first, launch="this", clock=lambda: BEGIN + next(times))
         events = Events([writer])
         events.record("start", first, **about(**(changes or {})), restart=1 if is_restart else None)
         for iteration in range(first + 1, last + 1):
@@ -128,6 +126,11 @@ def test_the_page_answers_what_happened_when_and_why(tmp_path):
         "continued from the checkpoint of iteration 20, 1 s later; 10 iterations were repeated."
     ) in text
     assert "ended: all iterations were finished" in text
+    assert "Loss spike in iteration 44; see the timeline for the documents. Validation loss 0.5000 in" in text
+    # The update of the spike was skipped, too.
+    assert "2 updates skipped" in text
+    # The last evaluation comes before the end, even if both have the same time.
+    assert text.index("perplexity 1.649") < text.index("the training is finished")
     assert "loss spike: 9.500, above the limit 1.250; action: skip" in text
     assert f"samples 8 to 15, from documents 3 and 4 of {HOSTILE}" in text
     assert f"ranks 2, 3 computed 2 times as long as the median host {HOSTILE}; 3 s, median 1.5 s" in text
@@ -181,6 +184,48 @@ def test_failures_older_than_the_run_do_not_explain_it(tmp_path):
     run = read_run(tmp_path)
     assert [attempt.failures for attempt in run.attempts] == [[], []]
     assert "1 failures of failures.jsonl: they are older than the first attempt" in run.missing
+
+
+def test_failures_of_starts_without_a_record_are_told_from_those_of_attempts(tmp_path):
+    write_run(tmp_path)
+    found = [
+        {"time": BEGIN - 5.0, "host": "h", "rank": 1, "message": "early", "launch": "this"},
+        {"time": BEGIN + 31.0, "host": "h-2", "rank": None, "message": "agent lost", "launch": "this"},
+        {"time": BEGIN + 31.5, "host": "", "rank": None, "message": "no progress for 9 s", "launch": "this"},
+        {"time": BEGIN + 500.0, "host": "h", "rank": 0, "message": "late", "launch": "another"},
+    ]
+    (tmp_path / FAILURES).write_text("".join(json.dumps(one) + "\n" for one in found))
+    run = read_run(tmp_path)
+    assert [[one["message"] for one in attempt.failures] for attempt in run.attempts] == [
+        ["agent lost", "no progress for 9 s"],
+        [],
+    ]
+    _, text = read_page(render_page([run]))
+    assert (
+        "An earlier start of the same launch ended before its first record: worker 1 on h failed at "
+        "2025-11-23 04:59:55 UTC: early. Attempt 1 trained"
+    ) in text
+    assert "ended: host h-2 failed at 2025-11-23 05:00:31 UTC: agent lost" in text
+    assert "the launch failed at 2025-11-23 05:00:31 UTC: no progress for 9 s" in text
+    assert "A later launch ended before its first record: worker 0 on h failed" in text
+    assert "older than the first attempt" not in text
+
+
+def test_thousands_of_marks_become_one_for_each_place(tmp_path):
+    head = {"attempt": 1, "time": BEGIN}
+    lines = [{**head, "iteration": 0, "event": "attempt", "format": "neox-metrics-1"}]
+    lines += [{**head, "iteration": n, "loss/train": 1.0} for n in range(1, 20_001)]
+    lines += [{**head, "iteration": n, "event": "skipped"} for n in range(1, 20_001, 2)]
+    lines += [{**head, "iteration": 7_000, "event": "spike"}]
+    write_record(tmp_path, lines)
+    page = render_page([read_run(tmp_path)])
+    marks = re.findall(r'<i class="mark (\w+)"[^>]*title="([^"]*)"', page)
+    skipped = [text for kind, text in marks if kind == "skipped"]
+    assert len(skipped) == 250
+    counts = [int(text.split(" x ")[0].replace(",", "")) for text in skipped]
+    assert sum(counts) == 10_000
+    assert re.fullmatch(r"40 x update skipped, iterations \d+ to \d+", skipped[1])
+    assert [text for kind, text in marks if kind == "spike"] == ["iteration 7,000: loss spike"]
 
 
 def test_checkpoints_are_found_from_any_working_directory(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -169,6 +170,16 @@ def test_a_finetuning_is_resumed_with_all_states(request_):
     section = plan_launch(replace(request, overrides=settings), gpus=0).resolved.config.checkpoint
     assert (section.load, section.save) == ("ck pt", "ck pt")
     assert (section.finetune, section.no_load_optim, section.no_load_rng) == (False, False, False)
+
+
+def test_an_unreadable_log_folder_leaves_the_report_out(plan, request_, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    text = render_end(plan, request_, DONE, width=120).plain
+    assert text.startswith("neox-launch: finished\n")
+    assert "neox-report" not in text
 
 
 def test_a_folder_whose_name_is_no_yaml_text_is_quoted(request_, tmp_path):

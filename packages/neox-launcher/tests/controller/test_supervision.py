@@ -361,6 +361,8 @@ def test_a_hang_is_reported_with_the_rank_that_lags_and_its_stacks(run, tmp_path
     [report] = (tmp_path / "logs").glob("hang-*.txt")
     assert f"rank 0 on {HOST} has completed 3 iterations, others 6" in outcome.first_failure.message
     assert str(report) in outcome.first_failure.message
+    recorded = [json.loads(line) for line in (tmp_path / "logs" / "failures.jsonl").read_text().splitlines()]
+    assert [one["message"] for one in recorded if one["rank"] is None] == [outcome.first_failure.message]
     text = report.read_text()
     assert "--- ranks 0-1\n" in text
     assert "in stuck_here" in text

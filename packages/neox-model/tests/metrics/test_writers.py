@@ -10,7 +10,13 @@ from neox_model.metrics.events import Events
 from neox_model.metrics.writers.comet import CometWriter
 from neox_model.metrics.writers.console import ConsoleWriter
 from neox_model.metrics.writers.csv import CsvWriter
-from neox_model.metrics.writers.jsonl import JsonlWriter, read_metrics, read_records, superseded_from
+from neox_model.metrics.writers.jsonl import (
+    FAILURES,
+    JsonlWriter,
+    read_metrics,
+    read_records,
+    superseded_from,
+)
 from neox_model.metrics.writers.monitor import MonitorWriter
 from neox_model.metrics.writers.steady import SteadyWriter, steady
 from neox_model.metrics.writers.tensorboard import TensorBoardWriter
@@ -18,8 +24,8 @@ from neox_model.metrics.writers.wandb import WandbWriter
 from neox_model.optional import MissingPackageError
 
 
-def write_losses(folder, iterations, *, after):
-    writer = JsonlWriter(folder, iteration=after)
+def write_losses(folder, iterations, *, after, launch=None):
+    writer = JsonlWriter(folder, iteration=after, launch=launch)
     for iteration in iterations:
         writer.write({"loss/train": iteration / 2}, iteration)
     writer.close()
@@ -116,8 +122,8 @@ def test_last_iteration_is_not_recorded_twice(tmp_path):
 
 
 def test_a_restart_from_the_beginning_continues_the_file_as_a_new_attempt(tmp_path):
-    write_losses(tmp_path, [1, 2, 3], after=0)
-    writer = JsonlWriter(tmp_path, iteration=0, is_restart=True)
+    write_losses(tmp_path, [1, 2, 3], after=0, launch="a")
+    writer = JsonlWriter(tmp_path, iteration=0, launch="a")
     writer.write({"loss/train": 7.0}, 1)
     writer.close()
     path = tmp_path / "metrics.jsonl"
@@ -127,6 +133,28 @@ def test_a_restart_from_the_beginning_continues_the_file_as_a_new_attempt(tmp_pa
         (record["attempt"], record["loss/train"]) for record in read_records(path) if "event" not in record
     ]
     assert kept == [(1, 0.5), (1, 1.0), (1, 1.5), (2, 7.0)]
+
+
+def test_a_restart_whose_first_attempt_recorded_nothing_does_not_continue_an_older_record(tmp_path):
+    write_losses(tmp_path, [1, 2, 3], after=0, launch="old")
+    old, mine = {"launch": "old", "time": 1.0}, {"launch": "new", "time": 2.0}
+    (tmp_path / FAILURES).write_text("".join(json.dumps(one) + "\n" for one in (old, mine)) + '{"cut')
+    JsonlWriter(tmp_path, iteration=0, launch="new").close()
+    assert losses(tmp_path / "metrics.1.jsonl") == [(1, 0.5), (2, 1.0), (3, 1.5)]
+    assert losses(tmp_path / "metrics.jsonl") == []
+    assert json.loads((tmp_path / FAILURES).read_text()) == mine
+    assert (tmp_path / "failures.1.jsonl").read_text().count("\n") == 2
+    # The second restart continues the new record.
+    JsonlWriter(tmp_path, iteration=0, launch="new").close()
+    starts = [(record["attempt"], record["launch"]) for record in read_records(tmp_path / "metrics.jsonl")]
+    assert starts == [(1, "new"), (2, "new")]
+    assert not (tmp_path / "metrics.2.jsonl").exists()
+
+
+def test_failures_of_this_launch_alone_are_not_moved_aside(tmp_path):
+    (tmp_path / FAILURES).write_text(json.dumps({"launch": "new", "time": 2.0}) + "\n")
+    JsonlWriter(tmp_path, iteration=0, launch="new").close()
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["failures.jsonl", "metrics.jsonl"]
 
 
 def test_what_several_later_attempts_repeated_is_in_effect_once(tmp_path):

@@ -35,7 +35,7 @@ from neox_launcher.protocol.run_folder import run_folder
 from neox_launcher.protocol.stop_signals import STOP_SIGNALS, block_warning, unblock_warning
 from neox_launcher.worker.bootstrap import CORES_FILE, OUTPUT_STREAMS
 from neox_launcher.worker.ranks import STORE_SOCKET_VARIABLE, read_mpi_rank
-from neox_launcher.worker.reporting import AGENT_FILE, write_aside
+from neox_launcher.worker.reporting import AGENT_FILE, LAUNCH_VARIABLE, write_aside
 
 __all__ = ["main"]
 
@@ -357,7 +357,7 @@ class Agent:
             return
         folder = Path(self._orders.working_directory, self._orders.log_dir)
         try:
-            record_failures(folder, failures)
+            record_failures(folder, failures, launch=self._orders.environment.get(LAUNCH_VARIABLE))
         except OSError as error:
             sys.stderr.write(f"neox-launch, on {self._host}: failures are not recorded: {error}\n")
 

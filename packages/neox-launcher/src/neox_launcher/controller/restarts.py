@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 from neox_config import Resolved
 from neox_config.errors import LaunchError
@@ -21,7 +22,7 @@ from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import resumed_from, written_checkpoints
 from neox_launcher.protocol.outcome import Failure, Outcome, judge
 from neox_launcher.protocol.stop_signals import STOP_SIGNALS, name_of
-from neox_launcher.worker.reporting import RESTART_VARIABLE
+from neox_launcher.worker.reporting import LAUNCH_VARIABLE, RESTART_VARIABLE
 
 __all__ = ["checkpoints_of", "run_with_restarts"]
 
@@ -48,6 +49,7 @@ def run_with_restarts(
         attempt: runs one plan.
         display: shows what the launch is doing; None shows nothing.
     """
+    plan = replace(plan, environment={**plan.environment, LAUNCH_VARIABLE: uuid4().hex[:12]})
     found_before, whole = checkpoints_of(plan), plan
     found, lost, failed = found_before, set[str](), _Failures()
     for number in range(1, plan.max_restarts + 1):

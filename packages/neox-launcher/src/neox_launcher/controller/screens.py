@@ -63,7 +63,7 @@ def render_start(plan: LaunchPlan, *, width: int) -> Text:
 
 def render_end(plan: LaunchPlan, request: Request, result: Result, *, width: int) -> Text:
     """Return what came out of a training, and the commands that continue from it."""
-    last = plan.resolved.config.training.train_iters
+    last = plan.resolved.config.training.iterations
     is_finished = result.outcome.exit_code == 0 and result.iteration >= last
     has_failed = result.outcome.first_failure is not None
     title = "finished" if is_finished else "failed" if has_failed else "stopped"
@@ -107,7 +107,7 @@ def _start_rows(plan: LaunchPlan, result: Estimate | None) -> Iterator[Row]:
         f"{derived.micro_batch_size} x accumulation {derived.accumulation} x data "
         f"{derived.data_parallel_size}",
     )
-    iterations = config.training.train_iters
+    iterations = config.training.iterations
     yield (
         "training",
         f"{iterations:,} iterations, {_count(iterations * derived.train_batch_size * model.seq_length)} "
@@ -170,7 +170,7 @@ def _first_iteration(plan: LaunchPlan) -> int:
         return 0
     name = latest_in(Path(plan.working_directory, section.load))
     found = None if name is None else iteration_of(name)
-    return min(found or 0, plan.resolved.config.training.train_iters)
+    return min(found or 0, plan.resolved.config.training.iterations)
 
 
 def _saves(config: NeoXConfig) -> str:
@@ -202,7 +202,7 @@ def _logs(config: NeoXConfig) -> str:
 
 def _end_rows(plan: LaunchPlan, result: Result) -> Iterator[Row]:
     config, metrics = plan.resolved.config, result.metrics
-    yield "iterations", f"{result.iteration:,} of {config.training.train_iters:,}"
+    yield "iterations", f"{result.iteration:,} of {config.training.iterations:,}"
     yield "last loss", f"{metrics['loss/train']:.4f}" if "loss/train" in metrics else ""
     yield "validation loss", f"{metrics['loss/validation']:.4f}" if "loss/validation" in metrics else ""
     yield "duration", format_duration(result.seconds)
@@ -247,9 +247,15 @@ def _next_rows(plan: LaunchPlan, request: Request, result: Result, *, is_finishe
         yield "generate", _command(request, "generate", settings=settings)
         yield "evaluate", _command(request, "evaluate", settings=settings)
     log_dir = plan.resolved.config.logging.log_dir
-    has_metrics = log_dir is not None and Path(plan.working_directory, log_dir, "metrics.jsonl").is_file()
-    if log_dir is not None and has_metrics and result.iteration:
+    if log_dir is not None and result.iteration and _has_metrics(Path(plan.working_directory, log_dir)):
         yield "report", f"neox-report {shlex.quote(log_dir)}"
+
+
+def _has_metrics(folder: Path) -> bool:
+    try:
+        return (folder / "metrics.jsonl").is_file()
+    except OSError:
+        return False  # An unreadable folder, or a file server that is down.
 
 
 def _resuming(plan: LaunchPlan) -> dict[str, str]:

@@ -21,6 +21,7 @@ from neox_config.finite_json import restored
 from neox_launcher.backends.base import Command, Contact
 from neox_launcher.controller.agents import AgentConnection, Agents, name_workers
 from neox_launcher.controller.display import Display
+from neox_launcher.controller.failures import keep_failures
 from neox_launcher.controller.hang import HangWatch, report_hang
 from neox_launcher.controller.listener import Listener
 from neox_launcher.controller.start_commands import StartCommands
@@ -138,6 +139,7 @@ class _Launch:
             endpoint=endpoint,
         )
         self._failures: list[Failure] = []
+        self._own_failures: list[Failure] = []
         self._lost: set[int] = set()
         self._other_versions: dict[str, str] = {}
         self._facts: dict[int, Mapping[str, Any]] = {}
@@ -242,6 +244,9 @@ class _Launch:
             self._listener.close()
             self._agents.close()
         self._display.note_iteration(self._hang.iteration or 0)
+        # After a request to stop, hosts may end in any way.
+        if not self._signals:
+            keep_failures(self._own_failures, self._orders)
         return replace(
             self._judged(),
             facts=self._facts,
@@ -441,16 +446,16 @@ class _Launch:
         self, host: str, message: str, *, exit_code: int = 1, head_start: float = HEAD_START_SECONDS
     ) -> None:
         """Record a failure that is not that of a worker; it ends the launch."""
-        self._failures.append(
-            Failure(
-                rank=None,
-                host=host,
-                time=time.time() - head_start,
-                message=message,
-                exit_code=exit_code,
-                unreported=True,
-            )
+        failure = Failure(
+            rank=None,
+            host=host,
+            time=time.time() - head_start,
+            message=message,
+            exit_code=exit_code,
+            unreported=True,
         )
+        self._failures.append(failure)
+        self._own_failures.append(failure)
         self._trouble_at = self._trouble_at or time.monotonic()
 
     def _kill(self) -> None:

@@ -33,6 +33,7 @@ __all__ = [
     "AGENT_FILE",
     "ALL_DONE",
     "FINISHING",
+    "LAUNCH_VARIABLE",
     "RESTART_VARIABLE",
     "RUN_DIR_VARIABLE",
     "STOP_FILE",
@@ -42,6 +43,7 @@ __all__ = [
     "interruptible",
     "is_restart",
     "is_status",
+    "launch_name",
     "register_worker",
     "report_facts",
     "report_failure",
@@ -53,6 +55,8 @@ __all__ = [
 RUN_DIR_VARIABLE = "NEOX_RUN_DIR"
 RESTART_VARIABLE = "NEOX_RESTART"
 """Set to the number of restarts for the workers of a restarted launch."""
+LAUNCH_VARIABLE = "NEOX_LAUNCH"
+"""Set to the name of the launch, the same for its restarts, which belong to one run."""
 AGENT_FILE = "agent.pid"
 STOP_FILE = "stop-signal"
 """File with the number of the signal that requested the stop, which may be forwarded as another one."""
@@ -79,6 +83,11 @@ def worker_file(folder: Path, rank: int, name: str) -> Path:
 def is_restart() -> bool:
     """Return whether this worker belongs to a restarted launch."""
     return RESTART_VARIABLE in os.environ
+
+
+def launch_name() -> str | None:
+    """Return the name of the launch that this worker belongs to; None without neox-launch."""
+    return os.environ.get(LAUNCH_VARIABLE)
 
 
 def register_worker(rank: int) -> None:

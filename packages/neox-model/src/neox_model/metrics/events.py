@@ -12,7 +12,7 @@ from neox_model.metrics.writers.base import MetricWriter
 __all__ = ["EVENT_FIELDS", "NO_EVENTS", "EventWriter", "Events"]
 
 EVENT_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "attempt": ("format",),
+    "attempt": ("format", "launch"),
     "start": (
         *("restart", "host", "devices", "layout", "device", "peak_tflops", "peak_reason"),
         *("packages", "code", "config", "origins", "derived", "estimate", "last_iteration"),

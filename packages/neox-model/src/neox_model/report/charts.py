@@ -147,7 +147,8 @@ def _marks(run: Run, *, named: bool) -> Iterator[Mark]:
         yield Mark(after.first, "restart", f"{before}attempt {after.number} continues from here")
     for event in run.events:
         if event["event"] in MARKS:
-            yield Mark(event["iteration"], event["event"], before + MARKS[event["event"]])
+            text = f"{before}iteration {event['iteration']:,}: {MARKS[event['event']]}"
+            yield Mark(event["iteration"], event["event"], text)
 
 
 def _by_tensor(runs: Sequence[Run]) -> Iterator[_Spec]:

@@ -18,6 +18,10 @@ MARKS: Mapping[str, str] = {
 }
 """Kind of a mark -> its text in the legend."""
 _SIDE = 1000
+# Marks of a kind that are closer than this part of the width become one.
+_MARK_BINS = 250
+# The points of a reduced curve begin and end a little inside its range.
+_MARK_MARGIN = 0.02
 _TABLE_ROWS = 12
 _COLORS = 6
 
@@ -110,7 +114,7 @@ def figure(
     plot = element(
         "div",
         drawing,
-        *(_placed(mark, frame) for mark in marks if frame.first <= mark.iteration <= frame.last),
+        *(_placed(mark, frame) for mark in _binned(marks, frame)),
         element("i", class_="cross"),
         class_="plot",
     )
@@ -191,8 +195,28 @@ def _point(iteration: float, value: float, frame: _Frame) -> str:
     return f"{frame.x(iteration):.1f},{frame.y(value):.1f}"
 
 
+def _binned(marks: Sequence[Mark], frame: _Frame) -> list[Mark]:
+    """Return the visible marks; many of a kind in the same place become one that states their number."""
+    bins: dict[tuple[str, int], list[Mark]] = {}
+    for mark in marks:
+        x = frame.x(mark.iteration) / _SIDE
+        if -_MARK_MARGIN <= x <= 1 + _MARK_MARGIN:
+            place = min(_MARK_BINS - 1, max(0, int(x * _MARK_BINS)))
+            bins.setdefault((mark.kind, place), []).append(mark)
+    return [_merged(found) for found in bins.values()]
+
+
+def _merged(marks: Sequence[Mark]) -> Mark:
+    first = marks[0]
+    if len(marks) == 1:
+        return first
+    iterations = [mark.iteration for mark in marks]
+    span = f"iterations {min(iterations):,.0f} to {max(iterations):,.0f}"
+    return Mark(first.iteration, first.kind, f"{len(marks):,} x {MARKS[first.kind]}, {span}")
+
+
 def _placed(mark: Mark, frame: _Frame) -> Html:
-    left = f"left:{frame.x(mark.iteration) / 10:.2f}%"
+    left = f"left:{min(_SIDE, max(0, frame.x(mark.iteration))) / 10:.2f}%"
     return element("i", class_=f"mark {mark.kind}", style=left, title=mark.text)
 
 

@@ -117,7 +117,7 @@ def _tiles(run: Run) -> Iterator[Html]:
     mfu, speed = last("throughput/mfu"), _median(run, "throughput/tokens_per_second")
     memory = _largest(run, "memory/peak_allocated_bytes", "memory/host_peak_bytes")
     tokens = last("progress/tokens")
-    skipped, spikes = len(happened(run, ("skipped",))), len(happened(run, ("spike",)))
+    skipped, spikes = _skipped(run), len(happened(run, ("spike",)))
     texts = {
         "training loss, last": number(last("loss/train")),
         "validation loss, last": number(last("loss/validation")),
@@ -275,7 +275,7 @@ def _compared(runs: Sequence[Run]) -> Html:
             *(size(_largest(run, "memory/peak_allocated_bytes", "memory/host_peak_bytes")) for run in runs),
         ),
         ("restarts", *(str(run.restarts) for run in runs)),
-        ("updates skipped", *(str(len(happened(run, ("skipped",)))) for run in runs)),
+        ("updates skipped", *(str(_skipped(run)) for run in runs)),
         ("loss spikes", *(str(len(happened(run, ("spike",)))) for run in runs)),
     ]
     names = [run.name for run in runs]
@@ -284,6 +284,12 @@ def _compared(runs: Sequence[Run]) -> Html:
         parts.append(element("h3", f"Difference in {subject}"))
         parts.append(table(("", *names), differing) if differing else element("p", "None.", class_="soft"))
     return Html("".join(parts))
+
+
+def _skipped(run: Run) -> int:
+    """Return the number of updates that were left out: not finite, or loss spikes with the action skip."""
+    spikes = [event for event in happened(run, ("spike",)) if event.get("action") == "skip"]
+    return len(happened(run, ("skipped",))) + len(spikes)
 
 
 def _median(run: Run, metric: str) -> float | None:

@@ -50,7 +50,9 @@ class Attempt:
         ended: time of its last line.
         start: what it recorded about itself; empty if nothing.
         end: the event of its end; None if it was killed or is still running.
-        failures: failures of its workers, earliest first.
+        failures: failures of its workers and hosts, earliest first.
+        launch: name of the launch; None without neox-launch, or from an older version.
+        unrecorded: failures of earlier starts of the same launch that recorded nothing else.
     """
 
     number: int
@@ -61,6 +63,8 @@ class Attempt:
     start: Mapping[str, Any] = field(default_factory=dict)
     end: Mapping[str, Any] | None = None
     failures: list[Mapping[str, Any]] = field(default_factory=list)
+    launch: str | None = None
+    unrecorded: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
     def is_restart(self) -> bool:
@@ -81,6 +85,7 @@ class Run:
         in_effect: the events without those of iterations that a later attempt repeated.
         attempts: at least one.
         checkpoints: iteration and time of each complete checkpoint that still exists.
+        unrecorded: failures of later launches that recorded nothing else.
         missing: what the files lack, in words.
     """
 
@@ -92,6 +97,7 @@ class Run:
     in_effect: list[dict[str, Any]] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     checkpoints: list[tuple[int, float]] = field(default_factory=list)
+    unrecorded: list[Mapping[str, Any]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
     @property
@@ -187,6 +193,7 @@ def _add_event(run: Run, attempt: Attempt, record: dict[str, Any], *, is_in_effe
                 f"{FORMAT}; use neox-report of the version that trained it"
             )
         attempt.first, attempt.began = record["iteration"], record.get("time")
+        attempt.launch = record.get("launch")
     elif kind == "start":
         attempt.start = record
     elif kind == "end":
@@ -203,15 +210,26 @@ def _add_failures(run: Run) -> None:
     if not path.exists():
         run.missing.append("failures of workers: none were recorded by the agents of neox-launch")
         return
-    earlier = 0
-    for failure in sorted(_failures(path), key=lambda one: one["time"]):
-        began = [one for one in run.attempts if (one.began or 0.0) <= failure["time"]]
-        if began:
-            began[-1].failures.append(failure)
-        else:
-            earlier += 1
+    failures = sorted(_failures(path), key=lambda one: one["time"])
+    earlier = sum(not _is_placed(failure, run) for failure in failures)
     if earlier:
         run.missing.append(f"{earlier:,} failures of {FAILURES}: they are older than the first attempt")
+
+
+def _is_placed(failure: Mapping[str, Any], run: Run) -> bool:
+    """Give a failure to the attempt that was running; return False if it is older than all of them."""
+    launch = failure.get("launch")
+    mine = [one for one in run.attempts if launch is None or one.launch == launch]
+    began = [one for one in mine if (one.began or 0.0) <= failure["time"]]
+    if began:
+        began[-1].failures.append(failure)
+    elif mine and launch is not None:
+        mine[0].unrecorded.append(failure)
+    elif mine or failure["time"] < (run.attempts[0].began or 0.0):
+        return False
+    else:
+        run.unrecorded.append(failure)
+    return True
 
 
 def _failures(path: Path) -> Iterator[dict[str, Any]]:

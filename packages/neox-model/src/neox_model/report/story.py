@@ -1,7 +1,7 @@
 """State what happened in a run: its attempts, how each ended and why, and its events in order of time."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from neox_model.report.markup import clock, duration, number, size
@@ -9,6 +9,7 @@ from neox_model.report.reading import Attempt, Run
 
 __all__ = ["RUNNING_SECONDS", "Row", "ending", "happened", "status", "story", "timeline"]
 
+_NAMED = 5
 RUNNING_SECONDS = 600
 """A record without an end whose last line is younger is taken for that of a running training."""
 Row = tuple[str, str, str, str, str]
@@ -21,7 +22,7 @@ def status(run: Run, *, now: float | None = None) -> tuple[str, str]:
     if last.end is not None:
         reasons = {"finished": ("finished", "good"), "stopped": ("stopped", "warn")}
         return reasons.get(str(last.end.get("reason")), ("failed", "bad"))
-    if last.failures:
+    if last.failures or run.unrecorded:
         return "failed", "bad"
     age = (time.time() if now is None else now) - (last.ended or 0.0)
     return ("running", "good") if age < RUNNING_SECONDS else ("no end recorded", "warn")
@@ -59,13 +60,20 @@ def story(run: Run, *, now: float | None = None) -> list[str]:
         text += "is running." if is_running else f"ended: {ending(attempt)}."
         if place + 1 < len(run.attempts):
             text += _consequence(attempt, run.attempts[place + 1])
+        if attempt.unrecorded:
+            text = f"{_early(attempt.unrecorded, 'An earlier start of the same launch')} {text}"
         sentences.append(text)
+    if (seen := _highlights(run)) is not None:
+        sentences.append(seen)
+    if run.unrecorded:
+        sentences.append(_early(run.unrecorded, "A later launch"))
     return sentences
 
 
 def timeline(run: Run) -> list[Row]:
     """Return what happened in order of time; saves that succeeded are counted, not listed one by one."""
     rows = [row for attempt in run.attempts for row in _attempt_rows(attempt)]
+    rows += [_failure_row(failure, run.last_iteration) for failure in run.unrecorded]
     rows += [_row(event) for event in run.events if event["event"] != "save"]
     saves = [event for event in run.events if event["event"] == "save"]
     for attempt in run.attempts:
@@ -74,7 +82,8 @@ def timeline(run: Run) -> list[Row]:
             text = f"attempt {attempt.number} saved {len(mine):,} checkpoints, the last one at this iteration"
             seconds = sum(event.get("seconds") or 0.0 for event in mine)
             rows.append(_timed(mine[-1], "save", text, f"{duration(seconds)} in total"))
-    return [row for _, row in sorted(rows, key=lambda row: row[0])]
+    # The last evaluation may have the same time as the end.
+    return [row for _, row in sorted(rows, key=lambda found: (found[0], found[1][2] == "end"))]
 
 
 def happened(run: Run, kinds: tuple[str, ...]) -> list[Mapping[str, Any]]:
@@ -92,10 +101,39 @@ def _consequence(attempt: Attempt, after: Attempt) -> str:
     return f" Attempt {after.number} continued from {source}{gap}; {repeated:,} iterations were repeated."
 
 
+def _highlights(run: Run) -> str | None:
+    """Return in one sentence where losses were spikes, and how the validation loss changed."""
+    spikes = happened(run, ("spike",))
+    losses = [event for event in happened(run, ("evaluation",)) if event.get("part") == "valid"]
+    parts = []
+    if spikes:
+        places = ", ".join(f"{event['iteration']:,}" for event in spikes[:_NAMED])
+        more = f" and {len(spikes) - _NAMED:,} more" if len(spikes) > _NAMED else ""
+        many = "s" if len(spikes) > 1 else ""
+        parts.append(
+            f"Loss spike{many} in iteration{many} {places}{more}; see the timeline for the documents"
+        )
+    if losses:
+        first, last = losses[0], losses[-1]
+        parts.append(
+            f"Validation loss {number(first.get('loss'))} in iteration {first['iteration']:,}"
+            + (f", {number(last.get('loss'))} in {last['iteration']:,}" if last is not first else "")
+        )
+    return f"{'. '.join(parts)}." if parts else None
+
+
+def _early(failures: Sequence[Mapping[str, Any]], what: str) -> str:
+    count = len(failures)
+    more = f" and {count - 1:,} more failure{'s' if count > 2 else ''}" if count > 1 else ""
+    return f"{what} ended before its first record: {_cause(failures[0])}{more}."
+
+
 def _cause(failure: Mapping[str, Any]) -> str:
-    who = f"worker {failure.get('rank')}" if failure.get("rank") is not None else "the host"
     when, why = clock(failure["time"]), _first_line(failure.get("message"))
-    return f"{who} on {failure.get('host')} failed at {when} UTC: {why}"
+    rank, host = failure.get("rank"), failure.get("host")
+    # A hang has no host: it is found for the whole launch.
+    who = "the launch" if not host else f"host {host}" if rank is None else f"worker {rank} on {host}"
+    return f"{who} failed at {when} UTC: {why}"
 
 
 def _first_line(text: Any) -> str:
@@ -109,9 +147,8 @@ def _attempt_rows(attempt: Attempt) -> Iterator[tuple[float, Row]]:
     source = f"from iteration {attempt.first:,}" if attempt.first else "from new weights"
     kind = "restart" if attempt.is_restart else "start"
     yield _timed(began, kind, f"attempt {attempt.number} begins {source}", where)
-    for failure in attempt.failures:
-        detail = failure.get("traceback") or failure.get("output") or failure.get("message") or ""
-        yield _timed({**failure, "iteration": attempt.last}, "failure", _cause(failure), str(detail).strip())
+    yield from (_failure_row(failure, attempt.first) for failure in attempt.unrecorded)
+    yield from (_failure_row(failure, attempt.last) for failure in attempt.failures)
     if attempt.end is not None:
         text = {"finished": "the training is finished", "stopped": "the training was stopped"}
         reason = str(attempt.end.get("reason"))
@@ -121,6 +158,11 @@ def _attempt_rows(attempt: Attempt) -> Iterator[tuple[float, Row]]:
             text.get(reason, "rank 0 ended with an error"),
             attempt.end.get("message") or "",
         )
+
+
+def _failure_row(failure: Mapping[str, Any], iteration: int) -> tuple[float, Row]:
+    detail = failure.get("traceback") or failure.get("output") or failure.get("message") or ""
+    return _timed({**failure, "iteration": iteration}, "failure", _cause(failure), str(detail).strip())
 
 
 def _row(event: Mapping[str, Any]) -> tuple[float, Row]:

@@ -18,6 +18,7 @@ from neox_model.checkpoint.outcome import gather
 from neox_model.checkpoint.replica_states import replicas_differ
 from neox_model.engine.contract import Engine
 from neox_model.parallel.collectives import all_reduce
+from neox_model.train.data.batch import weighted_globally
 from neox_model.train.data.streams import Stream, choose_weighting
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
@@ -107,12 +108,18 @@ def build_recent_losses(config: NeoXConfig, engine: Engine) -> RecentLosses | No
 
 
 def build_forward_check(
-    training: Training, step: TrainStep, streams: Mapping[str, Callable[..., Stream]]
+    training: Training, streams: Mapping[str, Callable[..., Stream]]
 ) -> ForwardCheck | None:
     """Build the comparison of a loaded checkpoint's loss with the saved one, if it is configured."""
     if not training.config.checkpoint.checkpoint_validation_with_forward_pass:
         return None
     derived = training.resolved.derived
+    # Not the training's average: that over micro-batches depends on their size where tokens are masked.
+    step = EngineStep(
+        training.engine,
+        accumulation=derived.accumulation,
+        weighting=partial(weighted_globally, data=training.groups.data),
+    )
     evaluator = Evaluator(
         step.evaluate,
         streams,

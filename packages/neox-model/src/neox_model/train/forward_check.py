@@ -12,6 +12,8 @@ __all__ = ["ForwardCheck"]
 
 logger = logging.getLogger(__name__)
 
+# The mean loss is that over all unmasked tokens of the batch, whichever micro-batches they are in.
+_MEAN = "tokens"
 # Largest relative differences of the same weights' losses on different layouts and devices.
 _TOLERANCES = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 
@@ -22,8 +24,8 @@ class ForwardCheck:
     The result depends on every weight and on the program. It is saved with a checkpoint.
 
     Args:
-        mean_loss: returns the mean loss of the first batch, the same on every rank; collective over all of
-            them.
+        mean_loss: returns the mean loss over all unmasked tokens of the first batch, the same on every rank
+            and for every micro-batch size; collective over all ranks.
         digest: returns a digest of that batch, the same on every rank and layout; collective, too.
         samples: number of samples of that batch; a batch of another size has another loss.
         computes_in: precision of the forward pass.
@@ -53,6 +55,7 @@ class ForwardCheck:
             "batch": self._digest,
             "precision": self._computes_in,
             "models": self._models(),
+            "mean": _MEAN,
         }
 
     def compare(self, saved: Mapping[str, Any] | None, *, source: str) -> None:
@@ -89,6 +92,8 @@ class ForwardCheck:
     def _why_not(self, saved: Mapping[str, Any] | None) -> str | None:
         if saved is None:
             return "it contains no result"
+        if saved.get("mean") != _MEAN:
+            return "an earlier version averaged its loss over micro-batches"
         if saved["samples"] != self._samples:
             return "the batch size has changed"
         if saved["batch"] != self._digest:

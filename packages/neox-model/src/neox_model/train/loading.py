@@ -170,9 +170,12 @@ def _left_out_in(folder: Path, training: Training) -> Ranges:
 def _log_left_out(training: Training) -> None:
     """Report the ranges that are still to come, with the documents of their first and last batch."""
     state, dataset = training.state, training.datasets.get("train")
-    size = state.samples_per_iteration
+    size, count = state.samples_per_iteration, 0 if dataset is None else len(dataset)
     for first, stop in state.left_out:
         if stop <= state.samples:
+            continue
+        # A training that was made shorter does not read all of them.
+        if dataset is not None and (stop := min(stop, count)) <= first:
             continue
         ends = dict.fromkeys((range(first, min(stop, first + size)), range(max(first, stop - size), stop)))
         named = "; ".join(documents_of(dataset, samples) for samples in ends)

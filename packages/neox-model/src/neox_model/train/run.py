@@ -24,7 +24,7 @@ from neox_model.train.about import about_run
 from neox_model.train.build_hooks import build_hooks
 from neox_model.train.build_step import build_forward_check, build_recent_losses, build_step
 from neox_model.train.data.batch import Batch
-from neox_model.train.data.datasets import check_tokenizers
+from neox_model.train.data.datasets import check_passes, check_tokenizers
 from neox_model.train.data.streams import build_datasets, open_streams
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.hooks.autoresume import find_service
@@ -85,7 +85,7 @@ def _train(
     groups: Groups, resolved: Resolved, storage: Storage, progress: Progress, memory: MemoryHook | None
 ) -> str | None:
     config, derived = resolved.config, resolved.derived
-    progress.describe(phase="preparing the data", last_iteration=config.training.train_iters)
+    progress.describe(phase="preparing the data", last_iteration=config.training.iterations)
     check_saves(config)
     if groups.world.rank == 0:
         check_services(config)
@@ -97,6 +97,7 @@ def _train(
     check_tokenizers(resolved, tokenizer)
     load = folder_to_load(config, groups, storage)
     position = position_in(config, load, groups)
+    check_passes(resolved, position)
     datasets = build_datasets(resolved, position=position)
     progress.describe(phase="building the model")
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
@@ -107,7 +108,7 @@ def _train(
     compile_layers(model, resolved, groups)
     seed_streams(config.training.seed, groups)
     state = TrainState(
-        last_iteration=config.training.train_iters,
+        last_iteration=config.training.iterations,
         samples_per_iteration=derived.train_batch_size,
         recent_losses=build_recent_losses(config, engine),
     )
@@ -144,7 +145,7 @@ def _train(
         accumulation=derived.accumulation,
         samples_per_iteration=derived.train_batch_size,
     )
-    forward = build_forward_check(training, step, streams)
+    forward = build_forward_check(training, streams)
     if forward is not None and resumes and not config.checkpoint.finetune:
         forward.compare(state.forward_pass, source=f"{config.checkpoint.load}, iteration {state.iteration}")
     state.forward_pass = None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.errors import NeoXError
-from neox_launcher.worker.reporting import is_restart
+from neox_launcher.worker.reporting import launch_name
 from neox_model.metrics.runs import RunKeys
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.metrics.writers.comet import CometWriter, require_comet
@@ -73,9 +73,9 @@ def _runs(config: NeoXConfig, position: Position) -> RunKeys:
 def _loop_writers(config: NeoXConfig, iteration: int, runs: RunKeys) -> Iterator[MetricWriter]:
     """Yield the writers that count iterations."""
     section = config.logging
-    yield ConsoleWriter(last_iteration=config.training.train_iters)
+    yield ConsoleWriter(last_iteration=config.training.iterations)
     if section.log_dir is not None:
-        yield JsonlWriter(Path(section.log_dir), iteration=iteration, is_restart=is_restart())
+        yield JsonlWriter(Path(section.log_dir), iteration=iteration, launch=launch_name())
     if section.tensorboard_dir is not None:
         yield TensorBoardWriter(Path(section.tensorboard_dir), iteration=iteration)
     if section.use_wandb:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from neox_config import finite_json
+from neox_config.atomic import atomic_write
 
 __all__ = ["FAILURES", "FORMAT", "RECORD", "JsonlWriter", "read_metrics", "read_records", "superseded_from"]
 
@@ -34,8 +35,9 @@ class JsonlWriter:
     Args:
         folder: created if missing.
         iteration: the training continues after this iteration. At 0, existing files are renamed to
-            `metrics.1.jsonl` and `failures.1.jsonl` (or the next free number), except at a restart.
-        is_restart: this training restarts one that failed, and belongs to the same run.
+            `metrics.1.jsonl` and `failures.1.jsonl` (or the next free number), except those of the same
+            launch, whose restarts belong to the same run.
+        launch: name of the launch; None without neox-launch.
         clock: returns the time in seconds since 1970.
     """
 
@@ -44,7 +46,7 @@ class JsonlWriter:
         folder: Path,
         *,
         iteration: int,
-        is_restart: bool = False,
+        launch: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,13 +55,13 @@ class JsonlWriter:
         self._recorded: set[str] = set()
         self.attempt = 1
         self._start = iteration
-        if path.exists() and (iteration or is_restart):
+        if path.exists() and (iteration or _is_of(launch, path)):
             _drop_truncated_line(path)
             self.attempt, self._recorded = _state_at(path, iteration)
-        elif not is_restart and not iteration:
-            _move_aside(path, folder / FAILURES)
+        elif not iteration:
+            _move_aside(path, folder / FAILURES, launch=launch)
         self._file = path.open("a", encoding="utf-8")
-        self.event("attempt", iteration, {"format": FORMAT})
+        self.event("attempt", iteration, {"format": FORMAT} | ({"launch": launch} if launch else {}))
 
     def write(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Append one line, without metrics that an earlier attempt recorded for this iteration."""
@@ -113,22 +115,30 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 def superseded_from(path: Path) -> dict[int, int]:
     """Return for each attempt the iteration after which a later attempt repeated it; none for the last."""
-    starts = dict(_starts(path))
+    starts = {start.get("attempt", 1): start["iteration"] for start in _starts(path)}
     return {
         attempt: min(iteration for number, iteration in starts.items() if number > attempt)
         for attempt in range(1, max(starts, default=1))
     }
 
 
-def _starts(path: Path) -> Iterator[tuple[int, int]]:
-    """Yield the number of each attempt, and the iteration that it continues from."""
+def _is_of(launch: str | None, path: Path) -> bool:
+    """Return whether the last attempt in a record is one of this launch."""
+    last = None
+    for start in _starts(path):
+        last = start.get("launch")
+    return launch is not None and last == launch
+
+
+def _starts(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the event with which each attempt begins."""
     with path.open("rb") as lines:
         for line in lines:
             # Parsing every line of a long run would take seconds.
             if b'"event": "attempt"' in line and line.endswith(b"\n"):
                 record = _parse(line)
                 if record is not None and record.get("event") == "attempt":
-                    yield record.get("attempt", 1), record["iteration"]
+                    yield record
 
 
 def _state_at(path: Path, iteration: int) -> tuple[int, set[str]]:
@@ -170,14 +180,32 @@ def _drop_truncated_line(path: Path) -> None:
         file.truncate(0)
 
 
-def _move_aside(*paths: Path) -> None:
-    """Rename files of an older run to `NAME.N.jsonl`, all with the first N that is free."""
+def _move_aside(record: Path, failures: Path, *, launch: str | None) -> None:
+    """Rename the files of an older run to `NAME.N.jsonl`, both with the first N that is free.
+
+    Failures of this launch, whose earlier attempts have recorded nothing else, remain.
+    """
+    lines = failures.read_bytes().splitlines(keepends=True) if failures.exists() else []
+    mine = [line for line in lines if launch is not None and _launch_of(line) == launch]
+    if lines and len(mine) == len(lines) and not record.exists():
+        return
     number = 1
-    while any(_aside(path, number).exists() for path in paths):
+    while any(_aside(path, number).exists() for path in (record, failures)):
         number += 1
-    for path in paths:
+    for path in (record, failures):
         if path.exists():
             path.rename(_aside(path, number))
+    if mine:
+        with atomic_write(failures) as file:
+            file.buffer.writelines(mine)
+
+
+def _launch_of(line: bytes) -> str | None:
+    try:
+        failure = finite_json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None  # A line that a full disk or a kill cut short.
+    return failure.get("launch") if isinstance(failure, dict) else None
 
 
 def _aside(path: Path, number: int) -> Path:

@@ -1,0 +1,42 @@
+"""Keep the failures that only the launcher knows, such as lost hosts and hangs, in the record of the run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from neox_launcher.controller.terminal import print_message
+from neox_launcher.protocol.background import BackgroundQueue
+from neox_launcher.protocol.failure_record import FAILURES_FILE, record_failures
+from neox_launcher.protocol.orders import Orders
+from neox_launcher.protocol.outcome import Failure
+from neox_launcher.worker.reporting import LAUNCH_VARIABLE
+
+__all__ = ["keep_failures"]
+
+_WRITE_SECONDS = 10.0
+
+
+def keep_failures(failures: Sequence[Failure], orders: Orders) -> None:
+    """Append failures to those that the agents keep in the log folder; print why if that is not possible.
+
+    Args:
+        failures: failures that the launcher found; those of workers are kept by their agents.
+        orders: orders of the launch; without a log folder, nothing is kept.
+    """
+    if orders.log_dir is None or not failures:
+        return
+    folder = Path(orders.working_directory, orders.log_dir)
+    reason = ["a file server may be down"]
+
+    def write(found: Sequence[Failure]) -> None:
+        try:
+            record_failures(folder, found, launch=orders.environment.get(LAUNCH_VARIABLE))
+            reason.clear()
+        except OSError as error:
+            reason[0] = str(error)
+
+    # In the background, because a file server that hangs may be the cause of the failure.
+    writer = BackgroundQueue[Sequence[Failure]](write, limit=0, loss_item=lambda size: (), name="failures")
+    writer.put(failures, 0, is_kept=True)
+    writer.wait(_WRITE_SECONDS)
+    if reason:
+        print_message(f"the failure is not recorded in {folder / FAILURES_FILE}: {reason[0]}\n")

@@ -1,0 +1,49 @@
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from neox_launcher.controller import failures
+from neox_launcher.controller.failures import keep_failures
+from neox_launcher.protocol.outcome import Failure
+from neox_launcher.worker.reporting import LAUNCH_VARIABLE
+
+LOST = Failure(rank=None, host="h-2", time=5.0, message="agent lost", unreported=True)
+
+
+@pytest.fixture
+def orders(tmp_path):
+    """Return the part of a launch's orders that names the log folder."""
+    return SimpleNamespace(
+        working_directory=str(tmp_path), log_dir="logs", environment={LAUNCH_VARIABLE: "abc"}
+    )
+
+
+def test_a_lost_host_is_kept_with_the_name_of_the_launch(orders, tmp_path):
+    keep_failures([LOST], orders)
+    record = json.loads((tmp_path / "logs" / "failures.jsonl").read_text())
+    assert (record["host"], record["rank"], record["launch"]) == ("h-2", None, "abc")
+
+
+def test_nothing_is_written_without_failures_or_log_folder(orders, tmp_path):
+    keep_failures([], orders)
+    orders.log_dir = None
+    keep_failures([LOST], orders)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_or_hangs_is_reported(orders, tmp_path, monkeypatch, capfd):
+    (tmp_path / "logs").touch()
+    keep_failures([LOST], orders)
+    released = threading.Event()
+    monkeypatch.setattr(failures, "_WRITE_SECONDS", 0.1)
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: released.wait(60))
+    keep_failures([LOST], orders)
+    released.set()
+    printed = capfd.readouterr()
+    printed = printed.out + printed.err
+    assert printed.count("the failure is not recorded in ") == 2
+    assert "File exists" in printed
+    assert "a file server may be down" in printed
