@@ -76,10 +76,26 @@ LENGTHS = (
 
 def test_the_schedule_is_printed(minimal):
     shown = run("schedule", minimal, "--set", "warmup=0.2", "--points", 3).stdout
-    assert shown == f"{HEADER}\n" + "".join(
+    table = f"{HEADER}\n" + "".join(
         f"{update:>9}  {rate:<13}  2           32\n"
         for update, rate in ((0, "0.0005"), (2, "0.001"), (4, "0.00075"), (9, "0.000125"))
     )
+    # One column for each of the ten iterations.
+    drawing = """
+learning rate
+   0.001   █▁
+           ██▃
+           ███▄
+         ▅▅████▅
+         ███████▆
+0.000125 █████████▁
+         iteration 0 9
+
+batch size: 2 in all 10 iterations
+
+sequence length: 32 in all 10 iterations
+"""
+    assert shown == table + drawing
 
 
 def test_one_iteration_of_the_schedule(minimal):
@@ -90,7 +106,7 @@ def test_one_iteration_of_the_schedule(minimal):
 def test_a_changing_momentum_and_sequence_length_are_printed(minimal):
     options = [option for text in (CYCLE, LENGTHS) for option in ("--set", text)]
     shown = run("schedule", minimal, *options, "--devices", 4, "--points", 2).stdout
-    assert [line.split() for line in shown.splitlines()[1:]] == [
+    assert [line.split() for line in shown.splitlines()[1:5]] == [
         ["0", "0.1", "8", "8", "0.5"],
         ["4", "0.5", "8", "32", "0.5"],
         ["8", "0.1", "8", "32", "0.9"],
@@ -102,7 +118,7 @@ def test_a_changing_momentum_and_sequence_length_are_printed(minimal):
 def test_the_schedule_is_drawn(minimal, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     picture = tmp_path / "schedule.png"
-    result = run("schedule", minimal, "--set", CYCLE, "--plot", picture)
+    result = run("schedule", minimal, "--set", CYCLE, "--output", picture)
     assert result.exit_code == 0
     assert result.stdout.endswith(f"\nwrote {picture}\n")
     assert picture.read_bytes().startswith(b"\x89PNG\r\n")
@@ -119,8 +135,33 @@ def test_a_chart_that_cannot_be_drawn_or_written_is_an_error_without_output(mini
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run("schedule", minimal, "--plot", tmp_path / "schedule.png")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert 'pip install "neox-launcher[plot]", or remove --plot' in result.stderr
+    assert 'pip install "neox-launcher[plot]", or remove --output' in result.stderr
     assert list(tmp_path.glob("*.png")) == []
+
+
+def test_drawings_fit_into_80_columns(minimal):
+    options = [option for text in (CYCLE, LENGTHS, "train-iters=1000000") for option in ("--set", text)]
+    shown = run("schedule", minimal, *options).stdout.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert {"learning rate", "sequence length", "momentum"} <= set(shown)
+
+
+METRIC = (
+    "{index_to_sample_path: x, index_to_metric_path: x, difficulty_type: value, clustering_type: "
+    "schedule_based, min_difficulty: 10, max_difficulty: 50, schedule_type: fixed_linear, schedule_config: "
+    "{total_curriculum_step: 4, difficulty_step: 10}}"
+)
+
+
+def test_the_difficulty_of_a_curriculum_is_printed(minimal):
+    sampling = (
+        "{enabled: true, curriculum_learning: {enabled: true, data_cluster_path: x, curriculum_metrics: "
+    )
+    efficiency = f"data_efficiency={{enabled: true, data_sampling: {sampling}{{rarity: {METRIC}}}}}}}}}"
+    shown = run("schedule", minimal, "--set", efficiency, "--points", 3).stdout.splitlines()
+    assert shown[0].endswith("largest rarity")
+    assert [line.split()[-1] for line in shown[1:4]] == ["20", "50", "50"]
+    assert "largest rarity" in shown[4:]
 
 
 def test_files_are_checked_on_request(minimal):

@@ -1,8 +1,8 @@
-"""The values of each iteration of a training: learning rate, momentum, batch size, sequence length."""
+"""The values of each iteration of a training: learning rate, momentum, batch size, lengths, difficulties."""
 
 from collections.abc import Callable, Mapping
 
-from neox_config.derive.curricula import length_schedule
+from neox_config.derive.curricula import drawn_difficulties, length_schedule
 from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.derive.resolve import Resolved
 
@@ -16,7 +16,8 @@ Course = Mapping[str, Callable[[int], float]]
 def course_of(resolved: Resolved) -> Course:
     """Return the values by iteration, counted from 0: name -> function. The momentum is there if it changes.
 
-    The learning rate and the momentum are those of an update; iterations whose update is skipped repeat it.
+    With a curriculum that draws samples, so is the largest difficulty of each of its metrics. The learning
+    rate and the momentum are those of an update; iterations whose update is skipped repeat it.
     """
     curve = learning_rate_curve(resolved.config, decay_iterations=resolved.derived.lr_decay_iters)
     whole, batch = resolved.config.model.seq_length, resolved.derived.train_batch_size
@@ -27,7 +28,7 @@ def course_of(resolved: Resolved) -> Course:
     }
     if curve.changes_momentum:
         course[MOMENTUM] = curve.momentum  # type: ignore[assignment]
-    return course
+    return course | drawn_difficulties(resolved.config)
 
 
 def learning_rate(resolved: Resolved, update: int) -> float:

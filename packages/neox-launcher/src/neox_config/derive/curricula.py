@@ -18,6 +18,7 @@ __all__ = [
     "METRICS",
     "curricula_of_lengths",
     "difficulty_schedule",
+    "drawn_difficulties",
     "enabled_curriculum",
     "enabled_metrics",
     "enabled_sampling",
@@ -58,6 +59,15 @@ def length_schedule(config: NeoXConfig) -> DifficultySchedule | None:
     if legacy.enabled:
         return difficulty_schedule(legacy)
     return difficulty_schedule(metrics[TRUNCATES]) if TRUNCATES in metrics else None
+
+
+def drawn_difficulties(config: NeoXConfig) -> dict[str, DifficultySchedule]:
+    """Return the largest difficulty of samples that a curriculum draws, by metric; empty without one."""
+    return {
+        f"largest {name}": difficulty_schedule(metric)
+        for name, metric in enabled_metrics(config).items()
+        if metric.clustering_type == "schedule_based"
+    }
 
 
 def difficulty_schedule(block: CurriculumLearning | Metric) -> DifficultySchedule:

@@ -203,15 +203,17 @@ def diff(one: str, other: str, directory: str | None, devices: int | None, hostf
     help="Print only this iteration, counted from 0. May be given several times.",
 )
 @click.option(
+    "--output",
     "--plot",
+    "plot",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.png",
     help="Also draw the values to this PNG file.",
 )
 def schedule(points: int, at: tuple[int, ...], plot: Path | None, **options: Any) -> None:
-    """Print the learning rate, batch size and sequence length of iterations, and a changing momentum."""
+    """Print and draw the learning rate, batch size, sequence length, a changing momentum and curricula."""
     if plot is not None and plot.suffix.lower() != ".png":
-        raise click.UsageError(f"--plot {plot}: the picture is a PNG; choose a name that ends in .png")
+        raise click.UsageError(f"--output {plot}: the picture is a PNG; choose a name that ends in .png")
     resolved = _resolved(**options)
     try:
         show_course(resolved, points=points, at=at, plot=plot)

@@ -1,6 +1,7 @@
 """The command `neox-config schedule`: the values that change in the course of a training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,20 @@ from neox_launcher.cli.schedule_chart import draw_course
 
 __all__ = ["show_course"]
 
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_ROWS = 6
+# With labels of at most eleven characters, 80 columns are not exceeded.
+_COLUMNS = 66
 _NUMBERS: dict[type, Callable[[Any], str]] = {int: "{:,}".format, float: "{:.6g}".format}
 
 
 def show_course(resolved: Resolved, *, points: int, at: tuple[int, ...], plot: Path | None) -> None:
-    """Print a table of the values, and draw them if requested.
+    """Print a table and drawings of the values, and draw them to a file if requested.
 
     Args:
         resolved: the configuration.
         points: number of iterations to print.
-        at: iterations to print instead.
+        at: iterations to print instead, without drawings.
         plot: PNG file to write.
 
     Raises:
@@ -40,8 +45,44 @@ def show_course(resolved: Resolved, *, points: int, at: tuple[int, ...], plot: P
     for first, *others in rows:
         cells = (cell.ljust(width) for cell, width in zip(others, widths[1:], strict=True))
         click.echo(f"{first:>{widths[0]}}  {'  '.join(cells)}".rstrip())
+    if not at:
+        places = spread_iterations(resolved, 16 * _COLUMNS)
+        for name, value in course.items():
+            click.echo("\n" + "\n".join(drawn(name, value, places)))
     if plot is not None:
         click.echo(f"\nwrote {plot}")
+
+
+def drawn(name: str, value: Callable[[int], float], iterations: Sequence[int]) -> list[str]:
+    """Return lines of text, at most 80 columns wide, that draw a value: each column its largest one there.
+
+    Args:
+        name: of the value.
+        value: returns it by iteration, counted from 0.
+        iterations: where it is drawn, in order; the last one of the training is the last.
+    """
+    last = iterations[-1]
+    width = min(_COLUMNS, last + 1)
+    found: dict[int, float] = {}
+    every = {iteration: value(iteration) for iteration in iterations}
+    for iteration, each in every.items():
+        column = iteration * width // (last + 1)
+        found[column] = max(each, found.get(column, -inf))
+    values = [found[column] for column in sorted(found)]
+    low, high = min(every.values()), max(values)
+    if low == high:
+        return [f"{name}: {_written(values[0])} in all {last + 1:,} iterations"]
+    # The lowest value is a line, not nothing.
+    heights = [1 + round((each - low) / (high - low) * (8 * _ROWS - 1)) for each in values]
+    labels = [_written(high), *[""] * (_ROWS - 2), _written(low)]
+    margin = max(map(len, labels))
+    lines = [name]
+    for row, label in enumerate(labels):
+        below = 8 * (_ROWS - 1 - row)
+        cells = "".join(_BLOCKS[min(8, max(0, height - below))] for height in heights)
+        lines.append(f"{label:>{margin}} {cells}".rstrip())
+    first, end = "iteration 0", f"{last:,}"
+    return [*lines, f"{'':{margin}} {first}{end:>{max(len(end) + 1, width - len(first))}}"]
 
 
 def _written(value: float) -> str:

@@ -14,7 +14,7 @@ _POINTS = 2000
 
 
 def draw_course(resolved: Resolved, picture: Path) -> None:
-    """Draw learning rate, batch size, sequence length and, if it changes, momentum by iteration.
+    """Draw learning rate, batch size, sequence length, a changing momentum and difficulties by iteration.
 
     Args:
         resolved: the configuration.
@@ -27,7 +27,7 @@ def draw_course(resolved: Resolved, picture: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise NeoXError(
-            f'--plot requires matplotlib ({error}); pip install "neox-launcher[plot]", or remove --plot'
+            f'--output requires matplotlib ({error}); pip install "neox-launcher[plot]", or remove --output'
         ) from error
     course, iterations = course_of(resolved), spread_iterations(resolved, _POINTS)
     figure = Figure(figsize=(8, 2.2 * len(course)), layout="constrained")
@@ -44,5 +44,5 @@ def draw_course(resolved: Resolved, picture: Path) -> None:
             figure.savefig(file.buffer, format="png", dpi=120)
     except OSError as error:
         raise NeoXError(
-            f"--plot: {picture} cannot be written: {error.strerror}; name another file"
+            f"--output: {picture} cannot be written: {error.strerror}; name another file"
         ) from error
