@@ -93,7 +93,7 @@ def test_a_training_of_passes_resumes_and_other_batches_or_data_are_refused(tmp_
     shorten(tmp_path / "other" / "corpus.idx")
     [(stopped, finished, batch, data)] = run_ranks(train, size=1, folder=str(tmp_path), data_path=data_path)
     whole = resolved_with(tmp_path, {"data_path": f"{tmp_path}/other/corpus", "split": "70,30,0"})
-    assert stopped == (20, None)
+    assert stopped == [20, None]
     assert finished[1] is None
     total = finished[0]
     assert whole.config.training.iterations < total
