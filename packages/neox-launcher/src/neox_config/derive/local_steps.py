@@ -7,10 +7,13 @@ __all__ = ["first_local_step"]
 
 
 def first_local_step(config: NeoXConfig) -> int | None:
-    """Return the first update after which the weights of replicas may differ; None if there is none."""
+    """Return the first update after which the weights of replicas may differ; None if there is none.
+
+    While the number of iterations is not known (train_epochs), the training is taken to be long enough.
+    """
     optimizer = config.optimizer.optimizer
     facts, params = OPTIMIZER_FACTS.get(optimizer.kind), optimizer.params
     if facts is None or not facts.local_states or params.local_step_clipper == 1:
         return None
-    first = params.var_freeze_step + params.local_step_scaler + 1
-    return first if first <= config.training.train_iters else None
+    first, last = params.var_freeze_step + params.local_step_scaler + 1, config.training.train_iters
+    return first if last is None or first <= last else None
