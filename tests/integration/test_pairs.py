@@ -1,4 +1,7 @@
-"""Whatever the rules let through trains: every option with every other, three iterations each."""
+"""Whatever the rules let through trains: every option with every other, three iterations each.
+
+A pair that saves repeats the last two iterations from the checkpoint of the first, to the last bit.
+"""
 
 import math
 import os
@@ -7,7 +10,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+from neox_config import Resolved
 from neox_model.metrics.writers.jsonl import read_metrics
 from support.corpus import write_corpus
 from support.distributed import run_ranks
@@ -21,43 +26,55 @@ AT_ONCE = 24
 def train_pairs(folder: str, data_path: str, names: list[tuple[str, str]]) -> dict[str, str]:
     """Train some pairs, one after another; runs in every rank. Gives what went wrong."""
     from neox_model.assembly.compilation import compile_layers
-    from neox_model.parallel.topology import create_groups
     from neox_model.train import run
-    from support.worlds import world_of
 
     # Traced and run as it was traced: inductor's C++ would take a minute of each pair.
     run.compile_layers = partial(compile_layers, backend="aot_eager")
     here, failed = Path(folder), {}
     for one, other in names:
-        name, resolved = f"{one} + {other}", pair_of(one, other, data_path=data_path).resolved
-        derived = resolved.derived
+        name = f"{one} + {other}"
         (here / f"rank-{os.environ['RANK']}").write_text(name)
         (here / name).mkdir(exist_ok=True)
-        with world_of(derived.world_size, here, name=f"world of {name}"):
+        with chdir(here / name):
             try:
-                groups = create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
-                with chdir(here / name):
-                    run.train_in(groups, resolved)
-                    check_results(resolved.config.checkpoint.save)
+                train_and_resume(one, other, data_path=data_path)
             except Exception as error:
                 failed[name] = f"{type(error).__name__}: {error}"
     return failed
 
 
-def check_results(checkpoints: str | None) -> None:
-    """The first recorded loss is that of a model that knows nothing; every checkpoint is complete."""
-    if os.environ["RANK"] != "0":
+def train_and_resume(one: str, other: str, **settings: str) -> None:
+    """Train a pair in the working directory; if it saves, repeat two iterations from a checkpoint."""
+    resolved = pair_of(one, other, **settings).resolved
+    losses = train(resolved, world="first")
+    assert abs(losses[0] - math.log(513)) < 0.3, losses
+    if resolved.config.checkpoint.save is None:
         return
-    records = list(read_metrics(Path("logs/metrics.jsonl")))
+    present = sorted(os.listdir("checkpoints"))
+    assert present == [".lock", "global_step1", "global_step2", "global_step3", "latest"], present
+    if os.environ["RANK"] == "0":
+        Path("checkpoints/latest").write_text("global_step1")
+    resumed = pair_of(one, other, load="checkpoints", **settings).resolved
+    repeated = train(resumed, world="second")
+    assert repeated == losses, f"{repeated} after resuming, {losses} before"
+
+
+def train(resolved: Resolved, *, world: str) -> list[float]:
+    """Train in a world of its own; return the recorded losses, the same on every rank."""
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train import run
+    from support.worlds import world_of
+
+    derived = resolved.derived
+    with world_of(derived.world_size, Path.cwd(), name=world):
+        run.train_in(create_groups(derived.model_parallel_size, derived.pipe_parallel_size), resolved)
+        torch.distributed.barrier()
+        records = list(read_metrics(Path("logs/metrics.jsonl")))
+        torch.distributed.barrier()
     losses = [record["loss/train"] for record in records if "loss/train" in record]
-    assert len(losses) == 3
-    assert all(math.isfinite(loss) for loss in losses)
-    assert abs(losses[0] - math.log(513)) < 0.3
-    if checkpoints is not None:
-        folder, saved = Path(checkpoints), [f"global_step{iteration}" for iteration in (1, 2, 3)]
-        present = sorted(path.name for path in folder.iterdir())
-        assert present == [".lock", *saved, "latest"], present
-        assert (folder / "latest").read_text().strip() == saved[-1]
+    assert len(losses) == 3, records
+    assert all(map(math.isfinite, losses)), losses
+    return losses
 
 
 @pytest.mark.sweep
