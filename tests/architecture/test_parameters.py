@@ -31,6 +31,7 @@ READ_BY_RULES_ALONE = {
     "attention_softmax_in_fp32",  # always so
     "deepspeed",  # there is no other engine
     "short_seq_prob",  # belongs to BERT
+    "steps_per_print",  # log_interval follows from it
     "zero_allow_untested_optimizer",
 }
 # Read together with a parameter that is not implemented yet; no effect without it.

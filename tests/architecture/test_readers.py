@@ -9,7 +9,13 @@ from support.readers import HANDED_ON, read_by
 from support.sources import sources
 
 # Checked by rules, and of no other effect.
-CHECKED_BY_RULES_ALONE = {"attention_softmax_in_fp32", "deepspeed", "zero_allow_untested_optimizer"}
+# log_interval follows from steps_per_print.
+CHECKED_BY_RULES_ALONE = {
+    "attention_softmax_in_fp32",
+    "deepspeed",
+    "steps_per_print",
+    "zero_allow_untested_optimizer",
+}
 
 
 def test_every_parameter_is_read():

@@ -33,9 +33,9 @@ BESIDES = {
     "gradient_predivide_factor: 2.0\nzero_optimization: {reduce_scatter: false}": {
         "gradient_predivide_factor": 2.0
     },
-    "dump_state: true": {"dump_state": True},
+    "dump_state: true": {"dump_state": False},
     "wall_clock_breakdown: true": {"wall_clock_breakdown": False},
-    "steps_per_print: 7": {"steps_per_print": 7},
+    "steps_per_print: 7": {"steps_per_print": 2**62},
     "gradient-clipping: 0.5": {"gradient_clipping": 0.5},
     "fp32-allreduce: true": {},
     "data_types: {grad_accum_dtype: fp32}": {"grad_accum_dtype": "fp32"},
@@ -127,8 +127,8 @@ HOMES = {
     **{
         name: name
         for name in (
-            *("gradient_clipping", "prescale_gradients", "gradient_predivide_factor", "steps_per_print"),
-            *("dump_state", "communication_data_type"),
+            *("gradient_clipping", "prescale_gradients", "gradient_predivide_factor"),
+            "communication_data_type",
         )
     },
 }
@@ -168,7 +168,7 @@ OFFLOADED = "zero_optimization: {stage: 3, offload_param: {device: cpu}, offload
 def test_deepspeed_holds_every_documented_default(tmp_path):
     read = accepted_by_deepspeed(settings_of(tmp_path, OFFLOADED, "precision: fp16"))
     found = {name: value_in(read, name) for name in handed_on()}
-    by_stage = {"zero_optimization.overlap_comm": True, "steps_per_print": 2**62}
+    by_stage = {"zero_optimization.overlap_comm": True}
     assert found == handed_on() | by_stage
 
 

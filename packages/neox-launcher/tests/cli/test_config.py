@@ -221,6 +221,12 @@ def test_what_follows_from_a_changed_value_is_not_repeated(minimal):
     assert re.search(r"no_load_optim: true +# follows from finetune: true", shown)
 
 
+def test_the_interval_of_log_lines_follows_from_that_of_deepspeed(minimal):
+    shown = run("show", minimal, "--set", "steps_per_print=7").stdout
+    assert re.search(r"log_interval: 7 +# follows from steps_per_print: 7", shown)
+    assert re.search(r"log_interval: 100 +# default", run("show", minimal).stdout)
+
+
 def test_changed_and_engine_exclude_each_other(minimal):
     result = run("show", minimal, "--changed", "--engine")
     assert result.exit_code == 2

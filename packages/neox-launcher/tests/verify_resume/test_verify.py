@@ -121,6 +121,17 @@ def test_the_three_trainings_change_only_folders_and_the_last_iteration(minimal,
     assert launches.plans[3].world.size == 1
 
 
+def test_the_trainings_are_not_profiled(minimal, folder):
+    launches = Launches()
+    settings = ("log-dir=logs", "profile=true", "memory-profiling=true", "wall-clock-breakdown=true")
+    settings += ("flops_profiler.enabled=true", "comms_logger.enabled=true")
+    assert verify(minimal, launches, *settings, steps=2).exit_code == 0
+    for plan in launches.plans[:3]:
+        logged, engine = plan.resolved.config.logging, plan.resolved.config.engine
+        switches = (logged.profile, logged.memory_profiling, engine.wall_clock_breakdown)
+        assert (*switches, engine.flops_profiler.enabled, engine.comms_logger.enabled) == (False,) * 5
+
+
 def test_the_trainings_start_from_the_checkpoint_in_load(minimal, folder):
     kept = keep("out", 5)
     launches = Launches()
@@ -319,6 +330,8 @@ def test_a_dry_run_lists_the_trainings_and_starts_nothing(minimal, folder):
     assert result.exit_code == 0, result.output
     assert "training 1: 4 iterations without interruption, from iteration 0" in result.output
     assert "training 3: 2 iterations, resumed at iteration 2" in result.output
+    live = CliRunner().invoke(main, [*arguments, "--set", "terminal=live"])
+    assert live.exit_code == 0, live.output
 
 
 def test_a_damaged_manifest_is_reported_by_its_path(folder):

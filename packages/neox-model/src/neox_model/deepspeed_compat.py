@@ -39,6 +39,7 @@ __all__ = [
     "sum_tied_weights",
     "zero_masters",
     "zero_masters_to_model",
+    "zero_states_in_memory",
 ]
 
 # From the first version, up to but excluding the second; also in pyproject.toml.
@@ -236,6 +237,8 @@ def restore_loss_scale(optimizer: Any, state: Mapping[str, Any]) -> None:
         for name in _LOSS_SCALE:
             if state.get(name) is not None:
                 setattr(scaler, name, state[name])
+        # The configured hysteresis may have become smaller.
+        scaler.cur_hysteresis = min(scaler.cur_hysteresis, scaler.delayed_shift)
 
 
 # Master weights of the ZeRO optimizers. Each class partitions and flattens the parameters differently:
@@ -251,15 +254,52 @@ def zero_masters(optimizer: Any) -> Iterator[Held]:
     """Yield this rank's runs of the parameters, in the order of the optimizer.
 
     Raises:
-        ModelError: the optimizer's class is not known, or its states are offloaded to NVMe.
+        ModelError: the optimizer's class is not known.
     """
-    if getattr(optimizer, "swap_optimizer", False):
-        raise ModelError(
-            "optimizer states offloaded to nvme cannot be checkpointed; "
-            "set offload_optimizer.device: cpu, or save: null"
-        )
     held, _ = _functions_of(optimizer)
     yield from held(optimizer)
+
+
+@contextlib.contextmanager
+def zero_states_in_memory(optimizer: Any, *, changes: bool) -> Iterator[None]:
+    """Read master weights and states that are offloaded to NVMe into memory for the block.
+
+    DeepSpeed's own buffers hold the states of one sub-group at a time, so that these are copies.
+
+    Args:
+        optimizer: a ZeRO optimizer of DeepSpeed.
+        changes: write the copies back after the block, unless it fails.
+    """
+    swapper = optimizer.optimizer_swapper if getattr(optimizer, "swap_optimizer", False) else None
+    offloaded = [] if swapper is None else _offloaded(optimizer)
+    try:
+        for flat in offloaded:
+            _read_states(swapper, flat)
+        yield
+        if changes:
+            for flat in offloaded:
+                swapper.swap_out_optimizer_state(flat)
+    finally:
+        for flat in offloaded:
+            swapper.release_swap_buffers(flat)
+
+
+def _offloaded(optimizer: Any) -> list[Tensor]:
+    """Return the master weights of the sub-groups on NVMe; DeepSpeed keeps small ones in memory."""
+    flats = enumerate(optimizer.fp32_partitioned_groups_flat)
+    return [flat for index, flat in flats if optimizer._swappable_optimizer_subgroup(index)]
+
+
+def _read_states(swapper: Any, flat: Tensor) -> None:
+    """Replace the tensors of one sub-group, which are empty between updates, by copies of their files."""
+    swapper.swap_in_optimizer_state(flat)
+    # The last update's gradient was read along with them.
+    flat.grad = None
+    files = swapper.swap_params_info[swapper.parameter_id(flat)].tensors
+    copies = [file.compute_tensor.data.clone() for file in files]
+    swapper.release_swap_buffers(flat)
+    for file, copy in zip(files, copies, strict=True):
+        file.compute_tensor.data = copy
 
 
 def zero_masters_to_model(optimizer: Any) -> None:
@@ -300,6 +340,8 @@ def _held_zero_3(optimizer: Any) -> Iterator[Held]:
     for index, (params, flat) in enumerate(
         zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True)
     ):
+        if not flat.numel():
+            raise ModelError("master weights offloaded to nvme are read outside Update.in_memory")
         rank = optimizer._get_sub_group_partition_rank(index)
         offset = 0
         for param in params:
@@ -317,9 +359,8 @@ def _partition_to_model(optimizer: Any) -> None:
 
 def _zero_3_to_model(optimizer: Any) -> None:
     optimizer.checkpoint_event_prologue()
-    for index, flat in enumerate(optimizer.fp32_partitioned_groups_flat):
-        optimizer.fp16_partitioned_groups_flat[index].data.copy_(flat.data)
-        optimizer._unflatten_partitioned_parameters(index)
+    for index in range(len(optimizer.fp32_partitioned_groups_flat)):
+        optimizer._reassign_or_swap_out_partitioned_parameters(index)
     optimizer.checkpoint_event_epilogue()
 
 

@@ -72,10 +72,99 @@ def test_an_unknown_wrapper_is_named():
         zero_masters_to_model(SimpleNamespace())
 
 
-def test_states_on_nvme_are_refused():
-    inner = SimpleNamespace(optimizer=SimpleNamespace(swap_optimizer=True))
-    with pytest.raises(ModelError, match="offloaded to nvme cannot be checkpointed"):
-        list(ZeroUpdate(inner, min_loss_scale=None).held())
+class NvmeSwapper:
+    """DeepSpeed's swapper of sub-groups, with a dict in place of the files."""
+
+    def __init__(self, **files: list[torch.Tensor]) -> None:
+        self.files = files
+        self.buffers_in_use = 0
+        empty = {name: [torch.zeros(0) for _ in tensors] for name, tensors in files.items()}
+        self.swap_params_info = {
+            name: SimpleNamespace(tensors=[SimpleNamespace(compute_tensor=tensor) for tensor in tensors])
+            for name, tensors in empty.items()
+        }
+
+    def parameter_id(self, flat: torch.Tensor) -> str:
+        return flat.name_of_file
+
+    def swap_in_optimizer_state(self, flat: torch.Tensor) -> None:
+        assert self.buffers_in_use == 0
+        self.buffers_in_use = 1
+        flat.grad = torch.ones(1)
+        for held, stored in zip(self._tensors(flat), self.files[flat.name_of_file], strict=True):
+            held.data = stored
+
+    def swap_out_optimizer_state(self, flat: torch.Tensor) -> None:
+        self.files[flat.name_of_file] = [held.data.clone() for held in self._tensors(flat)]
+
+    def release_swap_buffers(self, flat: torch.Tensor) -> None:
+        self.buffers_in_use = 0
+        for held in self._tensors(flat):
+            held.data = torch.zeros(0)
+
+    def _tensors(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        return [each.compute_tensor for each in self.swap_params_info[flat.name_of_file].tensors]
+
+
+def nvme_update() -> tuple[ZeroUpdate, NvmeSwapper]:
+    swapper = NvmeSwapper(
+        first=[torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])], third=[torch.tensor([5.0])]
+    )
+    flats = [swapper.swap_params_info[name].tensors[0].compute_tensor for name in ("first", "third")]
+    for flat, name in zip(flats, ("first", "third"), strict=True):
+        flat.name_of_file = name
+    optimizer = SimpleNamespace(
+        swap_optimizer=True,
+        optimizer_swapper=swapper,
+        # DeepSpeed keeps small sub-groups in memory.
+        fp32_partitioned_groups_flat=[flats[0], torch.tensor([9.0]), flats[1]],
+        _swappable_optimizer_subgroup=lambda index: index != 1,
+    )
+    return ZeroUpdate(SimpleNamespace(optimizer=optimizer), min_loss_scale=None), swapper
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_states_on_nvme_are_in_memory_within_the_block_and_written_back_if_they_change(changes):
+    update, swapper = nvme_update()
+    first, second, third = update._inner.optimizer.fp32_partitioned_groups_flat
+    average = swapper.swap_params_info["first"].tensors[1].compute_tensor
+    with update.in_memory(changes=changes):
+        assert (first.tolist(), average.tolist(), third.tolist()) == ([1.0, 2.0], [3.0, 4.0], [5.0])
+        assert (first.grad, third.grad, swapper.buffers_in_use) == (None, None, 0)
+        for held in (first, average, third):
+            held.data += 10.0
+    assert [held.numel() for held in (first, average, second, third)] == [0, 0, 1, 0]
+    added = 10.0 if changes else 0.0
+    assert [each.tolist() for each in swapper.files["first"]] == [
+        [1 + added, 2 + added],
+        [3 + added, 4 + added],
+    ]
+    assert swapper.files["third"][0].tolist() == [5 + added]
+
+
+def test_a_failed_block_writes_nothing_to_nvme():
+    update, swapper = nvme_update()
+    first = update._inner.optimizer.fp32_partitioned_groups_flat[0]
+
+    def fail() -> None:
+        first.data += 10.0
+        raise RuntimeError("damaged")
+
+    with pytest.raises(RuntimeError, match="damaged"), update.in_memory(changes=True):
+        fail()
+    assert swapper.files["first"][0].tolist() == [1.0, 2.0]
+    assert first.numel() == 0
+
+
+def test_states_on_nvme_are_not_read_outside_the_block():
+    class DeepSpeedZeroOptimizer_Stage3(SimpleNamespace):  # noqa: N801
+        pass
+
+    optimizer = DeepSpeedZeroOptimizer_Stage3(
+        fp16_groups=[[]], fp32_partitioned_groups_flat=[torch.zeros(0)], swap_optimizer=True
+    )
+    with pytest.raises(ModelError, match=r"read outside Update\.in_memory"):
+        list(ZeroUpdate(SimpleNamespace(optimizer=optimizer), min_loss_scale=None).held())
 
 
 def test_a_dynamic_loss_scale_continues_from_zeros_to_ours_and_back():

@@ -60,6 +60,15 @@ def test_loss_scale_resumes_from_its_saved_state():
     assert first.floor == 1.0
 
 
+def test_a_smaller_hysteresis_holds_from_the_first_overflow_after_a_resume():
+    stored = dynamic(hysteresis=5).state_dict()
+    scale = dynamic(hysteresis=1)
+    scale.load_state_dict(stored)
+    assert scale.state_dict() == stored | {"cur_hysteresis": 1}
+    scale.update(YES)
+    assert float(scale.value) == stored["cur_scale"] / 2
+
+
 def test_a_scale_grows_to_its_maximum():
     scale = LossScale(LossScaleSettings(initial=4.0, is_dynamic=True, window=1, maximum=8.0), CPU)
     for _ in range(6):

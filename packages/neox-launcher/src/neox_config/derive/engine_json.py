@@ -31,12 +31,13 @@ def engine_json(resolved: Resolved) -> dict[str, Any]:
         "gradient_accumulation_steps": derived.accumulation,
         # Always set, because DeepSpeed's default has changed before. At stage 0, neox-model clips.
         "gradient_clipping": config.optimizer.gradient_clipping if is_sharded else 0.0,
-        "steps_per_print": engine.steps_per_print or _NEVER,
-        # The throughput timer synchronizes with the device in every forward pass; only the report shows it.
-        "timers": {"throughput": {"enabled": engine.steps_per_print is not None}},
+        # steps_per_print is the interval of our own log lines; DeepSpeed would print raw lines next to them,
+        # and its throughput timer would synchronize with the device in every forward pass.
+        "steps_per_print": _NEVER,
+        "timers": {"throughput": {"enabled": False}},
         # neox-model measures the phases itself; DeepSpeed would print them as raw lines.
         "wall_clock_breakdown": False,
-        "dump_state": engine.dump_state,
+        "dump_state": False,
         "prescale_gradients": engine.prescale_gradients,
         "gradient_predivide_factor": engine.gradient_predivide_factor,
         "zero_optimization": _zero(config.zero.zero_optimization),

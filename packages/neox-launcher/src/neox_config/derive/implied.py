@@ -42,7 +42,7 @@ NO_EFFECT: Mapping[str, str] = {
     "zero_optimization.allgather_partitions": "updated parameters are always collected with all-gather",
     "zero_optimization.load_from_fp32_weights": "checkpoints contain the float32 weights if there are any",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "checkpoints always contain whole weights",
-    "dump_state": "DeepSpeed logs its state below the level that is shown; use neox-config show",
+    "dump_state": "neox-config show prints all settings, and neox-config show --engine those of DeepSpeed",
     "zero_optimization.grad_hooks": "DeepSpeed chooses when stage 1 reduces gradients; the mean is the same",
     "zero_optimization.elastic_checkpoint": "every checkpoint loads with any number of ranks",
 }
@@ -66,7 +66,11 @@ def follows_from(name: str, config: NeoXConfig) -> str | None:
     switch = _IMPLIED_BY.get(name)
     if switch is not None and config.value_of(switch):
         return switch
-    return None if name in config.sources else _FILLED_FROM.get(name)
+    if name in config.sources:
+        return None
+    if name == "log_interval":
+        return "steps_per_print" if config.engine.steps_per_print is not None else None
+    return _FILLED_FROM.get(name)
 
 
 def default_in(config: NeoXConfig, name: str, declared: FieldInfo) -> Any:
@@ -106,6 +110,8 @@ def implied_settings(config: NeoXConfig, places: Mapping[str, Place]) -> tuple[N
     if config.checkpoint.finetune:
         checkpoint = config.checkpoint.replaced(no_load_optim=True, no_load_rng=True)
         config = config.model_copy(update={"checkpoint": checkpoint})
+    config, more = _with_steps_per_print(config, places)
+    notices += more
     weight_decay = config.optimizer.optimizer.params.weight_decay
     if "weight_decay" in places and weight_decay != config.optimizer.weight_decay:
         notices.append(
@@ -117,6 +123,19 @@ def implied_settings(config: NeoXConfig, places: Mapping[str, Place]) -> tuple[N
             )
         )
     return config, [*notices, *_advice(config, places)]
+
+
+def _with_steps_per_print(
+    config: NeoXConfig, places: Mapping[str, Place]
+) -> tuple[NeoXConfig, list[Problem]]:
+    """Use DeepSpeed's interval for our log lines unless log-interval is given; note where they differ."""
+    steps, interval = config.engine.steps_per_print, config.logging.log_interval
+    if steps is None or steps == interval:
+        return config, []
+    if "log_interval" in places:
+        what = f"has no effect: log-interval is {interval}"
+        return config, [_note("steps_per_print", what, "", config, places)]
+    return config.model_copy(update={"logging": config.logging.replaced(log_interval=steps)}), []
 
 
 def _without_effect(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:

@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from math import ceil
 
 from neox_config.estimate.operations import keys_per_query
-from neox_config.estimate.parameters import largest_tensor, local_parameters, local_state_values, stage_types
+from neox_config.estimate.parameters import (
+    largest_tensor,
+    local_parameters,
+    local_state_values,
+    replica_values,
+    stage_types,
+)
 from neox_config.estimate.shapes import Layout, Shape
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
@@ -26,6 +32,8 @@ __all__ = [
 
 # Device memory of a process that is not used by tensors: CUDA context, workspaces of NCCL and cuBLAS.
 RUNTIME_BYTES = 2**30
+# Autocast computes in float16 or bfloat16.
+_CAST_BYTES = 2
 # The compressed average of momenta holds 15 bytes for each element that it averages at once: at most this
 # number, or one larger tensor.
 _AVERAGED_BYTES, _AVERAGED_ELEMENTS = 15, 2**24
@@ -94,14 +102,16 @@ def _snapshot(shape: Shape, layout: Layout, stage: int) -> int:
     """
     if not layout.saves_in_background:
         return 0
-    local = local_parameters(shape, layout, stage)
+    local, of_replica = local_parameters(shape, layout, stage), 0
     if not layout.saves_states:
         values = 0
     elif layout.zero_stage >= 1:
         values = layout.optimizer_states * local
     else:
-        values = local_state_values(shape, layout, stage)
-    return 4 * ceil((local + values) / layout.data_parallel)
+        # Every replica writes the states that only it has.
+        of_replica = replica_values(shape, layout, stage)
+        values = local_state_values(shape, layout, stage) - of_replica
+    return 4 * (ceil((local + values) / layout.data_parallel) + of_replica)
 
 
 def activation_bytes_per_layer(shape: Shape, layout: Layout, kind: str = "global") -> int:
@@ -241,6 +251,11 @@ def _buffers(shape: Shape, layout: Layout, local: int, stage: int) -> int:
     if layout.has_replica_states and layout.data_parallel > 1:
         at_once = max(_AVERAGED_ELEMENTS, largest_tensor(shape, layout, stage))
         total += _AVERAGED_BYTES * min(local, at_once)
+    if layout.autocasts:
+        # A forward pass casts each weight once, and the backward pass of the same micro-batch uses the copy.
+        # Recomputed segments do not keep it.
+        kept = 1 if layout.segment_layers is not None else _in_flight(layout, stage)
+        total += _CAST_BYTES * local * kept
     if layout.zero_stage >= 1:
         total += layout.element_bytes * layout.bucket * (2 if layout.has_second_bucket else 1)
     if layout.zero_stage == 3:

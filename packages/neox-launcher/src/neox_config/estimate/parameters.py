@@ -78,10 +78,15 @@ def local_state_values(shape: Shape, layout: Layout, stage: int) -> int:
         if layout.has_slice_states:
             rows = _local_count(tensor, ranks) // tensor.row
             total += number * (rows + (tensor.row if tensor.row > 1 else 0))
-    if layout.has_replica_states and layout.data_parallel > 1:
-        local = local_parameters(shape, layout, stage)
-        total += local + ceil(local / layout.data_parallel)
-    return total
+    return total + replica_values(shape, layout, stage)
+
+
+def replica_values(shape: Shape, layout: Layout, stage: int) -> int:
+    """Return how many of these values differ between replicas: a number per parameter, and a share of one."""
+    if not layout.has_replica_states or layout.data_parallel == 1:
+        return 0
+    local = local_parameters(shape, layout, stage)
+    return local + ceil(local / layout.data_parallel)
 
 
 def _stage_tensors(shape: Shape, layout: Layout, stage: int) -> Iterator[tuple[int, Weights]]:

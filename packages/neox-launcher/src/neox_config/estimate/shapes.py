@@ -119,6 +119,7 @@ class Layout:
             share of another, in addition.
         bucket: number of gradient elements per reduction.
         live_parameters: maximum number of parameters that ZeRO 3 keeps gathered.
+        autocasts: True if matrix products use 16-bit copies of the weights (amp).
         saves_in_background: True if checkpoints are copied to host memory first (async_save).
         saves_states: True if checkpoints contain the optimizer's states.
     """
@@ -146,6 +147,7 @@ class Layout:
     bucket: int = 500_000_000
     has_second_bucket: bool = False
     live_parameters: int = 1_000_000_000
+    autocasts: bool = False
     saves_in_background: bool = False
     saves_states: bool = True
 
@@ -268,6 +270,7 @@ def layout_of(resolved: Resolved) -> Layout:
         bucket=zero.reduce_bucket_size,
         has_second_bucket=zero.stage == 3 if zero.overlap_comm is None else zero.overlap_comm,
         live_parameters=zero.stage3_max_live_parameters,
+        autocasts=resolved.derived.autocast is not None,
         saves_in_background=config.checkpoint.save is not None and config.checkpoint.async_save,
         saves_states=not config.checkpoint.no_save_optim,
     )

@@ -331,7 +331,10 @@ def _of_cast_weights(name: str) -> OlderSpelling:
 
     def translate(value: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
         if value not in (None, _FOR_CAST_WEIGHTS[name]):
-            raise ValueError("belongs to apex's levels O2 and O3, which cast the weights; remove it")
+            raise ValueError(
+                "belongs to apex's levels O2 and O3, which cast the weights, and amp here is O1 "
+                "(torch.autocast); remove it, or use the fp16 block in place of amp"
+            )
         return {}
 
     return OlderSpelling(("amp.opt_level",), "only the value of O1 is accepted", translate)

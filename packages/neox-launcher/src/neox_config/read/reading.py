@@ -1,9 +1,9 @@
 """Read YAML files and keep the line of every value.
 
 The syntax is YAML, including JSON, with three differences from PyYAML's `safe_load`: `5e8` and `1_000` are
-numbers, leading zeros and colons do not change the base of a number, and there are no dates. A name given
-twice in a file is an error; PyYAML would silently keep the last one. Files that are too large, too deeply
-nested or too repetitive to be written by hand are refused.
+numbers, colons do not change the base of a number and leading zeros are refused, and there are no dates. A
+name given twice in a file is an error; PyYAML would silently keep the last one. Files that are too large, too
+deeply nested or too repetitive to be written by hand are refused.
 """
 
 import difflib
@@ -18,15 +18,19 @@ import yaml
 
 from neox_config.files import why_not_readable
 from neox_config.problems import COMMAND_LINE, Place, Problem, in_words
-from neox_config.read.syntax import explain_syntax, lines_of
+from neox_config.read.syntax import TOO_DEEP, explain_syntax, lines_of
 from neox_config.schema.scalars import number_from
 
 __all__ = ["Leaf", "Reading", "compose", "normal_name", "read_files", "read_override", "read_text", "text_of"]
 
 _LARGEST_FILE_BYTES = 2**20
 _DEEPEST = 40
+# Of brackets and blocks while scanning: far more than any value may have.
+_DEEPEST_SCANNED = 200
 _MOST_NODES = 100_000
 
+# YAML 1.1 and 1.2 differ in its base.
+_LEADING_ZERO = re.compile(r"[-+]?0[0-9_]*[0-9]")
 _STR_TAG = "tag:yaml.org,2002:str"
 _SCALAR_TAGS = {
     f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "merge", "value")
@@ -79,9 +83,26 @@ class Reading:
 
 
 class _Loader(yaml.SafeLoader):
-    """Load every plain scalar as a string; `_plain_value` converts it."""
+    """Load every plain scalar as a string; `_plain_value` converts it.
+
+    Nesting is limited while scanning, whose time grows with the square of the depth.
+    """
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:  # noqa: N803
+        """Scan an opening bracket."""
+        self._limit_depth()
+        super().fetch_flow_collection_start(TokenClass)
+
+    def add_indent(self, column: int) -> bool:
+        """Begin a block."""
+        self._limit_depth()
+        return super().add_indent(column)
+
+    def _limit_depth(self) -> None:
+        if self.flow_level + len(self.indents) > _DEEPEST_SCANNED:
+            raise yaml.scanner.ScannerError(None, None, TOO_DEEP, self.get_mark())
 
 
 def read_files(paths: Sequence[str | Path], directory: str | Path | None) -> Reading:
@@ -150,7 +171,9 @@ def _read_file(path: Path, reading: Reading) -> None:
     place = Place(str(path))
     try:
         text = text_of(path)
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError):
+            place = Place(str(path), error.object.count(b"\n", 0, error.start) + 1)
         reading.problems.append(
             Problem("", f"cannot be read: {error}", "give a YAML file in UTF-8", place=place)
         )
@@ -237,8 +260,10 @@ class _Reader:
             return yaml.compose(text, Loader=_Loader)
         except yaml.MarkedYAMLError as error:
             self._syntax_problem(error, text)
+        except yaml.reader.ReaderError as error:
+            self._unprintable(error, text)
         except yaml.YAMLError as error:
-            self._whole("is not valid YAML", str(getattr(error, "reason", error)))
+            self._whole("is not valid YAML", str(error))
         except RecursionError:
             self._whole("is nested too deeply", "reduce the nesting; no parameter needs it")
         self.is_complete = False
@@ -250,6 +275,15 @@ class _Reader:
         if not place.spelling:
             place = Place(place.file, slip.line, _line_of(text, slip.line))
         self.problems.append(Problem("", f"is not valid YAML: {slip.what}", slip.remedy, place=place))
+
+    def _unprintable(self, error: yaml.reader.ReaderError, text: str) -> None:
+        line = len(lines_of(text[: error.position]))
+        place = self._place
+        if not place.spelling:
+            place = Place(place.file, line, _line_of(text, line))
+        # The parser has the character of a text as a number, whatever its annotation says.
+        what = f"contains the character U+{int(error.character):04X}, which YAML does not allow"
+        self.problems.append(Problem("", what, "delete it", place=place))
 
     def _walk(self, node: yaml.MappingNode, at: "_Names", leaves: list[Leaf], depth: int) -> None:
         """Add the values below a mapping to `leaves`."""
@@ -305,7 +339,19 @@ class _Reader:
         if isinstance(node, yaml.MappingNode):
             return {self._key(key): self._value(value, depth + 1) for key, value in node.value}
         is_text = node.tag == _STR_TAG and getattr(node, "style", None) is not None
+        if not is_text and _LEADING_ZERO.fullmatch(str(node.value)):
+            self._complain_of_zero(node)
+            return None
         return node.value if is_text else _plain_value(node.value)
+
+    def _complain_of_zero(self, node: yaml.Node) -> None:
+        digits = node.value.replace("_", "")
+        what = "starts with a zero: YAML 1.2 reads a decimal number"
+        remedy = f"write {int(digits)}, or put text in quotes"
+        if not set(digits) & set("89"):
+            what += ", YAML 1.1 an octal one"
+            remedy = f"write {int(digits)} or {int(digits, 8)}, or put text in quotes"
+        self._complain(node, node.value, what, remedy)
 
     def _key(self, node: yaml.Node) -> str:
         if isinstance(node, yaml.ScalarNode):

@@ -10,8 +10,10 @@ from typing import Any
 
 import yaml
 
-__all__ = ["Slip", "explain_syntax", "lines_of"]
+__all__ = ["TOO_DEEP", "Slip", "explain_syntax", "lines_of"]
 
+# Message of our loader.
+TOO_DEEP = "nested too deeply"
 _UNKNOWN_REMEDY = "look for a missing comma, quote or bracket"
 _NAME_AND_VALUE = re.compile(r"\s*([\w.-]+)\s*[:=\s]\s*(\S.*)")
 
@@ -184,6 +186,10 @@ def _open_quote(scene: _Scene) -> Slip:
     return Slip(scene.start, "a quoted value is never closed", "add the closing quote")
 
 
+def _nested(scene: _Scene) -> Slip:
+    return Slip(scene.line, "it is nested too deeply", "reduce the nesting; no parameter needs it")
+
+
 def _second_document(scene: _Scene) -> Slip:
     return Slip(scene.line, "a second YAML document starts here", "split the file in two, or remove the ---")
 
@@ -202,4 +208,5 @@ _SLIPS: tuple[tuple[str, Callable[[_Scene], Slip]], ...] = (
     (r"found character '(.)' that cannot start", _sign),
     (r"found unexpected end of stream", _open_quote),
     (r"but found another document", _second_document),
+    (TOO_DEEP, _nested),
 )

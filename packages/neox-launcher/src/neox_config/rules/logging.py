@@ -61,6 +61,17 @@ def profiled_iterations_are_in_order(c: NeoXConfig) -> Iterator[Problem]:
         )
 
 
+def operations_are_counted_before_the_end(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse to count the operations of an iteration after the last one, because none would be counted."""
+    profiler, last = c.engine.flops_profiler, c.training.train_iters
+    if profiler.enabled and last is not None and profiler.profile_step > last:
+        yield Problem(
+            "flops_profiler.profile_step",
+            f"is after the last iteration, train-iters: {last}",
+            f"use at most {last}",
+        )
+
+
 def profilers_have_a_folder(c: NeoXConfig) -> Iterator[Problem]:
     """Require a folder for traces and for memory snapshots."""
     if c.logging.profile and trace_folder(c) is None:

@@ -172,9 +172,10 @@ def _resumed(plan: LaunchPlan, folder: Path, *, title: str, load: str, span: Spa
 def _for_phase(config: NeoXConfig, folder: Path, *, span: Span, last: int, evaluates: bool) -> NeoXConfig:
     """Return the configuration with its outputs in `folder` and its end at iteration `last`.
 
-    `train_iters` is unchanged, because the schedule and the order of samples depend on it.
+    `train_iters` is unchanged, because the schedule and the order of samples depend on it. Profilers are off:
+    they would write to folders of the training itself.
     """
-    monitors = config.monitors
+    monitors, engine = config.monitors, config.engine
     return config.model_copy(
         update={
             "checkpoint": config.checkpoint.replaced(
@@ -196,6 +197,13 @@ def _for_phase(config: NeoXConfig, folder: Path, *, span: Span, last: int, evalu
                 tensorboard_dir=None,
                 use_wandb=False,
                 log_interval=max(1, span.steps // _LOGGED_PARTS),
+                profile=False,
+                memory_profiling=False,
+            ),
+            "engine": engine.replaced(
+                wall_clock_breakdown=False,
+                flops_profiler=engine.flops_profiler.replaced(enabled=False),
+                comms_logger=engine.comms_logger.replaced(enabled=False),
             ),
             "monitors": monitors.replaced(
                 tensorboard=monitors.tensorboard.replaced(enabled=False),

@@ -284,7 +284,10 @@ def _show(job: _Job, form: Form) -> Outcome:
         for number, phase in enumerate(_phases(job, None), 1):
             click.echo(f"training {number}: {phase}")
         click.echo("")
-    return Outcome(exit_code=show_plan(job.plan, form))
+    # The trainings are shown as plain lines, whatever `terminal` requests.
+    config = job.config.model_copy(update={"launch": job.config.launch.replaced(terminal="plain")})
+    shown = replace(job.plan, resolved=replace(job.plan.resolved, config=config))
+    return Outcome(exit_code=show_plan(shown, form))
 
 
 def _phases(job: _Job, folder: Path | None) -> list[str]:

@@ -36,7 +36,7 @@ TRAINING = set(
     """
     seq_length hidden_dropout attention_dropout precision fp16.enabled fp16.loss_scale
     fp16.initial_scale_power fp16.loss_scale_window fp16.hysteresis fp16.consecutive_hysteresis
-    fp16.min_loss_scale fp16.auto_cast bf16.enabled amp.enabled amp.opt_level amp.dtype
+    fp16.min_loss_scale bf16.enabled amp.enabled amp.opt_level amp.dtype
     amp.loss_scale amp.min_loss_scale amp.max_loss_scale fp16_lm_cross_entropy
     optimizer.type optimizer.params.lr optimizer.params.betas optimizer.params.eps
     optimizer.params.weight_decay optimizer.params.adam_w_mode optimizer.params.bias_correction
@@ -361,6 +361,29 @@ def test_a_local_window_is_the_first_of_two_settings_that_is_given(load: Loader)
             ["fp16.enabled=true"],
             ["precision=fp16", "fp16.loss_scale_window=5"],
             ["fp16.loss-scale-window: 1000 in the checkpoint, 5 in this run"],
+        ),
+        (["fp16.enabled=true"], ["fp16.enabled=true", "fp16.auto_cast=true"], []),
+        (
+            ["amp.enabled=true"],
+            ["amp.enabled=true", "amp.loss_scale=128"],
+            ["amp.loss-scale: 0.0 in the checkpoint, 128.0 in this run"],
+        ),
+        # bfloat16 scales no loss.
+        (
+            ["amp.enabled=true", "amp.dtype=bf16"],
+            ["amp.enabled=true", "amp.dtype=bf16", "amp.loss_scale=128", "amp.max_loss_scale=256"],
+            [],
+        ),
+        (
+            ["amp.enabled=true", "amp.dtype=bf16"],
+            ["amp.enabled=true"],
+            ["amp.dtype: bf16 in the checkpoint, fp16 in this run"],
+        ),
+        ([], ["amp.enabled=true", "amp.opt_level=O0"], []),
+        (
+            [],
+            ["amp.enabled=true", "amp.dtype=bf16"],
+            ["amp.enabled: false in the checkpoint, true in this run"],
         ),
         ([], ["lr-decay-iters=10"], []),
         ([], ["lr-decay-iters=8"], ["lr-decay-iters: 10 in the checkpoint, 8 in this run"]),

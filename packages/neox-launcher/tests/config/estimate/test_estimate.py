@@ -216,6 +216,15 @@ def test_replicas_that_compress_store_their_errors():
     assert alone.buffers == device_memory(shape, replace(layout, has_replica_states=False)).buffers
 
 
+def test_autocast_keeps_copies_of_the_weights_for_every_micro_batch_in_flight():
+    shape, layout = make_shape(), Layout(element_bytes=4, gradient_bytes=4)
+    for changes, copies in (({}, 1), ({"stages": 2, "accumulation": 4}, 2), ({"segment_layers": 1}, 1)):
+        plain = replace(layout, **changes)
+        local = device_memory(shape, plain).weights // 4
+        cast = device_memory(shape, replace(plain, autocasts=True))
+        assert cast.buffers - device_memory(shape, plain).buffers == 2 * local * copies
+
+
 def test_offloading_moves_states_to_the_host():
     shape, plain = make_shape(), Layout(data_parallel=2, zero_stage=2)
     memory = device_memory(shape, replace(plain, optimizer_on_host=True))
@@ -231,6 +240,11 @@ def test_an_asynchronous_save_copies_the_float32_weights_and_states_of_a_rank(ze
     assert device_memory(shape, layout).snapshot == (4 + 4 + 4) * 936
     assert device_memory(shape, replace(layout, saves_states=False)).snapshot == 4 * 936
     assert device_memory(shape, replace(layout, saves_in_background=False)).snapshot == 0
+
+
+def test_an_asynchronous_save_copies_all_that_only_this_replica_has():
+    shape, layout = make_shape(), Layout(data_parallel=3, has_replica_states=True, saves_in_background=True)
+    assert device_memory(shape, layout).snapshot == (4 + 4 + 4) * 624 + 4 * 1872 + 4 * 624
 
 
 def test_tensor_parallel_ranks_share_matrices_and_copy_the_rest():

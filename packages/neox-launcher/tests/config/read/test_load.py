@@ -285,6 +285,17 @@ def test_the_inner_weight_decay_wins_and_the_outer_is_noted(load):
     assert "is not used" in config.notices[0].what
 
 
+def test_deepspeeds_interval_of_reports_is_that_of_the_log_where_none_is_given(load):
+    config = load("steps_per_print: 7")
+    assert (config.logging.log_interval, config.notices) == (7, ())
+    config = load("steps_per_print: 10\nlog-interval: 10")
+    assert (config.logging.log_interval, config.notices) == (10, ())
+    config = load("steps_per_print: 10\nlog-interval: 100")
+    assert config.logging.log_interval == 100
+    (notice,) = config.notices
+    assert (notice.name, notice.what) == ("steps_per_print", "has no effect: log-interval is 100")
+
+
 def test_the_configuration_has_its_sources_and_is_frozen(load):
     config = load("log-interval: 3", "seed=4")
     assert str(config.sources["seed"]) == "command line"

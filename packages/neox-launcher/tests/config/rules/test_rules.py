@@ -494,6 +494,12 @@ EXAMPLES = {
         "is before profile-step-start: 10\nuse at least 10",
         "memory-profiling: true\nlog-dir: logs\nprofile-step-stop: 9",
     ),
+    "operations_are_counted_before_the_end": (
+        "flops_profiler: {enabled: true, profile_step: 11}\ntrain-iters: 10",
+        "flops_profiler.profile_step",
+        "is after the last iteration, train-iters: 10\nuse at most 10",
+        "flops_profiler: {enabled: true, profile_step: 10}\ntrain-iters: 10",
+    ),
     "profilers_have_a_folder": (
         "memory-profiling: true",
         "memory_profiling",

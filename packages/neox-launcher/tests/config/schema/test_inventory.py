@@ -83,7 +83,7 @@ COUNTS = {
 DEFAULTS = {
     "log_interval": (100, "the oldest document's, where the newest says null"),
     "distributed_backend": (None, "nccl with GPUs, else gloo"),
-    "steps_per_print": (None, "DeepSpeed's own, without reports; the document says 10"),
+    "steps_per_print": (None, "log_interval, which is 100; the document says 10"),
     "gradient_accumulation_steps": (None, "1 only where the other two sizes do not say it"),
     "optimizer.type": ("Adam", "NeoX's, where DeepSpeed has none"),
     "optimizer.params.lr": (None, "required: no model trains well at 0.001 by chance"),

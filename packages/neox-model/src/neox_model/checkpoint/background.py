@@ -90,7 +90,7 @@ class BackgroundSaves:
         self.settle()
         with self._ended_on_failure() as saving:
             saving.create_folder()
-            with saving.shared_outcome():
+            with saving.shared_outcome(), parts.engine.update.in_memory():
                 values = saving.capture(
                     parts, config=config, save_optimizer=save_optimizer, save_rng=save_rng
                 )

@@ -119,35 +119,36 @@ def load_checkpoint(
     folder = _find(directory, groups)
     if folder is None:
         return None
-    fragments = engine_fragments(parts.engine)
     names = _all_names(parts.model, groups)
-    with _reading(folder, groups):
-        manifest = Manifest.read(folder)
-        changes = changes_since(manifest, config)
-        if not finetune:
-            refuse_model_changes(changes, remedy=_OR_FINETUNE)
-        _check_weights(manifest, fragments, names, changes)
-    _copy_missing(folder, manifest, fragments, groups, parts.storage)
-    with _reading(folder, groups):
-        reader = ShardReader(folder, manifest.files)
-        _check_weight_values(fragments, manifest, reader)
-        states = None
-        if not finetune:
-            if load_optimizer:
-                refuse_state_changes(changes)
-                _check_states(fragments, manifest, reader, parts.engine.update.optimizer)
-            _check_counters(parts.engine, manifest)
-            states = _States(
-                curve=_chosen_curve(parts.schedule, manifest, schedule_source),
-                training=training_state(manifest),
-                generators=_read_rng(manifest, reader, groups) if load_rng else None,
-            )
-    # Every rank has checked all that it loads: only now is anything overwritten.
-    with _reading(folder, groups):
-        _fill_weights(fragments, manifest, reader)
-        if states is not None and load_optimizer:
-            _fill_states(fragments, manifest, reader, parts.engine.update.optimizer)
-    parts.engine.update.to_model()
+    with parts.engine.update.in_memory(changes=True):
+        fragments = engine_fragments(parts.engine)
+        with _reading(folder, groups):
+            manifest = Manifest.read(folder)
+            changes = changes_since(manifest, config)
+            if not finetune:
+                refuse_model_changes(changes, remedy=_OR_FINETUNE)
+            _check_weights(manifest, fragments, names, changes)
+        _copy_missing(folder, manifest, fragments, groups, parts.storage)
+        with _reading(folder, groups):
+            reader = ShardReader(folder, manifest.files)
+            _check_weight_values(fragments, manifest, reader)
+            states = None
+            if not finetune:
+                if load_optimizer:
+                    refuse_state_changes(changes)
+                    _check_states(fragments, manifest, reader, parts.engine.update.optimizer)
+                _check_counters(parts.engine, manifest)
+                states = _States(
+                    curve=_chosen_curve(parts.schedule, manifest, schedule_source),
+                    training=training_state(manifest),
+                    generators=_read_rng(manifest, reader, groups) if load_rng else None,
+                )
+        # Every rank has checked all that it loads: only now is anything overwritten.
+        with _reading(folder, groups):
+            _fill_weights(fragments, manifest, reader)
+            if states is not None and load_optimizer:
+                _fill_states(fragments, manifest, reader, parts.engine.update.optimizer)
+        parts.engine.update.to_model()
     if states is None:
         _log_finetuning(folder, changes, groups)
         return 0

@@ -95,7 +95,7 @@ def save_checkpoint(
     saving = Saving(directory, parts, iteration=iteration, keep_last=keep_last)
     with saving.abandoned_on_failure():
         saving.create_folder()
-        with saving.shared_outcome():
+        with saving.shared_outcome(), parts.engine.update.in_memory():
             values = saving.capture(parts, config=config, save_optimizer=save_optimizer, save_rng=save_rng)
             pieces, size = write_shard(saving.shard, values)
         saving.collect(pieces, size)
@@ -167,6 +167,8 @@ class Saving:
         self, run: RunParts, *, config: Mapping[str, Any], save_optimizer: bool, save_rng: bool
     ) -> list[Part]:
         """Return this rank's values, as views of the run's tensors; remember all that is not a tensor.
+
+        The caller has the states in memory (`Update.in_memory`) as long as it uses the values.
 
         Raises:
             CheckpointError: values are not finite, or cannot be saved.
@@ -245,7 +247,8 @@ class Saving:
 
 def shard_size(run: RunParts, *, save_optimizer: bool) -> int:
     """Return the size of this rank's shard in bytes, with the random generators' states."""
-    values, _ = _values(run, save_optimizer=save_optimizer)
+    with run.engine.update.in_memory():
+        values, _ = _values(run, save_optimizer=save_optimizer)
     return plan_shard([*values, *_rng_parts(run.groups.world.rank)]).size
 
 

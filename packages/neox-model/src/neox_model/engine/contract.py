@@ -95,7 +95,14 @@ class Update(Protocol):
         """
 
     def held(self) -> Iterator[Held]:
-        """Yield the master weights that this rank holds, in the order of the optimizer."""
+        """Yield the master weights that this rank holds, in the order of the optimizer, `in_memory`."""
+
+    def in_memory(self, *, changes: bool = False) -> AbstractContextManager[None]:
+        """Have the master weights and their states in memory for a block, wherever they are between updates.
+
+        Args:
+            changes: the block may change them.
+        """
 
     def to_model(self) -> None:
         """Copy the master weights into the model's weights. Collective."""

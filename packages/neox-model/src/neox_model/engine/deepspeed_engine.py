@@ -1,7 +1,7 @@
 """Implement the contract of an engine with DeepSpeed's engines and their documented methods."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from neox_model.deepspeed_compat import (
     restore_loss_scale,
     zero_masters,
     zero_masters_to_model,
+    zero_states_in_memory,
 )
 from neox_model.engine.contract import BeforeUpdate, Measure, MicroBatch
 from neox_model.engine.mean_loss import mean_loss, mean_over
@@ -84,6 +85,10 @@ class ZeroUpdate:
     def held(self) -> Iterator[Held]:
         """Yield this rank's runs of the master weights."""
         return zero_masters(self._inner.optimizer)
+
+    def in_memory(self, *, changes: bool = False) -> AbstractContextManager[None]:
+        """Read what is offloaded to NVMe for the block, and write it back if the block may change it."""
+        return zero_states_in_memory(self._inner.optimizer, changes=changes)
 
     def to_model(self) -> None:
         """Copy the master weights into the model's weights. Collective."""

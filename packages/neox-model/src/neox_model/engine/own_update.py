@@ -1,6 +1,7 @@
 """Our update (`optim/mixed_precision.py`) as part of an engine."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -118,6 +119,10 @@ class OwnUpdate:
         """Yield every parameter with its master weight."""
         for param, master in zip(self.mixed.parameters, self.mixed.masters, strict=True):
             yield Held(param, 0, param.numel(), master, 0, tuple(param.shape))
+
+    def in_memory(self, *, changes: bool = False) -> AbstractContextManager[None]:
+        """Do nothing: they always are."""
+        return nullcontext()
 
     def to_model(self) -> None:
         """Copy the master weights, which were loaded, into the model's weights."""

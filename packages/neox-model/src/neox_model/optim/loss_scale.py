@@ -101,7 +101,10 @@ class LossScale:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state; a static scale, and missing entries, stay as configured."""
+        """Restore the state; a static scale, and missing entries, stay as configured.
+
+        No more overflows are waited for than the configured hysteresis, which may have become smaller.
+        """
         if not self.settings.is_dynamic:
             return
         for name, tensor in (
@@ -112,3 +115,4 @@ class LossScale:
         ):
             if state.get(name) is not None:
                 tensor.fill_(state[name])
+        self._hysteresis.clamp_(max=self.settings.hysteresis)

@@ -82,17 +82,6 @@ def build_hooks(
     spikes = _spike_handler(training, before_end, events)
     guard = _build_guard(training, before_end, events, spikes)
     copies = _build_copies(training, before_end)
-
-    def before_save() -> None:
-        log.write_pending()
-        guard.catch_up()
-        if copies is not None:
-            copies.compare(training.state.iteration)
-        with shared_outcome(training.groups.control, "checking the last iteration"):
-            guard.refuse_to_save()
-        if forward is not None:
-            training.state.forward_pass = forward.result()
-
     stop = StopHook(
         training.groups.control,
         exit_interval=config.training.exit_interval,
@@ -103,30 +92,21 @@ def build_hooks(
         ProgressHook(progress, StatusReports(progress, schedule=training.schedule, throughput=throughput)),
         *_autoresume(training),
         stop,
-        *straggler_hooks(
-            config,
-            training.engine,
-            training.groups,
-            writers=writers,
-            events=events,
-            before_writing=log.write_pending,
-        ),
+        *_stragglers(training, outputs, log),
         log,
         guard,
         *([] if copies is None else [copies]),
         _build_evaluation(training, evaluator, outputs, timers, log),
+        *_norms(training, writers, log),
+        *_gradient_hooks(training, writers, log),
     ]
-    if config.logging.log_param_norm or config.logging.log_optimizer_states:
-        hooks.append(_norms(training, writers, log))
-    hooks += _gradient_hooks(training, writers, log)
     if config.checkpoint.save is not None:
-        extra = {each for each in config.checkpoint.extra_save_iters or () if each or saves_start}
         checkpoint = build_checkpoint_hook(
             training,
             Path(config.checkpoint.save),
-            extra,
+            {each for each in config.checkpoint.extra_save_iters or () if each or saves_start},
             timers,
-            before_save,
+            _before_save(training, log, guard, copies, forward),
             outputs,
             background,
             saved=None if spikes is None else spikes.saved,
@@ -140,6 +120,39 @@ def build_hooks(
         resumed = None if saves_start else find_latest(Path(config.checkpoint.save or ""))
         hooks.append(UploadHook(training.uploads, stop, resumed=resumed, while_waiting=progress.repeated))
     return hooks
+
+
+def _before_save(
+    training: Training,
+    log: LogHook,
+    guard: NonfiniteGuard,
+    copies: CopiesHook | None,
+    forward: ForwardCheck | None,
+) -> Callable[[], None]:
+    """Build what must be done, and may refuse to save, before each checkpoint. It is collective."""
+
+    def before_save() -> None:
+        log.write_pending()
+        guard.catch_up()
+        if copies is not None:
+            copies.compare(training.state.iteration)
+        with shared_outcome(training.groups.control, "checking the last iteration"):
+            guard.refuse_to_save()
+        if forward is not None:
+            training.state.forward_pass = forward.result()
+
+    return before_save
+
+
+def _stragglers(training: Training, outputs: Outputs, log: LogHook) -> Iterator[Hook]:
+    return straggler_hooks(
+        training.config,
+        training.engine,
+        training.groups,
+        writers=outputs.writers,
+        events=outputs.events,
+        before_writing=log.write_pending,
+    )
 
 
 def _build_log(
@@ -268,9 +281,11 @@ def _gradient_hooks(training: Training, writers: Sequence[MetricWriter], log: Lo
         )
 
 
-def _norms(training: Training, writers: Sequence[MetricWriter], log: LogHook) -> NormsHook:
+def _norms(training: Training, writers: Sequence[MetricWriter], log: LogHook) -> Iterator[Hook]:
     section = training.config.logging
-    return NormsHook(
+    if not (section.log_param_norm or section.log_optimizer_states):
+        return
+    yield NormsHook(
         partial(
             tensor_norms,
             training.engine,

@@ -134,8 +134,9 @@ class EngineSection(Section, resume="free"):
         None,
         origin="DSC",
         gt=0,
-        none_means="no reports",
-        doc="Iterations between DeepSpeed's own reports.",
+        none_means="log_interval",
+        doc="Iterations between progress reports, with loss, learning rate and skipped updates: the value of "
+        "log_interval where that is not given, else not used. DeepSpeed prints no reports of its own.",
     )
     wall_clock_breakdown: bool = param(
         False,

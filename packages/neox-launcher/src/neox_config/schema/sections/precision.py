@@ -43,7 +43,9 @@ class Fp16(Section):
         doc="Reset the count of `hysteresis` after every update without overflow.",
     )
     min_loss_scale: int = param(1, origin="DSC", gt=0, used_when="loss_scale is 0", doc="Minimum loss scale.")
-    auto_cast: bool = param(False, origin="DSC", doc="Not used: the inputs of the model are whole numbers.")
+    auto_cast: bool = param(
+        False, origin="DSC", resume="free", doc="Not used: the inputs of the model are whole numbers."
+    )
 
 
 class Bf16(Section):

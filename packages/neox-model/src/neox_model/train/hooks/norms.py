@@ -61,9 +61,10 @@ def tensor_norms(engine: Engine, groups: Groups, *, parameters: bool, states: bo
         states: include every optimizer state with a value per weight, as `optimizer_state_norms/NAME/STATE`.
     """
     squares: dict[str, float] = {}
-    for name, values in _pieces(engine, groups, parameters=parameters, states=states):
-        square = torch.linalg.vector_norm(values, dtype=torch.float32).square().item()
-        squares[name] = squares.get(name, 0.0) + square
+    with engine.update.in_memory():
+        for name, values in _pieces(engine, groups, parameters=parameters, states=states):
+            square = torch.linalg.vector_norm(values, dtype=torch.float32).square().item()
+            squares[name] = squares.get(name, 0.0) + square
     names = sorted({name for held in gather(groups.control, list(squares)) for name in held})
     totals = torch.tensor([squares.get(name, 0.0) for name in names], dtype=torch.float64)
     if groups.control.size > 1:

@@ -145,8 +145,9 @@ class RecordHook(Hook):
 
     def _sums_of_weights(self) -> dict[str, float]:
         """Return the sum of the elements of each master weight on this rank."""
-        fragments = engine_fragments(self._engine)
-        sums = [fragment.weight.sum(dtype=torch.float64) for fragment in fragments]
+        with self._engine.update.in_memory():
+            fragments = engine_fragments(self._engine)
+            sums = [fragment.weight.sum(dtype=torch.float64) for fragment in fragments]
         names = (_place(fragment) for fragment in fragments)
         return dict(zip(names, torch.stack(sums).tolist() if sums else [], strict=True))
 
@@ -154,15 +155,16 @@ class RecordHook(Hook):
         """Return digests of the master weights and optimizer states on this rank."""
         optimizer = self._engine.update.optimizer
         found = {}
-        for fragment in engine_fragments(self._engine):
-            place = _place(fragment)
-            found[place] = digest(fragment.weight)
-            for key, value in optimizer.state.get(fragment.held.holder, {}).items():
-                if isinstance(value, Tensor) and value.numel() > 1:
-                    is_elementwise = value.shape == fragment.held.holder.shape
-                    found[f"{place}/{key}"] = digest(fragment.part_of(value) if is_elementwise else value)
-                elif isinstance(value, Tensor | int | float):
-                    found[f"{place}/{key}"] = str(_number(value))
+        with self._engine.update.in_memory():
+            for fragment in engine_fragments(self._engine):
+                place = _place(fragment)
+                found[place] = digest(fragment.weight)
+                for key, value in optimizer.state.get(fragment.held.holder, {}).items():
+                    if isinstance(value, Tensor) and value.numel() > 1:
+                        is_elementwise = value.shape == fragment.held.holder.shape
+                        found[f"{place}/{key}"] = digest(fragment.part_of(value) if is_elementwise else value)
+                    elif isinstance(value, Tensor | int | float):
+                        found[f"{place}/{key}"] = str(_number(value))
         return found
 
     def _used_weights(self) -> dict[str, str]:
