@@ -3,7 +3,7 @@ SHELL := bash
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test check lint types format docs clean \
+.PHONY: help install aio quickstart test check lint types format docs clean \
 	test-launcher test-data test-pythons test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
 	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-sanitizers test-recipes test-architecture coverage gpu-check
 
@@ -12,6 +12,9 @@ help:  ## List the targets
 
 install:  ## Create .venv with all four packages (PYTHON=python3.12 to choose the interpreter)
 	@PYTHON="$(PYTHON)" tools/environment.sh full
+
+aio: install  ## DeepSpeed's operator async_io for offloading to NVMe; requires libaio; ten minutes, once
+	@tools/aio.sh
 
 quickstart: install  ## Corpus, tokenizer, training and samples on this machine, in quickstart/
 	@$(MAKE) --no-print-directory -f tools/quickstart.mk

@@ -13,6 +13,8 @@ from typing import Any
 
 import deepspeed
 from deepspeed.accelerator import get_accelerator
+from deepspeed.git_version_info import installed_ops
+from deepspeed.ops.op_builder import AsyncIOBuilder
 from deepspeed.ops.op_builder.builder import OpBuilder
 from deepspeed.runtime import compiler
 from torch import Tensor
@@ -37,6 +39,7 @@ __all__ = [
     "restore_counters",
     "restore_loss_scale",
     "sum_tied_weights",
+    "why_not_async_io",
     "zero_masters",
     "zero_masters_to_model",
     "zero_states_in_memory",
@@ -122,6 +125,18 @@ def allow_any_precision() -> Iterator[None]:
         yield
     finally:
         kind.is_fp16_supported = supported
+
+
+def why_not_async_io() -> str | None:
+    """Return why the operator for NVMe cannot be used; None if it can."""
+    if not installed_ops.get(AsyncIOBuilder.NAME):
+        return "is not installed"
+    try:
+        AsyncIOBuilder().load()
+    # DeepSpeed raises a RuntimeError for one that was built with another PyTorch.
+    except (ImportError, RuntimeError) as error:
+        return f"cannot be loaded ({error})"
+    return None
 
 
 # Engines
@@ -233,12 +248,13 @@ def loss_scale_state(optimizer: Any) -> dict[str, Any]:
 def restore_loss_scale(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Restore the state of the loss scale, if it changes; missing entries stay as configured."""
     scaler = getattr(optimizer, "loss_scaler", None)
-    if getattr(scaler, "dynamic", False):
-        for name in _LOSS_SCALE:
-            if state.get(name) is not None:
-                setattr(scaler, name, state[name])
-        # The configured hysteresis may have become smaller.
-        scaler.cur_hysteresis = min(scaler.cur_hysteresis, scaler.delayed_shift)
+    if scaler is None or not getattr(scaler, "dynamic", False):
+        return
+    for name in _LOSS_SCALE:
+        if state.get(name) is not None:
+            setattr(scaler, name, state[name])
+    # The configured hysteresis may have become smaller.
+    scaler.cur_hysteresis = min(scaler.cur_hysteresis, scaler.delayed_shift)
 
 
 # Master weights of the ZeRO optimizers. Each class partitions and flattens the parameters differently:
@@ -270,8 +286,10 @@ def zero_states_in_memory(optimizer: Any, *, changes: bool) -> Iterator[None]:
         optimizer: a ZeRO optimizer of DeepSpeed.
         changes: write the copies back after the block, unless it fails.
     """
-    swapper = optimizer.optimizer_swapper if getattr(optimizer, "swap_optimizer", False) else None
-    offloaded = [] if swapper is None else _offloaded(optimizer)
+    if not getattr(optimizer, "swap_optimizer", False):
+        yield
+        return
+    swapper, offloaded = optimizer.optimizer_swapper, _offloaded(optimizer)
     try:
         for flat in offloaded:
             _read_states(swapper, flat)

@@ -4,10 +4,12 @@ torch and deepspeed take seconds to import. The program's module, which imports 
 name after this worker is registered, so that the launcher can already monitor and end it.
 """
 
+import atexit
 import importlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -27,6 +29,10 @@ from neox_launcher.worker.reporting import register_worker, report_failure
 from neox_model.errors import StopRequested
 
 __all__ = ["exit_worker", "request_options", "run_worker", "show"]
+
+
+# Python's exit code if standard output cannot be flushed at the end.
+_OUTPUT_LOST = 120
 
 
 def request_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -128,12 +134,29 @@ def _discard_output() -> None:
 
 
 def exit_worker(code: int) -> NoReturn:
-    """Exit the process, after a failure without cleanup: an incomplete process group may block forever."""
-    if code:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(0)
+    """Exit the process without finalizing the interpreter, as multiprocessing ends its processes.
+
+    A thread of gloo that releases a tensor waits for the interpreter's lock. If that is finalized meanwhile,
+    Python ends the thread inside C++ functions that no exception may leave, and the process aborts
+    ("terminate called without an active exception") after a complete training. Process groups live as long as
+    anything refers to them, also after `destroy_process_group`.
+
+    After a success, all that Python does before the finalization is done: threads are waited for, and the
+    functions registered with atexit are called. After a failure nothing is: an incomplete process group may
+    block forever.
+
+    Args:
+        code: the exit code; if it is 0 and output is lost, that of Python for this case is used.
+    """
+    if code == 0:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            code = code or _OUTPUT_LOST
+    os._exit(code)
 
 
 def _read_request(

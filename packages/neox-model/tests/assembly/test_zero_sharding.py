@@ -17,7 +17,20 @@ OFFLOAD = {"offload_optimizer": {"device": "nvme", "nvme_path": "x"}}
     ],
 )
 def test_a_missing_operator_is_refused_with_its_installation(monkeypatch, settings, operator, variable):
-    monkeypatch.setattr("neox_model.assembly.zero_sharding.installed_ops", {})
+    for module in ("assembly.zero_sharding", "deepspeed_compat"):
+        monkeypatch.setattr(f"neox_model.{module}.installed_ops", {})
     resolved = resolved_from({"zero_optimization": {"stage": 3, **settings}})
     with pytest.raises(NeoXError, match=f"operator {operator}, which is not installed; .*{variable}"):
+        zero3_init(3, SINGLE_PROCESS, engine_json(resolved))
+
+
+@pytest.mark.parametrize("error", [ImportError("libaio.so.1: no such file"), RuntimeError("built with 2.12")])
+def test_an_operator_that_cannot_be_loaded_is_refused_with_the_reason(monkeypatch, error):
+    def fail(builder: object) -> None:
+        raise error
+
+    monkeypatch.setattr("neox_model.deepspeed_compat.installed_ops", {"async_io": True})
+    monkeypatch.setattr("neox_model.deepspeed_compat.AsyncIOBuilder.load", fail)
+    resolved = resolved_from({"zero_optimization": {"stage": 3, **OFFLOAD}})
+    with pytest.raises(NeoXError, match=rf"async_io, which cannot be loaded \({error}\); .*run make aio"):
         zero3_init(3, SINGLE_PROCESS, engine_json(resolved))

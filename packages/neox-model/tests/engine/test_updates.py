@@ -40,9 +40,9 @@ def own_engine() -> PlainEngine:
     return PlainEngine(inner, own_update(nn.Linear(3, 2)), SINGLE_RANK)
 
 
-def zero_engine(**scaler: object) -> PlainEngine:
+def zero_engine(*, delayed_shift: int = 2, **scaler: object) -> PlainEngine:
     """Return an engine as under ZeRO, with this state of DeepSpeed's loss scaler."""
-    optimizer = SimpleNamespace(loss_scaler=SimpleNamespace(**scaler))
+    optimizer = SimpleNamespace(loss_scaler=SimpleNamespace(delayed_shift=delayed_shift, **scaler))
     inner = SimpleNamespace(optimizer=optimizer, global_steps=0, global_samples=0)
     return PlainEngine(inner, ZeroUpdate(inner, min_loss_scale=None), SINGLE_RANK)
 
@@ -90,9 +90,9 @@ class NvmeSwapper:
     def swap_in_optimizer_state(self, flat: torch.Tensor) -> None:
         assert self.buffers_in_use == 0
         self.buffers_in_use = 1
-        flat.grad = torch.ones(1)
         for held, stored in zip(self._tensors(flat), self.files[flat.name_of_file], strict=True):
             held.data = stored
+        flat.grad = torch.ones_like(flat)
 
     def swap_out_optimizer_state(self, flat: torch.Tensor) -> None:
         self.files[flat.name_of_file] = [held.data.clone() for held in self._tensors(flat)]
@@ -181,6 +181,11 @@ def test_a_dynamic_loss_scale_continues_from_zeros_to_ours_and_back():
     fresh = zero_engine(dynamic=True, cur_scale=1024.0, cur_iter=0, last_overflow_iter=-1, cur_hysteresis=2)
     fresh.load_state_dict(state, loss_scale=True)
     assert fresh.state_dict() == state
+    lower = zero_engine(
+        delayed_shift=1, dynamic=True, cur_scale=1.0, cur_iter=0, last_overflow_iter=-1, cur_hysteresis=1
+    )
+    lower.load_state_dict(state | {"cur_hysteresis": 2}, loss_scale=True)
+    assert lower.state_dict() == state | {"cur_hysteresis": 1}
 
 
 @pytest.mark.parametrize(("dynamic", "loss_scale"), [(False, True), (True, False)])

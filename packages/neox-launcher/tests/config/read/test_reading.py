@@ -1,9 +1,11 @@
 """Reading of configuration files."""
 
 import pytest
+import yaml
 
 from neox_config import load_config
 from neox_config.errors import ConfigError
+from neox_config.read import reading
 
 
 @pytest.mark.parametrize(
@@ -18,7 +20,8 @@ from neox_config.errors import ConfigError
             "zero_optimization.reduce_bucket_size",
             500_000_000,
         ),
-        ("seed: 0123", "seed", 123),
+        ('seed: "0123"', "seed", 123),
+        ("warmup: 00.5e-1", "warmup", 0.05),
         ("seed: 7.0", "seed", 7),
         ("min-lr: 0", "min_lr", 0.0),
         ("no-weight-tying: True", "no_weight_tying", True),
@@ -82,7 +85,18 @@ def test_values_are_read_as_people_write_them(minimal, text, name, value):
         ("save: " + "[" * 1000, "is nested too deeply"),
         ("? [seed]\n: 1", "is not a parameter name"),
         ("'': 1", "is not a parameter name"),
-        ("seed: \x00", "is not valid YAML"),
+        ("seed: \x00", "line 1  seed:  \n          contains the character U+0000, which YAML does not allow"),
+        ("seed: 1\nsave: \x1b[0m", "line 2  save:  [0m\n          contains the character U+001B"),
+        (
+            "log-interval: 5\nseed: 0777",
+            "line 2  0777\n          starts with a zero: YAML 1.2 reads a decimal number, "
+            "YAML 1.1 an octal one\n"
+            "          write 777 or 511, or put text in quotes",
+        ),
+        ("seed: 0_8", "starts with a zero: YAML 1.2 reads a decimal number\n          write 8, or put"),
+        ("attention-config: [[[global], 010]]", "write 10 or 8"),
+        ("save: x\nattention-config: " + "[" * 5000 + "]" * 5000, "it is nested too deeply"),
+        ("save:\n" + "".join(" " * deep + "a:\n" for deep in range(1, 500)), "line 202  a:"),
         ("save: *nothing", "is not valid YAML"),
         ("fp16: {<<: 5}", "does not refer to a mapping"),
     ],
@@ -92,6 +106,27 @@ def test_syntax_errors_are_reported_with_their_line(load, text, sentence):
         load(text)
     assert sentence in str(found.value)
     assert "is missing" not in str(found.value)
+
+
+def test_a_byte_that_is_no_text_is_reported_with_its_line(minimal):
+    more = minimal.with_name("more.yml")
+    more.write_bytes(b"seed: 1\n\nsave: \xff\n")
+    with pytest.raises(ConfigError, match=r"line 3 +cannot be read: 'utf-8' codec can't decode byte 0xff"):
+        load_config([minimal, more])
+
+
+def test_brackets_are_counted_before_they_cost_time():
+    """Scanning 5,000 open brackets would call this for each of them."""
+    calls = []
+
+    class Counted(reading._Loader):
+        def stale_possible_simple_keys(self):
+            calls.append(1)
+            super().stale_possible_simple_keys()
+
+    with pytest.raises(yaml.MarkedYAMLError, match="nested too deeply"):
+        yaml.compose("[" * 5000, Loader=Counted)
+    assert len(calls) < 1000
 
 
 def test_an_alias_bomb_is_refused(load):

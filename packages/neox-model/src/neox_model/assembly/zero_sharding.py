@@ -15,7 +15,7 @@ from torch import nn
 
 from neox_config import Resolved
 from neox_config.errors import NeoXError
-from neox_model.deepspeed_compat import is_partitioned
+from neox_model.deepspeed_compat import is_partitioned, why_not_async_io
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.mpu import ModelParallelUnit
 
@@ -52,16 +52,19 @@ def zero3_init(stage: int, groups: Groups, settings: dict[str, Any]) -> Abstract
 
 # pip would otherwise install the wheel that it built before, without operators.
 _BUILD = "pip install --no-cache-dir --no-build-isolation --no-deps --force-reinstall deepspeed==0.19.8"
+# Without CUDA, DeepSpeed does not link libaio itself.
+_BUILD_AIO = f"DS_BUILD_AIO=1 DS_BUILD_PIN_MEMORY=1 LDFLAGS='-Wl,--no-as-needed -laio' {_BUILD}"
 
 
 def _refuse_without_operators(zero: dict[str, Any]) -> None:
     """Raise an error if an operator of DeepSpeed is missing; nothing is compiled when a training starts."""
     for block in ("offload_param", "offload_optimizer"):
-        if zero.get(block, {}).get("device") == "nvme" and not installed_ops.get("async_io"):
+        reason = why_not_async_io() if zero.get(block, {}).get("device") == "nvme" else None
+        if reason is not None:
             raise NeoXError(
-                f"zero_optimization.{block}.device: nvme requires DeepSpeed's operator async_io, which is "
-                f"not installed; install libaio (Debian: libaio-dev), then DeepSpeed with DS_BUILD_AIO=1 "
-                f"DS_BUILD_PIN_MEMORY=1 {_BUILD}, or use device: cpu"
+                f"zero_optimization.{block}.device: nvme requires DeepSpeed's operator async_io, which "
+                f"{reason}; install libaio (Debian: libaio-dev), then run make aio, or install DeepSpeed "
+                f"with {_BUILD_AIO}, or use device: cpu"
             )
     if zero["zero_quantized_weights"] and not installed_ops.get("quantizer"):
         raise NeoXError(

@@ -1,0 +1,83 @@
+"""The exit of a worker while a thread of gloo releases a tensor, and what is done before it."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Rank 0 begins to exit with an operation under way, which rank 1 completes while rank 0 holds the lock of the
+# interpreter: the thread of gloo waits for it when the finalization begins.
+WITH_AN_OPERATION_UNDER_WAY = """
+import atexit, os, sys, time
+import torch
+from torch import distributed
+from neox_model.worker import exit_worker
+
+reader, writer = os.pipe()
+store_reader, store_writer = os.pipe()
+rank = 0 if os.fork() else 1
+if rank == 0:
+    store = distributed.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    os.write(store_writer, b"%6d" % store.port)
+else:
+    store = distributed.TCPStore("127.0.0.1", int(os.read(store_reader, 6)), 2, False)
+distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+group = distributed.new_group(backend="gloo")
+distributed.barrier()
+if rank == 1:
+    os.read(reader, 1)
+    distributed.all_reduce(torch.ones(4), group=group)
+    os._exit(0)
+
+def hold_the_lock():
+    sys.setswitchinterval(1000.0)
+    os.write(writer, b"x")
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        pass
+
+atexit.register(hold_the_lock)
+distributed.all_reduce(torch.ones(4), group=group, async_op=True)
+distributed.destroy_process_group()
+EXIT(0)
+"""
+ENDING = """
+import atexit, os, sys, threading, time
+from neox_model.worker import exit_worker
+
+def work():
+    time.sleep(0.2)
+    print("the thread has ended")
+
+threading.Thread(target=work).start()
+atexit.register(print, "the registered function was called")
+exit_worker(0)
+"""
+
+
+def run(script: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", script], text=True, check=False, timeout=300, **options)
+
+
+def test_a_thread_of_gloo_does_not_abort_a_worker_that_exits():
+    done = run(WITH_AN_OPERATION_UNDER_WAY.replace("EXIT", "exit_worker"), capture_output=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="later Pythons do not end such threads")
+def test_the_finalization_of_the_interpreter_would_abort_it():
+    done = run(WITH_AN_OPERATION_UNDER_WAY.replace("EXIT", "sys.exit"), capture_output=True)
+    assert "terminate called without an active exception" in done.stderr
+    assert done.returncode < 0
+
+
+def test_threads_are_waited_for_and_registered_functions_are_called():
+    done = run(ENDING, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["the thread has ended", "the registered function was called"]
+
+
+def test_lost_output_is_no_success():
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = run(ENDING, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 120
