@@ -54,10 +54,10 @@ def _read_pipe(path: str, device: int, inode: int) -> bytes:
     """Return what is written to a pipe, such as bash's <(...); one launch may plan several times.
 
     Raises:
-        OSError: nobody writes to it, or it is not closed in time.
+        OSError: no process writes to it, or it is not closed in time.
     """
     content, until = b"", time.monotonic() + _PIPE_SECONDS
-    # Opening a pipe that nobody writes to would wait for ever.
+    # Opening a pipe that no process writes to would block.
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
         while select.select([file], [], [], max(0.0, until - time.monotonic()))[0]:
             part = file.read(_PIPE_BYTES)
