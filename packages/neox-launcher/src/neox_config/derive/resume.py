@@ -280,7 +280,7 @@ def _value(name: str, written: Any, resolved: Resolved) -> Any:
     if name in _DECIDES:
         return _DECIDES[name](resolved)
     block = name.partition(".")[0]
-    is_used = _IN_USE[block](resolved) if block in _IN_USE else is_in_use(name, resolved.config)
+    is_used = is_in_use(name, resolved.config) and (block not in _IN_USE or _IN_USE[block](resolved))
     return written if is_used else _UNUSED
 
 
@@ -386,6 +386,7 @@ def _has_own_curve(resolved: Resolved) -> bool:
 _SPARSITY = "sparsity_config"
 # Parameters whose value in effect differs from the given one.
 _DECIDES: dict[str, Callable[[Resolved], Any]] = {
+    "amp.enabled": lambda resolved: resolved.derived.autocast is not None,
     "num_kv_heads": lambda resolved: (
         resolved.config.model.num_kv_heads or resolved.config.model.num_attention_heads
     ),
