@@ -28,13 +28,19 @@ def test_another_loss_is_refused_and_an_unknown_one_is_reported(caplog):
     for loss in (2.01, 1.9, math.nan):
         with pytest.raises(CheckpointError, match=r"the model loaded from here has the loss 2 .* to use it"):
             check.compare(saved | {"loss": loss}, source="here")
-    for unknown in (None, saved | {"samples": 8, "loss": 5.0}, saved | {"batch": "other", "loss": 5.0}):
+    for unknown in (
+        None,
+        saved | {"samples": 8, "loss": 5.0},
+        saved | {"batch": "other", "loss": 5.0},
+        saved | {"micro_batch": 2, "loss": 5.0},
+    ):
         check.compare(unknown, source="here")
     texts = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [text.rpartition(": ")[2] for text in texts] == [
         "it contains no result",
         "the batch size has changed",
         "the first batch of the training data has changed",
+        "its loss is a mean over micro-batches, which have changed",
     ]
 
 

@@ -292,15 +292,17 @@ def _is_scalar(state: Any) -> bool:
     return is_known and _is_number(value) and STORED_TYPES[dtype].holds(value)
 
 
-_FORWARD_NUMBERS = ("samples", "loss", "models")
+_FORWARD_NUMBERS = ("samples", "loss", "models", "micro_batch")
 _FORWARD_TEXTS = ("batch", "precision")
+# Checkpoints of before do not have these.
+_FORWARD_OPTIONAL = ("models", "micro_batch")
 
 
 def _is_forward_pass(result: Any) -> bool:
-    # Checkpoints of before have no number of models: all replicas had one.
-    is_complete = isinstance(result, dict) and {"models", *result} == {*_FORWARD_NUMBERS, *_FORWARD_TEXTS}
+    if not isinstance(result, dict):
+        return False
     return (
-        is_complete
+        {*_FORWARD_OPTIONAL, *result} == {*_FORWARD_NUMBERS, *_FORWARD_TEXTS}
         and all(_is_number(result[name]) for name in _FORWARD_NUMBERS if name in result)
         and all(isinstance(result[name], str) for name in _FORWARD_TEXTS)
     )

@@ -18,7 +18,6 @@ from neox_model.checkpoint.outcome import gather
 from neox_model.checkpoint.replica_states import replicas_differ
 from neox_model.engine.contract import Engine
 from neox_model.parallel.collectives import all_reduce
-from neox_model.train.data.batch import weighted_globally
 from neox_model.train.data.streams import Stream, choose_weighting
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.evaluate import Evaluator
@@ -108,18 +107,12 @@ def build_recent_losses(config: NeoXConfig, engine: Engine) -> RecentLosses | No
 
 
 def build_forward_check(
-    training: Training, streams: Mapping[str, Callable[..., Stream]]
+    training: Training, step: TrainStep, streams: Mapping[str, Callable[..., Stream]]
 ) -> ForwardCheck | None:
     """Build the comparison of a loaded checkpoint's loss with the saved one, if it is configured."""
     if not training.config.checkpoint.checkpoint_validation_with_forward_pass:
         return None
     derived = training.resolved.derived
-    # Not the training's average: that over micro-batches depends on their size where tokens are masked.
-    step = EngineStep(
-        training.engine,
-        accumulation=derived.accumulation,
-        weighting=partial(weighted_globally, data=training.groups.data),
-    )
     evaluator = Evaluator(
         step.evaluate,
         streams,
@@ -132,8 +125,17 @@ def build_forward_check(
         partial(_digest_of_first_batch, training, streams["train"]),
         samples=derived.train_batch_size,
         computes_in=derived.computes_in,
+        micro_batch=derived.micro_batch_size if _averages_micro_batches(training.config) else 0,
         models=lambda: training.groups.data.size if replicas_differ(training.engine.update.optimizer) else 1,
     )
+
+
+def _averages_micro_batches(config: NeoXConfig) -> bool:
+    """Return whether a mean over micro-batches differs from that over all tokens that count in the loss."""
+    data = config.data
+    has_labels = data.train_label_data_paths is not None
+    leaves_out = data.eod_mask_loss or has_labels or data.pack_impl != "packed"
+    return leaves_out and config.training.loss_normalization == "micro_batch"
 
 
 def _digest_of_first_batch(training: Training, open_stream: Callable[..., Stream]) -> str:

@@ -12,8 +12,6 @@ __all__ = ["ForwardCheck"]
 
 logger = logging.getLogger(__name__)
 
-# The mean loss is that over all unmasked tokens of the batch, whichever micro-batches they are in.
-_MEAN = "tokens"
 # Largest relative differences of the same weights' losses on different layouts and devices.
 _TOLERANCES = {"fp32": 1e-5, "bf16": 2e-3, "fp16": 2e-3}
 
@@ -24,11 +22,13 @@ class ForwardCheck:
     The result depends on every weight and on the program. It is saved with a checkpoint.
 
     Args:
-        mean_loss: returns the mean loss over all unmasked tokens of the first batch, the same on every rank
-            and for every micro-batch size; collective over all ranks.
+        mean_loss: returns the mean loss of the first batch, the same on every rank; collective over all of
+            them.
         digest: returns a digest of that batch, the same on every rank and layout; collective, too.
         samples: number of samples of that batch; a batch of another size has another loss.
         computes_in: precision of the forward pass.
+        micro_batch: size of the micro-batches, if the mean loss depends on it: some tokens do not count, and
+            each micro-batch is averaged by itself; else 0.
         models: returns how many different models the replicas hold; if several, the loss is their mean.
     """
 
@@ -39,12 +39,14 @@ class ForwardCheck:
         *,
         samples: int,
         computes_in: str,
+        micro_batch: int = 0,
         models: Callable[[], int] = lambda: 1,
     ) -> None:
         self._mean_loss = mean_loss
         self._compute_digest = digest
         self._samples = samples
         self._computes_in = computes_in
+        self._micro_batch = micro_batch
         self._models = models
 
     def result(self) -> dict[str, Any]:
@@ -55,7 +57,7 @@ class ForwardCheck:
             "batch": self._digest,
             "precision": self._computes_in,
             "models": self._models(),
-            "mean": _MEAN,
+            "micro_batch": self._micro_batch,
         }
 
     def compare(self, saved: Mapping[str, Any] | None, *, source: str) -> None:
@@ -92,12 +94,12 @@ class ForwardCheck:
     def _why_not(self, saved: Mapping[str, Any] | None) -> str | None:
         if saved is None:
             return "it contains no result"
-        if saved.get("mean") != _MEAN:
-            return "an earlier version averaged its loss over micro-batches"
         if saved["samples"] != self._samples:
             return "the batch size has changed"
         if saved["batch"] != self._digest:
             return "the first batch of the training data has changed"
         if saved.get("models", 1) != self._models():
             return "replicas had different weights, and there was another number of them"
+        if saved.get("micro_batch", 0) != self._micro_batch:
+            return "its loss is a mean over micro-batches, which have changed"
         return None if saved["precision"] in _TOLERANCES else "its precision is unknown"

@@ -145,7 +145,7 @@ def _train(
         accumulation=derived.accumulation,
         samples_per_iteration=derived.train_batch_size,
     )
-    forward = build_forward_check(training, streams)
+    forward = build_forward_check(training, step, streams)
     if forward is not None and resumes and not config.checkpoint.finetune:
         forward.compare(state.forward_pass, source=f"{config.checkpoint.load}, iteration {state.iteration}")
     state.forward_pass = None
