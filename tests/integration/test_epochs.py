@@ -1,15 +1,18 @@
 """A training of whole passes over its data: which samples it reads, and how it resumes."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from neox_config import load_config, resolve
 from neox_config.errors import NeoXError
 from neox_data.errors import DataError
+from neox_data.indexed import IndexedDatasetWriter
 from neox_data.trace import passages
 from neox_launcher.plan.epochs import with_iterations
 from neox_model.train.data.datasets import build_datasets
@@ -78,7 +81,9 @@ def train(folder: str, data_path: str) -> list[tuple[int, str | None]]:
         except (NeoXError, DataError) as error:
             ended.append((resolved.config.training.iterations, str(error)))
     other = resolved_with(Path(folder), common)
-    Path(f"{data_path}.idx").write_bytes(Path(f"{folder}/other/corpus.idx").read_bytes())
+    for ending in ("idx", "bin"):
+        shutil.copy(f"{folder}/other/corpus.{ending}", f"{data_path}.{ending}")
+    Path(f"{data_path}.manifest.json").unlink(missing_ok=True)
     try:
         run.train_in(groups, other)
     except (NeoXError, DataError) as error:
@@ -89,8 +94,7 @@ def train(folder: str, data_path: str) -> list[tuple[int, str | None]]:
 def test_a_training_of_passes_resumes_and_other_batches_or_data_are_refused(tmp_path):
     data_path = write_corpus(tmp_path)
     (tmp_path / "other").mkdir()
-    write_corpus(tmp_path / "other")
-    shorten(tmp_path / "other" / "corpus.idx")
+    write_smaller_corpus(tmp_path / "other" / "corpus")
     [(stopped, finished, batch, data)] = run_ranks(train, size=1, folder=str(tmp_path), data_path=data_path)
     whole = resolved_with(tmp_path, {"data_path": f"{tmp_path}/other/corpus", "split": "70,30,0"})
     assert stopped == [20, None]
@@ -104,8 +108,8 @@ def test_a_training_of_passes_resumes_and_other_batches_or_data_are_refused(tmp_
     assert "make sure that all hosts read the same files" in data[1]
 
 
-def shorten(index: Path) -> None:
-    """Make the first document shorter."""
-    content = bytearray(index.read_bytes())
-    content[34:38] = (1).to_bytes(4, "little")
-    index.write_bytes(content)
+def write_smaller_corpus(prefix: Path) -> None:
+    """Write ten documents of a hundred letters."""
+    with IndexedDatasetWriter(prefix, dtype=np.uint16) as writer:
+        for _ in range(10):
+            writer.append(np.arange(100, dtype=np.uint16) % 26 + 97)
