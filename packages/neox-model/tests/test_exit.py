@@ -1,5 +1,6 @@
 """The exit of a worker while a thread of gloo releases a tensor, and what is done before it."""
 
+import os
 import subprocess
 import sys
 
@@ -78,6 +79,7 @@ def test_threads_are_waited_for_and_registered_functions_are_called():
 
 
 def test_lost_output_is_no_success():
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w", encoding="utf-8") as full:
-        done = run(ENDING, stdout=full, stderr=subprocess.PIPE)
+        done = run(ENDING, stdout=full, stderr=subprocess.PIPE, env=buffered)
     assert done.returncode == 120

@@ -150,13 +150,22 @@ def exit_worker(code: int) -> NoReturn:
     """
     if code == 0:
         threading._shutdown()  # type: ignore[attr-defined]
+        # A registered function that flushes would only print a traceback about output that is lost.
+        code = 0 if _flush_output() else _OUTPUT_LOST
         atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            code = code or _OUTPUT_LOST
+    if not _flush_output():
+        code = code or _OUTPUT_LOST
     os._exit(code)
+
+
+def _flush_output() -> bool:
+    """Return whether all output could be written."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _read_request(
