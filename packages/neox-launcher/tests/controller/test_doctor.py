@@ -52,6 +52,7 @@ def test_equal_hosts_are_good():
         ({"files": {"/data/a.bin": "9 bytes of Monday"}}, "/data/a.bin", "9 bytes of Monday on two"),
         ({"files": {}}, "/data/a.bin", "None on two"),
         ({"folders": {"save": "/s: Permission denied"}}, "save", "on two, /s: Permission denied"),
+        ({"local_folders": {"own": "/s is the same"}}, "own", "on two, /s is the same"),
     ],
 )
 def test_a_difference_is_reported_with_a_remedy(second, name, words):

@@ -179,7 +179,12 @@ def test_local_checkpoints_are_not_looked_for_on_this_host(load, files):
 
 
 def test_restarts_with_local_checkpoints_require_that_they_resume(load, files):
-    for text, found in ((LOCAL, ["load"]), (LOCAL + "load: runs/local\n", [])):
+    loads = LOCAL + "load: runs/local\n"
+    for text, found in (
+        (LOCAL, ["load"]),
+        (loads, []),
+        (loads + "no-load-optim: true\nno-load-rng: true\n", ["no_load_optim", "no_load_rng"]),
+    ):
         plan = SimpleNamespace(
             resolved=SimpleNamespace(config=load(text)),
             program="train",

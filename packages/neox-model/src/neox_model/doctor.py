@@ -7,8 +7,10 @@ process group and again after, so that they are available even if the network fa
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -49,7 +51,7 @@ def examine(resolved: Resolved) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     join_process_group(backend, timeout=timedelta(seconds=_JOIN_SECONDS))
-    facts["folders"] = _folders(resolved.config, device)
+    facts["folders"], facts["local_folders"] = _folders(resolved.config, device)
     facts["all_reduce"] = _measure_all_reduce(device)
     report_facts(rank, facts)
     distributed.destroy_process_group()
@@ -111,32 +113,41 @@ def _files(config: NeoXConfig) -> dict[str, str]:
     return found
 
 
-def _written_folders(config: NeoXConfig) -> Iterator[tuple[str, Path]]:
-    folders = {"save": config.checkpoint.save, "log-dir": config.logging.log_dir}
-    for name, folder in folders.items():
+def _written_folders(config: NeoXConfig) -> Iterator[tuple[str, Path, bool]]:
+    """Yield each folder that is written to, and whether each host must have its own."""
+    is_local = config.checkpoint.checkpoint.use_node_local_storage
+    folders = {"save": (config.checkpoint.save, is_local), "log-dir": (config.logging.log_dir, False)}
+    for name, (folder, is_own) in folders.items():
         if folder is not None:
-            yield name, Path(folder)
+            yield name, Path(folder), is_own
 
 
-def _folders(config: NeoXConfig, device: torch.device) -> dict[str, str]:
+def _folders(config: NeoXConfig, device: torch.device) -> tuple[dict[str, str], dict[str, str]]:
     """Return parameter -> fault of its folder on this host, empty if none. Collective.
 
     Rank 0 creates a file in the folder; a rank that does not see it has a different folder.
+
+    Returns:
+        The folders that all hosts must share, and those of which each host must have its own.
     """
-    number = torch.tensor([secrets.randbelow(2**31)], device=device)
-    distributed.broadcast(number, src=0)
-    mark = f".neox-doctor-{int(number)}"
-    is_first = distributed.get_rank() == 0
-    found = {}
-    for name, folder in _written_folders(config):
-        found[name] = _leave(folder, mark) if is_first else ""
+    here = zlib.crc32(socket.gethostname().encode())
+    numbers = torch.tensor([secrets.randbelow(2**31), here], device=device)
+    distributed.broadcast(numbers, src=0)
+    mark = f".neox-doctor-{int(numbers[0])}"
+    rank = distributed.get_rank()
+    found: tuple[dict[str, str], dict[str, str]] = {}, {}
+    for name, folder, is_own in _written_folders(config):
+        fault = _leave(folder, mark) if rank == 0 else ""
         distributed.barrier()
-        if not is_first:
-            found[name] = _look_for(folder, mark)
+        if rank != 0 and is_own and int(numbers[1]) != here:
+            fault = _try_own(folder, mark, rank)
+        elif rank != 0:
+            fault = _look_for(folder, mark)
         distributed.barrier()
-        if is_first:
+        if rank == 0:
             with suppress(OSError):
                 (folder / mark).unlink()
+        found[is_own][name] = fault
     return found
 
 
@@ -147,6 +158,16 @@ def _leave(folder: Path, mark: str) -> str:
     except OSError as error:
         return f"{folder}: {error.strerror}"
     return ""
+
+
+def _try_own(folder: Path, mark: str, rank: int) -> str:
+    """Return why a folder is not one of this host alone that can be written to; rank 0 has marked its own."""
+    if (folder / mark).exists():
+        return f"{folder} is the same folder as on the host of rank 0"
+    fault = _leave(folder, f"{mark}-{rank}")
+    with suppress(OSError):
+        (folder / f"{mark}-{rank}").unlink()
+    return fault
 
 
 def _look_for(folder: Path, mark: str) -> str:

@@ -11,16 +11,19 @@ import pytest
 import torch
 
 from neox_config.facts.checkpoints import LATEST, MANIFEST, complete_checkpoints
-from neox_model.checkpoint import CheckpointError
+from neox_model.checkpoint import CheckpointError, load, local_shards
 from neox_model.checkpoint import directory as folders
+from neox_model.checkpoint import storage as storage_module
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.local_shards import Copy, Inventory, agree_on_checkpoint, choose
 from neox_model.checkpoint.save_lock import save_lock
-from neox_model.checkpoint.storage import Storage
+from neox_model.checkpoint.storage import Storage, find_storage, refuse_shared_folder
+from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.parallel.topology import create_groups
 from support.checkpoint_runs import Run
 from support.distributed import run_ranks
+from support.settings import SMALL_TRAINING, resolved_from
 
 SAVE = Path("save")
 HOSTS = ("A", "A", "B", "B")
@@ -245,3 +248,90 @@ def test_a_damaged_manifest_of_another_checkpoint_does_not_stop_a_load(tmp_path,
     (tmp_path / "global_step2" / MANIFEST).write_text("damaged")
     with pytest.raises(CheckpointError, match=r"global_step2 is not whole .* A; A has nothing of it"):
         agree_on_checkpoint(tmp_path, storage, run.groups.control)
+
+
+def test_a_folder_of_a_host_that_cannot_be_created_is_one_message(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CheckpointError, match=r"preparing to save to .*file.* on each host failed: "):
+            refuse_shared_folder(folder, Storage(("A",), 0, is_local=True), SINGLE_RANK)
+
+
+def test_two_hosts_of_one_name_are_refused():
+    """Otherwise the second would wait for a folder that the first one creates on its own disk."""
+    config = resolved_from(SMALL_TRAINING | {"checkpoint": {"use_node_local_storage": True}}).config
+    for places, error in (
+        ([("A", 0), ("A", 1), ("B", 0)], None),
+        ([("A", 0), ("B", 0), ("A", 0)], "named A"),
+    ):
+        with patch.object(storage_module, "gather", lambda *_, places=places: places):
+            if error is None:
+                assert find_storage(config, SINGLE_PROCESS).names == ("A", "A", "B")
+            else:
+                with pytest.raises(CheckpointError, match=error):
+                    find_storage(config, SINGLE_PROCESS)
+
+
+def half_deleted(directory: Path) -> Path:
+    """Save the same state twice, with a process that dies while it deletes the first checkpoint."""
+    storage = Storage(("A",), 0, is_local=True)
+    run = Run(layers=2, storage=storage)
+    run.train()
+    final = run.save(directory)
+    replaced = directory / ".global_step1.replaced"
+    shutil.copytree(final, replaced)
+    for shard in replaced.glob("*.safetensors"):
+        shard.unlink()
+    return final
+
+
+def test_a_rest_of_a_checkpoint_that_was_replaced_by_an_equal_one_does_not_stop_a_load(tmp_path):
+    final = half_deleted(tmp_path)
+    content = {path.name: path.read_bytes() for path in final.iterdir()}
+    agree_on_checkpoint(tmp_path, Storage(("A",), 0, is_local=True), SINGLE_RANK)
+    assert {path.name: path.read_bytes() for path in final.iterdir()} == content
+
+
+def test_hosts_that_share_a_folder_do_not_delete_what_the_other_one_has_restored(tmp_path):
+    storage = Storage(("A",), 0, is_local=True)
+    run = Run(layers=2, storage=storage)
+    run.train()
+    final = run.save(tmp_path)
+    final.rename(tmp_path / ".global_step1.replaced")
+    found = local_shards._inventory(tmp_path, "A")
+    [chosen] = found.copies
+    manifest = (tmp_path / ".global_step1.replaced" / MANIFEST).read_text()
+    for _ in range(2):
+        local_shards._install(tmp_path, chosen, manifest, found)
+    assert sorted(path.name for path in final.iterdir()) == [MANIFEST, "shard-00000.safetensors"]
+
+
+def test_a_reader_does_not_change_what_a_training_has_announced_since(tmp_path):
+    storage = Storage(("A",), 0, is_local=True)
+    run = Run(layers=2, storage=storage)
+    run.train()
+    run.save(tmp_path)
+    found = local_shards._inventory(tmp_path, "A")
+    [chosen] = found.copies
+    run.train()
+    run.save(tmp_path)
+    local_shards._install(tmp_path, chosen, "unused", found)
+    assert (tmp_path / LATEST).read_text() == "global_step2\n"
+
+
+def test_a_damaged_shard_on_several_hosts_offers_to_go_back_on_each(tmp_path):
+    run = Run(layers=2, storage=Storage(("A",), 0, is_local=True))
+    for _ in range(2):
+        run.train()
+        final = run.save(tmp_path)
+    shard = final / "shard-00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    again = Run(layers=2, storage=Storage(("A",), 0, is_local=True))
+    with pytest.raises(CheckpointError, match="global_step1, run: echo"):
+        again.load(tmp_path)
+    again.storage = Storage(("A", "B"), 0, is_local=True)
+    with (
+        patch.object(load, "copy_missing", lambda *_: None),
+        pytest.raises(CheckpointError, match="global_step1, run on every host: echo"),
+    ):
+        again.load(tmp_path)

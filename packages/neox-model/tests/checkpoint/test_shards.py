@@ -148,6 +148,14 @@ def test_a_file_without_a_whole_header_is_damaged(tmp_path, size):
         ShardFile(tmp_path / "shard.safetensors", size)
 
 
+def test_a_damaged_length_of_the_header_does_not_read_a_large_file_as_json(tmp_path):
+    path, size = tmp_path / "shard.safetensors", 100_000_100
+    path.write_bytes((size - 8).to_bytes(8, "little"))
+    os.truncate(path, size)  # A sparse file.
+    with pytest.raises(DamagedCheckpointError, match="is damaged: its header has a wrong length"):
+        ShardFile(path, size)
+
+
 @pytest.mark.parametrize(
     "entry",
     [
@@ -157,6 +165,7 @@ def test_a_file_without_a_whole_header_is_damaged(tmp_path, size):
         {"dtype": "F9", "shape": [2], "data_offsets": [0, 8]},
         {"dtype": "F32", "shape": ["a"], "data_offsets": [0, 4]},
         {"dtype": "F32", "shape": [2]},
+        {"dtype": "F32", "shape": [2], "data_offsets": [0.0, 8.0]},
         [],
     ],
 )

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -126,3 +127,44 @@ def test_a_newer_checkpoint_in_save_than_in_the_store_is_a_warning(tmp_path, cap
     assert f"{tmp_path} contains global_step3, which is newer" in caplog.text
     assert f"load: {tmp_path}" in caplog.text
     assert (tmp_path / "global_step3" / MANIFEST).exists()
+
+
+def test_a_start_that_was_killed_while_it_claimed_the_store_can_be_repeated(tmp_path, monkeypatch):
+    """Before or after the number is written to the store, whose checkpoint `save` no longer contains."""
+    uploaded(tmp_path / "save")
+    saved(tmp_path / "save", 2)
+    keep_newest(tmp_path / "save", 1, 2)
+    write = ObjectStore.write
+    for is_late in (False, True, False, False):
+
+        def killed(self: ObjectStore, name: str, source: Any, is_late: bool = is_late) -> None:
+            if is_late:
+                write(self, name, source)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patches:
+            patches.setattr(ObjectStore, "write", killed)
+            with pytest.raises(KeyboardInterrupt):
+                claim(tmp_path / "save")
+    number = claim(tmp_path / "save")
+    assert store().read(OWNER) == number.encode()
+    (tmp_path / "other").mkdir()
+    with pytest.raises(CheckpointError, match="of another training"):
+        claim(tmp_path / "other")
+
+
+def test_an_upload_ends_when_another_training_claims_the_store_meanwhile(tmp_path, memory, monkeypatch):
+    first, number = saved(tmp_path / "first"), claim(tmp_path / "first")
+    write = ObjectStore.write
+
+    def claimed_meanwhile(self: ObjectStore, name: str, source: Any) -> None:
+        write(self, name, source)
+        if name.endswith(".safetensors"):
+            monkeypatch.setattr(ObjectStore, "write", write)
+            claim(tmp_path / "second")
+
+    monkeypatch.setattr(ObjectStore, "write", claimed_meanwhile)
+    with pytest.raises(CheckpointError, match="another training has started"):
+        upload(first, store(), owner=number)
+    assert not memory.exists(f"/bucket/run/{first.name}/{MANIFEST}")
+    assert store().read(LATEST) is None

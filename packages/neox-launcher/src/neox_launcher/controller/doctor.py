@@ -26,6 +26,19 @@ _SOFTWARE = ("python", "torch", "deepspeed", "neox-model", "numpy")
 Facts = Mapping[str, Any]
 
 
+# Kind of folders that are written to: what is good, and what to do otherwise.
+_FOLDERS = {
+    "folders": (
+        "writable, and the same on all hosts",
+        "choose a folder on a file system that all hosts share and can write to",
+    ),
+    "local_folders": (
+        "writable, and each host has its own",
+        "choose a folder on the local disk of each host that can be written to",
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Result of one check.
@@ -184,16 +197,16 @@ def _files(facts: Mapping[int, Facts]) -> Iterator[Finding]:
 
 
 def _folders(facts: Mapping[int, Facts]) -> Iterator[Finding]:
-    checked = [fact for fact in facts.values() if "folders" in fact]
-    for name in sorted({name for fact in checked for name in fact["folders"]}):
-        wrong = {fact["host"]: fact["folders"][name] for fact in checked if fact["folders"][name]}
-        yield Finding(
-            name=name,
-            is_good=not wrong,
-            found="\n".join(some_lines([f"on {host}, {what}" for host, what in wrong.items()]))
-            or "writable, and the same on all hosts",
-            remedy="choose a folder on a file system that all hosts share and can write to",
-        )
+    for kind, (good, remedy) in _FOLDERS.items():
+        checked = [fact for fact in facts.values() if kind in fact]
+        for name in sorted({name for fact in checked for name in fact[kind]}):
+            wrong = {fact["host"]: fact[kind][name] for fact in checked if fact[kind][name]}
+            yield Finding(
+                name=name,
+                is_good=not wrong,
+                found="\n".join(some_lines([f"on {host}, {what}" for host, what in wrong.items()])) or good,
+                remedy=remedy,
+            )
 
 
 def _all_reduce(facts: Mapping[int, Facts]) -> Iterator[Finding]:

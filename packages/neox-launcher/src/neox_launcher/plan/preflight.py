@@ -27,6 +27,7 @@ from neox_config.schema.not_yet import not_built_yet
 from neox_config.schema.parameter import InvalidValue
 from neox_launcher.plan.dataset_files import check_indexed_files, count_documents, manifest_path
 from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.plan.resuming import PARTIAL_LOADS
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.local_gpus import count_gpus
 from neox_launcher.resources.world import World, missing_devices
@@ -46,11 +47,21 @@ def preflight(plan: LaunchPlan) -> list[Problem]:
 
 def _restarts_from_local_checkpoints(plan: LaunchPlan) -> Iterator[Problem]:
     """Require that a restart resumes although the launcher cannot see what was saved."""
-    section = plan.resolved.config.checkpoint
-    if plan.max_restarts and _has_local_checkpoints(plan.resolved.config) and section.load != section.save:
+    config = plan.resolved.config
+    if not plan.max_restarts or not _has_local_checkpoints(config):
+        return
+    section = config.checkpoint
+    if section.load != section.save:
         what = "is not save, so a restart (--max-restarts) would not find what was saved on the hosts' disks"
         problem = Problem("load", what, "set it to the same folder as save", value=in_words(section.load))
-        yield problem.located(place_of(plan.resolved.config.sources, "load"), None)
+        yield problem.located(place_of(config.sources, "load"), None)
+    for name in PARTIAL_LOADS:
+        if config.value_of(name):
+            what = (
+                "would leave states out of each restart (--max-restarts) with checkpoints on the hosts' disks"
+            )
+            problem = Problem(name, what, "remove it, or --max-restarts")
+            yield problem.located(place_of(config.sources, name), in_words(True))
 
 
 def refuse_worker_by_hand(config: NeoXConfig, *, program: str) -> None:

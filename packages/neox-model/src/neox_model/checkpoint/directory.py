@@ -74,7 +74,7 @@ def _newest_without_latest(directory: Path) -> Path | None:
     return others[-1]
 
 
-def offer_earlier(directory: Path, damaged: Path | None) -> str:
+def offer_earlier(directory: Path, damaged: Path | None, *, on_every_host: bool = False) -> str:
     """Return the end of an error message: how to resume from the newest complete one before `damaged`."""
     before = None if damaged is None else iteration_of(final_name(damaged))
     others = [
@@ -85,7 +85,8 @@ def offer_earlier(directory: Path, damaged: Path | None) -> str:
     if not others:
         return "; this folder contains no earlier complete checkpoint"
     name = others[-1].name
-    return f"; to resume from the complete checkpoint {name}, run: echo {name} > {directory / LATEST}"
+    where = " on every host" if on_every_host else ""
+    return f"; to resume from the complete checkpoint {name}, run{where}: echo {name} > {directory / LATEST}"
 
 
 def final_name(folder: Path) -> str:

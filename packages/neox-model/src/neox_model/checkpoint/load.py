@@ -122,14 +122,14 @@ def load_checkpoint(
     names = _all_names(parts.model, groups)
     with parts.engine.update.in_memory(changes=True):
         fragments = engine_fragments(parts.engine)
-        with _reading(folder, groups):
+        with _reading(folder, groups, parts.storage):
             manifest = Manifest.read(folder)
             changes = changes_since(manifest, config)
             if not finetune:
                 refuse_model_changes(changes, remedy=_OR_FINETUNE)
             _check_weights(manifest, fragments, names, changes)
         _copy_missing(folder, manifest, fragments, groups, parts.storage)
-        with _reading(folder, groups):
+        with _reading(folder, groups, parts.storage):
             reader = ShardReader(folder, manifest.files)
             _check_weight_values(fragments, manifest, reader)
             states = None
@@ -144,7 +144,7 @@ def load_checkpoint(
                     generators=_read_rng(manifest, reader, groups) if load_rng else None,
                 )
         # Every rank has checked all that it loads: only now is anything overwritten.
-        with _reading(folder, groups):
+        with _reading(folder, groups, parts.storage):
             _fill_weights(fragments, manifest, reader)
             if states is not None and load_optimizer:
                 _fill_states(fragments, manifest, reader, parts.engine.update.optimizer)
@@ -152,7 +152,7 @@ def load_checkpoint(
     if states is None:
         _log_finetuning(folder, changes, groups)
         return 0
-    with _reading(folder, groups):
+    with _reading(folder, groups, parts.storage):
         states.restore(parts, manifest, load_optimizer=load_optimizer)
         if load_rng:
             _restore_rng(states.generators, manifest, groups, seed)
@@ -248,16 +248,16 @@ def load_weights(
         )
     fragments = model_fragments(model)
     names = _all_names(model, groups)
-    with _reading(folder, groups):
+    with _reading(folder, groups, storage):
         manifest = Manifest.read(folder)
         changes = changes_since(manifest, config)
         refuse_model_changes(changes, remedy=_SAME_MODEL)
         _check_weights(manifest, fragments, names, changes)
     _copy_missing(folder, manifest, fragments, groups, storage)
-    with _reading(folder, groups):
+    with _reading(folder, groups, storage):
         reader = ShardReader(folder, manifest.files)
         _check_weight_values(fragments, manifest, reader)
-    with _reading(folder, groups):
+    with _reading(folder, groups, storage):
         _fill_weights(fragments, manifest, reader)
     if groups.world.rank == 0:
         log_unknown_changes(changes)
@@ -280,12 +280,14 @@ def _all_names(model: nn.Module, groups: Groups) -> set[str]:
 
 
 @contextmanager
-def _reading(folder: Path, groups: Groups) -> Iterator[None]:
+def _reading(folder: Path, groups: Groups, storage: Storage | None = None) -> Iterator[None]:
     with shared_outcome(groups.control, f"loading {folder}", keeps_bugs=True):
         try:
             yield
         except DamagedCheckpointError as error:
-            raise CheckpointError(f"{error}{folders.offer_earlier(folder.parent, folder)}") from error
+            are_several = storage is not None and len(storage.leaders) > 1
+            offer = folders.offer_earlier(folder.parent, folder, on_every_host=are_several)
+            raise CheckpointError(f"{error}{offer}") from error
 
 
 def _copy_missing(
@@ -294,7 +296,7 @@ def _copy_missing(
     """Copy the shards that hosts with a folder of their own lack, and their ranks read. Collective."""
     if storage is not None and storage.is_local:
         wanted = _shards_of(fragments, manifest, rng_prefix(groups.world.rank))
-        copy_missing(folder, wanted, storage, groups.control)
+        copy_missing(folder, manifest.files, wanted, storage, groups.control)
 
 
 def _shards_of(fragments: list[Fragment], manifest: Manifest, generators: str) -> set[str]:

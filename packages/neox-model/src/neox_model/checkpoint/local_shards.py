@@ -94,7 +94,7 @@ def agree_on_checkpoint(directory: Path, storage: Storage, control: Group) -> No
     manifest = gather(control, manifest)[holder]
     with shared_outcome(control, f"preparing {directory / name} on each host"):
         if storage.leads:
-            _install(directory, name, manifest, found[storage.rank].copies.get(chosen))
+            _install(directory, chosen, manifest, found[storage.rank])
 
 
 def choose(directory: Path, hosts: Sequence[Inventory]) -> tuple[str, str] | None:
@@ -118,11 +118,14 @@ def choose(directory: Path, hosts: Sequence[Inventory]) -> tuple[str, str] | Non
     raise CheckpointError(_description(directory, name, candidates, hosts))
 
 
-def copy_missing(folder: Path, wanted: Collection[str], storage: Storage, control: Group) -> None:
+def copy_missing(
+    folder: Path, files: Mapping[str, int], wanted: Collection[str], storage: Storage, control: Group
+) -> None:
     """Copy the shards that ranks read and their hosts lack into the checkpoint's folder. Collective.
 
     Args:
         folder: the checkpoint, on each host.
+        files: shard name to size in bytes, from the manifest.
         wanted: names of the shards that this rank reads.
         storage: which ranks share a folder.
         control: CPU group of all ranks.
@@ -135,12 +138,12 @@ def copy_missing(folder: Path, wanted: Collection[str], storage: Storage, contro
     mine = frozenset[str](), frozenset(wanted)
     with shared_outcome(control, f"reading {folder}"):
         if storage.leads:
-            mine = _present(folder, Manifest.read(folder).files), mine[1]
+            mine = _present(folder, files), mine[1]
     for file, receivers in sorted(_missing(gather(control, mine), storage).items()):
         holder, *others = receivers
         if storage.rank == holder:
             logger.info("sending %s to %d hosts that lack it", folder / file, len(others))
-        _copy(folder / file, holder, others, storage, control)
+        _copy(folder / file, files[file], holder, others, storage, control)
 
 
 def _missing(
@@ -171,13 +174,14 @@ def _missing(
     return found
 
 
-def _copy(path: Path, holder: int, receivers: Sequence[int], storage: Storage, control: Group) -> None:
+def _copy(
+    path: Path, size: int, holder: int, receivers: Sequence[int], storage: Storage, control: Group
+) -> None:
     """Copy one file from a host to others. Collective over all ranks."""
     with ExitStack() as renamed:
         aside = renamed.enter_context(written_aside(path)) if storage.rank in receivers else None
         with shared_outcome(control, f"copying {path} from {storage.names[holder]}"):
             if storage.rank in (holder, *receivers):
-                size = Manifest.read(path.parent).files[path.name]
                 sizes = [min(_CHUNK_BYTES, size - start) for start in range(0, size, _CHUNK_BYTES)]
                 if aside is None:
                     _send(path, sizes, receivers, control)
@@ -188,7 +192,7 @@ def _copy(path: Path, holder: int, receivers: Sequence[int], storage: Storage, c
 def _inventory(directory: Path, host: str) -> Inventory:
     latest = None
     if (directory / LATEST).exists():
-        latest = (directory / LATEST).read_text(encoding="utf-8").strip()
+        latest = (directory / LATEST).read_text(encoding="utf-8", errors="replace").strip()
     replaced = [each for each in directory.glob(".*.replaced") if (each / MANIFEST).is_file()]
     copies = {}
     # A new checkpoint that is whole is preferred to the one that it replaces.
@@ -198,11 +202,14 @@ def _inventory(directory: Path, host: str) -> Inventory:
         except CheckpointError as error:
             logger.warning("%s is not used: %s", folder, error)
             continue
-        digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-        copies[folders.final_name(folder), digest] = Copy(
-            folder.name, frozenset(files), _present(folder, files)
-        )
+        key = folders.final_name(folder), _digest(folder)
+        # The first one is kept, which is the preferred one.
+        copies.setdefault(key, Copy(folder.name, frozenset(files), _present(folder, files)))
     return Inventory(host, latest, copies)
+
+
+def _digest(folder: Path) -> str:
+    return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
 
 
 def _present(folder: Path, files: Mapping[str, int]) -> frozenset[str]:
@@ -240,9 +247,13 @@ def _description(
     return f"{text}; add the hosts that have them, or, to go back, run on every host: {back}"
 
 
-def _install(directory: Path, name: str, manifest: str, copy: Copy | None) -> None:
-    """Let `latest` name a checkpoint, whose manifest is in its folder."""
-    final = directory / name
+def _install(directory: Path, chosen: tuple[str, str], manifest: str, found: Inventory) -> None:
+    """Let `latest` name a checkpoint, whose manifest is in its folder.
+
+    Nothing is written on a host that has it: another program may read while a training saves.
+    """
+    name, digest = chosen
+    final, copy = directory / name, found.copies.get(chosen)
     if copy is None:
         if (final / MANIFEST).exists():
             raise CheckpointError(
@@ -253,11 +264,12 @@ def _install(directory: Path, name: str, manifest: str, copy: Copy | None) -> No
         with atomic_write(final / MANIFEST, is_durable=True) as file:
             file.write(manifest)
     elif copy.folder != name:
-        folders.abandon(final)
+        # Of a folder that hosts share, another host may have restored it.
+        if (final / MANIFEST).is_file() and _digest(final) != digest:
+            folders.abandon(final)
         folders.restore(final)
     flush_folder(directory)
-    latest = directory / LATEST
-    if not latest.exists() or latest.read_text(encoding="utf-8").strip() != name:
+    if found.latest != name:
         folders.point_latest(directory, name)
 
 

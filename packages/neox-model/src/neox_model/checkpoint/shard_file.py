@@ -23,6 +23,8 @@ from neox_model.checkpoint.stored_types import STORED_TYPES
 __all__ = ["ShardFile"]
 
 _LENGTH_BYTES = 8
+# Limit of the format.
+_LONGEST_HEADER = 100_000_000
 _METADATA = "__metadata__"
 # The kernel reads at most 2 GiB at once.
 _MOST_BYTES = 2**30
@@ -65,7 +67,8 @@ class ShardFile:
             )
             numel, itemsize = prod(shape), STORED_TYPES[dtype].itemsize
             is_inside = 0 <= first <= stop <= self._size - self._start and numel >= 0
-            if not is_inside or stop - first != numel * itemsize:
+            are_integers = all(isinstance(number, int) for number in (first, stop, numel))
+            if not is_inside or not are_integers or stop - first != numel * itemsize:
                 raise ValueError("wrong size")
             values = torch.empty(numel, dtype=DTYPES[dtype])
         except (KeyError, TypeError, ValueError) as error:
@@ -78,7 +81,7 @@ class ShardFile:
         length = bytearray(min(_LENGTH_BYTES, self._size))
         self._read(memoryview(length), 0)
         size = int.from_bytes(length, "little")
-        if len(length) < _LENGTH_BYTES or size > self._size - _LENGTH_BYTES:
+        if len(length) < _LENGTH_BYTES or size > min(self._size - _LENGTH_BYTES, _LONGEST_HEADER):
             raise self._damaged("its header has a wrong length")
         text = bytearray(size)
         self._read(memoryview(text), _LENGTH_BYTES)

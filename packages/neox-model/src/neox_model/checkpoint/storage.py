@@ -3,10 +3,12 @@
 import secrets
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from neox_config import NeoXConfig
+from neox_launcher.worker.ranks import read_rank
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.parallel.groups import Group, Groups
@@ -57,10 +59,24 @@ class Storage:
 
 
 def find_storage(config: NeoXConfig, groups: Groups) -> Storage:
-    """Return where a configured job has its checkpoints. Collective over all ranks."""
+    """Return where a configured job has its checkpoints. Collective over all ranks.
+
+    Raises:
+        CheckpointError: several hosts have the same name.
+    """
     if not config.checkpoint.checkpoint.use_node_local_storage:
         return Storage.shared(groups)
-    names = tuple(gather(groups.control, socket.gethostname()))
+    me = read_rank()
+    places = gather(
+        groups.control, (socket.gethostname(), groups.world.rank if me is None else me.local_rank)
+    )
+    names = tuple(name for name, _ in places)
+    if len(set(places)) < len(places):
+        repeated = next(name for name in names if places.count((name, 0)) > 1)
+        raise CheckpointError(
+            f"several hosts are named {repeated}, but checkpoint.use_node_local_storage requires that their "
+            "names differ; change them, or set use_node_local_storage: false"
+        )
     return Storage(names, groups.world.rank, is_local=True)
 
 
@@ -72,11 +88,12 @@ def refuse_shared_folder(directory: Path, storage: Storage, control: Group) -> N
     """
     mark = directory / f"{_MARK}{storage.rank}-{secrets.token_hex(4)}"
     action = f"preparing to save to {directory} on each host"
-    try:
+    with ExitStack() as marked:
         with shared_outcome(control, action):
             if storage.leads:
                 directory.mkdir(parents=True, exist_ok=True)
                 mark.touch()
+                marked.callback(mark.unlink, missing_ok=True)
         written: Sequence[str] = gather(control, mark.name)
         with shared_outcome(control, action):
             others = [name for name in written if name != mark.name and (directory / name).exists()]
@@ -85,5 +102,3 @@ def refuse_shared_folder(directory: Path, storage: Storage, control: Group) -> N
                     "it is the same folder on several hosts, but checkpoint.use_node_local_storage requires "
                     "one of its own on each; set save to a local folder, or use_node_local_storage: false"
                 )
-    finally:
-        mark.unlink(missing_ok=True)

@@ -1,9 +1,10 @@
 """Claim an object store for the uploads of one training, and check at its start that it can be written to.
 
-Each start of a training writes a new random number into the object `.owner` of the store, and into a file of
-the same name in `save`. An upload is refused if the store's number is another one. A training may claim a
-store that contains checkpoints only if they are its own: its `save` contains the store's number or the
-store's latest checkpoint, or that checkpoint is the one that it continues from.
+Each start of a training writes a new random number into the object `.owner` of the store, and before into a
+file of the same name in `save`, after which the store may have this number or the one before. An upload is
+refused if the store's number is another one. A training may claim a store that contains checkpoints only if
+they are its own: its `save` contains the store's number or the store's latest checkpoint, or that checkpoint
+is the one that it continues from.
 """
 
 import io
@@ -21,7 +22,7 @@ from neox_model.checkpoint.object_store import ObjectStore, latest_in
 __all__ = ["OWNER", "check_owner", "claim_store", "warn_of_newer"]
 
 OWNER = ".owner"
-"""Object of a store, and file in `save`, with the number of the training that uploads."""
+"""Object of a store with the number of the training that uploads; file in `save` with the last numbers."""
 
 _PATIENCE_SECONDS = 5.0
 _DIGITS = 32
@@ -45,14 +46,15 @@ def claim_store(url: str, save: Path, *, load: str | None, patience: float = _PA
     try:
         store = ObjectStore(url, chunk_bytes=MULTIPART_BYTES, patience=patience)
         found = store.read(OWNER)
-        if found is None or found != _number_in(save):
+        if found is None or found not in _numbers_in(save):
             _refuse_checkpoints_of_others(store, save, load)
         number = secrets.token_hex(_DIGITS // 2)
+        before = "" if found is None else found.decode(errors="replace")
+        with atomic_write(save / OWNER, is_durable=True) as file:
+            file.write(f"{number}\n{before}\n")
         store.write(OWNER, io.BytesIO(number.encode()))
     except CheckpointError as error:
         raise CheckpointError(f"checkpoints cannot be uploaded to {url}: {error}") from error
-    with atomic_write(save / OWNER, is_durable=True) as file:
-        file.write(number)
     return number
 
 
@@ -85,11 +87,12 @@ def warn_of_newer(save: Path, url: str, iteration: int) -> None:
         )
 
 
-def _number_in(save: Path) -> bytes | None:
+def _numbers_in(save: Path) -> list[bytes]:
+    """Return the last number that was written, and the one that the store had before."""
     try:
-        return (save / OWNER).read_bytes()
+        return (save / OWNER).read_bytes().split()
     except FileNotFoundError:
-        return None
+        return []
 
 
 def _refuse_checkpoints_of_others(store: ObjectStore, save: Path, load: str | None) -> None:

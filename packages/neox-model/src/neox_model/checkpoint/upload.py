@@ -45,8 +45,12 @@ def upload(folder: Path, store: ObjectStore, *, owner: str | None = None) -> Non
         CheckpointError: the store cannot be written to, or another training uploads to it.
         OSError: the checkpoint cannot be read, or was deleted.
     """
-    if owner is not None:
-        check_owner(store, owner)
+
+    def check() -> None:
+        if owner is not None:
+            check_owner(store, owner)
+
+    check()
     name = folders.final_name(folder)
     with _held(folder) as source:
         with source(MANIFEST) as file:
@@ -57,6 +61,7 @@ def upload(folder: Path, store: ObjectStore, *, owner: str | None = None) -> Non
                 with source(shard) as file:
                     _check_size(folder / shard, file, size)
                     store.write(f"{name}/{shard}", file)
+                check()
             store.write(f"{name}/{MANIFEST}", io.BytesIO(manifest))
     store.write(LATEST, io.BytesIO(f"{name}\n".encode()))
 
