@@ -194,7 +194,7 @@ def _inventory(directory: Path, host: str) -> Inventory:
     if (directory / LATEST).exists():
         latest = (directory / LATEST).read_text(encoding="utf-8", errors="replace").strip()
     replaced = [each for each in directory.glob(".*.replaced") if (each / MANIFEST).is_file()]
-    copies = {}
+    copies: dict[tuple[str, str], Copy] = {}
     # A new checkpoint that is whole is preferred to the one that it replaces.
     for folder in [*complete_checkpoints(directory), *replaced]:
         try:
