@@ -83,6 +83,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "gpt_j_residual": True,
         "no_weight_tying": True,
     },
+    "adapters": {
+        "lora_rank": 4,
+        "lora_alpha": 32,
+        "lora_base": "not read here",
+        "activation": "swiglu",
+        "pos_emb": "rotary",
+    },
     "shared layers": {"num_layers": 4, "num_unique_layers": 2, "param_sharing_style": "grouped"},
     "grouped queries, rmsnorm, swiglu, no biases": {
         "pos_emb": "rotary",

@@ -13,6 +13,7 @@ __all__ = ["READERS", "declared_in", "read_by", "reason_without_effect"]
 READERS = {
     "activation_checkpointing": "neox_model.assembly.activation_checkpointing",
     "attention": "neox_model.assembly.attention",
+    "adapters": "neox_model.assembly.adapters",
     "autotuning": "neox_launcher.autotuning.tune",
     "checkpoint": "neox_model.train.saving",
     "compression": "neox_config.rules.compression",

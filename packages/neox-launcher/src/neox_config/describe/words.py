@@ -137,10 +137,13 @@ SUBJECTS: tuple[Subject, ...] = (
     ),
     # What is trained, and in which precision
     Subject(
-        "lora, qlora, peft, adapter, low rank adaptation, prefix tuning, prompt tuning",
+        "lora, peft, adapter, low rank adaptation",
+        ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_base"),
+    ),
+    Subject(
+        "qlora, prefix tuning, prompt tuning",
         (),
-        "LoRA and other adapters are not supported: all weights are trained. finetune: true "
-        "starts from the weights of a checkpoint.",
+        "Of adapters, only LoRA is supported (lora_rank), with weights that are not quantized.",
     ),
     Subject("fine tune, fine tuning, transfer learning, pretrained, warm start", ("finetune", "load")),
     Subject(

@@ -15,6 +15,7 @@ from neox_config.estimate.parameters import (
     local_state_values,
     replica_values,
     stage_types,
+    trained_parameters,
 )
 from neox_config.estimate.shapes import Layout, Shape
 from neox_config.facts.activations import ACTIVATION_FACTS
@@ -69,14 +70,16 @@ def device_memory(shape: Shape, layout: Layout, stage: int = 0) -> Memory:
     section 5 (partitioning of each stage of ZeRO).
     """
     local = local_parameters(shape, layout, stage)
-    shared = ceil(local / layout.data_parallel)
     zero = layout.zero_stage
-    weights = layout.element_bytes * (shared if zero >= 3 else local)
-    gradients = layout.gradient_bytes * (shared if zero >= 2 else local)
+    weights = layout.element_bytes * (ceil(local / layout.data_parallel) if zero >= 3 else local)
+    # Weights that are not trained have neither gradients nor states.
+    trained = trained_parameters(shape, layout, stage)
+    shared = ceil(trained / layout.data_parallel)
+    gradients = layout.gradient_bytes * (shared if zero >= 2 else trained)
     master = 4 if layout.element_bytes < 4 else 0
     # ZeRO accepts only optimizers with the same states for every element.
     values = layout.optimizer_states * shared if zero >= 1 else local_state_values(shape, layout, stage)
-    optimizer = master * (shared if zero >= 1 else local) + 4 * values
+    optimizer = master * (shared if zero >= 1 else trained) + 4 * values
     host = 0
     if layout.optimizer_on_host:
         host, optimizer = optimizer, 0
@@ -102,7 +105,7 @@ def _snapshot(shape: Shape, layout: Layout, stage: int) -> int:
     """
     if not layout.saves_in_background:
         return 0
-    local, of_replica = local_parameters(shape, layout, stage), 0
+    local, of_replica = trained_parameters(shape, layout, stage), 0
     if not layout.saves_states:
         values = 0
     elif layout.zero_stage >= 1:
@@ -246,11 +249,12 @@ def flowing_bytes(shape: Shape, layout: Layout) -> int:
 def _buffers(shape: Shape, layout: Layout, local: int, stage: int) -> int:
     """Return the bytes of gradient buckets, of parameters gathered by ZeRO 3, and of pipeline buffers."""
     total = RUNTIME_BYTES
+    trained = trained_parameters(shape, layout, stage)
     if layout.zero_stage == 0 and layout.data_parallel > 1:
-        total += layout.reduced_bytes * min(local, layout.bucket)
+        total += layout.reduced_bytes * min(trained, layout.bucket)
     if layout.has_replica_states and layout.data_parallel > 1:
         at_once = max(_AVERAGED_ELEMENTS, largest_tensor(shape, layout, stage))
-        total += _AVERAGED_BYTES * min(local, at_once)
+        total += _AVERAGED_BYTES * min(trained, at_once)
     if layout.autocasts:
         # A forward pass casts each weight once, and the backward pass of the same micro-batch uses the copy.
         # Recomputed segments do not keep it.

@@ -23,7 +23,12 @@ __all__ = [
     "local_parameters",
     "local_state_values",
     "stage_types",
+    "trained_parameters",
 ]
+
+
+# Part of the model that the adapters of frozen weights are.
+_ADAPTERS = "adapters"
 
 
 class Weights(NamedTuple):
@@ -55,6 +60,21 @@ def count_parameters(shape: Shape) -> dict[str, int]:
     return dict(counts)
 
 
+def _is_trained(shape: Shape, tensor: Weights) -> bool:
+    """Return True unless the tensor is a weight of a model whose adapters alone are trained."""
+    return not shape.adapter_rank or tensor.part == _ADAPTERS
+
+
+def trained_parameters(shape: Shape, layout: Layout, stage: int) -> int:
+    """Return the number of parameters of one device of a stage that are trained, before ZeRO."""
+    tensors = _stage_tensors(shape, layout, stage)
+    return sum(
+        number * _local_count(tensor, layout.model_parallel)
+        for number, tensor in tensors
+        if _is_trained(shape, tensor)
+    )
+
+
 def local_parameters(shape: Shape, layout: Layout, stage: int) -> int:
     """Return the number of parameters of one device of a stage, before partitioning by ZeRO."""
     tensors = _stage_tensors(shape, layout, stage)
@@ -62,15 +82,17 @@ def local_parameters(shape: Shape, layout: Layout, stage: int) -> int:
 
 
 def largest_tensor(shape: Shape, layout: Layout, stage: int) -> int:
-    """Return the number of parameters of the largest tensor of one device of a stage."""
-    tensors = _stage_tensors(shape, layout, stage)
-    return max((_local_count(tensor, layout.model_parallel) for _, tensor in tensors), default=0)
+    """Return the number of parameters of the largest trained tensor of one device of a stage."""
+    trained = (each for _, each in _stage_tensors(shape, layout, stage) if _is_trained(shape, each))
+    return max((_local_count(tensor, layout.model_parallel) for tensor in trained), default=0)
 
 
 def local_state_values(shape: Shape, layout: Layout, stage: int) -> int:
     """Return how many float32 values the optimizer stores for one device of a stage, without ZeRO."""
     ranks, total = layout.model_parallel, 0
     for number, tensor in _stage_tensors(shape, layout, stage):
+        if not _is_trained(shape, tensor):
+            continue
         is_in_layer = tensor.multiplies and tensor.part != "head"
         of_matrices = layout.optimizer_states if layout.matrix_states is None else layout.matrix_states
         each = of_matrices if is_in_layer else layout.optimizer_states
@@ -85,7 +107,7 @@ def replica_values(shape: Shape, layout: Layout, stage: int) -> int:
     """Return how many of these values differ between replicas: a number per parameter, and a share of one."""
     if not layout.has_replica_states or layout.data_parallel == 1:
         return 0
-    local = local_parameters(shape, layout, stage)
+    local = trained_parameters(shape, layout, stage)
     return local + ceil(local / layout.data_parallel)
 
 
@@ -142,14 +164,26 @@ def layer_weights(shape: Shape, kind: str) -> Iterator[Weights]:
         return
     width = shape.hidden_size
     yield _norm(shape, width)
-    yield from _linear(shape, "attention", width, width + 2 * shape.key_width, is_column=True)
-    yield from _linear(shape, "attention", width, width, is_column=False)
+    yield from _adapted(shape, "qkv", "attention", width, width + 2 * shape.key_width, is_column=True)
+    yield from _adapted(shape, "dense", "attention", width, width, is_column=False)
     if shape.position == "rpe":
         yield Weights("positions", shape.rpe_buckets * shape.heads, is_split=True, row=shape.rpe_buckets)
     yield _norm(shape, width)
-    for _ in range(2 if shape.is_gated else 1):
-        yield from _linear(shape, "mlp", width, shape.mlp_width, is_column=True)
-    yield from _linear(shape, "mlp", shape.mlp_width, width, is_column=False)
+    for name in ("up", "gate") if shape.is_gated else ("up",):
+        yield from _adapted(shape, name, "mlp", width, shape.mlp_width, is_column=True)
+    yield from _adapted(shape, "down", "mlp", shape.mlp_width, width, is_column=False)
+
+
+def _adapted(
+    shape: Shape, name: str, part: str, inputs: int, outputs: int, *, is_column: bool
+) -> Iterator[Weights]:
+    """Yield the tensors of a projection, and of its adapter if it has one."""
+    yield from _linear(shape, part, inputs, outputs, is_column=is_column)
+    if shape.adapter_rank and name in shape.adapted:
+        rank = shape.adapter_rank
+        a_row, b_row = (inputs, rank) if is_column else (rank, rank)
+        yield Weights(_ADAPTERS, rank * inputs, is_split=not is_column, multiplies=True, row=a_row)
+        yield Weights(_ADAPTERS, outputs * rank, is_split=is_column, multiplies=True, row=b_row)
 
 
 def _gmlp_layer(shape: Shape, kind: str) -> Iterator[Weights]:

@@ -72,6 +72,8 @@ class Shape:
     keeps_scores: bool = False
     weight_owners: tuple[int, ...] | None = None
     gmlp_attention_width: int | None = None
+    adapter_rank: int = 0
+    adapted: tuple[str, ...] = ()
     sparsity: Sparsity = field(default_factory=Sparsity)
 
     @property
@@ -217,6 +219,8 @@ def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
         or attention.pos_emb == "rpe",
         weight_owners=resolved.derived.weight_owners,
         gmlp_attention_width=model.gmlp_attn_dim,
+        adapter_rank=resolved.config.adapters.lora_rank,
+        adapted=resolved.config.adapters.lora_target_modules,
         sparsity=_sparsity_of(attention.sparsity_config, sliding_window(resolved.config)),
     )
 

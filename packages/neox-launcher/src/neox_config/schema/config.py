@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from neox_config.problems import Place, Problem
 from neox_config.schema.parameter import Parameter, Section, entry_section, inner_section, key_of
 from neox_config.schema.sections.activation_checkpointing import ActivationCheckpointingSection
+from neox_config.schema.sections.adapters import AdaptersSection
 from neox_config.schema.sections.attention import AttentionSection
 from neox_config.schema.sections.autotuning import AutotuningSection
 from neox_config.schema.sections.checkpoint import CheckpointSection
@@ -55,6 +56,7 @@ class NeoXConfig(BaseModel):
     parallelism: ParallelismSection
     model: ModelSection
     attention: AttentionSection
+    adapters: AdaptersSection
     precision: PrecisionSection
     optimizer: OptimizerSection
     zero: ZeroSection

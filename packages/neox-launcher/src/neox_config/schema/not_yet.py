@@ -34,10 +34,6 @@ def _on(instead: str = "remove it") -> NotYet:
     return NotYet(lambda value: value not in (None, False, "none", ()), instead)
 
 
-def _choices(*names: str, instead: str) -> NotYet:
-    return NotYet(lambda value: isinstance(value, str) and value.lower() in names, instead)
-
-
 NOT_YET: Mapping[str, NotYet] = {
     "eval_tasks": _on(),
     "char_level_ppl": _on(),

@@ -29,6 +29,7 @@ MODEL = set(
     sparsity_config.global_block_indices sparsity_config.global_block_end_indices
     sparsity_config.num_sliding_window_blocks pos_emb rpe_num_buckets rpe_max_distance rotary_pct
     rotary_emb_base apply_query_key_layer_scaling tokenizer_type vocab_file merge_file
+    lora_rank lora_alpha lora_target_modules
     """.split()
 )
 # Reviewed: each of these makes other updates of the same weights.
@@ -63,6 +64,7 @@ TRAINING = set(
     on_spike spike_threshold spike_window spike_rollback_batches
     data_path train_data_paths valid_data_paths test_data_paths
     train_label_data_paths valid_label_data_paths test_label_data_paths pack_impl allow_chopped
+    lora_dropout
     train_data_weights valid_data_weights test_data_weights weight_by_num_documents
     weighted_sampler_alpha split sample_order reset_position_ids reset_attention_mask eod_mask_loss
     prescale_gradients gradient_predivide_factor communication_data_type data_types.grad_accum_dtype

@@ -81,7 +81,9 @@ def test_every_word_finds_all_parameters_of_its_row(subject):
         ("rope_theta", "rotary_emb_base"),
         ("stage", "zero_optimization.stage"),
         ("ddp_impl", None),
-        ("lora", None),
+        ("lora", "lora_rank"),
+        ("adapter", "lora_base"),
+        ("qlora", None),
         ("mlp_type", None),
     ],
 )

@@ -225,6 +225,28 @@ def test_autocast_keeps_copies_of_the_weights_for_every_micro_batch_in_flight():
         assert cast.buffers - device_memory(shape, plain).buffers == 2 * local * copies
 
 
+def test_adapters_alone_have_gradients_and_states():
+    plain = make_shape(2, 64, 4, 8, 100)
+    adapted = replace(plain, adapter_rank=4, adapted=("qkv", "down", "gate"))
+    # Of each layer: 4 x 64 and 192 x 4 of qkv, 4 x 256 and 64 x 4 of down; there is no gate.
+    trained = 2 * 4 * (64 + 192 + 256 + 64)
+    assert count_parameters(adapted) == {**count_parameters(plain), "adapters": trained}
+    layout = Layout(data_parallel=1)
+    whole, memory = device_memory(plain, layout), device_memory(adapted, layout)
+    assert memory.weights == whole.weights + 2 * trained
+    assert (memory.gradients, memory.optimizer) == (2 * trained, (4 + 8) * trained)
+    zero = device_memory(adapted, Layout(data_parallel=4, zero_stage=2))
+    assert (zero.weights, zero.gradients, zero.optimizer) == (memory.weights, trained // 2, 3 * trained)
+    assert device_memory(adapted, replace(layout, saves_in_background=True)).snapshot == 12 * trained
+
+
+def test_tensor_parallel_ranks_split_one_matrix_of_each_adapter():
+    adapted = make_shape(1, 64, 4, 8, 100, adapter_rank=4, adapted=("qkv", "down"))
+    of_two = device_memory(adapted, Layout(model_parallel=2)).gradients
+    # qkv: A whole, B halved; down: A halved, B whole.
+    assert of_two == 2 * 4 * (64 + 192 // 2 + 256 // 2 + 64)
+
+
 def test_offloading_moves_states_to_the_host():
     shape, plain = make_shape(), Layout(data_parallel=2, zero_stage=2)
     memory = device_memory(shape, replace(plain, optimizer_on_host=True))

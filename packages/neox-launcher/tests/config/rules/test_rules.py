@@ -390,6 +390,24 @@ EXAMPLES = {
         "has 2 weights for 1 dataset",
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-data-weights: [2]",
     ),
+    "adapters_have_a_base": (
+        "lora-rank: 4",
+        "lora_rank",
+        "requires lora-base, the folder of the checkpoints of the model to adapt",
+        "lora-rank: 4\nlora-base: pretrained",
+    ),
+    "adapters_have_matrices": (
+        "lora-rank: 4\nlora-base: pretrained\nlora-target-modules: [gate]",
+        "lora_target_modules",
+        "names no matrix of this model",
+        "lora-rank: 4\nlora-base: pretrained\nlora-target-modules: [gate]\nactivation: swiglu",
+    ),
+    "adapters_are_not_orthogonalized": (
+        "lora-rank: 4\nlora-base: x\noptimizer: {params: {adam_lr: 0.001}}\n--set optimizer.type=Muon",
+        "optimizer.type",
+        "cannot train adapters: Muon updates the layers' own matrices",
+        "optimizer: {params: {adam_lr: 0.001}}\n--set optimizer.type=Muon",
+    ),
     "labels_match_the_paths": (
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-label-data-paths: [d, e]",
         "train_label_data_paths",
@@ -601,6 +619,12 @@ MORE = [
     (f"split: {'9' * 400},1", "split", "contains a number that is too large"),
     (f"{PATHS}\ntrain-data-weights: [-1]", "train_data_weights", "must not contain a negative weight"),
     ("train-data-weights: [1]", "train_data_weights", "is given without train-data-paths"),
+    ("lora-rank: 4\nlora-base: s3://bucket/base", "lora_base", "is a URL, but must be a folder"),
+    (
+        "lora-rank: 4\nlora-base: x\ngmlp-attn-dim: 8\nattention-config: [[[gmlp], 4]]",
+        "lora_rank",
+        "cannot be used with gmlp or amlp layers",
+    ),
     ("valid-label-data-paths: [a]", "valid_label_data_paths", "is given without valid-data-paths"),
     (OFFLOAD, "zero_optimization.offload_optimizer.device", "requires ZeRO"),
     ("precision: fp16\nfp16: {enabled: false}", "precision", "contradicts the block with enabled: false"),

@@ -104,13 +104,14 @@ class PipelineModel(PipelineModule):
 
         DeepSpeed sums none of these gradients afterwards.
         """
-        ties = super().get_tied_weights_and_groups()
+        ties = self.get_tied_weights_and_groups()
         self._sums_ties = False
         return ties
 
     def get_tied_weights_and_groups(self) -> list[tuple[nn.Parameter, ProcessGroup]]:
-        """Return the tied weights whose gradients DeepSpeed sums after each batch."""
-        return super().get_tied_weights_and_groups() if self._sums_ties else []
+        """Return the tied weights whose gradients DeepSpeed sums after each batch; frozen ones have none."""
+        ties = super().get_tied_weights_and_groups() if self._sums_ties else []
+        return [tie for tie in ties if tie[0].requires_grad]
 
     def forward(self, inputs: Any) -> Any:
         """Run this stage on the output of the previous stage (the first stage: on the tokens)."""

@@ -13,6 +13,7 @@ from torch import nn
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.attention_layers import sliding_window
+from neox_model.assembly.adapters import build_adapters
 from neox_model.assembly.choices import pick
 from neox_model.assembly.operators import Operators
 from neox_model.assembly.patterns import PATTERNS
@@ -127,6 +128,7 @@ def build_attention(
         bias=model.use_bias_in_attn_linear,
         skip_bias=operators.bias_dropout_add is not None,
         group=group,
+        adapters=build_adapters(resolved.config),
     )
 
 

@@ -31,6 +31,7 @@ from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss
 from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.low_rank import freeze_all_but_adapters
 
 __all__ = ["LayerPlan", "build_model", "build_plan", "padded_vocab_size"]
 
@@ -125,6 +126,7 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
         on_cpu=on_host,
         writable=partial(gathered_parameter, groups=groups),
     )
+    freeze_all_but_adapters(model)
     _log_share(model, groups)
     return model
 

@@ -12,6 +12,7 @@ from neox_config import NeoXConfig, Resolved
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.facts.norms import NORM_FACTS
+from neox_model.assembly.adapters import build_adapters
 from neox_model.assembly.attention import build_attention
 from neox_model.assembly.choices import pick
 from neox_model.assembly.operators import Operators
@@ -131,6 +132,7 @@ def _mlp(resolved: Resolved, inits: dict[str, Any], operators: Operators) -> Fac
         "bias": model.use_bias_in_mlp,
         "skip_bias": operators.bias_dropout_add is not None,
         "activation": _activation(config),
+        "adapters": build_adapters(config),
     }
     if ACTIVATION_FACTS[model.activation].is_gated:
         options["gated_activation"] = operators.gated_activation

@@ -19,6 +19,7 @@ from neox_config.derive.resume import Changes
 from neox_config.facts.learning_rate import Curve
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint import rng_state
+from neox_model.checkpoint.base import check_base
 from neox_model.checkpoint.blocks import Range, find_overlaps
 from neox_model.checkpoint.comparison import (
     CURVE_CLASS,
@@ -63,7 +64,7 @@ from neox_model.checkpoint.shards import ShardReader
 from neox_model.checkpoint.storage import Storage
 from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.logical import trained_names
 from neox_model.parallel.random import mixed_seed, seed_streams
 from neox_model.versions import package_versions
 
@@ -125,6 +126,7 @@ def load_checkpoint(
         with _reading(folder, groups, parts.storage):
             manifest = Manifest.read(folder)
             changes = changes_since(manifest, config)
+            check_base(manifest, config)
             if not finetune:
                 refuse_model_changes(changes, remedy=_OR_FINETUNE)
             _check_weights(manifest, fragments, names, changes)
@@ -251,6 +253,7 @@ def load_weights(
     with _reading(folder, groups, storage):
         manifest = Manifest.read(folder)
         changes = changes_since(manifest, config)
+        check_base(manifest, config)
         refuse_model_changes(changes, remedy=_SAME_MODEL)
         _check_weights(manifest, fragments, names, changes)
     _copy_missing(folder, manifest, fragments, groups, storage)
@@ -275,8 +278,8 @@ def _find(directory: Path, groups: Groups) -> Path | None:
 
 
 def _all_names(model: nn.Module, groups: Groups) -> set[str]:
-    """Return the logical names of the weights of all ranks."""
-    return set().union(*gather(groups.control, {name for name, _ in named_logical_parameters(model)}))
+    """Return the logical names of the weights that checkpoints contain, of all ranks."""
+    return set().union(*gather(groups.control, set(trained_names(model))))
 
 
 @contextmanager

@@ -84,8 +84,9 @@ class Fragment:
 
 
 def model_fragments(model: nn.Module) -> list[Fragment]:
-    """Return the weights of a model without an engine, one fragment each."""
-    held = (Held(param, 0, param.numel(), param, 0, tuple(param.shape)) for param in model.parameters())
+    """Return the weights of a model without an engine, one fragment each, without those of a base."""
+    trained = (param for param in model.parameters() if param.requires_grad)
+    held = (Held(param, 0, param.numel(), param, 0, tuple(param.shape)) for param in trained)
     return _fragments(model, held)
 
 

@@ -25,7 +25,7 @@ from neox_model.checkpoint.replica_states import replica_parts, shared_weight
 from neox_model.checkpoint.shards import Part, WrittenPiece, plan_shard, write_durably, write_shard
 from neox_model.checkpoint.storage import Storage
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.logical import trained_names
 from neox_model.versions import package_versions
 
 __all__ = ["Saving", "layout_of", "save_checkpoint", "shard_size"]
@@ -293,7 +293,7 @@ def _values(run: RunParts, *, save_optimizer: bool) -> tuple[list[Part], _Held]:
                 parts += states
         if save_optimizer and is_written_here(fragment, groups, splits_over_data=True):
             parts += replica_parts(fragment, update.optimizer)
-    names = {name for name, _ in named_logical_parameters(run.model)}
+    names = set(trained_names(run.model))
     return parts, _Held(scalars=scalars, names=names)
 
 

@@ -104,6 +104,7 @@ def _build_own(
     device = torch.device(get_accelerator().current_device_name())
     # Weights may have been initialized on the host; master weights must be on the device.
     model.to(device)
+    _cast_frozen(model, DTYPES[resolved.derived.precision])
     ties = model.take_over_ties() if is_pipeline else ()
     scaling = _loss_scale_settings(resolved)
     update = MixedPrecisionOptimizer(
@@ -122,6 +123,13 @@ def _build_own(
     keep_gradients(inner, is_pipeline=is_pipeline)
     _share_masters(update, groups)
     return inner, OwnUpdate(update, model, groups)
+
+
+def _cast_frozen(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the weights that are not trained, which have no master weights."""
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
 
 
 def _share_masters(update: MixedPrecisionOptimizer, groups: Groups) -> None:

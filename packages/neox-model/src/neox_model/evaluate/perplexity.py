@@ -6,17 +6,20 @@ rank holds its whole tensor-parallel part at any ZeRO stage.
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from neox_config import Resolved
+from neox_config.derive.adapters import base_of_adapters
 from neox_config.errors import ConfigError
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_model, padded_vocab_size
-from neox_model.assembly.zero_sharding import without_zero
+from neox_model.assembly.zero_sharding import gathered_parameter, without_zero
+from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.load import load_weights, read_training_state
 from neox_model.checkpoint.storage import find_storage
@@ -95,11 +98,19 @@ def _load_model(
     """Load the checkpoint's weights; return the function that computes the mean loss of micro-batches."""
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
     model.to(device=_device(), dtype=DTYPES[resolved.derived.precision])
+    recorded = recorded_values(resolved, tokenizer)
+    base = load_base(
+        base_of_adapters(resolved.config),
+        model,
+        groups=groups,
+        config=recorded,
+        writable=partial(gathered_parameter, groups=groups),
+    )
     load_weights(
         folder,
         model=model,
         groups=groups,
-        config=recorded_values(resolved, tokenizer),
+        config=recorded | base,
         storage=find_storage(resolved.config, groups),
     )
     weighting = choose_weighting(resolved.config, groups)

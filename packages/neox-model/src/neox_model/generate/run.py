@@ -7,15 +7,18 @@ generate for different prompts.
 
 import logging
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from neox_config import Resolved
+from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.generation import generation_mode
 from neox_config.errors import NeoXError
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_model
-from neox_model.assembly.zero_sharding import without_zero
+from neox_model.assembly.zero_sharding import gathered_parameter, without_zero
 from neox_model.checkpoint import load_weights
+from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.storage import find_storage
 from neox_model.generate.decode import Decoder
@@ -47,7 +50,14 @@ def generate_from(resolved: Resolved) -> None:
     for param in model.parameters():
         param.data = param.data.to(DTYPES[plain.derived.precision])
     recorded = recorded_values(resolved, tokenizer)
-    load_weights(directory, model=model, groups=groups, config=recorded, storage=storage)
+    base = load_base(
+        base_of_adapters(config),
+        model,
+        groups=groups,
+        config=recorded,
+        writable=partial(gathered_parameter, groups=groups),
+    )
+    load_weights(directory, model=model, groups=groups, config=recorded | base, storage=storage)
     settings = config.generation
     decoder = Decoder(
         model.eval(),

@@ -1,4 +1,4 @@
-"""`neox-checkpoint`: show, verify and compare checkpoints."""
+"""`neox-checkpoint`: show, verify and compare checkpoints, and merge adapters."""
 
 import importlib
 import sys
@@ -59,7 +59,7 @@ class _Command(click.Command):
 @click.group(cls=_Commands, context_settings=_CONTEXT)
 @click.version_option(package_name="neox-model")
 def main() -> None:
-    """Show, verify and compare checkpoints; nothing is ever changed.
+    """Show, verify and compare checkpoints, and merge adapters; no checkpoint is ever changed.
 
     A checkpoint is named by its folder (SAVE/global_step200), or by the folder of all (SAVE), which means the
     latest. No command converts a checkpoint to another layout, because every layout loads every checkpoint.
@@ -130,6 +130,18 @@ def diff(one: Path, other: Path, every: bool, as_json: bool) -> None:
     _print(plain, [*lines, *difference.lines(found, all_tensors=every)], as_json=as_json)
     if not found.is_equal:
         sys.exit(1)
+
+
+@main.command(cls=_Command)
+@click.argument("adapters", metavar="ADAPTERS", type=_FOLDER)
+@click.argument("iteration", required=False, type=click.IntRange(min=0))
+@click.option("--output", required=True, type=_FOLDER, help="Folder of checkpoints to write to.")
+@click.option("--base", type=_FOLDER, help="Folder of the base's checkpoints.  [default: as recorded]")
+def merge(adapters: Path, iteration: int | None, output: Path, base: Path | None) -> None:
+    """Merge adapters (LoRA) into the weights of their base, and write a checkpoint of the whole model."""
+    found = find_checkpoint(adapters, iteration)
+    final = importlib.import_module("neox_model.checkpoint.merge").merge_adapters(found, output, base=base)
+    click.echo(f"wrote {final}: the base of {found} with its adapters merged")
 
 
 def _with_torch(name: str) -> Any:

@@ -5,7 +5,8 @@ every layout is the same model. In GPT-NeoX's form they are [up; gate]: the firs
 activation of the second half.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,8 +14,11 @@ from torch import Tensor, nn
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import InitMethod
+from neox_model.parallel.low_rank import LowRank
 
 __all__ = ["MLP", "GatedMLP"]
+
+_NO_ADAPTERS: Mapping[str, LowRank] = MappingProxyType({})
 
 
 class MLP(nn.Module):
@@ -30,6 +34,7 @@ class MLP(nn.Module):
         bias: use biases in the projections.
         skip_bias: return the bias of `down` instead of adding it.
         group: the ranks over which the intermediate width is split.
+        adapters: forms of low-rank adapters by the name of the matrix.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class MLP(nn.Module):
         bias: bool = True,
         skip_bias: bool = False,
         group: Group = SINGLE_RANK,
+        adapters: Mapping[str, LowRank] = _NO_ADAPTERS,
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -55,9 +61,16 @@ class MLP(nn.Module):
             bias=bias,
             group=group,
             skip_bias=self.bias_activation is not None,
+            adapter=adapters.get("up"),
         )
         self.down = RowParallelLinear(
-            mlp_width, hidden_size, init=output_init, bias=bias, group=group, skip_bias=skip_bias
+            mlp_width,
+            hidden_size,
+            init=output_init,
+            bias=bias,
+            group=group,
+            skip_bias=skip_bias,
+            adapter=adapters.get("down"),
         )
 
     def forward(self, hidden_SBD: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -82,6 +95,7 @@ class GatedMLP(nn.Module):
         bias: use biases in the projections.
         skip_bias: return the bias of `down` instead of adding it.
         group: the ranks over which the intermediate width is split.
+        adapters: forms of low-rank adapters by the name of the matrix.
 
     Source: arXiv:2002.05202.
     """
@@ -98,6 +112,7 @@ class GatedMLP(nn.Module):
         bias: bool = True,
         skip_bias: bool = False,
         group: Group = SINGLE_RANK,
+        adapters: Mapping[str, LowRank] = _NO_ADAPTERS,
     ) -> None:
         super().__init__()
         self.activation = activation
@@ -108,10 +123,16 @@ class GatedMLP(nn.Module):
             "group": group,
             "skip_bias": gated_activation is not None,
         }
-        self.up = ColumnParallelLinear(hidden_size, mlp_width, **options)
-        self.gate = ColumnParallelLinear(hidden_size, mlp_width, **options)
+        self.up = ColumnParallelLinear(hidden_size, mlp_width, **options, adapter=adapters.get("up"))
+        self.gate = ColumnParallelLinear(hidden_size, mlp_width, **options, adapter=adapters.get("gate"))
         self.down = RowParallelLinear(
-            mlp_width, hidden_size, init=output_init, bias=bias, group=group, skip_bias=skip_bias
+            mlp_width,
+            hidden_size,
+            init=output_init,
+            bias=bias,
+            group=group,
+            skip_bias=skip_bias,
+            adapter=adapters.get("down"),
         )
 
     def forward(self, hidden_SBD: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from neox_model.parallel.collectives import gather_from_group
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
+from neox_model.parallel.low_rank import ColumnAdapter, LowRank, RowAdapter
 from neox_model.parallel.sequence import from_row_parallel, to_column_parallel
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "zero_init"]
@@ -35,6 +36,7 @@ class ColumnParallelLinear(nn.Module):
         bias: use a bias.
         skip_bias: return the bias instead of adding it.
         gather_output: concatenate the parts, so that every rank has the whole output.
+        adapter: form of a low-rank adapter; None: no adapter.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ColumnParallelLinear(nn.Module):
         bias: bool = True,
         skip_bias: bool = False,
         gather_output: bool = False,
+        adapter: LowRank | None = None,
     ) -> None:
         super().__init__()
         self.group = group
@@ -57,11 +60,14 @@ class ColumnParallelLinear(nn.Module):
             self.bias = logical_parameter((out_features,), init=zero_init, group=group, split_dim=0)
         else:
             self.register_parameter("bias", None)
+        self.adapter = None if adapter is None else ColumnAdapter(in_features, out_features, adapter, group)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return this rank's outputs (all with `gather_output`), and the bias if `skip_bias`, else None."""
         added = None if self.skip_bias else self.bias
         outputs = functional.linear(to_column_parallel(inputs, self.group), self.weight, added)
+        if self.adapter is not None:
+            outputs = outputs + self.adapter(inputs)
         if self.gather_output:
             outputs = gather_from_group(outputs, self.group)
         return outputs, self.bias if self.skip_bias else None
@@ -79,6 +85,7 @@ class RowParallelLinear(nn.Module):
         group: the tensor-parallel ranks.
         bias: use a bias; every rank holds it, and it is added once, after the sum.
         skip_bias: return the bias instead of adding it.
+        adapter: form of a low-rank adapter; None: no adapter.
     """
 
     def __init__(
@@ -90,6 +97,7 @@ class RowParallelLinear(nn.Module):
         group: Group = SINGLE_RANK,
         bias: bool = True,
         skip_bias: bool = False,
+        adapter: LowRank | None = None,
     ) -> None:
         super().__init__()
         self.group = group
@@ -99,6 +107,7 @@ class RowParallelLinear(nn.Module):
             self.bias = logical_parameter((out_features,), init=zero_init, group=group)
         else:
             self.register_parameter("bias", None)
+        self.adapter = None if adapter is None else RowAdapter(in_features, out_features, adapter, group)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the whole output, and the bias if `skip_bias`, else None."""
@@ -108,4 +117,6 @@ class RowParallelLinear(nn.Module):
         else:
             outputs = from_row_parallel(functional.linear(inputs, self.weight), self.group)
             outputs = outputs if added is None else outputs + added
+        if self.adapter is not None:
+            outputs = outputs + self.adapter(inputs)
         return outputs, self.bias if self.skip_bias else None

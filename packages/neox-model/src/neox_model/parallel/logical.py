@@ -24,6 +24,7 @@ __all__ = [
     "master_weight",
     "named_logical_parameters",
     "split_dim_of",
+    "trained_names",
 ]
 
 InitMethod = Callable[[Tensor, torch.Generator], None]
@@ -131,6 +132,11 @@ def named_logical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Paramet
     renamed: dict[str, str] = getattr(model, "plan_names", {})
     for path, parameter in model.named_parameters():
         yield _logical_name(path, renamed), parameter
+
+
+def trained_names(model: nn.Module) -> Iterator[str]:
+    """Yield the logical name of each parameter of this rank that is trained, which checkpoints contain."""
+    return (name for name, parameter in named_logical_parameters(model) if parameter.requires_grad)
 
 
 def _logical_name(path: str, renamed: dict[str, str]) -> str:

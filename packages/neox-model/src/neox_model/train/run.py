@@ -7,19 +7,22 @@ from functools import partial
 from pathlib import Path
 
 from neox_config import Resolved
+from neox_config.derive.adapters import base_of_adapters
 from neox_config.errors import NeoXError
 from neox_launcher.protocol.verification import Recording
 from neox_launcher.worker.reporting import Progress
 from neox_model.assembly.compilation import compile_layers
 from neox_model.assembly.model import build_model, padded_vocab_size
 from neox_model.assembly.optimizer import build_optimizer, build_schedule
+from neox_model.assembly.zero_sharding import gathered_parameter
+from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.storage import Storage, find_storage
 from neox_model.engine.build import build_engine, prepare_engine
 from neox_model.metrics.events import Events
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import seed_streams
-from neox_model.processes import join_processes, leave_processes, load_tokenizer
+from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 from neox_model.train.about import about_run
 from neox_model.train.build_hooks import build_hooks
 from neox_model.train.build_step import build_forward_check, build_recent_losses, build_step
@@ -101,6 +104,13 @@ def _train(
     datasets = build_datasets(resolved, position=position)
     progress.describe(phase="building the model")
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
+    base = load_base(
+        base_of_adapters(config),
+        model,
+        groups=groups,
+        config=recorded_values(resolved, tokenizer),
+        writable=partial(gathered_parameter, groups=groups),
+    )
     optimizer = build_optimizer(config, model, model_group=groups.model, data_group=groups.data)
     schedule = build_schedule(config, optimizer, decay_iterations=derived.lr_decay_iters)
     engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
@@ -124,6 +134,7 @@ def _train(
         datasets=datasets,
         load=load,
         uploads=uploads,
+        base=base,
     )
     progress.describe(phase="loading the checkpoint" if config.checkpoint.load else "preparing the data")
     resumes = load_into(training, position)

@@ -1,7 +1,7 @@
 """The parts of a training, which the functions that set it up share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Training(RunParts):
         datasets: the data by part (train, valid, test).
         load: local folder of the checkpoints to continue from; None: a new training.
         uploads: uploads to an object store, on rank 0 if they are configured.
+        base: what a checkpoint of adapters records about the model that they are added to; empty without.
     """
 
     schedule: LearningRateSchedule
@@ -44,6 +45,7 @@ class Training(RunParts):
     datasets: Datasets
     load: Path | None
     uploads: Uploads | None
+    base: dict[str, Any] = field(default_factory=dict)
 
     @property
     def config(self) -> NeoXConfig:
@@ -52,7 +54,7 @@ class Training(RunParts):
 
     def recorded(self, position: Position) -> dict[str, Any]:
         """Return the values that a checkpoint at this position records about the run."""
-        values = recorded_values(self.resolved, self.tokenizer)
+        values = recorded_values(self.resolved, self.tokenizer) | self.base
         if self.groups.world.rank == 0:
             values[SAMPLES_DIGEST] = {
                 part: digest_of_samples(self.datasets[part], count)

@@ -6,7 +6,8 @@ With fewer key-value heads than query heads the order is by group: the queries t
 and its value.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from torch import Tensor, nn
 
@@ -15,8 +16,11 @@ from neox_model.layers.cache import Cache
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import InitMethod
+from neox_model.parallel.low_rank import LowRank
 
 __all__ = ["ParallelAttention"]
+
+_NO_ADAPTERS: Mapping[str, LowRank] = MappingProxyType({})
 
 
 class ParallelAttention(nn.Module):
@@ -34,6 +38,7 @@ class ParallelAttention(nn.Module):
         bias: use biases in the projections.
         skip_bias: return the bias of the output instead of adding it.
         group: the ranks over which the heads are split.
+        adapters: forms of low-rank adapters by the name of the matrix, `qkv` or `dense`.
 
     Raises:
         LayoutError: the heads do not divide the width, or the ranks do not divide the heads.
@@ -54,6 +59,7 @@ class ParallelAttention(nn.Module):
         bias: bool = True,
         skip_bias: bool = False,
         group: Group = SINGLE_RANK,
+        adapters: Mapping[str, LowRank] = _NO_ADAPTERS,
     ) -> None:
         super().__init__()
         sharing = heads if key_value_heads is None else key_value_heads
@@ -61,11 +67,19 @@ class ParallelAttention(nn.Module):
         self.head_width = hidden_size // heads
         self.local_groups = sharing // group.size
         outputs = (heads + 2 * sharing) * self.head_width
-        self.qkv = ColumnParallelLinear(hidden_size, outputs, init=init, bias=bias, group=group)
+        self.qkv = ColumnParallelLinear(
+            hidden_size, outputs, init=init, bias=bias, group=group, adapter=adapters.get("qkv")
+        )
         self.position = position() if position is not None else None
         self.core = core()
         self.dense = RowParallelLinear(
-            hidden_size, hidden_size, init=output_init, bias=bias, group=group, skip_bias=skip_bias
+            hidden_size,
+            hidden_size,
+            init=output_init,
+            bias=bias,
+            group=group,
+            skip_bias=skip_bias,
+            adapter=adapters.get("dense"),
         )
         self.cache: Cache | None = None
 

@@ -1,0 +1,46 @@
+"""Rules about low-rank adapters."""
+
+from collections.abc import Iterator
+
+from neox_config.derive.attention_layers import types_in
+from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.facts.attention import GMLP_TYPES
+from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.facts.stores import is_url
+from neox_config.problems import Problem
+from neox_config.schema.config import NeoXConfig
+
+
+def adapters_have_a_base(c: NeoXConfig) -> Iterator[Problem]:
+    """Require the folder of the weights that adapters are added to."""
+    base = c.adapters.lora_base
+    if not c.adapters.lora_rank:
+        return
+    if base is None:
+        what = "requires lora-base, the folder of the checkpoints of the model to adapt"
+        yield Problem("lora_rank", what, "add lora-base: FOLDER")
+    elif is_url(base):
+        yield Problem("lora_base", "is a URL, but must be a folder", "copy the checkpoint to a folder")
+
+
+def adapters_have_matrices(c: NeoXConfig) -> Iterator[Problem]:
+    """Require that the model has a matrix that is adapted."""
+    if not c.adapters.lora_rank:
+        return
+    if types_in(c) & set(GMLP_TYPES):
+        yield Problem("lora_rank", "cannot be used with gmlp or amlp layers", "use other attention types")
+    has_gate = ACTIVATION_FACTS[c.model.activation].is_gated
+    if not set(c.adapters.lora_target_modules) - (set() if has_gate else {"gate"}):
+        yield Problem(
+            "lora_target_modules",
+            "names no matrix of this model",
+            "use some of qkv, dense, up, down, or gate with a gated activation",
+        )
+
+
+def adapters_are_not_orthogonalized(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse an optimizer for whole matrices."""
+    facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
+    if c.adapters.lora_rank and facts is not None and facts.matrix_states:
+        what = f"cannot train adapters: {c.optimizer.optimizer.type} updates the layers' own matrices"
+        yield Problem("optimizer.type", what, "use Adam")

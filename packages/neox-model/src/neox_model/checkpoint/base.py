@@ -1,0 +1,170 @@
+"""The checkpoint of the model that adapters are added to: its weights are loaded, and never saved again.
+
+A checkpoint of adapters records the SHA-256 of the base's manifest, which contains a checksum of every piece
+of its tensors. Adapters are loaded only on the base that they were trained with.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from neox_config.facts.checkpoints import MANIFEST
+from neox_model.checkpoint import directory as folders
+from neox_model.checkpoint.blocks import Range, block_numel
+from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse_model_changes
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.outcome import gather, shared_outcome
+from neox_model.checkpoint.shards import ShardReader
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.logical import named_logical_parameters
+
+__all__ = ["BASE", "check_base", "load_base"]
+
+logger = logging.getLogger(__name__)
+
+# Recorded in a checkpoint of adapters: the folder, the iteration and the SHA-256 of the manifest of the base.
+BASE = "base"
+_OF_ADAPTERS = "lora_"
+
+Writable = Callable[[nn.Parameter], AbstractContextManager[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    """A weight that is not trained, and the range of the whole weight that this rank holds."""
+
+    name: str
+    parameter: nn.Parameter
+    shape: tuple[int, ...]
+    wanted: Range
+
+
+def load_base(
+    directory: str | None, model: nn.Module, *, groups: Groups, config: Mapping[str, Any], writable: Writable
+) -> dict[str, Any]:
+    """Load the weights that are not trained from the base's latest checkpoint. Collective over all ranks.
+
+    Args:
+        directory: folder of the checkpoints of the base; None: there are no adapters; nothing is done.
+        model: the model with adapters; its other weights are overwritten.
+        groups: this rank's process groups.
+        config: values that this run would record in a checkpoint, compared with the base's.
+        writable: context manager that allocates a parameter's memory and returns whether to fill it.
+
+    Returns:
+        What a checkpoint of the adapters records about the base, under `BASE`; empty without adapters.
+
+    Raises:
+        CheckpointError: the base is missing, damaged, of a different model, or a checkpoint of adapters; the
+            same on all ranks.
+    """
+    if directory is None:
+        return {}
+    folder = _find(Path(directory), groups)
+    frozen = [_frozen(*named) for named in named_logical_parameters(model) if not named[1].requires_grad]
+    names = set().union(*gather(groups.control, {weight.name for weight in frozen}))
+    with shared_outcome(groups.control, f"loading the base {folder}", keeps_bugs=True):
+        manifest = Manifest.read(folder)
+        changes = changes_since(manifest, config)
+        of_model = tuple(change for change in changes.model if not change.label.startswith(_OF_ADAPTERS))
+        refuse_model_changes(
+            replace(changes, model=of_model), remedy="set the base's values, or another base"
+        )
+        _check(manifest, frozen, names, folder)
+        reader = ShardReader(folder, manifest.files)
+        reader.check_sums((manifest.tensors[weight.name], weight.wanted) for weight in frozen)
+        for weight in frozen:
+            reader.check(weight.name, manifest.tensors[weight.name], weight.wanted, weight.parameter.dtype)
+        digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+    for weight in frozen:
+        with writable(weight.parameter) as should_fill, torch.no_grad():
+            if should_fill:
+                target = weight.parameter.view(-1)[: block_numel(weight.wanted[0])]
+                reader.fill(target, weight.name, manifest.tensors[weight.name], weight.wanted)
+    if groups.world.rank == 0:
+        log_unknown_changes(changes)
+    logger.info("adapters are added to the weights of %s", folder)
+    return {BASE: {"folder": directory, "iteration": manifest.iteration, "manifest_sha256": digest}}
+
+
+def _find(directory: Path, groups: Groups) -> Path:
+    folder = None
+    with shared_outcome(groups.control, f"finding a checkpoint in {directory}", keeps_bugs=True):
+        if groups.world.rank == 0:
+            folder = folders.find_latest(directory)
+            if folder is None:
+                raise CheckpointError(
+                    f"{directory} contains no checkpoint; set lora-base to the folder of the model to adapt"
+                )
+    found: Path = gather(groups.control, folder)[0]
+    return found
+
+
+def _frozen(name: str, parameter: nn.Parameter) -> _Frozen:
+    logical = parameter.logical  # type: ignore[attr-defined]
+    return _Frozen(name, parameter, logical.shape, (logical.slices, 0, block_numel(logical.slices)))
+
+
+def _check(manifest: Manifest, frozen: list[_Frozen], names: set[str], folder: Path) -> None:
+    if BASE in manifest.config:
+        raise CheckpointError(
+            f"{folder} is a checkpoint of adapters, which contains no model; set lora-base to their base, "
+            f"{manifest.config[BASE].get('folder')}, or merge them first"
+        )
+    stored = manifest.weight_names
+    problems = [f"{name} is not in the checkpoint" for name in sorted(names - stored)]
+    problems += [f"{name} is in the checkpoint but not in this model" for name in sorted(stored - names)]
+    problems += [
+        f"{weight.name} has the shape {manifest.tensors[weight.name].shape} in the checkpoint but "
+        f"{weight.shape} in this model"
+        for weight in frozen
+        if weight.name in stored and manifest.tensors[weight.name].shape != weight.shape
+    ]
+    if problems:
+        raise CheckpointError(
+            f"the base {folder} contains a different model: {problems[0]}; set the base's values, or "
+            "lora-base to another folder"
+        )
+
+
+def check_base(manifest: Manifest, config: Mapping[str, Any]) -> None:
+    """Refuse adapters of another base, and weights of a model without adapters for one with them.
+
+    Args:
+        manifest: the checkpoint's.
+        config: values that this run would record in a checkpoint.
+
+    Raises:
+        CheckpointError: the bases differ, or only one of the two has adapters.
+    """
+    there, here = manifest.config.get(BASE), config.get(BASE)
+    if there is None and here is None:
+        return
+    if there is None:
+        raise CheckpointError(
+            "the checkpoint contains a model without adapters, and this run trains adapters (lora-rank); set "
+            "lora-base to its folder and load to a folder of adapters"
+        )
+    if here is None:
+        raise CheckpointError(
+            f"the checkpoint contains only adapters of {there.get('folder')}; set lora-rank, lora-base and "
+            "the other lora parameters as in the run that wrote it, or merge the adapters first"
+        )
+    if there.get("manifest_sha256") != here["manifest_sha256"]:
+        raise CheckpointError(
+            f"the adapters were trained on another base than lora-base: on {_described(there)}, not on "
+            f"{_described(here)}; set lora-base to the folder with that base"
+        )
+
+
+def _described(base: Mapping[str, Any]) -> str:
+    digest = str(base.get("manifest_sha256"))[:16]
+    return f"{base.get('folder')}, iteration {base.get('iteration')} (manifest {digest})"

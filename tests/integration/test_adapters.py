@@ -1,0 +1,178 @@
+"""Low-rank adapters in trainings: what is saved, resumed, refused and evaluated, on several layouts."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from neox_config.derive.adapters import base_of_adapters
+from neox_config.facts.checkpoints import LATEST, checkpoint_name
+from neox_model.checkpoint.contents import Manifest
+from support.corpus import write_corpus
+from support.distributed import run_ranks
+from support.settings import SMALL_TRAINING, resolved_from
+
+ADAPTERS = {"lora_rank": 2, "lora_alpha": 8.0, "lora_dropout": 0.1}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tensor": {"model_parallel_size": 2, "precision": "bfloat16"},
+    "pipeline": {"pipe_parallel_size": 2, "precision": "fp16", "gradient_accumulation_steps": 2},
+    "zero1": {"zero_optimization": {"stage": 1}, "precision": "fp16"},
+    "zero2": {"zero_optimization": {"stage": 2}, "precision": "bfloat16"},
+    "zero3": {"zero_optimization": {"stage": 3}, "precision": "bfloat16", "checkpoint_activations": True},
+}
+FAST = ("tensor",)
+
+
+def train_all(folder: str, corpus: str, trainings: dict[str, dict[str, Any]]) -> None:
+    """Run the trainings in turn; `restart_at` is the iteration that `latest` names before."""
+    from torch import distributed
+
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train import run
+
+    for name, settings in trainings.items():
+        if "restart_at" in settings:
+            settings = dict(settings)
+            (Path(settings["load"]) / LATEST).write_text(checkpoint_name(settings.pop("restart_at")))
+            distributed.barrier()
+        given = SMALL_TRAINING | {"data_path": corpus, "save": f"{folder}/{name}", "save_interval": 2}
+        resolved = resolved_from(given | settings, devices=int(os.environ["WORLD_SIZE"]))
+        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        run.train_in(groups, resolved)
+        distributed.barrier()
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the whole weights and states of the last checkpoint of a folder, by name."""
+    checkpoint = folder / checkpoint_name(4)
+    manifest = Manifest.read(checkpoint)
+    shards = {name: load_file(checkpoint / name) for name in manifest.files}
+    found = {}
+    for name, record in manifest.tensors.items():
+        if name.startswith("rng"):
+            continue
+        whole = torch.empty(record.shape, dtype=torch.float32)
+        for piece in record.pieces:
+            block = whole[tuple(slice(*limits) for limits in piece.block)]
+            flat = block.reshape(-1).clone()
+            flat[piece.start : piece.stop] = shards[piece.file][piece.key].float().reshape(-1)
+            block.copy_(flat.view_as(block))
+        found[name] = whole
+    return found
+
+
+@pytest.mark.parametrize(
+    "layout", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
+)
+def test_adapters_are_saved_alone_and_resume_to_the_last_bit(tmp_path, layout: str) -> None:
+    corpus = str(write_corpus(tmp_path))
+    settings = LAYOUTS[layout] | ADAPTERS | {"lora_base": f"{tmp_path}/base", "train_iters": 4}
+    trainings = {
+        "base": LAYOUTS[layout] | {"train_iters": 2},
+        "adapters": settings,
+        "resumed": settings | {"load": f"{tmp_path}/adapters", "restart_at": 2, "async_save": True},
+    }
+    run_ranks(train_all, size=2, folder=str(tmp_path), corpus=corpus, trainings=trainings)
+    adapters, resumed = weights_of(tmp_path / "adapters"), weights_of(tmp_path / "resumed")
+    weights = {name for name in adapters if "/" not in name}
+    assert weights == {
+        f"layers.{layer}.{matrix}.adapter.{side}"
+        for layer in range(2)
+        for matrix in ("attention.qkv", "attention.dense", "mlp.up", "mlp.down")
+        for side in "ab"
+    }
+    assert {name.rpartition("/")[0] for name in adapters} - {""} == weights
+    assert all(torch.equal(resumed[name], value) for name, value in adapters.items())
+    assert all(value.abs().max() > 0 for name, value in adapters.items() if name.endswith(".b"))
+    manifest = Manifest.read(tmp_path / "adapters" / checkpoint_name(4))
+    assert manifest.config["base"]["iteration"] == 2
+    assert manifest.config["base"]["folder"] == f"{tmp_path}/base"
+
+
+def resume_elsewhere(folder: str, corpus: str) -> dict[str, str]:
+    """Return the message of each load that must be refused."""
+    from neox_model.checkpoint.errors import CheckpointError
+
+    adapted = ADAPTERS | {"lora_base": f"{folder}/base", "train_iters": 6}
+    cases = {
+        "another base": adapted | {"lora_base": f"{folder}/other", "load": f"{folder}/adapters"},
+        "no adapters": {"train_iters": 6, "load": f"{folder}/adapters"},
+        "a model": adapted | {"load": f"{folder}/base"},
+        "adapters as base": adapted | {"lora_base": f"{folder}/adapters"},
+        "another width": adapted | {"hidden_size": 32},
+        "another rank": adapted | {"lora_rank": 4, "load": f"{folder}/adapters"},
+        "nothing": adapted | {"lora_base": f"{folder}/nothing"},
+    }
+    found = {}
+    for name, settings in cases.items():
+        try:
+            train_all(folder, corpus, {"refused": settings})
+            found[name] = ""
+        except CheckpointError as error:
+            found[name] = str(error)
+    return found
+
+
+def merge_and_compare(folder: str) -> dict[str, float]:
+    """Merge the adapters; return the largest difference of logits, and what the adapters change, relative."""
+    from functools import partial
+
+    from neox_model.assembly.model import build_model
+    from neox_model.assembly.zero_sharding import gathered_parameter
+    from neox_model.checkpoint import load_weights
+    from neox_model.checkpoint.base import load_base
+    from neox_model.checkpoint.merge import merge_adapters
+    from neox_model.parallel.groups import SINGLE_PROCESS as ALONE
+    from neox_model.processes import load_tokenizer, recorded_values
+
+    merge_adapters(Path(folder, "adapters", checkpoint_name(2)), Path(folder, "merged"))
+    tokens = torch.randint(97, 123, (4, 16), generator=torch.Generator().manual_seed(1))
+    logits = {}
+    for name in ("base", "merged", "adapters"):
+        adapted = ADAPTERS | {"lora_base": f"{folder}/base"} if name == "adapters" else {}
+        resolved = resolved_from(SMALL_TRAINING | {"precision": "fp32"} | adapted)
+        tokenizer = load_tokenizer(resolved.config)
+        model = build_model(resolved, ALONE, vocab_size=tokenizer.vocab_size).eval()
+        recorded = recorded_values(resolved, tokenizer)
+        writable = partial(gathered_parameter, groups=ALONE)
+        base = base_of_adapters(resolved.config)
+        recorded |= load_base(base, model, groups=ALONE, config=recorded, writable=writable)
+        load_weights(Path(folder, name), model=model, groups=ALONE, config=recorded)
+        with torch.no_grad():
+            logits[name] = model(tokens)
+    scale = logits["merged"].abs().max()
+    return {
+        "merged": float((logits["merged"] - logits["adapters"]).abs().max() / scale),
+        "changed": float((logits["base"] - logits["adapters"]).abs().max() / scale),
+    }
+
+
+def train_and_resume_elsewhere(folder: str, corpus: str) -> dict[str, Any]:
+    adapted = ADAPTERS | {"lora_base": f"{folder}/base", "train_iters": 2}
+    trainings = {"base": {"train_iters": 2}, "other": {"train_iters": 2, "seed": 8}, "adapters": adapted}
+    train_all(folder, corpus, trainings)
+    continued = {"train_iters": 4, "load": f"{folder}/merged", "finetune": True}
+    compared = merge_and_compare(folder)
+    train_all(folder, corpus, {"continued": continued})
+    return {"refused": resume_elsewhere(folder, corpus), "compared": compared}
+
+
+def test_adapters_are_merged_and_refused_on_another_base(tmp_path) -> None:
+    corpus = str(write_corpus(tmp_path))
+    (found,) = run_ranks(train_and_resume_elsewhere, size=1, folder=str(tmp_path), corpus=corpus)
+    expected = {
+        "another base": "were trained on another base than lora-base",
+        "no adapters": "contains only adapters of",
+        "a model": "contains a model without adapters",
+        "adapters as base": "is a checkpoint of adapters, which contains no model",
+        "another width": "different model",
+        "another rank": "lora-rank",
+        "nothing": "contains no checkpoint; set lora-base",
+    }
+    refused = found["refused"]
+    assert {name: text for name, text in expected.items() if text not in refused[name]} == {}, refused
+    assert found["compared"]["merged"] <= 1e-5
+    assert found["compared"]["changed"] > 1e-3
