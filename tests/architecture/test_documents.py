@@ -14,6 +14,7 @@ import neox_data.preprocess.cli
 import neox_kernels.cli
 import neox_launcher.cli.config
 import neox_launcher.cli.launch
+import neox_model.convert.cli
 import neox_model.inspection.cli
 import neox_model.report
 from neox_config import load_config, resolve
@@ -31,6 +32,7 @@ COMMANDS = {
     "neox-launch": neox_launcher.cli.launch.main,
     "neox-report": neox_model.report.main,
     "neox-checkpoint": neox_model.inspection.cli.main,
+    "neox-convert": neox_model.convert.cli.main,
     "preprocess_data": neox_data.preprocess.cli.main,
 }
 EXAMPLES = sorted((ROOT / "configs").glob("*.yml"))

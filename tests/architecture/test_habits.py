@@ -33,6 +33,7 @@ RENAMES = {
     "neox_launcher.protocol.run_folder": "a lock file appears when it is locked",
     "neox_launcher.worker.reporting": "reports for which a full disk has no room replace reserved files",
     "neox_model.checkpoint.directory": "folders of checkpoints",
+    "neox_model.convert.output": "folders of converted models",
     "neox_model.generate.results": "samples written before a failure stay in the partial file",
     "neox_model.metrics.writers.csv": "an older record is moved out of the way",
     "neox_model.metrics.writers.jsonl": "an older record is moved out of the way",

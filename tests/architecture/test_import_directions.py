@@ -81,19 +81,23 @@ ROOMS = {
         },
         "verify": {"checkpoint", "metrics", "worker", "errors"},
         "inspection": {"checkpoint", "verify", "errors"},
+        "convert": {
+            *("assembly", "checkpoint", "layers", "parallel", "processes", "inspection"),
+            *("versions", "optional", "errors"),
+        },
     },
 }
 # Rooms of neox_model that may read configurations; the others take plain arguments.
 READS_CONFIGURATION = (
     *("worker", "doctor", "processes", "assembly", "engine", "checkpoint", "train", "generate"),
-    *("evaluate", "verify", "inspection"),
+    *("evaluate", "verify", "inspection", "convert"),
 )
 # What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
 # that one handler reports them all; the others have nothing to do with a configuration.
 NOT_CONFIGURATION = tuple(
     f"neox_config.{room}" for room in ("errors", "atomic", "finite_json", "output", "facts")
 )
-READS_DATA = ("worker", "processes", "train", "generate", "evaluate")
+READS_DATA = ("worker", "processes", "train", "generate", "evaluate", "convert")
 # What a worker of neox_model may import of the launcher: its own side of it, and the preflight checks, which
 # a worker that was started by hand runs itself.
 LAUNCHER_FOR_WORKERS = (
@@ -121,7 +125,7 @@ FENCES = {
     "torch.utils.tensorboard": ("neox_model.metrics.writers.tensorboard",),
     "tokenizers": ("neox_data.tokenizers",),
     "torch": ("neox_data.loader", "neox_kernels", "neox_model"),
-    "transformers": (),
+    "transformers": ("neox_model.convert.reference",),
     "wandb": ("neox_model.metrics.writers.wandb",),
 }
 

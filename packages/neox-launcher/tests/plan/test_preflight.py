@@ -52,6 +52,17 @@ def test_the_folder_of_a_monitor_must_be_writable(load, files, block):
     assert check_files(load(text.replace("true", "false")), program="train") == []
 
 
+def test_load_of_a_model_of_transformers_names_the_command(load, files):
+    folder = files / "pythia"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors.index.json").write_text("{}")
+    (problem,) = check_files(load(SETTINGS + "load: pythia\nfinetune: true"), program="train")
+    assert problem.name == "load"
+    assert problem.remedy.startswith("it contains a model of Hugging Face's transformers; run: neox-convert ")
+    assert "neox-convert from-hf pythia --output FOLDER" in problem.remedy
+
+
 def test_packages_of_monitors_are_checked_if_neox_model_is_installed(load, files, monkeypatch):
     config = load(SETTINGS + "tensorboard-dir: events\nuse-wandb: true\n")
     installed = {"neox_model", "tensorboard"}

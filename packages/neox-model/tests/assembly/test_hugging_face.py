@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from neox_model.assembly.model import build_model
+from neox_model.layers.positions import RotaryPosition
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
 from support.settings import resolved_from
@@ -209,3 +210,84 @@ def test_llama_and_mistral_of_transformers_are_the_same_function(model, shared_k
         "use_bias_in_mlp": False,
     }
     compare(settings, getattr(transformers, f"{model}ForCausalLM")(config), llama)
+
+
+SCALINGS = [
+    {},
+    {"type": "linear", "factor": 4.0},
+    {
+        "type": "llama3",
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+    {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    {
+        "type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 32,
+        "beta_fast": 8.0,
+        "beta_slow": 2.0,
+        "truncate": False,
+        "attention_factor": 1.3,
+    },
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("base", [10000, 500])
+def test_rotary_tables_are_those_of_transformers_to_the_last_bit(base, scaling):
+    rotary = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding
+    theirs = {"rope_type": "default", **scaling, "rope_theta": float(base)}
+    theirs["rope_type"] = theirs.pop("type", "default")
+    config = transformers.LlamaConfig(
+        hidden_size=64, num_attention_heads=2, max_position_embeddings=256, rope_parameters=theirs
+    )
+    settings = resolved_from(
+        {
+            "pos_emb": "rotary",
+            "rotary_emb_base": base,
+            "rotary_scaling": scaling or {"type": "none"},
+            "max_position_embeddings": 256,
+        }
+    )
+    in_use = settings.config.attention.rotary_scaling.in_use(256)
+    position = RotaryPosition(head_width=32, base=base, scaling=in_use)
+    cosines, sines = position.tables(256, torch.device("cpu"), torch.float32)
+    expected = rotary(config)(torch.zeros(1, 256, 1), torch.arange(256).unsqueeze(0))
+    assert torch.equal(cosines, expected[0][0, :, :16])
+    assert torch.equal(sines, expected[1][0, :, :16])
+    if scaling:  # The formula has an effect.
+        plain = RotaryPosition(head_width=32, base=base)
+        assert not torch.equal(cosines, plain.tables(256, cosines.device, cosines.dtype)[0])
+
+
+def test_qwen2_of_transformers_is_the_same_function():
+    config = transformers.Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=2,
+        intermediate_size=100,
+        max_position_embeddings=LENGTH,
+        rms_norm_eps=1e-4,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+        initializer_range=0.2,
+        tie_word_embeddings=False,
+    )
+    settings = {
+        "mlp_width": 100,
+        "activation": "swiglu",
+        "norm": "rmsnorm",
+        "rms_norm_epsilon": 1e-4,
+        "pos_emb": "rotary",
+        "rotary_emb_base": 1000,
+        "num_kv_heads": 2,
+        "no_weight_tying": True,
+        "use_bias_in_attn_linear": False,
+        "use_bias_in_qkv": True,
+        "use_bias_in_mlp": False,
+    }
+    compare(settings, transformers.Qwen2ForCausalLM(config), llama)

@@ -146,7 +146,10 @@ class LibraryBackedTokenizer(Tokenizer):
 
 
 class HFTokenizer(LibraryBackedTokenizer):
-    """A `tokenizer.json` of the `tokenizers` library; documents end with `<|endoftext|>`.
+    """A `tokenizer.json` of the `tokenizers` library.
+
+    Documents end with `<|endoftext|>`; if the vocabulary lacks it, with the `eos_token` of the
+    `tokenizer_config.json` next to the file.
 
     Args:
         vocab_file: the `tokenizer.json`.
@@ -164,7 +167,11 @@ class HFTokenizer(LibraryBackedTokenizer):
             )
         if vocab_file is None:
             raise TokenizerError("HFTokenizer requires vocab_file; set it to the path of a tokenizer.json")
-        super().__init__(_load_tokenizer_json(vocab_file), source=str(vocab_file))
+        tokenizer = _load_tokenizer_json(vocab_file)
+        end_of_document = END_OF_DOCUMENT
+        if tokenizer.token_to_id(END_OF_DOCUMENT) is None:
+            end_of_document = _folder_end_of_document(vocab_file.parent)
+        super().__init__(tokenizer, source=str(vocab_file), end_of_document=end_of_document)
 
 
 class HFGPT2Tokenizer(LibraryBackedTokenizer):

@@ -6,7 +6,7 @@ from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.problems import did_you_mean
 from neox_config.schema.config import NeoXConfig
 
-__all__ = ["expand_attention", "sliding_window", "types_in"]
+__all__ = ["expand_attention", "has_qkv_bias", "sliding_window", "types_in"]
 
 # Types of successive layers, and how often they are repeated.
 _Run = tuple[tuple[str, ...], int]
@@ -56,6 +56,12 @@ def sliding_window(config: NeoXConfig) -> int | None:
     """Return the number of earlier tokens that a token of a global layer sees; None if it sees all."""
     width = config.attention.sliding_window_width
     return None if width is None or width >= config.model.seq_length - 1 else width
+
+
+def has_qkv_bias(config: NeoXConfig) -> bool:
+    """Return whether the query-key-value projection has a bias."""
+    model = config.model
+    return model.use_bias_in_attn_linear if model.use_bias_in_qkv is None else model.use_bias_in_qkv
 
 
 def _remedy(pattern: tuple[Any, ...]) -> str:

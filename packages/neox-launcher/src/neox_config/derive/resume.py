@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from neox_config.derive.attention_layers import sliding_window, types_in
+from neox_config.derive.attention_layers import has_qkv_bias, sliding_window, types_in
 from neox_config.derive.learning_rate import (
     final_decay_iterations,
     learning_rate_curve,
@@ -328,6 +328,17 @@ def _window(resolved: Resolved) -> Any:
     return sliding_window(resolved.config) if _has(resolved, "global") else _UNUSED
 
 
+def _scaling(name: str) -> Callable[[Resolved], Any]:
+    """Return a function that returns a setting of scaled rotary frequencies if it has an effect."""
+
+    def value(resolved: Resolved) -> Any:
+        config = resolved.config
+        scaling = config.attention.rotary_scaling.in_use(config.model.max_position_embeddings)
+        return scaling.get(name, _UNUSED) if config.attention.pos_emb == "rotary" else _UNUSED
+
+    return value
+
+
 def _gelu(resolved: Resolved) -> Any:
     model = resolved.config.model
     if model.activation != "gelu":
@@ -394,6 +405,9 @@ _DECIDES: dict[str, Callable[[Resolved], Any]] = {
         lambda resolved: resolved.config.attention.pos_emb == "learned", "max_position_embeddings"
     ),
     "norm": _norm,
+    "use_bias_in_qkv": lambda resolved: has_qkv_bias(resolved.config),
+    "rotary_scaling.original_max_position_embeddings": _scaling("original_max_position_embeddings"),
+    "rotary_scaling.attention_factor": _scaling("attention_factor"),
     "openai_gelu": _by_another,
     "bias_gelu_fusion": _by_another,
     "mlp_width": lambda resolved: resolved.derived.mlp_width,

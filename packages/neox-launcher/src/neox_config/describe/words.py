@@ -51,8 +51,8 @@ SUBJECTS: tuple[Subject, ...] = (
     ),
     Subject(
         "rope scaling, yarn, ntk",
-        ("rotary_emb_base", "max_position_embeddings"),
-        "Scaling of rotary embeddings is not supported; only their base can be changed.",
+        ("rotary_scaling.type", "rotary_emb_base", "max_position_embeddings"),
+        "rotary_scaling has the formulas linear, llama3 and yarn; the base can also be changed.",
     ),
     Subject(
         "alibi, sinusoidal, positional encoding, position embedding, positional embedding, "

@@ -164,7 +164,9 @@ def layer_weights(shape: Shape, kind: str) -> Iterator[Weights]:
         return
     width = shape.hidden_size
     yield _norm(shape, width)
-    yield from _adapted(shape, "qkv", "attention", width, width + 2 * shape.key_width, is_column=True)
+    outputs = width + 2 * shape.key_width
+    has_bias = shape.has_qkv_bias
+    yield from _adapted(shape, "qkv", "attention", width, outputs, is_column=True, bias=has_bias)
     yield from _adapted(shape, "dense", "attention", width, width, is_column=False)
     if shape.position == "rpe":
         yield Weights("positions", shape.rpe_buckets * shape.heads, is_split=True, row=shape.rpe_buckets)
@@ -175,10 +177,17 @@ def layer_weights(shape: Shape, kind: str) -> Iterator[Weights]:
 
 
 def _adapted(
-    shape: Shape, name: str, part: str, inputs: int, outputs: int, *, is_column: bool
+    shape: Shape,
+    name: str,
+    part: str,
+    inputs: int,
+    outputs: int,
+    *,
+    is_column: bool,
+    bias: bool | None = None,
 ) -> Iterator[Weights]:
-    """Yield the tensors of a projection, and of its adapter if it has one."""
-    yield from _linear(shape, part, inputs, outputs, is_column=is_column)
+    """Yield the tensors of a projection, and of its adapter if it has one; `bias` as for `_linear`."""
+    yield from _linear(shape, part, inputs, outputs, is_column=is_column, bias=bias)
     if shape.adapter_rank and name in shape.adapted:
         rank = shape.adapter_rank
         a_row, b_row = (inputs, rank) if is_column else (rank, rank)
@@ -207,10 +216,16 @@ def _norm(shape: Shape, width: int) -> Weights:
     return Weights("norms", NORM_FACTS[shape.norm].num_weights(width, with_bias=shape.has_norm_bias))
 
 
-def _linear(shape: Shape, part: str, inputs: int, outputs: int, *, is_column: bool) -> Iterator[Weights]:
-    """Yield the tensors of a column-parallel (bias split) or row-parallel (bias replicated) projection."""
+def _linear(
+    shape: Shape, part: str, inputs: int, outputs: int, *, is_column: bool, bias: bool | None = None
+) -> Iterator[Weights]:
+    """Yield the tensors of a column-parallel (bias split) or row-parallel (bias replicated) projection.
+
+    `bias` overrides the setting of the part.
+    """
     yield Weights(
         part, inputs * outputs, is_split=True, multiplies=True, row=inputs if is_column else outputs
     )
-    if shape.has_attention_bias if part == "attention" else shape.has_bias:
+    has_bias = shape.has_attention_bias if part == "attention" else shape.has_bias
+    if has_bias if bias is None else bias:
         yield Weights(part, outputs, is_split=is_column)

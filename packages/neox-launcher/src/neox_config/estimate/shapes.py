@@ -45,6 +45,8 @@ class Shape:
             positions) instead of computed by flash attention.
         kv_heads: number of key and value heads; None means the number of query heads.
         has_bias: True if feed-forward projections have a bias.
+        has_qkv_bias: True if the query-key-value projection has a bias; None: like the other projections of
+            attention.
         has_norm_bias: True if norms have their bias.
         weight_owners: first layer with the same weights, for each layer; None if no weights are shared.
         gmlp_attention_width: size of the attention head of an amlp layer; None for no attention.
@@ -65,6 +67,7 @@ class Shape:
     kv_heads: int | None = None
     has_bias: bool = True
     has_attention_bias: bool = True
+    has_qkv_bias: bool | None = None
     has_norm_bias: bool = True
     is_tied: bool = True
     hidden_dropout: float = 0.0
@@ -203,6 +206,7 @@ def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
         kv_heads=model.num_kv_heads,
         has_bias=model.use_bias_in_mlp,
         has_attention_bias=model.use_bias_in_attn_linear,
+        has_qkv_bias=model.use_bias_in_qkv,
         has_norm_bias=model.use_bias_in_norms,
         activation=model.activation,
         norm=model.norm,

@@ -410,10 +410,23 @@ def _why_no_checkpoint(folder: str) -> str | None:
 def _load_remedy(load: str, reason: str) -> str:
     if reason != _NO_CHECKPOINT:
         return "check the path and the permissions of its folders"
+    if _is_hugging_face(Path(load)):
+        return (
+            f"it contains a model of Hugging Face's transformers; run: neox-convert from-hf {load} --output "
+            "FOLDER, and set load to that folder, or launch with its model.yml"
+        )
     parent = Path(load).parent
     if _why_no_checkpoint(str(parent)) is None:
         return f"write load: {parent}, the folder of all checkpoints"
     return "set it to the folder in which a training saved checkpoints"
+
+
+def _is_hugging_face(folder: Path) -> bool:
+    """Return whether a folder looks like a model of transformers."""
+    if not (folder / "config.json").is_file():
+        return False
+    weights = ("model.safetensors", "pytorch_model.bin")
+    return any((folder / f"{name}{end}").is_file() for name in weights for end in ("", ".index.json"))
 
 
 def _generated_file(config: NeoXConfig) -> Iterator[Problem]:

@@ -21,14 +21,19 @@ MODEL = set(
     num_layers hidden_size num_attention_heads num_kv_heads max_position_embeddings norm layernorm_epsilon
     rms_norm_epsilon scalenorm_epsilon activation openai_gelu mlp_width intermediate_size
     expansion_factor mlp_multiple_of use_bias_in_norms sliding_window_width use_bias_in_attn_linear
-    use_bias_in_mlp bias_gelu_fusion apply_residual_connection_post_layernorm gpt_j_residual no_weight_tying
+    use_bias_in_qkv use_bias_in_mlp bias_gelu_fusion
+    apply_residual_connection_post_layernorm gpt_j_residual no_weight_tying
     num_unique_layers param_sharing_style make_vocab_size_divisible_by gmlp_attn_dim attention_config
     sparsity_config.block sparsity_config.different_layout_per_head sparsity_config.num_local_blocks
     sparsity_config.num_global_blocks sparsity_config.num_different_global_patterns
     sparsity_config.num_random_blocks sparsity_config.local_window_blocks
     sparsity_config.global_block_indices sparsity_config.global_block_end_indices
     sparsity_config.num_sliding_window_blocks pos_emb rpe_num_buckets rpe_max_distance rotary_pct
-    rotary_emb_base apply_query_key_layer_scaling tokenizer_type vocab_file merge_file
+    rotary_emb_base rotary_scaling.type rotary_scaling.factor
+    rotary_scaling.original_max_position_embeddings rotary_scaling.low_freq_factor
+    rotary_scaling.high_freq_factor rotary_scaling.beta_fast rotary_scaling.beta_slow
+    rotary_scaling.truncate rotary_scaling.attention_factor
+    apply_query_key_layer_scaling tokenizer_type vocab_file merge_file
     lora_rank lora_alpha lora_target_modules
     """.split()
 )

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.derive.attention_layers import sliding_window
+from neox_config.derive.attention_layers import has_qkv_bias, sliding_window
 from neox_model.assembly.adapters import build_adapters
 from neox_model.assembly.choices import pick
 from neox_model.assembly.operators import Operators
@@ -61,6 +61,7 @@ def _query_key_position(config: NeoXConfig, operators: Operators) -> Factory | N
         "head_width": _head_width(config),
         "fraction": config.attention.rotary_pct,
         "base": config.attention.rotary_emb_base,
+        "scaling": config.attention.rotary_scaling.in_use(config.model.max_position_embeddings),
         "operator": operators.rotary,
     }
     return _position(config, QUERY_KEY_POSITIONS, {"rotary": rotary})
@@ -125,7 +126,8 @@ def build_attention(
         init=init,
         output_init=output_init,
         position=_query_key_position(resolved.config, operators),
-        bias=model.use_bias_in_attn_linear,
+        qkv_bias=has_qkv_bias(resolved.config),
+        output_bias=model.use_bias_in_attn_linear,
         skip_bias=operators.bias_dropout_add is not None,
         group=group,
         adapters=build_adapters(resolved.config),

@@ -9,6 +9,7 @@ Source: the safetensors format: 8 bytes header length, JSON header, then the ten
 import json
 import os
 from math import prod
+from operator import index
 from pathlib import Path
 from typing import Any
 from weakref import finalize
@@ -53,12 +54,33 @@ class ShardFile:
             raise self._of_another_size(found)
         self._entries, self._start = self._header()
 
-    def tensor(self, key: str) -> Tensor:
+    def tensor(self, key: str, elements: tuple[int, int] | None = None) -> Tensor:
         """Read one tensor; return its values, flat.
+
+        Args:
+            key: its name.
+            elements: the first element to read, and the one after the last; None: all.
 
         Raises:
             DamagedCheckpointError: it is not in the file, or the file is truncated or cannot be read.
         """
+        dtype, shape, offset = self._entry(key)
+        start, stop = (0, prod(shape)) if elements is None else elements
+        values = torch.empty(stop - start, dtype=DTYPES[dtype])
+        target = memoryview(values.view(torch.uint8).numpy())  # type: ignore[arg-type]
+        self._read(target, self._start + offset + start * STORED_TYPES[dtype].itemsize)
+        return values
+
+    def described(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return the dtype, by safetensors' name, and the shape of each tensor by name.
+
+        Raises:
+            DamagedCheckpointError: the header is wrong, or a dtype is not one of `STORED_TYPES`.
+        """
+        return {key: self._entry(key)[:2] for key in self._entries}
+
+    def _entry(self, key: str) -> tuple[str, tuple[int, ...], int]:
+        """Return the dtype, the shape and the first byte of a tensor in the data."""
         if key not in self._entries:
             raise self._damaged(f"it does not contain {quoted(key)}")
         try:
@@ -70,11 +92,9 @@ class ShardFile:
             are_integers = all(isinstance(number, int) for number in (first, stop, numel))
             if not is_inside or not are_integers or stop - first != numel * itemsize:
                 raise ValueError("wrong size")
-            values = torch.empty(numel, dtype=DTYPES[dtype])
+            return dtype, tuple(map(index, shape)), first
         except (KeyError, TypeError, ValueError) as error:
             raise self._damaged(f"its header is wrong for {quoted(key)}") from error
-        self._read(memoryview(values.view(torch.uint8).numpy()), self._start + first)  # type: ignore[arg-type]
-        return values
 
     def _header(self) -> tuple[dict[str, Any], int]:
         """Return the entries of the header by key, and the first byte of the data."""

@@ -5,10 +5,17 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from neox_config.facts.attention import ATTENTION_FACTS, has_layers, layers_using
+from neox_config.facts.rotary import yarn_attention_factor
 from neox_config.schema.parameter import Section, block, param
 from neox_config.schema.sections.model import Fusion
 
-__all__ = ["AttentionSection", "SparsityConfig"]
+__all__ = ["AttentionSection", "RotaryScaling", "SparsityConfig"]
+
+
+_SCALES = "type is linear, llama3 or yarn"
+_BY_LENGTH = "type is llama3 or yarn"
+_LLAMA3 = "type is llama3"
+_YARN = "type is yarn"
 
 
 class SparsityConfig(Section):
@@ -114,6 +121,91 @@ class SparsityConfig(Section):
         return tuple(zip(starts, stops, strict=False))
 
 
+class RotaryScaling(Section):
+    """Rotary frequencies that are scaled to sequences longer than those of an earlier training."""
+
+    type: Literal["none", "linear", "llama3", "yarn"] = param(
+        "none",
+        origin="ours",
+        used_when="pos_emb is rotary",
+        source="arXiv:2306.15595 (linear), arXiv:2407.21783 (llama3), arXiv:2309.00071 (yarn)",
+        doc="Formula. linear: all frequencies are divided by the factor. llama3 and yarn: low frequencies "
+        "are divided by it, high ones are not, and those between are interpolated.",
+    )
+    factor: float = param(
+        1.0,
+        origin="ours",
+        ge=1,
+        le=1_000_000,
+        used_when=_SCALES,
+        doc="Divisor of the scaled frequencies, usually the new length divided by the original one.",
+    )
+    original_max_position_embeddings: int | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        le=1_000_000_000,
+        none_means="max_position_embeddings",
+        used_when=_BY_LENGTH,
+        doc="Sequence length of the earlier training, in tokens.",
+    )
+    low_freq_factor: float = param(
+        1.0,
+        origin="ours",
+        gt=0,
+        used_when=_LLAMA3,
+        doc="Wavelengths longer than the original length divided by this are scaled by the whole factor.",
+    )
+    high_freq_factor: float = param(
+        4.0,
+        origin="ours",
+        gt=0,
+        used_when=_LLAMA3,
+        doc="Wavelengths shorter than the original length divided by this are not scaled.",
+    )
+    beta_fast: float = param(
+        32.0,
+        origin="ours",
+        gt=0,
+        used_when=_YARN,
+        doc="Channels that turn at least this many times in the original length are not scaled.",
+    )
+    beta_slow: float = param(
+        1.0,
+        origin="ours",
+        gt=0,
+        used_when=_YARN,
+        doc="Channels that turn at most this many times in the original length are scaled by the whole "
+        "factor.",
+    )
+    truncate: bool = param(
+        True, origin="ours", used_when=_YARN, doc="Round the limits between channels to whole channels."
+    )
+    attention_factor: float | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        none_means="0.1 * ln(factor) + 1",
+        used_when=_YARN,
+        doc="Multiplies sines and cosines, and so attention scores by its square.",
+    )
+
+    def in_use(self, max_position_embeddings: int) -> dict[str, Any]:
+        """Return the settings that have an effect, with the meaning of null; empty without scaling."""
+        values: dict[str, Any] = {"type": self.type, "factor": self.factor}
+        if self.type in ("llama3", "yarn"):
+            values["original_max_position_embeddings"] = (
+                self.original_max_position_embeddings or max_position_embeddings
+            )
+        if self.type == "llama3":
+            values |= {"low_freq_factor": self.low_freq_factor, "high_freq_factor": self.high_freq_factor}
+        if self.type == "yarn":
+            values |= {"beta_fast": self.beta_fast, "beta_slow": self.beta_slow, "truncate": self.truncate}
+            default = yarn_attention_factor(self.factor)
+            values["attention_factor"] = default if self.attention_factor is None else self.attention_factor
+        return {} if self.type == "none" else values
+
+
 class AttentionSection(Section, resume="model"):
     """Attention types and position embeddings."""
 
@@ -175,6 +267,9 @@ class AttentionSection(Section, resume="model"):
         used_when="pos_emb is rotary",
         source="arXiv:2104.09864",
         doc="Base of the geometric series of the rotation frequencies.",
+    )
+    rotary_scaling: RotaryScaling = block(
+        RotaryScaling, origin="ours", doc="Scaling of the rotary frequencies to longer sequences."
     )
     rope_fusion: Fusion = param(
         False,

@@ -151,6 +151,13 @@ class ModelSection(Section, resume="model"):
     use_bias_in_attn_linear: bool = param(
         True, origin="NeoX", doc="Add a bias to the two attention projections."
     )
+    use_bias_in_qkv: bool | None = param(
+        None,
+        origin="ours",
+        none_means="use_bias_in_attn_linear",
+        doc="Add a bias to the query-key-value projection. Qwen2 has one there and none on the output of "
+        "attention.",
+    )
     use_bias_in_mlp: bool = param(True, origin="NeoX", doc="Add a bias to the feed-forward projections.")
     bias_gelu_fusion: Fusion = param(
         False,

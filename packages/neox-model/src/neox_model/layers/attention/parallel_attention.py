@@ -35,7 +35,8 @@ class ParallelAttention(nn.Module):
         key_value_heads: number of key-value heads, each shared by heads / key_value_heads queries; None: one
             per head.
         position: factory of the query-key position (rotary); None: no query-key position.
-        bias: use biases in the projections.
+        qkv_bias: use a bias in the query-key-value projection.
+        output_bias: use a bias in the output projection.
         skip_bias: return the bias of the output instead of adding it.
         group: the ranks over which the heads are split.
         adapters: forms of low-rank adapters by the name of the matrix, `qkv` or `dense`.
@@ -56,7 +57,8 @@ class ParallelAttention(nn.Module):
         output_init: InitMethod,
         key_value_heads: int | None = None,
         position: Callable[[], nn.Module] | None = None,
-        bias: bool = True,
+        qkv_bias: bool = True,
+        output_bias: bool = True,
         skip_bias: bool = False,
         group: Group = SINGLE_RANK,
         adapters: Mapping[str, LowRank] = _NO_ADAPTERS,
@@ -68,7 +70,7 @@ class ParallelAttention(nn.Module):
         self.local_groups = sharing // group.size
         outputs = (heads + 2 * sharing) * self.head_width
         self.qkv = ColumnParallelLinear(
-            hidden_size, outputs, init=init, bias=bias, group=group, adapter=adapters.get("qkv")
+            hidden_size, outputs, init=init, bias=qkv_bias, group=group, adapter=adapters.get("qkv")
         )
         self.position = position() if position is not None else None
         self.core = core()
@@ -76,7 +78,7 @@ class ParallelAttention(nn.Module):
             hidden_size,
             hidden_size,
             init=output_init,
-            bias=bias,
+            bias=output_bias,
             group=group,
             skip_bias=skip_bias,
             adapter=adapters.get("dense"),

@@ -4,12 +4,14 @@ This is the "rotate half" form: channel i pairs with channel i + n/2 of the n ro
 cosines are float32 and not part of the module's state, so that a 16-bit model does not round them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neox_model.errors import LayoutError
+from neox_model.layers.positions.rotary_scaling import scaled_frequencies
 
 __all__ = ["RotaryPosition"]
 
@@ -24,6 +26,7 @@ class RotaryPosition(nn.Module):
         head_width: channels of a head.
         fraction: fraction of the channels that is rotated.
         base: base of the geometric progression of frequencies.
+        scaling: settings of scaled frequencies (see scaled_frequencies); empty: no scaling.
         operator: fused function of (query_SBNK, key_SBNK, cos_SR, sin_SR) that rotates both, with R pairs and
             float32 tables; None: use torch's operators.
 
@@ -39,12 +42,16 @@ class RotaryPosition(nn.Module):
         head_width: int,
         fraction: float = 1.0,
         base: float = 10000.0,
+        scaling: Mapping[str, Any] | None = None,
         operator: Rotate | None = None,
     ) -> None:
         super().__init__()
         self.operator = operator
         self.width = int(head_width * fraction)
         self.base = base
+        self.scaling = scaling or {}
+        # Multiplies sines and cosines (yarn).
+        self.factor: float = self.scaling.get("attention_factor", 1.0)
         self._table: tuple[Tensor, Tensor] | None = None
         if self.width % 2:
             raise LayoutError(
@@ -60,29 +67,36 @@ class RotaryPosition(nn.Module):
             return query_SBNK, key_SBNK
         if position_ids_SB is not None:
             angle_SB1R = self._angle(position_ids_SB.float()).unsqueeze(2)
-            cosine, sine = angle_SB1R.cos().to(query_SBNK.dtype), angle_SB1R.sin().to(query_SBNK.dtype)
+            cosine, sine = (part.to(query_SBNK.dtype) for part in self._cos_sin(angle_SB1R))
             return self._rotate(query_SBNK, cosine, sine), self._rotate(key_SBNK, cosine, sine)
         stop = start + query_SBNK.shape[0]
         dtype = query_SBNK.dtype if self.operator is None else torch.float32
-        cos_SR, sin_SR = self._up_to(stop, query_SBNK.device, dtype)
+        cos_SR, sin_SR = self.tables(stop, query_SBNK.device, dtype)
         cos_SR, sin_SR = cos_SR[start:stop], sin_SR[start:stop]
         if self.operator is not None:
             return self.operator(query_SBNK, key_SBNK, cos_SR, sin_SR)
         cosine, sine = cos_SR[:, None, None], sin_SR[:, None, None]
         return self._rotate(query_SBNK, cosine, sine), self._rotate(key_SBNK, cosine, sine)
 
-    def _up_to(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def tables(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosine and sine tables of at least `length` positions, [length, width / 2]."""
         table = self._table
         if table is None or len(table[0]) < length or table[0].device != device or table[0].dtype != dtype:
             angle = self._angle(torch.arange(length, device=device, dtype=torch.float32))
-            table = self._table = (angle.cos().to(dtype), angle.sin().to(dtype))
+            cosine, sine = self._cos_sin(angle)
+            table = self._table = (cosine.to(dtype), sine.to(dtype))
         return table
+
+    def _cos_sin(self, angle: Tensor) -> tuple[Tensor, Tensor]:
+        return angle.cos() * self.factor, angle.sin() * self.factor
 
     def _angle(self, places: Tensor) -> Tensor:
         """Return the angles of each pair of channels at float32 positions of any shape, pairs last."""
         even = torch.arange(0, self.width, 2, device=places.device, dtype=torch.float32)
-        return places.unsqueeze(-1) * self.base ** (-even / self.width)
+        # The reciprocal of a power, as in GPT-NeoX and transformers: a power of the negative exponent differs
+        # in the last bit, and the angle at position 10,000 by a thousandth.
+        frequency_R = scaled_frequencies(1.0 / self.base ** (even / self.width), self.base, self.scaling)
+        return places.unsqueeze(-1) * frequency_R
 
     def _rotate(self, inputs_SBNK: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         half = self.width // 2

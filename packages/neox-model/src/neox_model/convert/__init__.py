@@ -1,0 +1,1 @@
+"""Conversion of models between our checkpoints and other formats."""

@@ -1,0 +1,245 @@
+"""Our side of a conversion: a checkpoint that is read tensor by tensor, and its model."""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from neox_config import NeoXConfig, Resolved, resolve
+from neox_config.errors import ConfigError
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_config.schema.config import sections
+from neox_config.schema.sections.model import Fusion
+from neox_data.errors import TokenizerError
+from neox_data.tokenizers import Tokenizer, build_tokenizer
+from neox_model.assembly.as_sequential import SequentialModel, as_sequential
+from neox_model.assembly.model import build_plan
+from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.names import in_model_order
+from neox_model.checkpoint.shards import ShardReader
+from neox_model.convert.architecture import Architecture, Obstacle, architecture_of, obstacles_in
+from neox_model.convert.errors import ConversionError
+from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.parallel.logical import named_logical_parameters
+
+__all__ = ["Checkpoint", "build_sequential", "load_into", "tensor_shapes"]
+
+_CHUNK = 2**24
+_MODEL_SECTIONS = ("model", "attention", "tokenizer")
+
+
+class Checkpoint:
+    """One checkpoint of ours.
+
+    Args:
+        folder: its folder (SAVE/global_step100).
+
+    Attributes:
+        manifest: its manifest.
+        resolved: the parameters of the model that it records; all others have their defaults.
+
+    Raises:
+        CheckpointError: it is damaged.
+        ConversionError: its parameters are not those of a model of this version.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = Manifest.read(folder)
+        if self.manifest.config.get("lora_rank"):
+            raise ConversionError(
+                f"{folder} contains low-rank adapters alone; merge them into their base with neox-checkpoint "
+                "merge, and pass the merged checkpoint"
+            )
+        self.resolved = _model_of(self.manifest, folder)
+        self._reader = ShardReader(folder, self.manifest.files)
+
+    @property
+    def architecture(self) -> Architecture:
+        """Return the architecture, as far as `obstacles` lists nothing."""
+        return architecture_of(self.resolved)
+
+    @property
+    def obstacles(self) -> list[Obstacle]:
+        """Return the options that `architecture` cannot express."""
+        return obstacles_in(self.resolved)
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the rows of the token embedding."""
+        return self.manifest.tensors[TOKEN_EMBEDDING].shape[0]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the weights by name, in the order of the model."""
+        return {
+            name: self.manifest.tensors[name].shape for name in in_model_order(self.manifest.weight_names)
+        }
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the stored dtype of a weight."""
+        return DTYPES[self.manifest.tensors[name].dtype]
+
+    def whole(self, name: str) -> Tensor:
+        """Return a weight in its stored dtype."""
+        record = self.manifest.tensors[name]
+        values = torch.empty(prod(record.shape), dtype=DTYPES[record.dtype])
+        self._fill(name, values, 0)
+        return values.view(record.shape)
+
+    def row_chunks(self, name: str, count: int | None = None) -> Iterator[Tensor]:
+        """Yield the first `count` rows of a weight (None: all), some at a time, in the stored dtype."""
+        shape = self.manifest.tensors[name].shape
+        row = prod(shape[1:])
+        step = max(1, _CHUNK // max(1, row))
+        total = shape[0] if count is None else count
+        for start in range(0, total, step):
+            values = torch.empty((min(total, start + step) - start, *shape[1:]), dtype=self.dtype(name))
+            self._fill(name, values.view(-1), start * row)
+            yield values
+
+    def _fill(self, name: str, values: Tensor, start: int) -> None:
+        record = self.manifest.tensors[name]
+        block = tuple((0, length) for length in record.shape)
+        self._reader.fill(values, name, record, (block, start, start + values.numel()))
+
+    def check_shapes(self) -> None:
+        """Check that the weights are those of the recorded model.
+
+        Raises:
+            ConversionError: a weight is missing, additional or of another shape.
+        """
+        expected, stored = tensor_shapes(self.resolved, self.vocab_size), self.shapes
+        for name in sorted(expected.keys() ^ stored.keys()):
+            where = "is not in" if name in expected else "is in"
+            raise ConversionError(
+                f"{self.folder}: {name} {where} the checkpoint of this model; save it again"
+            )
+        for name, shape in expected.items():
+            if shape != stored[name]:
+                raise ConversionError(
+                    f"{self.folder}: {name} has the shape {stored[name]}, but the model has {shape}; save it "
+                    "again"
+                )
+
+    def tokenizer(self, *, vocab_file: Path | None = None, merge_file: Path | None = None) -> Tokenizer:
+        """Load the tokenizer that the checkpoint was trained with.
+
+        Args:
+            vocab_file: replaces the recorded file.
+            merge_file: replaces the recorded file.
+
+        Raises:
+            ConversionError: its files are missing, or are not those of the training.
+        """
+        section = self.resolved.config.tokenizer
+        files = {
+            "vocab_file": vocab_file or section.vocab_file,
+            "merge_file": merge_file or section.merge_file,
+        }
+        try:
+            found = build_tokenizer(section.tokenizer_type, **files)
+        except TokenizerError as error:
+            raise ConversionError(
+                f"the tokenizer that {self.folder} records cannot be loaded: {error}; pass --vocab-file (and "
+                "--merge-file)"
+            ) from error
+        recorded = self.manifest.config.get("in_effect", {}).get("model", {}).get("vocab_file")
+        if recorded not in (None, f"sha256 {found.fingerprint[:16]}"):
+            raise ConversionError(
+                f"{files['vocab_file']} is not the tokenizer that {self.folder} was trained with; pass that "
+                "with --vocab-file (and --merge-file)"
+            )
+        return found
+
+
+def _model_of(manifest: Manifest, folder: Path) -> Resolved:
+    """Return the model's parameters in a manifest, without what affects only how it is computed."""
+    recorded, kinds = manifest.config, sections()
+    values: dict[str, dict[str, Any]] = {
+        section: {name: recorded[name] for name in kinds[section].model_fields.keys() & recorded.keys()}
+        for section in _MODEL_SECTIONS
+    }
+    if "mlp_width" not in recorded:
+        # Earlier versions recorded it under this name.
+        values["model"]["mlp_width"] = values["model"].pop("intermediate_size", None)
+    # Required of every configuration, and without effect on the model.
+    values["training"] = {"train_micro_batch_size_per_gpu": 1, "train_iters": 1}
+    values["optimizer"] = {"optimizer": {"type": "Adam", "params": {"lr": 1.0, "weight_decay": 0.0}}}
+    try:
+        config = NeoXConfig.from_sections(values)
+        return resolve(_without_fused_operators(config), devices=1)
+    except (ValidationError, ConfigError) as error:
+        raise ConversionError(
+            f"{folder} was written by another version, whose parameters this one cannot read: {error}; "
+            "convert it with that version"
+        ) from error
+
+
+def _without_fused_operators(config: NeoXConfig) -> NeoXConfig:
+    """Return the same model computed with plain operators, for sequences of every length."""
+    model, attention = config.model, config.attention
+    is_tanh = model.openai_gelu or bool(model.bias_gelu_fusion)
+    update = {
+        "model": model.replaced(
+            **_off(model), openai_gelu=is_tanh, onnx_safe=False, seq_length=model.max_position_embeddings
+        ),
+        "attention": attention.replaced(**_off(attention), apply_query_key_layer_scaling=False),
+    }
+    return config.model_copy(update=update)
+
+
+def _off(section: Any) -> dict[str, bool]:
+    fields: Mapping[str, Any] = type(section).model_fields
+    kinds = set(get_args(Fusion))
+    return {name: False for name, field in fields.items() if set(get_args(field.annotation)) == kinds}
+
+
+def tensor_shapes(resolved: Resolved, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the model's weights by name, in the order of the model.
+
+    Args:
+        resolved: the configuration.
+        vocab_size: rows of the token embedding.
+    """
+    model = build_sequential(resolved, vocab_size, device="meta")
+    shapes = {
+        name: tuple(parameter.logical.shape)  # type: ignore[attr-defined]
+        for name, parameter in named_logical_parameters(model)
+    }
+    return {name: shapes[name] for name in in_model_order(shapes)}
+
+
+def build_sequential(resolved: Resolved, vocab_size: int, *, device: str = "cpu") -> SequentialModel:
+    """Return the whole model of a configuration with uninitialized weights, for evaluation.
+
+    Args:
+        resolved: the configuration.
+        vocab_size: rows of the token embedding.
+        device: where its weights are.
+    """
+    plain = resolved.config.model.replaced(make_vocab_size_divisible_by=1)
+    config = resolved.config.model_copy(update={"model": plain})
+    plan = build_plan(_with(resolved, config), SINGLE_PROCESS, vocab_size=vocab_size)
+    with torch.device(device):
+        model = as_sequential(plan, loss_fn=_no_loss)
+    return model.eval()
+
+
+def _with(resolved: Resolved, config: NeoXConfig) -> Resolved:
+    return Resolved(config=config, derived=resolved.derived)
+
+
+def _no_loss(*arguments: Any) -> Tensor:
+    raise AssertionError("a converted model is not trained")
+
+
+def load_into(model: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    """Fill a float32 model with the weights of a checkpoint, rounded to a dtype."""
+    for name, parameter in named_logical_parameters(model):
+        parameter.data.copy_(checkpoint.whole(name).to(dtype))

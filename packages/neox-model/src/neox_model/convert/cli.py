@@ -1,0 +1,156 @@
+"""`neox-convert`: models from and to other programs' formats."""
+
+import importlib
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from neox_config import finite_json
+from neox_config.errors import NeoXError
+from neox_config.output import checked_output
+from neox_model.inspection.finding import RequestError, find_checkpoint
+
+__all__ = ["main"]
+
+_FOLDER = click.Path(path_type=Path)
+_CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+_OUTPUT = click.option("--output", required=True, type=_FOLDER, metavar="DIR", help="Folder to create.")
+
+
+class _BadRequest(click.ClickException):
+    exit_code = RequestError.exit_code
+
+
+class _Commands(click.Group):
+    """Command group that reports a standard output that cannot be written to, such as a full disk."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program."""
+        with checked_output():
+            return super().main(*args, **kwargs)
+
+
+class _Command(click.Command):
+    """A command that reports errors in one message, with the error's exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        try:
+            return super().invoke(ctx)
+        except RequestError as error:
+            raise _BadRequest(str(error)) from error
+        except NeoXError as error:
+            raise click.ClickException(str(error)) from error
+        except OSError as error:
+            place = f"{error.filename}: " if error.filename else ""
+            raise click.ClickException(f"{place}{error.strerror or error}") from error
+
+
+@click.group(cls=_Commands, context_settings=_CONTEXT)
+@click.version_option(package_name="neox-model")
+def main() -> None:
+    """Convert models, and prove that the result is the same model.
+
+    A folder that was written contains verification.json, which states what was compared. If the models
+    differ, nothing is written.
+    """
+
+
+@main.command("to-hf", cls=_Command)
+@click.option(
+    "--load",
+    required=True,
+    type=_FOLDER,
+    metavar="DIR",
+    help="Checkpoint (SAVE/global_step200), or the folder of all (SAVE), which means the latest.",
+)
+@_OUTPUT
+@click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "bf16", "fp16"]),
+    help="Data type of the weights; default: as stored.",
+)
+@click.option(
+    "--family",
+    type=click.Choice(["gpt_neox", "gpt2", "llama", "mistral", "qwen2"]),
+    help="Class to write, if several compute this model; default: the first of these.",
+)
+@click.option("--trim-vocab", is_flag=True, help="Leave out the padding of the vocabulary.")
+@click.option(
+    "--vocab-file",
+    type=_FOLDER,
+    metavar="FILE",
+    help="Tokenizer's file, if it is not where the training read it.",
+)
+@click.option("--merge-file", type=_FOLDER, metavar="FILE", help="Tokenizer's second file, likewise.")
+def write_hugging_face(
+    load: Path,
+    output: Path,
+    dtype: str | None,
+    family: str | None,
+    trim_vocab: bool,
+    vocab_file: Path | None,
+    merge_file: Path | None,
+) -> None:
+    """Write a checkpoint as a model of Hugging Face's transformers."""
+    result = _with_torch("to_hf").to_hf(
+        find_checkpoint(load),
+        output,
+        dtype=dtype,
+        family=family,
+        trim_vocab=trim_vocab,
+        vocab_file=vocab_file,
+        merge_file=merge_file,
+    )
+    _report(output, result)
+
+
+@main.command("from-hf", cls=_Command)
+@click.argument("folder", metavar="DIR", type=_FOLDER)
+@_OUTPUT
+@click.option(
+    "--trim-vocab", is_flag=True, help="Leave out rows of the embedding that the tokenizer does not use."
+)
+def read_hugging_face(folder: Path, output: Path, trim_vocab: bool) -> None:
+    """Write a model of Hugging Face's transformers as a checkpoint, with a configuration."""
+    _report(output, _with_torch("from_hf").from_hf(folder, output, trim_vocab=trim_vocab))
+
+
+@main.command(cls=_Command)
+@click.argument("one", metavar="A", type=_FOLDER)
+@click.argument("other", metavar="B", type=_FOLDER)
+@click.option(
+    "--vocab-file",
+    type=_FOLDER,
+    metavar="FILE",
+    help="Tokenizer's file, if it is not where the training read it.",
+)
+@click.option("--merge-file", type=_FOLDER, metavar="FILE", help="Tokenizer's second file, likewise.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | None, as_json: bool) -> None:
+    """Compare two folders: checkpoints, models of transformers, or one of each.
+
+    The exit code is 1 if they differ.
+    """
+    result = _with_torch("verify").verify(one, other, vocab_file=vocab_file, merge_file=merge_file)
+    lines = [f"{result['verdict']}: {result['tensors']:,} tensors", *result.get("differences", [])]
+    click.echo(finite_json.dumps(result, indent=2) if as_json else "\n".join(lines))
+    if result["verdict"] != "equal":
+        sys.exit(1)
+
+
+def _with_torch(name: str) -> Any:
+    """Import a module of this room by name: torch takes seconds, and `--help` does not use it."""
+    return importlib.import_module(f"neox_model.convert.{name}")
+
+
+def _report(output: Path, result: dict[str, Any]) -> None:
+    worst = max(result["largest_differences"].values(), default=0.0)
+    click.echo(
+        f"wrote {output}: {result['class']}, {result['parameters']:,} parameters in {result['tensors']:,} "
+        f"tensors; results differ by at most {worst:.1e} of the largest (limit {result['limit']:g})"
+    )

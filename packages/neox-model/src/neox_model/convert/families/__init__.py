@@ -1,0 +1,68 @@
+"""The classes of transformers that can be converted, by their `model_type`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from neox_model.convert.architecture import Architecture, Obstacle, differences
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.families.family import Family
+from neox_model.convert.families.gpt2 import GPT2
+from neox_model.convert.families.gpt_neox import GPT_NEOX
+from neox_model.convert.families.llama import LLAMA, MISTRAL, QWEN2
+
+__all__ = ["FAMILIES", "Family", "family_of_config", "fitting_family", "obstacles"]
+
+FAMILIES: Mapping[str, Family] = {family.name: family for family in (GPT_NEOX, GPT2, LLAMA, MISTRAL, QWEN2)}
+
+
+def obstacles(family: Family, architecture: Architecture) -> list[Obstacle]:
+    """Return the options of an architecture that a class does not have."""
+    return differences(architecture, family.read(family.write(architecture)))
+
+
+def fitting_family(architecture: Architecture, others: list[Obstacle], name: str | None) -> Family:
+    """Return the class that computes an architecture.
+
+    Args:
+        architecture: the architecture.
+        others: options that no class has.
+        name: `model_type` to use; None: the first one that fits.
+
+    Raises:
+        ConversionError: none fits; the message lists the options that each lacks.
+    """
+    candidates = list(FAMILIES.values()) if name is None else [FAMILIES[name]]
+    found = {family.name: [*others, *obstacles(family, architecture)] for family in candidates}
+    fitting = [family for family in candidates if not found[family.name]]
+    if fitting:
+        return fitting[0]
+    lines = [
+        f"  {FAMILIES[each].class_name}: {'; '.join(map(str, found[each]))}"
+        for each in sorted(found, key=lambda each: len(found[each]))
+    ]
+    raise ConversionError(
+        "no class of transformers computes this model; options that each does not have:\n"
+        + "\n".join(lines)
+        + "\ntrain a model without these options to export it"
+    )
+
+
+def family_of_config(config: Mapping[str, Any]) -> Family:
+    """Return the class that a config.json names.
+
+    Raises:
+        ConversionError: it names none, or one that cannot be converted.
+    """
+    known = ", ".join(family.class_name for family in FAMILIES.values())
+    if "auto_map" in config:
+        raise ConversionError(
+            "config.json names code in the model's folder (auto_map), which is never run; only "
+            f"transformers' own classes can be converted: {known}"
+        )
+    name, classes = config.get("model_type"), config.get("architectures") or []
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None or (classes and family.class_name not in classes):
+        raise ConversionError(
+            f"config.json has model_type {name!r} with architectures {classes}; only {known} can be converted"
+        )
+    return family

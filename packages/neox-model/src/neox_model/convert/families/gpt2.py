@@ -1,0 +1,82 @@
+"""GPT-2, whose matrices are stored as input by output."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_model.convert.families.family import Family, Key, Row
+from neox_model.convert.families.windows import NoWindows
+from neox_model.convert.forms import FUSED_QKV, TRANSPOSED
+
+__all__ = ["GPT2"]
+
+_ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+    "mish": "mish",
+}
+
+
+def _four_times(config: Mapping[str, Any]) -> Any:
+    width = config.get("n_embd")
+    return None if width is None else 4 * width
+
+
+GPT2 = Family(
+    name="gpt2",
+    class_name="GPT2LMHeadModel",
+    layer="transformer.h.{}.",
+    in_layer=(
+        Row("norm1", ("ln_1",)),
+        Row("attention.qkv", ("attn.c_attn",), FUSED_QKV),
+        Row("attention.dense", ("attn.c_proj",), TRANSPOSED),
+        Row("norm2", ("ln_2",)),
+        Row("mlp.up", ("mlp.c_fc",), TRANSPOSED),
+        Row("mlp.down", ("mlp.c_proj",), TRANSPOSED),
+    ),
+    outside=(
+        Row(TOKEN_EMBEDDING.removesuffix(".weight"), ("transformer.wte",)),
+        Row("embedding.position_embeddings", ("transformer.wpe",)),
+        Row("final_norm", ("transformer.ln_f",)),
+        Row("lm_head", ("lm_head",)),
+    ),
+    entries=(
+        Key("n_layer", "num_layers"),
+        Key("n_embd", "hidden_size"),
+        # One entry for both, written last as that of queries: the class has one key and one value per query.
+        Key("n_head", "kv_heads"),
+        Key("n_head", "heads"),
+        Key("n_inner", "mlp_width", _four_times),
+        Key("n_positions", "max_positions", 1024),
+        Key("activation_function", "activation", "gelu_new", _ACTIVATIONS),
+        Key("layer_norm_epsilon", "norm_epsilon", 1e-5),
+        NoWindows("n_layer"),
+        Key("tie_word_embeddings", "tied", True),
+    ),
+    fixed={
+        "norm": "layernorm",
+        "norm_bias": True,
+        "positions": "learned",
+        "rotary_fraction": 1.0,
+        "rotary_base": 10000.0,
+        "rotary_scaling": {},
+        "parallel_residual": False,
+        "qkv_bias": True,
+        "output_bias": True,
+        "mlp_bias": True,
+    },
+    required={
+        "quantization_config": (),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+    },
+    dropouts={"hidden-dropout": "resid_pdrop", "attention-dropout": "attn_pdrop"},
+    base_prefix="transformer.",
+    ignored=(".attn.bias", ".attn.masked_bias"),
+)

@@ -1,0 +1,166 @@
+"""Entries of rotary embeddings: `rope_parameters`, and what earlier versions of transformers wrote."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neox_config.facts.rotary import yarn_attention_factor
+from neox_model.convert.architecture import Architecture
+from neox_model.convert.errors import ConversionError
+
+__all__ = ["RotaryBase", "RotaryFraction", "RotaryScaling"]
+
+_DEFAULT_BASE = 10000.0
+_BLOCKS = ("rope_parameters", "rope_scaling")
+_TYPES = ("default", "linear", "llama3", "yarn")
+_BY_LENGTH = ("llama3", "yarn")
+_LENGTH = "original_max_position_embeddings"
+
+
+def _block(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the block; transformers prefers the older name."""
+    found = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(found, Mapping):
+        raise ConversionError(
+            f"config.json has rope_parameters: {found!r}, which is not a block; copy it again"
+        )
+    if any(isinstance(value, Mapping) for value in found.values()):
+        raise ConversionError(
+            "config.json has rope_parameters by type of layer, but neox-model has one for all layers; only "
+            "models with one can be converted"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryBase:
+    """The base of the frequencies.
+
+    Args:
+        older: name outside the block that earlier versions read; written too.
+    """
+
+    older: str = "rope_theta"
+    field: str = "rotary_base"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the entries."""
+        return (*_BLOCKS, self.older)
+
+    def read(self, config: Mapping[str, Any]) -> float:
+        """Return the base.
+
+        Raises:
+            ConversionError: it is not a whole number.
+        """
+        base = _block(config).get("rope_theta") or config.get(self.older) or _DEFAULT_BASE
+        if base != int(base):
+            raise ConversionError(
+                f"config.json has rope_theta: {base}, but rotary-emb-base of neox-model is a whole number"
+            )
+        return float(base)
+
+    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
+        """Add the base to the block, and under the older name."""
+        block = config.setdefault("rope_parameters", {"rope_type": "default"})
+        block["rope_theta"] = config[self.older] = architecture.rotary_base
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryFraction:
+    """The fraction of a head's channels that is rotated.
+
+    Args:
+        older: name outside the block that earlier versions read; written too.
+        default: the fraction if there is none.
+    """
+
+    older: str
+    default: float
+    field: str = "rotary_fraction"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the entries."""
+        return (*_BLOCKS, self.older)
+
+    def read(self, config: Mapping[str, Any]) -> float:
+        """Return the fraction."""
+        inside, outside = _block(config).get("partial_rotary_factor"), config.get(self.older)
+        return float(next((each for each in (inside, outside) if each is not None), self.default))
+
+    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
+        """Add the fraction to the block, and under the older name."""
+        block = config.setdefault("rope_parameters", {"rope_type": "default"})
+        block["partial_rotary_factor"] = config[self.older] = architecture.rotary_fraction
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryScaling:
+    """The formula that scales frequencies, and its settings."""
+
+    field: str = "rotary_scaling"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Return the entries."""
+        return (*_BLOCKS, _LENGTH)
+
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return our settings; empty without scaling.
+
+        Raises:
+            ConversionError: the formula is not built, or a setting is missing.
+        """
+        block = _block(config)
+        kind = block.get("rope_type") or block.get("type") or "default"
+        if kind not in _TYPES:
+            raise ConversionError(
+                f"config.json has rope_type: {kind!r}, which neox-model does not have; it has "
+                f"{', '.join(_TYPES)}"
+            )
+        if kind == "default":
+            return {}
+        values: dict[str, Any] = {"type": kind, "factor": _number(block, "factor")}
+        if kind in _BY_LENGTH:
+            length = config.get(_LENGTH) or block.get(_LENGTH) or config["max_position_embeddings"]
+            values[_LENGTH] = int(length)
+        if kind == "llama3":
+            values |= {name: _number(block, name) for name in ("low_freq_factor", "high_freq_factor")}
+        if kind == "yarn":
+            values |= {
+                "beta_fast": float(block.get("beta_fast") or 32),
+                "beta_slow": float(block.get("beta_slow") or 1),
+                "truncate": bool(block.get("truncate", True)),
+                "attention_factor": _attention_factor(block),
+            }
+        return values
+
+    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
+        """Add the settings, also under the name that earlier versions read."""
+        if architecture.rotary_scaling:
+            settings = dict(architecture.rotary_scaling)
+            block = config.setdefault("rope_parameters", {"rope_type": "default"})
+            block |= {"rope_type": settings.pop("type"), **settings}
+            config["rope_scaling"] = block
+
+
+def _number(block: Mapping[str, Any], name: str) -> float:
+    value = block.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ConversionError(
+            f"config.json has rope_parameters without a number {name}; copy the folder again"
+        )
+    return float(value)
+
+
+def _attention_factor(block: Mapping[str, Any]) -> float:
+    """Return the number that multiplies sines and cosines, as transformers determines it."""
+    given, factor = block.get("attention_factor"), _number(block, "factor")
+    if given is not None:
+        return float(given)
+    above, below = block.get("mscale"), block.get("mscale_all_dim")
+    if above and below:
+        return yarn_attention_factor(factor, above) / yarn_attention_factor(factor, below)
+    return yarn_attention_factor(factor)

@@ -1,0 +1,94 @@
+"""Entries of sliding windows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from neox_model.convert.architecture import Architecture
+from neox_model.convert.errors import ConversionError
+
+__all__ = ["ChosenWindows", "NoWindows", "OneWindow"]
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    """Return the tokens that a token sees, itself included; None if every sequence fits into them."""
+    tokens = config.get("sliding_window")
+    return None if tokens is None or tokens >= config["max_position_embeddings"] else int(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class NoWindows:
+    """Every token sees all earlier ones; there is no entry.
+
+    Args:
+        layers: entry with the number of layers.
+    """
+
+    layers: str = "num_hidden_layers"
+    field: str = "windows"
+    keys: tuple[str, ...] = ()
+
+    def read(self, config: Mapping[str, Any]) -> tuple[int | None, ...]:
+        """Return None for every layer."""
+        return (None,) * config[self.layers]
+
+    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
+        """Add nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneWindow:
+    """All layers have the same window."""
+
+    field: str = "windows"
+    keys: tuple[str, ...] = ("sliding_window",)
+
+    def read(self, config: Mapping[str, Any]) -> tuple[int | None, ...]:
+        """Return the window of every layer.
+
+        Raises:
+            ConversionError: layers differ.
+        """
+        kinds = set(config.get("layer_types") or ())
+        if len(kinds) > 1:
+            raise ConversionError(
+                "config.json has several layer_types, but this class has one for all layers"
+            )
+        # The class of transformers uses a default if the entry is absent, and none if it is null.
+        default = {} if "sliding_window" in config else {"sliding_window": 4096}
+        return (_window({**config, **default}),) * config["num_hidden_layers"]
+
+    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
+        """Add the window."""
+        config["sliding_window"] = architecture.windows[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenWindows:
+    """Some layers have a window."""
+
+    field: str = "windows"
+    keys: tuple[str, ...] = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
+
+    def read(self, config: Mapping[str, Any]) -> tuple[int | None, ...]:
+        """Return the window of each layer."""
+        count = config["num_hidden_layers"]
+        if not config.get("use_sliding_window"):
+            return (None,) * count
+        window = _window({"sliding_window": 4096, **config})
+        kinds = config.get("layer_types")
+        if kinds is None:
+            first = config.get("max_window_layers", 28)
+            kinds = [_SLIDING if index >= first else _FULL for index in range(count)]
+        return tuple(window if kind == _SLIDING else None for kind in kinds)
+
+    def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
+        """Add the window and the type of each layer."""
+        sizes = [window for window in architecture.windows if window is not None]
+        config["use_sliding_window"] = bool(sizes)
+        config["sliding_window"] = sizes[0] if sizes else None
+        config["layer_types"] = [_FULL if window is None else _SLIDING for window in architecture.windows]
+        with_window = [index for index, kind in enumerate(config["layer_types"]) if kind == _SLIDING]
+        config["max_window_layers"] = with_window[0] if with_window else len(config["layer_types"])

@@ -1,0 +1,68 @@
+"""How a tensor of ours becomes one or several tensors of another program, and back.
+
+Our query-key-value projection is ordered by group: the queries that share a key, the key, the value; then
+the next group. Others store the three apart, or all queries before all keys.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from neox_model.convert.architecture import Architecture
+
+__all__ = ["FUSED_QKV", "SAME", "SEPARATE_QKV", "TRANSPOSED", "Form"]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A transformation and its inverse; both only move elements, so that a round trip is exact.
+
+    Args:
+        to_theirs: our tensor -> theirs.
+        to_ours: their tensors -> ours.
+        is_same: nothing is moved, so that a part of the tensor can be converted alone.
+    """
+
+    to_theirs: Callable[[Tensor, Architecture], tuple[Tensor, ...]]
+    to_ours: Callable[[tuple[Tensor, ...], Architecture], Tensor]
+    is_same: bool = False
+
+
+def _transposed(tensor: Tensor) -> Tensor:
+    return tensor.t().contiguous() if tensor.dim() == 2 else tensor
+
+
+def _split(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
+    """Return the rows of all queries, all keys and all values."""
+    sharing = architecture.heads // architecture.kv_heads
+    groups = tensor.view(architecture.kv_heads, sharing + 2, -1, *tensor.shape[1:])
+    parts = groups[:, :sharing], groups[:, sharing : sharing + 1], groups[:, sharing + 1 :]
+    return tuple(part.flatten(0, 2).contiguous() for part in parts)
+
+
+def _join(tensors: tuple[Tensor, ...], architecture: Architecture) -> Tensor:
+    """Return query, key and value rows ordered by group."""
+    groups = [
+        tensor.view(
+            architecture.kv_heads, -1, architecture.hidden_size // architecture.heads, *tensor.shape[1:]
+        )
+        for tensor in tensors
+    ]
+    return torch.cat(groups, dim=1).flatten(0, 2)
+
+
+def _fuse(tensor: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
+    return (_transposed(torch.cat(_split(tensor, architecture))),)
+
+
+def _unfuse(tensors: tuple[Tensor, ...], architecture: Architecture) -> Tensor:
+    return _join(tuple(part.contiguous() for part in _transposed(tensors[0]).chunk(3)), architecture)
+
+
+SAME = Form(lambda ours, _: (ours,), lambda theirs, _: theirs[0], is_same=True)
+TRANSPOSED = Form(lambda ours, _: (_transposed(ours),), lambda theirs, _: _transposed(theirs[0]))
+SEPARATE_QKV = Form(_split, _join)
+# All queries, all keys, all values; the matrix is stored as input by output.
+FUSED_QKV = Form(_fuse, _unfuse)

@@ -1,0 +1,221 @@
+"""Write a model of transformers as a checkpoint of ours, with a configuration."""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_config import Resolved, load_config, resolve
+from neox_config.facts.checkpoints import LATEST, MANIFEST, TOKEN_EMBEDDING, checkpoint_name
+from neox_model.checkpoint.contents import Layout, Manifest
+from neox_model.checkpoint.shards import write_durably
+from neox_model.checkpoint.stream import StreamedTensor, write_streamed_shards
+from neox_model.convert.architecture import Architecture, settings_of
+from neox_model.convert.checkpoints import Checkpoint, tensor_shapes
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.families import Family, family_of_config
+from neox_model.convert.families.family import Tensors
+from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.proof import Sides, prove
+from neox_model.convert.reference import require_transformers
+from neox_model.convert.tokenizer_files import (
+    FoundTokenizer,
+    find_tokenizer,
+    padding_multiple,
+    read_json,
+    write_json,
+)
+from neox_model.convert.weights import WeightFiles
+from neox_model.convert.yaml_file import CONFIGURATION, write_settings
+from neox_model.processes import recorded_values
+from neox_model.versions import package_versions
+
+__all__ = ["from_hf"]
+
+logger = logging.getLogger(__name__)
+
+_PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_VOCABULARY = (TOKEN_EMBEDDING, "lm_head.weight")
+
+
+def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str, Any]:
+    """Write a model of transformers as a checkpoint, and prove that it is the same model.
+
+    Args:
+        folder: with `config.json`, weights and tokenizer.
+        output: the folder to create: `latest`, `global_step0`, `model.yml` and the tokenizer's files.
+        trim_vocab: leave out rows of the embedding without an entry in the tokenizer.
+
+    Returns:
+        The contents of `verification.json`.
+
+    Raises:
+        NeoXError: the model cannot be read or built, or the written one differs.
+    """
+    require_transformers("neox-convert from-hf")
+    refuse_existing(output)
+    config = read_json(folder / "config.json")
+    family = family_of_config(config)
+    architecture, files = family.read(config), WeightFiles(folder)
+    tokenizer = find_tokenizer(folder)
+    reader = _Reader(family, architecture, files)
+    rows = reader.rows_of_vocabulary
+    kept = tokenizer.tokenizer.vocab_size if trim_vocab else rows
+    settings = _settings(family, architecture, config, reader.precision) | {
+        "make-vocab-size-divisible-by": padding_multiple(tokenizer.tokenizer.vocab_size, kept),
+        **tokenizer.settings(output.absolute()),
+    }
+    with folder_written_aside(output) as aside:
+        tokenizer.copy(folder, aside)
+        write_settings(aside / CONFIGURATION, settings, source=folder, output=output.absolute())
+        resolved = resolve(load_config([aside / CONFIGURATION]), devices=1)
+        checkpoint = _write_checkpoint(aside, resolved, reader, tokenizer, kept)
+        sides = Sides(Checkpoint(checkpoint), folder, family, tokenizer.tokenizer, rows=kept)
+        result = prove(sides, source=folder, output=checkpoint)
+        write_json(aside / "verification.json", result)
+    logger.info("wrote %s: train it with %s", output, output / CONFIGURATION)
+    return result
+
+
+def _settings(
+    family: Family, architecture: Architecture, config: dict[str, Any], precision: str
+) -> dict[str, Any]:
+    """Return our parameters of the model and of its dropouts."""
+    dropouts = {"hidden-dropout": 0.0, "attention-dropout": 0.0}
+    dropouts |= {ours: float(config.get(theirs) or 0.0) for ours, theirs in family.dropouts.items()}
+    return settings_of(architecture) | dropouts | {"precision": precision}
+
+
+class _Reader:
+    """The tensors of a folder, as ours.
+
+    Args:
+        family: the class.
+        architecture: its architecture.
+        files: the stored tensors.
+    """
+
+    def __init__(self, family: Family, architecture: Architecture, files: WeightFiles) -> None:
+        self._family, self._architecture, self._files = family, architecture, files
+
+    @property
+    def rows_of_vocabulary(self) -> int:
+        """Return the rows of the stored token embedding.
+
+        Raises:
+            ConversionError: there is none.
+        """
+        (row,) = (row for row in self._family.outside if f"{row.ours}.weight" == TOKEN_EMBEDDING)
+        return self._files.tensors[self._stored(f"{row.theirs[0]}.weight")].shape[0]
+
+    @property
+    def precision(self) -> str:
+        """Return the precision to train in: that of most stored elements."""
+        dtypes = [stored.dtype for stored in self._files.tensors.values()]
+        return _PRECISIONS.get(max(set(dtypes), key=dtypes.count), "fp32")
+
+    def plan(self, shapes: dict[str, tuple[int, ...]]) -> list[Tensors]:
+        """Return our tensors with theirs; each of theirs is stored with the shape that ours requires.
+
+        Raises:
+            ConversionError: one is missing or has another shape or dtypes, or one would not be used.
+        """
+        plan = list(self._family.tensors(self._architecture, shapes))
+        stored = [replace(tensor, theirs=self._checked(tensor)) for tensor in plan]
+        used = {name for tensor in stored for name in tensor.theirs}
+        extra = sorted(
+            name
+            for name in self._files.tensors.keys() - used
+            if not self._family.is_ignored(name) and not self._is_head(name)
+        )
+        if extra:
+            raise ConversionError(
+                f"{self._files.folder} contains {', '.join(extra[:5])} (of {len(extra):,} tensors) that "
+                f"{self._family.class_name} with this config.json does not have; copy the folder again"
+            )
+        return stored
+
+    def _is_head(self, name: str) -> bool:
+        """Return whether a tensor is the copy of the tied embedding; the proof compares it."""
+        (row,) = (row for row in self._family.outside if row.ours == "lm_head")
+        head = f"{row.theirs[0]}.weight"
+        return self._architecture.tied and self._family.stored_name(head, {name: None}) == name
+
+    def _stored(self, name: str) -> str:
+        found = self._family.stored_name(name, self._files.tensors)
+        if found is None:
+            raise ConversionError(f"{self._files.folder} does not contain {name}; copy the folder again")
+        return found
+
+    def _checked(self, tensor: Tensors) -> dict[str, tuple[int, ...]]:
+        """Return the stored names of a tensor's parts, with the shapes that are read."""
+        names = {self._stored(name): shape for name, shape in tensor.theirs.items()}
+        for name, shape in names.items():
+            there = self._files.tensors[name].shape
+            is_whole = there == shape
+            is_longer = tensor.ours in _VOCABULARY and there[1:] == shape[1:] and there[0] >= shape[0]
+            if not (is_whole or is_longer):
+                raise ConversionError(
+                    f"{self._files.folder}: {name} has the shape {there}, but config.json requires {shape}; "
+                    "copy the folder again"
+                )
+        if len({self._files.tensors[name].dtype for name in names}) > 1:
+            raise ConversionError(
+                f"{self._files.folder}: {', '.join(names)} have different dtypes; load the model with "
+                "transformers in one dtype and save it again"
+            )
+        return names
+
+    def dtype(self, tensor: Tensors) -> torch.dtype:
+        """Return the stored dtype of a tensor's parts."""
+        return self._files.tensors[next(iter(tensor.theirs))].dtype
+
+    def chunks(self, tensor: Tensors) -> Iterator[Tensor]:
+        """Yield the values of a tensor of ours, in row-major order.
+
+        Raises:
+            ConversionError: a value is not finite.
+        """
+        if tensor.form.is_same:
+            (name,) = tensor.theirs
+            for chunk in self._files.row_chunks(name, tensor.shape[0]):
+                yield self._finite(tensor, chunk)
+            return
+        parts = tuple(self._files.whole(name) for name in tensor.theirs)
+        yield self._finite(tensor, tensor.form.to_ours(parts, self._architecture))
+
+    def _finite(self, tensor: Tensors, values: Tensor) -> Tensor:
+        if not bool(values.isfinite().all()):
+            raise ConversionError(
+                f"{self._files.folder}: {', '.join(tensor.theirs)} contains values that are not finite; copy "
+                "it again"
+            )
+        return values
+
+
+def _write_checkpoint(
+    aside: Path, resolved: Resolved, reader: _Reader, tokenizer: FoundTokenizer, rows: int
+) -> Path:
+    """Write `global_step0` and `latest`, and return the checkpoint's folder."""
+    plan = {tensor.ours: tensor for tensor in reader.plan(tensor_shapes(resolved, rows))}
+    folder = aside / checkpoint_name(0)
+    folder.mkdir()
+    streamed = [StreamedTensor(name, tensor.shape, reader.dtype(tensor)) for name, tensor in plan.items()]
+    records, sizes = write_streamed_shards(folder, streamed, lambda name: reader.chunks(plan[name]))
+    recorded = recorded_values(resolved, tokenizer.tokenizer)
+    manifest = Manifest(
+        iteration=0,
+        layout=Layout(data=1, model=1, pipe=1),
+        config=json.loads(json.dumps(recorded, allow_nan=False)),
+        tensors=records,
+        files=sizes,
+        packages=package_versions(),
+    )
+    write_durably(folder / MANIFEST, manifest.to_json())
+    write_durably(aside / LATEST, checkpoint_name(0) + "\n")
+    return folder

@@ -1,0 +1,82 @@
+"""Prove that a folder of transformers and a checkpoint of ours contain the same model.
+
+Each side is computed by its own program: transformers reads the folder, and neox-model builds the model from
+the parameters that the checkpoint records. Of the conversion's tables only the names of stored tensors are
+used.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from neox_config.facts.checkpoints import MANIFEST
+from neox_model.convert.proof.comparison import Figures
+from neox_model.convert.proof.keys import check_keys
+from neox_model.convert.proof.layers import compare_layers
+from neox_model.convert.proof.sides import Sides
+from neox_model.convert.proof.tokens import compare_tokenizers
+from neox_model.convert.proof.whole import compare_whole
+from neox_model.convert.weights import WeightFiles
+from neox_model.versions import package_versions
+
+__all__ = ["WHOLE_LIMIT", "Sides", "prove"]
+
+WHOLE_LIMIT = 1_000_000_000
+"""Parameters of the largest model that is compared as a whole, in addition to each layer."""
+_BLOCK_BYTES = 2**24
+
+
+def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_LIMIT) -> dict[str, Any]:
+    """Compare the two sides, and return what was seen, for `verification.json`.
+
+    Args:
+        sides: both models.
+        source: the folder that was converted, for the hashes.
+        output: the folder that was written.
+        whole_limit: parameters of the largest model that is compared as a whole.
+
+    Raises:
+        ProofError: they differ.
+    """
+    figures = Figures()
+    files = WeightFiles(sides.folder)
+    counted = check_keys(sides, files)
+    compare_layers(sides, files, figures)
+    if counted["parameters"] <= whole_limit:
+        compare_whole(sides, files, figures)
+    texts = compare_tokenizers(sides)
+    return {
+        "verdict": "equal",
+        "class": sides.family.class_name,
+        **counted,
+        "largest_differences": figures.plain(),
+        "limit": figures.limit,
+        "compared_as_a_whole": counted["parameters"] <= whole_limit,
+        "texts_tokenized_alike": texts,
+        "versions": {**package_versions(), **_versions("transformers", "tokenizers")},
+        "source": {"folder": str(source.absolute()), "sha256": _hashes(source)},
+        "sha256": _hashes(output),
+    }
+
+
+def _versions(*packages: str) -> Mapping[str, str]:
+    return {package: version(package) for package in packages}
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file; of a checkpoint of ours, that of its manifest, which has checksums."""
+    names = [MANIFEST] if (folder / MANIFEST).is_file() else None
+    files = (
+        sorted(path for path in folder.rglob("*") if path.is_file()) if names is None else [folder / MANIFEST]
+    )
+    return {str(path.relative_to(folder)): _hash(path) for path in files}
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,96 @@
+"""Compare the names, shapes and tying of stored tensors with the class of transformers, without its memory.
+
+The embedding and the output projection, which the comparison of layers leaves out, are compared value by
+value.
+"""
+
+from math import prod
+from typing import Any
+
+from torch import Tensor
+
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_model.convert.errors import ProofError
+from neox_model.convert.proof.sides import Sides
+from neox_model.convert.reference import meta_model, parameter_name
+from neox_model.convert.weights import WeightFiles
+
+__all__ = ["check_keys"]
+
+_HEAD = "lm_head.weight"
+
+
+def check_keys(sides: Sides, files: WeightFiles) -> dict[str, int]:
+    """Compare what is stored with what the class reads, and the rows of the vocabulary with ours.
+
+    Returns:
+        Numbers of tensors and parameters.
+
+    Raises:
+        ProofError: something differs.
+    """
+    model = meta_model(sides.config, sides.family)
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    stored = {name: sides.family.stored_name(name, files.tensors) for name in shapes}
+    missing = [name for name, found in stored.items() if found is None]
+    if missing:
+        raise ProofError(f"{sides.folder} lacks {', '.join(missing)}, which {sides.family.class_name} reads")
+    for name, found in stored.items():
+        assert found is not None
+        there = files.tensors[found].shape
+        if there != shapes[name]:
+            raise ProofError(
+                f"{sides.folder}: {name} has the shape {there}, but {sides.family.class_name} reads "
+                f"{shapes[name]}"
+            )
+    _check_vocabulary(sides, files, model)
+    extra = [
+        name
+        for name in files.tensors.keys() - set(stored.values())
+        if not sides.family.is_ignored(name) and not _is_copy(sides, files, name)
+    ]
+    if extra:
+        raise ProofError(
+            f"{sides.folder} has {', '.join(sorted(extra))}, which {sides.family.class_name} ignores"
+        )
+    return {"tensors": len(shapes), "parameters": sum(map(prod, shapes.values()))}
+
+
+def _is_copy(sides: Sides, files: WeightFiles, name: str) -> bool:
+    """Return whether a tensor is the stored copy of the tied embedding."""
+    return sides.checkpoint.architecture.tied and _are_rows(sides, files, TOKEN_EMBEDDING, name)
+
+
+def _check_vocabulary(sides: Sides, files: WeightFiles, model: Any) -> None:
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    model.tie_weights()
+    head = model.get_output_embeddings().weight
+    is_tied = head is model.get_input_embeddings().weight
+    if is_tied != sides.checkpoint.architecture.tied:
+        raise ProofError(
+            f"{sides.family.class_name} {'ties' if is_tied else 'does not tie'} the output projection to the "
+            "embedding, and neox-model does the opposite"
+        )
+    pairs = {TOKEN_EMBEDDING: embedding} if is_tied else {TOKEN_EMBEDDING: embedding, _HEAD: head}
+    for ours, weight in pairs.items():
+        name = parameter_name(model, weight)
+        theirs = None if name is None else sides.family.stored_name(name, files.tensors)
+        if theirs is None or not _are_rows(sides, files, ours, theirs):
+            raise ProofError(f"the rows of {theirs or name} in {sides.folder} are not those of {ours}")
+
+
+def _are_rows(sides: Sides, files: WeightFiles, ours: str, theirs: str) -> bool:
+    """Return whether two tensors have the same rows, ours rounded to the dtype of theirs."""
+    shape = files.tensors[theirs].shape
+    mine = sides.checkpoint.shapes[ours]
+    if shape[1:] != mine[1:] or min(shape[0], mine[0]) < sides.rows:
+        return False
+    dtype = files.tensors[theirs].dtype
+    pairs = zip(
+        sides.checkpoint.row_chunks(ours, sides.rows), files.row_chunks(theirs, sides.rows), strict=True
+    )
+    return all(_same(one.to(dtype), other) for one, other in pairs)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return bool((one == other).all())

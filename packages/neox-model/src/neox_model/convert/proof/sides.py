@@ -1,0 +1,48 @@
+"""The two models of a proof."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neox_data.tokenizers import Tokenizer
+from neox_model.convert.checkpoints import Checkpoint
+from neox_model.convert.families import Family
+from neox_model.convert.reference import load_config
+from neox_model.convert.weights import WeightFiles
+
+__all__ = ["Sides", "dtype_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """A checkpoint of ours and a folder of transformers.
+
+    Args:
+        checkpoint: our side.
+        folder: their side.
+        family: the class of theirs.
+        tokenizer: our tokenizer.
+        rows: entries of the vocabulary that both have; ours may have more, which are padding.
+    """
+
+    checkpoint: Checkpoint
+    folder: Path
+    family: Family
+    tokenizer: Tokenizer
+    rows: int
+    _config: list[Any] = field(default_factory=list)
+
+    @property
+    def config(self) -> Any:
+        """Return their configuration, as the class reads it."""
+        if not self._config:
+            self._config.append(load_config(self.folder, self.family))
+        return self._config[0]
+
+
+def dtype_of(files: WeightFiles) -> torch.dtype:
+    """Return the dtype that our weights are rounded to: that of all of theirs; float32 if theirs differ."""
+    found = {stored.dtype for stored in files.tensors.values()}
+    return found.pop() if len(found) == 1 else torch.float32

@@ -1,0 +1,106 @@
+"""Compare the logits of whole models, in the ways in which a model is used."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neox_model.convert.checkpoints import build_sequential, load_into
+from neox_model.convert.proof.comparison import Figures
+from neox_model.convert.proof.layers import longest
+from neox_model.convert.proof.sides import Sides, dtype_of
+from neox_model.convert.proof.texts import real_text
+from neox_model.convert.reference import load_model
+from neox_model.convert.weights import WeightFiles
+from neox_model.layers.attention.kv_cache import caching
+
+__all__ = ["compare_whole"]
+
+_TEXT, _RANDOM, _CACHED, _PREFILL = 256, 64, 24, 10
+_COMPARED_POSITIONS = 256
+
+
+def compare_whole(sides: Sides, files: WeightFiles, figures: Figures) -> None:
+    """Compare the logits of both models for several inputs.
+
+    Raises:
+        ProofError: transformers does not load the model completely, or logits differ.
+    """
+    theirs = load_model(sides.folder, sides.family)
+    ours = build_sequential(sides.checkpoint.resolved, sides.checkpoint.vocab_size)
+    load_into(ours, sides.checkpoint, dtype_of(files))
+    longest_tokens = longest(sides)
+    generator = torch.Generator().manual_seed(0)
+
+    def random(batch: int, length: int) -> Tensor:
+        return torch.randint(0, sides.rows, (batch, length), generator=generator)
+
+    text = sides.tokenizer.encode(real_text()[: 8 * _TEXT])
+    inputs = {
+        "real text": torch.tensor([text[: min(_TEXT, longest_tokens)]]),
+        "random ids": random(2, min(_RANDOM, longest_tokens)),
+        "full length": random(1, longest_tokens),
+    }
+    with torch.no_grad():
+        for what, tokens_BS in inputs.items():
+            figures.compare(
+                what,
+                _ours(ours, tokens_BS, sides.rows),
+                _theirs(theirs, tokens_BS, sides.rows),
+                where=" logits",
+            )
+        _compare_padded(ours, theirs, random(3, min(_RANDOM, longest_tokens)), sides.rows, figures)
+        _compare_cached(ours, theirs, random(2, min(_CACHED, longest_tokens)), sides.rows, figures)
+        _compare_windows(sides, ours, theirs, random, figures)
+
+
+def _ours(model: nn.Module, tokens_BS: Tensor, rows: int) -> Tensor:
+    logits: Tensor = model(tokens_BS)
+    return logits[:, -_COMPARED_POSITIONS:, :rows]
+
+
+def _theirs(model: Any, tokens_BS: Tensor, rows: int) -> Tensor:
+    logits: Tensor = model(tokens_BS, use_cache=False).logits
+    return logits[:, -_COMPARED_POSITIONS:, :rows]
+
+
+def _compare_padded(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, figures: Figures) -> None:
+    """Compare a batch of different lengths, padded on the left there and one by one here."""
+    batch, length = tokens_BS.shape
+    lengths = [max(1, length - row * (length // batch)) for row in range(batch)]
+    mask_BS = torch.stack([torch.arange(length) >= length - each for each in lengths]).long()
+    positions_BS = (mask_BS.cumsum(1) - 1).clamp(min=0)
+    padded = theirs(tokens_BS, attention_mask=mask_BS, position_ids=positions_BS, use_cache=False).logits
+    for row, each in enumerate(lengths):
+        mine = _ours(ours, tokens_BS[row : row + 1, length - each :], rows)
+        figures.compare(
+            "left-padded batch", mine, padded[row : row + 1, length - each :, :rows], where=" logits"
+        )
+
+
+def _compare_cached(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, figures: Figures) -> None:
+    """Compare a prompt and then one token at a time, each side with its own cache, with whole sequences."""
+    prompt = min(_PREFILL, tokens_BS.shape[1])
+    steps: Sequence[Tensor] = [tokens_BS[:, :prompt], *tokens_BS[:, prompt:].split(1, dim=1)]
+    past, found = None, []
+    for step in steps if tokens_BS.shape[1] > prompt else steps[:1]:
+        output = theirs(step, past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        found.append(output.logits[..., :rows])
+    cached = torch.cat(found, dim=1)
+    with caching(ours):
+        mine = torch.cat([ours(step)[..., :rows] for step in steps if step.shape[1]], dim=1)
+    figures.compare("cached", mine, cached, where=" logits")
+    figures.compare(
+        "cached and whole", mine, theirs(tokens_BS, use_cache=False).logits[..., :rows], where=" logits"
+    )
+
+
+def _compare_windows(sides: Sides, ours: nn.Module, theirs: Any, random: Any, figures: Figures) -> None:
+    """Compare a sequence that is longer than the window."""
+    windows = [window for window in sides.checkpoint.architecture.windows if window is not None]
+    if windows:
+        tokens_BS = random(1, min(longest(sides), max(windows) + 8))
+        mine, there = _ours(ours, tokens_BS, sides.rows), _theirs(theirs, tokens_BS, sides.rows)
+        figures.compare("beyond a sliding window", mine, there, where=" logits")

@@ -1,0 +1,125 @@
+"""transformers' side of a proof."""
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from neox_model.convert.errors import ConversionError, ProofError
+from neox_model.convert.families import Family
+from neox_model.optional import require
+
+__all__ = ["load_config", "load_model", "load_tokenizer", "one_layer_model", "require_transformers"]
+
+_INSTALL = "'neox-model[hf]'"
+# What transformers raises for a folder that it cannot use.
+_REFUSALS = (
+    ValueError,
+    TypeError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    AttributeError,
+    AssertionError,
+    IndexError,
+)
+
+
+def require_transformers(because: str) -> ModuleType:
+    """Import transformers, without its progress bars and advice.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
+    transformers = require("transformers", because=because, install=_INSTALL)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+def load_config(folder: Path, family: Family) -> Any:
+    """Return the configuration as the class reads it.
+
+    Raises:
+        ConversionError: the class refuses it.
+    """
+    kind = _class(family)
+    try:
+        return kind.config_class.from_pretrained(folder, local_files_only=True)
+    except _REFUSALS as error:
+        raise ConversionError(
+            f"transformers cannot read {folder / 'config.json'}: {error}; copy it again"
+        ) from error
+
+
+def load_model(folder: Path, family: Family) -> Any:
+    """Return the model in float32, after checking that no weight is missing, unexpected or of another shape.
+
+    Raises:
+        ProofError: some are.
+    """
+    try:
+        model, info = _class(family).from_pretrained(
+            folder,
+            local_files_only=True,
+            output_loading_info=True,
+            dtype=torch.float32,
+            attn_implementation="eager",
+        )
+    except _REFUSALS as error:
+        raise ProofError(f"transformers cannot load {folder}: {error}") from error
+    problems = [
+        f"{kind.removesuffix('_keys').replace('_', ' ')}: {', '.join(sorted(map(str, info[kind])))}"
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
+        if info[kind]
+    ]
+    if problems:
+        raise ProofError(f"transformers loads {folder} with {'; '.join(problems)}")
+    return model.eval()
+
+
+def meta_model(config: Any, family: Family) -> Any:
+    """Return the whole model without memory for its weights."""
+    with torch.device("meta"):
+        return _class(family)(config)
+
+
+def one_layer_model(config: Any, family: Family, layer: int) -> Any:
+    """Return a model with one layer of the kind of layer `layer`, and without a vocabulary."""
+    small = type(config)(**_with_one_layer(config.to_dict(), layer, config))
+    return _class(family)(small).eval().base_model
+
+
+def _with_one_layer(values: dict[str, Any], layer: int, config: Any) -> dict[str, Any]:
+    count = getattr(type(config), "attribute_map", {}).get("num_hidden_layers", "num_hidden_layers")
+    values |= {count: 1, "vocab_size": 1}
+    values |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    if values.get("layer_types"):
+        values["layer_types"] = [values["layer_types"][layer]]
+    return values
+
+
+def parameter_name(model: nn.Module, weight: Any) -> str | None:
+    """Return the first name of a parameter of a model; None if it is none of them."""
+    return next(
+        (name for name, each in model.named_parameters(remove_duplicate=False) if each is weight), None
+    )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return transformers' tokenizer of a folder.
+
+    Raises:
+        ProofError: it cannot be loaded.
+    """
+    transformers = require_transformers("the proof of a conversion")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except _REFUSALS as error:
+        raise ProofError(f"transformers cannot load the tokenizer of {folder}: {error}") from error
+
+
+def _class(family: Family) -> Any:
+    return getattr(require_transformers("the proof of a conversion"), family.class_name)

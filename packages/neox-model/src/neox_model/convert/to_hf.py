@@ -1,0 +1,166 @@
+"""Write a checkpoint of ours as a model of transformers."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_model.assembly.choices import DTYPES
+from neox_model.convert.checkpoints import Checkpoint
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.families import Family, fitting_family
+from neox_model.convert.families.family import Tensors
+from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.proof import Sides, prove
+from neox_model.convert.reference import require_transformers
+from neox_model.convert.tokenizer_files import generation_settings, refuse_others, write_json, write_tokenizer
+from neox_model.convert.weights import Written, write_weights
+
+__all__ = ["VOCABULARY", "to_hf"]
+
+logger = logging.getLogger(__name__)
+
+VOCABULARY = (TOKEN_EMBEDDING, "lm_head.weight")
+"""Weights with one row per entry of the vocabulary."""
+
+
+def to_hf(
+    folder: Path,
+    output: Path,
+    *,
+    dtype: str | None = None,
+    family: str | None = None,
+    trim_vocab: bool = False,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+) -> dict[str, Any]:
+    """Write a checkpoint as a model of transformers, and prove that it is the same model.
+
+    Args:
+        folder: the checkpoint.
+        output: the folder to create.
+        dtype: "fp32", "bf16" or "fp16"; None keeps the stored dtypes.
+        family: `model_type`, if several fit; None: the first that fits.
+        trim_vocab: leave out rows of the embedding that are padding.
+        vocab_file: the tokenizer's file, if it is not where the checkpoint records it.
+        merge_file: its second file.
+
+    Returns:
+        The contents of `verification.json`.
+
+    Raises:
+        NeoXError: the checkpoint is damaged, the model or its tokenizer does not exist in transformers, a
+            value does not fit the dtype, or the written model differs.
+    """
+    require_transformers("neox-convert to-hf")
+    refuse_existing(output)
+    checkpoint = Checkpoint(folder)
+    checkpoint.check_shapes()
+    chosen = fitting_family(checkpoint.architecture, checkpoint.obstacles, family)
+    tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
+    refuse_others(tokenizer)
+    recorded = checkpoint.resolved.config.tokenizer.vocab_file
+    source = vocab_file or (None if recorded is None else Path(recorded))
+    rows = tokenizer.vocab_size if trim_vocab else checkpoint.vocab_size
+    writer = _Writer(checkpoint, chosen, rows=rows, dtype=None if dtype is None else DTYPES[dtype])
+    with folder_written_aside(output) as aside:
+        write_weights(aside, writer.planned(), writer.values())
+        generation = generation_settings(tokenizer, source)
+        write_json(aside / "config.json", _config(checkpoint, chosen, rows, dtype, generation))
+        write_json(aside / "generation_config.json", generation)
+        write_tokenizer(tokenizer, source, aside, max_positions=checkpoint.architecture.max_positions)
+        sides = Sides(checkpoint, aside, chosen, tokenizer, rows=rows)
+        result = prove(sides, source=folder, output=aside)
+        write_json(aside / "verification.json", result)
+    logger.info("wrote %s, a %s of %s entries", output, chosen.class_name, f"{rows:,}")
+    return result
+
+
+class _Writer:
+    """The tensors to write, in the order of the model.
+
+    Args:
+        checkpoint: the source.
+        family: the target.
+        rows: entries of the vocabulary.
+        dtype: dtype to convert to; None keeps each.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, family: Family, *, rows: int, dtype: torch.dtype | None
+    ) -> None:
+        self._checkpoint, self._rows, self._dtype = checkpoint, rows, dtype
+        self._architecture = checkpoint.architecture
+        shapes = {
+            name: (rows, *shape[1:]) if name in VOCABULARY else shape
+            for name, shape in checkpoint.shapes.items()
+        }
+        self._tensors = list(family.tensors(self._architecture, shapes))
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype in which a tensor is written."""
+        return self._dtype or self._checkpoint.dtype(name)
+
+    def planned(self) -> list[Written]:
+        """Return names, shapes and dtypes."""
+        return [
+            Written(name, shape, self.dtype_of(tensor.ours))
+            for tensor in self._tensors
+            for name, shape in tensor.theirs.items()
+        ]
+
+    def values(self) -> Iterator[tuple[str, Iterable[Tensor]]]:
+        """Yield the values of each tensor, in chunks."""
+        for tensor in self._tensors:
+            if tensor.form.is_same:
+                (name,) = tensor.theirs
+                yield name, self._chunks(tensor)
+                continue
+            whole = self._converted(tensor.ours, self._checkpoint.whole(tensor.ours))
+            parts = tensor.form.to_theirs(whole, self._architecture)
+            del whole
+            for name, part in zip(tensor.theirs, parts, strict=True):
+                yield name, [part]
+
+    def _chunks(self, tensor: Tensors) -> Iterator[Tensor]:
+        for chunk in self._checkpoint.row_chunks(tensor.ours, tensor.shape[0]):
+            yield self._converted(tensor.ours, chunk)
+
+    def _converted(self, name: str, values: Tensor) -> Tensor:
+        converted = values.to(self.dtype_of(name))
+        if bool(converted.isfinite().all()):
+            return converted
+        if bool(values.isfinite().all()):
+            raise ConversionError(
+                f"{name} has values up to {float(values.abs().max()):.3g}, which {converted.dtype} cannot "
+                "hold; pass --dtype bf16 or --dtype fp32"
+            )
+        raise ConversionError(
+            f"{self._checkpoint.folder}: {name} contains values that are not finite; export another "
+            "checkpoint"
+        )
+
+
+def _config(
+    checkpoint: Checkpoint, family: Family, rows: int, dtype: str | None, generation: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the contents of `config.json`."""
+    dropouts = {
+        theirs: getattr(checkpoint.resolved.config.model, ours.replace("-", "_"))
+        for ours, theirs in family.dropouts.items()
+    }
+    stored = checkpoint.dtype(TOKEN_EMBEDDING) if dtype is None else DTYPES[dtype]
+    return {
+        **family.write(checkpoint.architecture),
+        **dropouts,
+        "vocab_size": rows,
+        "dtype": str(stored).removeprefix("torch."),
+        "bos_token_id": generation.get("bos_token_id"),
+        "eos_token_id": generation["eos_token_id"],
+        "pad_token_id": generation.get("pad_token_id"),
+        "use_cache": True,
+    }

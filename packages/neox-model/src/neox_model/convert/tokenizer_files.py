@@ -1,0 +1,193 @@
+"""The tokenizer's files of both formats."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neox_data.errors import TokenizerError
+from neox_data.tokenizers import Tokenizer, build_tokenizer
+from neox_data.tokenizers.char_level import CharLevelTokenizer
+from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
+from neox_model.convert.errors import ConversionError
+
+__all__ = [
+    "FoundTokenizer",
+    "find_tokenizer",
+    "padding_multiple",
+    "read_json",
+    "write_json",
+    "write_tokenizer",
+]
+
+_TOKENIZER, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
+_GENERATION = "generation_config.json"
+# Files that transformers reads with a tokenizer; they are copied both ways.
+_COMPANIONS = (
+    *(_SETTINGS, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json"),
+    _GENERATION,
+)
+_MOST_MULTIPLE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTokenizer:
+    """The tokenizer of a Hugging Face folder.
+
+    Args:
+        kind: our `tokenizer_type`.
+        files: our parameter -> file name in the folder.
+        tokenizer: the tokenizer.
+    """
+
+    kind: str
+    files: Mapping[str, str]
+    tokenizer: Tokenizer
+
+    def copy(self, source: Path, target: Path) -> None:
+        """Copy the files, and those that transformers reads with them."""
+        for name in (*self.files.values(), *_COMPANIONS):
+            if (source / name).is_file():
+                shutil.copyfile(source / name, target / name)
+
+    def settings(self, folder: Path) -> dict[str, Any]:
+        """Return our parameters, with the files in a folder."""
+        paths = {name.replace("_", "-"): str(folder / file) for name, file in self.files.items()}
+        return {"tokenizer-type": self.kind, **paths}
+
+
+_KINDS: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("HFTokenizer", {"vocab_file": _TOKENIZER}),
+    ("GPT2BPETokenizer", {"vocab_file": "vocab.json", "merge_file": "merges.txt"}),
+    ("SentencePieceTokenizer", {"vocab_file": "tokenizer.model"}),
+)
+
+
+def find_tokenizer(folder: Path) -> FoundTokenizer:
+    """Return the tokenizer in a folder.
+
+    Raises:
+        ConversionError: there is none, or it is not valid.
+    """
+    for kind, files in _KINDS:
+        if all((folder / name).is_file() for name in files.values()):
+            try:
+                paths = {name: folder / file for name, file in files.items()}
+                return FoundTokenizer(kind, files, build_tokenizer(kind, **paths))
+            except TokenizerError as error:
+                raise ConversionError(f"the tokenizer in {folder} cannot be used: {error}") from error
+    raise ConversionError(
+        f"{folder} contains no tokenizer ({_TOKENIZER}, vocab.json with merges.txt, or tokenizer.model), "
+        "without which the model cannot be trained or evaluated; copy its files into the folder"
+    )
+
+
+def padding_multiple(entries: int, rows: int) -> int:
+    """Return a `make_vocab_size_divisible_by` that pads a number of entries to the rows of an embedding.
+
+    Raises:
+        ConversionError: there is none.
+    """
+    if entries > rows:
+        raise ConversionError(
+            f"the tokenizer has {entries:,} entries, but the token embedding only {rows:,} rows; pass the "
+            "folder of a model with its own tokenizer"
+        )
+    for multiple in range(rows - entries + 1, min(rows, _MOST_MULTIPLE) + 1):
+        if rows % multiple == 0:
+            return multiple
+    raise ConversionError(
+        f"the tokenizer has {entries:,} entries and the token embedding {rows:,} rows, which no "
+        "make-vocab-size-divisible-by gives; pass --trim-vocab to leave out the rows without an entry"
+    )
+
+
+def write_tokenizer(
+    tokenizer: Tokenizer, vocab_file: Path | None, folder: Path, *, max_positions: int
+) -> None:
+    """Write `tokenizer.json`, `tokenizer_config.json` and the files that lie next to the vocabulary.
+
+    Args:
+        tokenizer: the tokenizer.
+        vocab_file: its file; files with it that transformers reads, such as a chat template, are copied.
+        folder: the folder to write to.
+        max_positions: longest sequence of the model.
+
+    Raises:
+        ConversionError: transformers has no tokenizer of this kind.
+    """
+    library = refuse_others(tokenizer)
+    (folder / _TOKENIZER).write_text(library.description, encoding="utf-8")
+    # The folder of a tokenizer that was trained here may contain anything.
+    source = None if vocab_file is None else vocab_file if vocab_file.is_dir() else vocab_file.parent
+    if source is not None and (source / _SETTINGS).is_file():
+        for name in _COMPANIONS:
+            if name != _GENERATION and (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
+        return
+    end = library.library_tokenizer.id_to_token(tokenizer.end_of_document)
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": end,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_positions,
+    }
+    if tokenizer.padding is not None:
+        settings["pad_token"] = library.library_tokenizer.id_to_token(tokenizer.padding)
+    write_json(folder / _SETTINGS, settings)
+
+
+def refuse_others(tokenizer: Tokenizer) -> LibraryBackedTokenizer:
+    """Return the tokenizer if it can be written as a `tokenizer.json`.
+
+    Raises:
+        ConversionError: it cannot.
+    """
+    if isinstance(tokenizer, LibraryBackedTokenizer):
+        return tokenizer
+    kind = type(tokenizer).__name__
+    reason = "its file is not of the tokenizers library, and cannot be written as tokenizer.json"
+    if isinstance(tokenizer, CharLevelTokenizer):
+        reason = "its entries are bytes, and no tokenizer.json of transformers encodes a text as its bytes"
+    raise ConversionError(
+        f"a model with the tokenizer {kind} cannot be used in transformers: {reason}; train with a "
+        "tokenizer.json (HFTokenizer) or with vocab.json and merges.txt (GPT2BPETokenizer)"
+    )
+
+
+def generation_settings(tokenizer: Tokenizer, vocab_file: Path | None) -> dict[str, Any]:
+    """Return the contents of `generation_config.json`: text ends with end-of-document."""
+    found: dict[str, Any] = {}
+    if vocab_file is not None and (vocab_file.parent / _GENERATION).is_file():
+        found = read_json(vocab_file.parent / _GENERATION)
+    given = found.get("eos_token_id")
+    ends = [] if given is None else given if isinstance(given, list) else [given]
+    ends = list(dict.fromkeys([*ends, tokenizer.end_of_document]))
+    found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
+    if tokenizer.padding is not None:
+        found.setdefault("pad_token_id", tokenizer.padding)
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        ConversionError: it cannot be read, or contains something else.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConversionError(f"cannot read {path}: {error}; copy it again") from error
+    if not isinstance(found, dict):
+        raise ConversionError(f"{path} does not contain a JSON object; copy it again")
+    return found
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write an object as a JSON file."""
+    path.write_text(
+        json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+    )

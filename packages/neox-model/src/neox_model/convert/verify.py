@@ -1,0 +1,139 @@
+"""Compare two folders, each a checkpoint of ours or a model of transformers."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from neox_model.convert.architecture import Architecture, differences
+from neox_model.convert.checkpoints import Checkpoint
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.families import family_of_config
+from neox_model.convert.proof import Sides, prove
+from neox_model.convert.reference import require_transformers
+from neox_model.convert.tokenizer_files import read_json
+from neox_model.convert.weights import WeightFiles
+from neox_model.inspection.finding import find_checkpoint
+
+__all__ = ["verify"]
+
+_CONFIG = "config.json"
+
+
+class _Side(Protocol):
+    """A folder whose tensors are compared with those of another folder of its kind."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """Return the architecture."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of the tensors by name."""
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return a tensor's stored dtype."""
+
+    def row_chunks(self, name: str) -> Iterator[Tensor]:
+        """Yield a tensor's rows, some at a time."""
+
+
+class _Theirs:
+    """A model of transformers."""
+
+    def __init__(self, folder: Path) -> None:
+        config = read_json(folder / _CONFIG)
+        self.family = family_of_config(config)
+        self.architecture = self.family.read(config)
+        self._files = WeightFiles(folder)
+        self._names = {
+            name: stored for name, stored in self._files.tensors.items() if not self.family.is_ignored(name)
+        }
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes of the tensors by name."""
+        return {name: stored.shape for name, stored in self._names.items()}
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return a tensor's stored dtype."""
+        return self._names[name].dtype
+
+    def row_chunks(self, name: str) -> Iterator[Tensor]:
+        """Yield a tensor's rows, some at a time."""
+        return self._files.row_chunks(name)
+
+
+def verify(
+    one: Path, other: Path, *, vocab_file: Path | None = None, merge_file: Path | None = None
+) -> dict[str, Any]:
+    """Compare two folders.
+
+    A checkpoint and a model of transformers are compared like a conversion (see proof). Two of a kind are
+    compared by their architectures and the values of their tensors, in the dtype of the two with fewer bits.
+
+    Args:
+        one: a checkpoint, a folder of checkpoints (which means the latest), or a model of transformers.
+        other: likewise.
+        vocab_file: the tokenizer's file, if it is not where a checkpoint records it.
+        merge_file: its second file.
+
+    Returns:
+        The result, with its `verdict`, and `differences` between two of a kind.
+
+    Raises:
+        ProofError: a checkpoint and a model of transformers differ.
+        NeoXError: a folder is damaged, or contains no model.
+    """
+    sides = [_open(folder) for folder in (one, other)]
+    first, second = sides
+    if isinstance(first, Checkpoint) and isinstance(second, _Theirs):
+        return _prove(first, second, other, vocab_file=vocab_file, merge_file=merge_file)
+    if isinstance(first, _Theirs) and isinstance(second, Checkpoint):
+        return _prove(second, first, one, vocab_file=vocab_file, merge_file=merge_file)
+    found = list(_differences(first, second))
+    return {"verdict": "different" if found else "equal", "differences": found, "tensors": len(first.shapes)}
+
+
+def _open(folder: Path) -> Checkpoint | _Theirs:
+    return _Theirs(folder) if (folder / _CONFIG).is_file() else Checkpoint(find_checkpoint(folder))
+
+
+def _prove(
+    ours: Checkpoint, theirs: _Theirs, folder: Path, *, vocab_file: Path | None, merge_file: Path | None
+) -> dict[str, Any]:
+    require_transformers("neox-convert verify")
+    if ours.obstacles:
+        options = "; ".join(map(str, ours.obstacles))
+        raise ConversionError(f"{ours.folder} has options that no class of transformers has: {options}")
+    tokenizer = ours.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
+    rows = read_json(folder / _CONFIG).get("vocab_size", ours.vocab_size)
+    sides = Sides(ours, folder, theirs.family, tokenizer, rows=rows)
+    return prove(sides, source=ours.folder, output=folder)
+
+
+def _differences(one: _Side, other: _Side) -> Iterator[str]:
+    """Yield how two folders of a kind differ."""
+    yield from map(str, differences(one.architecture, other.architecture))
+    for name in sorted(one.shapes.keys() | other.shapes.keys()):
+        if name not in one.shapes or name not in other.shapes:
+            yield f"{name} is only in {'A' if name in one.shapes else 'B'}"
+        elif one.shapes[name] != other.shapes[name]:
+            yield f"{name} has the shape {one.shapes[name]} in A and {other.shapes[name]} in B"
+        else:
+            yield from _difference(name, one, other)
+
+
+def _difference(name: str, one: _Side, other: _Side) -> Iterator[str]:
+    dtypes = one.dtype(name), other.dtype(name)
+    dtype = min(dtypes, key=lambda each: each.itemsize)
+    count, largest = 0, 0.0
+    for a, b in zip(one.row_chunks(name), other.row_chunks(name), strict=True):
+        apart = a.to(dtype) != b.to(dtype)
+        if bool(apart.any()):
+            count += int(apart.sum())
+            largest = max(largest, float((a.double() - b.double()).abs().nan_to_num(float("inf")).max()))
+    if count:
+        yield f"{name}: {count:,} values differ, by at most {largest:.3g}"

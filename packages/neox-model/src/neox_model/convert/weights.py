@@ -1,0 +1,247 @@
+"""Read and write the weights of a folder in Hugging Face's format, a part of one tensor at a time.
+
+Files are read, not mapped: mapped pages would count as memory of this process. Only `pytorch_model.bin` is
+mapped, and for one tensor at a time.
+"""
+
+import json
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_config.atomic import flush_file
+from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
+from neox_model.checkpoint.shard_file import ShardFile
+from neox_model.checkpoint.shards import raw_bytes
+from neox_model.convert.errors import ConversionError
+
+__all__ = ["CHUNK", "Stored", "WeightFiles", "Written", "write_weights"]
+
+CHUNK = 2**24
+"""Elements that are read at once."""
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_PICKLED, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+_FILE_BYTES = 5_000_000_000
+_MOST_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A stored tensor: its file, shape and dtype."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class WeightFiles:
+    """The tensors of a folder.
+
+    Args:
+        folder: with `model.safetensors` or `pytorch_model.bin`, or their parts with an index.
+
+    Attributes:
+        files: the files with tensors.
+        tensors: name -> where the tensor is.
+
+    Raises:
+        ConversionError: there are no weights, or a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files, expected = self._find()
+        self._open = {file: _opened(file) for file in self.files if file.suffix != ".bin"}
+        self.tensors: dict[str, Stored] = {}
+        for file in self.files:
+            for name, stored in self._contents(file):
+                if name in self.tensors:
+                    raise ConversionError(f"{file} and {self.tensors[name].file} both contain {name}")
+                self.tensors[name] = stored
+        missing = sorted(expected - self.tensors.keys())
+        if missing:
+            raise ConversionError(
+                f"{folder}: the index names {missing[0]} (and {len(missing) - 1:,} more), which its files do "
+                "not contain; copy the folder again"
+            )
+
+    def whole(self, name: str) -> Tensor:
+        """Return a copy of a tensor."""
+        stored = self.tensors[name]
+        return self._elements(name, 0, prod(stored.shape)).view(stored.shape)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Return a copy of some rows of a tensor."""
+        row = self.tensors[name].shape[1:]
+        return self._elements(name, start * prod(row), stop * prod(row)).view(stop - start, *row)
+
+    def _elements(self, name: str, start: int, stop: int) -> Tensor:
+        file = self.tensors[name].file
+        if file.suffix == ".bin":
+            return _unpickled(file)[name].reshape(-1)[start:stop].clone()
+        return self._open[file].tensor(name, (start, stop))
+
+    def row_chunks(self, name: str, count: int | None = None) -> Iterator[Tensor]:
+        """Yield the first `count` rows of a tensor (None: all), some at a time."""
+        shape = self.tensors[name].shape
+        step = max(1, CHUNK // max(1, prod(shape[1:])))
+        total = shape[0] if count is None else count
+        for start in range(0, total, step):
+            yield self.rows(name, start, min(total, start + step))
+
+    def _contents(self, file: Path) -> Iterator[tuple[str, Stored]]:
+        """Yield the tensors of a file."""
+        if file.suffix == ".bin":
+            for name, tensor in _unpickled(file).items():
+                yield name, Stored(file, tuple(tensor.shape), tensor.dtype)
+            return
+        for name, (dtype, shape) in self._open[file].described().items():
+            yield name, Stored(file, shape, DTYPES[dtype])
+
+    def _find(self) -> tuple[list[Path], set[str]]:
+        """Return the files, and the names that an index lists."""
+        for single, index in ((_SINGLE, _INDEX), (_PICKLED, _PICKLED_INDEX)):
+            if (self.folder / single).is_file():
+                return [self.folder / single], set()
+            if (self.folder / index).is_file():
+                names = _weight_map(self.folder / index)
+                return [self.folder / file for file in dict.fromkeys(names.values())], set(names)
+        raise ConversionError(
+            f"{self.folder} contains no weights ({_SINGLE}, {_INDEX}, {_PICKLED} or {_PICKLED_INDEX}); pass "
+            "the folder of a downloaded model"
+        )
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_bytes())["weight_map"]
+        if all(isinstance(name, str) and Path(file).name == file for name, file in found.items()):
+            return dict(found)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConversionError(f"cannot read {path}: {error}; copy it again") from error
+    raise ConversionError(f"{path} names a file outside of its folder; copy it again")
+
+
+def _opened(path: Path) -> ShardFile:
+    try:
+        return ShardFile(path, path.stat().st_size)
+    except OSError as error:
+        raise ConversionError(f"cannot read {path}: {error.strerror}; copy it again") from error
+
+
+def _unpickled(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a file written by torch.save, mapped into memory; only tensors are unpickled."""
+    if not zipfile.is_zipfile(path):
+        raise ConversionError(
+            f"{path} is missing, in torch's format of before version 1.6, or damaged; load it with "
+            "transformers and save it as safetensors"
+        )
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConversionError(
+            f"{path} contains something other than tensors, or is damaged, and was not loaded: {reason}"
+        ) from error
+    if not isinstance(found, Mapping) or not all(isinstance(each, Tensor) for each in found.values()):
+        raise ConversionError(f"{path} does not contain tensors by name; copy it again")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A tensor to write: name, shape and dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the size in bytes."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+def write_weights(
+    folder: Path,
+    tensors: Sequence[Written],
+    values: Iterable[tuple[str, Iterable[Tensor]]],
+    *,
+    file_bytes: int = _FILE_BYTES,
+) -> list[Path]:
+    """Write tensors as `model.safetensors`, or as several files with an index.
+
+    Args:
+        folder: an existing folder.
+        tensors: what is written, in this order.
+        values: the same names in the same order, each with its values in row-major order, in chunks.
+        file_bytes: size after which a new file begins; a tensor is never divided.
+
+    Returns:
+        The files.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written.
+    """
+    groups = _groups(tensors, file_bytes)
+    names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
+    names = names if len(groups) > 1 else [_SINGLE]
+    stream = iter(values)
+    for name, group in zip(names, groups, strict=True):
+        _write_file(folder / name, group, stream)
+    assert next(stream, None) is None, "more tensors than announced"
+    if len(groups) > 1:
+        index = {
+            "metadata": {"total_size": sum(tensor.num_bytes for tensor in tensors)},
+            "weight_map": {
+                tensor.name: name for name, group in zip(names, groups, strict=True) for tensor in group
+            },
+        }
+        (folder / _INDEX).write_text(json.dumps(index, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    return [folder / name for name in names]
+
+
+def _groups(tensors: Sequence[Written], file_bytes: int) -> list[list[Written]]:
+    groups: list[list[Written]] = [[]]
+    for tensor in tensors:
+        if groups[-1] and sum(each.num_bytes for each in groups[-1]) + tensor.num_bytes > file_bytes:
+            groups.append([])
+        groups[-1].append(tensor)
+    return groups
+
+
+def _write_file(
+    path: Path, tensors: Sequence[Written], values: Iterator[tuple[str, Iterable[Tensor]]]
+) -> None:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in tensors:
+        entries[tensor.name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.num_bytes],
+        }
+        offset += tensor.num_bytes
+    header = json.dumps(entries, separators=(",", ":"), allow_nan=False).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("xb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for tensor in tensors:
+            name, chunks = next(values)
+            assert name == tensor.name, f"{name} instead of {tensor.name}"
+            missing = tensor.num_bytes
+            for chunk in chunks:
+                assert chunk.dtype == tensor.dtype, f"{name} is {chunk.dtype}"
+                data = raw_bytes(chunk)
+                file.write(data)
+                missing -= len(data)
+            assert missing == 0, f"{name} lacks {missing:,} bytes"
+        flush_file(file)

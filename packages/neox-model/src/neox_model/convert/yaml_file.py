@@ -1,0 +1,64 @@
+"""The configuration that is written with an imported model."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CONFIGURATION", "write_settings"]
+
+CONFIGURATION = "model.yml"
+"""Name of the file."""
+
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Tokenizer, whose files are in this folder": ("tokenizer-type", "vocab-file", "merge-file"),
+    "Training: a start for fine-tuning": (
+        *("train-micro-batch-size-per-gpu", "gradient-accumulation-steps", "train-iters", "precision"),
+        *("optimizer", "zero-optimization", "gradient-clipping", "weight-decay", "lr-decay-style", "warmup"),
+        *("hidden-dropout", "attention-dropout"),
+    ),
+    "Weights": ("load", "finetune"),
+}
+_MODEL = "Model; other values are another model"
+_TRAINING: Mapping[str, Any] = {
+    "train-micro-batch-size-per-gpu": 1,
+    "gradient-accumulation-steps": 1,
+    "train-iters": 1000,
+    "optimizer": {"type": "Adam", "params": {"lr": 1.0e-5, "betas": [0.9, 0.95], "eps": 1.0e-8}},
+    "zero-optimization": {"stage": 1},
+    "gradient-clipping": 1.0,
+    "weight-decay": 0.1,
+    "lr-decay-style": "cosine",
+    "warmup": 0.01,
+}
+
+
+def write_settings(path: Path, model: Mapping[str, Any], *, source: Path, output: Path) -> None:
+    """Write a configuration that trains, generates with and evaluates the model.
+
+    Args:
+        path: the file.
+        model: parameters of the model and its tokenizer.
+        source: the folder that it came from.
+        output: the folder that will contain it.
+    """
+    settings = {**model, **_TRAINING, "load": str(output), "finetune": True}
+    grouped = {name for names in _GROUPS.values() for name in names}
+    groups = {_MODEL: [name for name in settings if name not in grouped], **_GROUPS}
+    lines = [
+        f"# Written by `neox-convert from-hf {source}`.",
+        "#",
+        f"#   neox-launch generate --config {output / path.name}",
+        f"#   neox-launch --config {output / path.name} --set data-path=PREFIX --set save=FOLDER",
+        "#",
+        "# To resume such a training, also pass --set load=FOLDER --set finetune=false.",
+    ]
+    for title, names in groups.items():
+        lines += ["", f"# --- {title}"]
+        lines += [f"{name}: {_value(settings[name])}" for name in names if name in settings]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _value(value: Any) -> str:
+    """Return a value as YAML; JSON is YAML, and its strings cannot be mistaken for something else."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

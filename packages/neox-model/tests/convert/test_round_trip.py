@@ -1,0 +1,71 @@
+"""A model of transformers becomes a checkpoint of ours and the same model again."""
+
+import json
+
+import pytest
+import torch
+
+from neox_config import load_config
+from neox_model.convert.from_hf import from_hf
+from neox_model.convert.to_hf import to_hf
+from neox_model.convert.weights import WeightFiles
+from support.hf_models import ENTRIES, FAMILIES, random_settings, write_model
+
+
+def assert_same_weights(one, other):
+    there, here = WeightFiles(one), WeightFiles(other)
+    assert there.tensors.keys() == here.tensors.keys()
+    for name, stored in there.tensors.items():
+        assert here.tensors[name].dtype == stored.dtype
+        assert torch.equal(here.whole(name), there.whole(name)), name
+
+
+def round_trip(folder, family, settings, **options):
+    write_model(folder / "theirs", family, settings, **options)
+    imported = from_hf(folder / "theirs", folder / "ours")
+    exported = to_hf(folder / "ours" / "global_step0", folder / "back", family=family)
+    assert_same_weights(folder / "theirs", folder / "back")
+    return imported, exported
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_round_trip_gives_the_same_bits(tmp_path, family):
+    imported, exported = round_trip(tmp_path, family, random_settings(family, 0))
+    for result in (imported, exported):
+        assert result["texts_tokenized_alike"] == 1000
+        assert max(result["largest_differences"].values()) < 1e-5
+    assert exported == json.loads((tmp_path / "back" / "verification.json").read_text())
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(1, 11))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_round_trip_of_random_shapes_gives_the_same_bits(tmp_path, family, seed):
+    dtype = [torch.float32, torch.bfloat16, torch.float16][seed % 3]
+    round_trip(tmp_path, family, random_settings(family, seed), dtype=dtype, seed=seed)
+
+
+SMALL = {
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "intermediate_size": 20,
+    "max_position_embeddings": 16,
+    "vocab_size": ENTRIES + 8,
+}
+
+
+@pytest.mark.slow
+def test_padding_of_the_vocabulary_is_left_out_on_request(tmp_path):
+    write_model(tmp_path / "theirs", "llama", SMALL, dtype=torch.bfloat16)
+    from_hf(tmp_path / "theirs", tmp_path / "padded")
+    from_hf(tmp_path / "theirs", tmp_path / "trimmed", trim_vocab=True)
+    to_hf(tmp_path / "padded" / "global_step0", tmp_path / "back", trim_vocab=True, dtype="fp32")
+    theirs, back = WeightFiles(tmp_path / "theirs"), WeightFiles(tmp_path / "back")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert torch.equal(back.whole(name), theirs.whole(name)[:ENTRIES].float())
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["vocab_size"] == ENTRIES
+    settings = {name: load_config([tmp_path / name / "model.yml"]).model for name in ("padded", "trimmed")}
+    assert settings["padded"].make_vocab_size_divisible_by == 9  # 280 entries and 288 rows.
+    assert settings["trimmed"].make_vocab_size_divisible_by == 1

@@ -1,0 +1,140 @@
+"""Small random models of transformers, with a tokenizer, in folders."""
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+__all__ = ["ENTRIES", "FAMILIES", "random_settings", "write_model", "write_tokenizer"]
+
+FAMILIES = ("gpt_neox", "gpt2", "llama", "mistral", "qwen2")
+_CLASSES = {
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+}
+ENTRIES = 280
+
+
+# transformers uses this pretokenization for every model of the class Qwen2, whatever its tokenizer.json has.
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+@cache
+def _tokenizer(family: str) -> str:
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if family == "qwen2":
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        split = pre_tokenizers.Split(Regex(_QWEN2), behavior="isolated")
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    else:
+        tokenizer.pre_tokenizer = byte_level
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=ENTRIES,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([Path(__file__).read_text()] * 3, trainer)
+    assert tokenizer.get_vocab_size() == ENTRIES
+    return tokenizer.to_str()
+
+
+def write_tokenizer(folder: Path, family: str = "llama") -> Path:
+    """Write a tokenizer.json of 280 entries with its settings, and return it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(_tokenizer(family))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder / "tokenizer.json"
+
+
+def random_settings(family: str, seed: int) -> dict[str, Any]:
+    """Return arguments of a configuration of a class: sizes, and every option that can be converted."""
+    draw = random.Random(f"{family} {seed}")
+    heads = draw.choice([1, 2, 3, 4, 6])
+    width = heads * draw.choice([4, 8, 12])
+    length = draw.choice([16, 33, 48])
+    layers = draw.choice([1, 2, 3])
+    tied = draw.random() < 0.5
+    inner = draw.choice([20, 37, 64])
+    vocab = ENTRIES + draw.choice([0, 0, 1, 20])
+    if family == "gpt2":
+        return {
+            "n_embd": width, "n_head": heads, "n_layer": layers, "n_positions": length, "vocab_size": vocab,
+            "n_inner": draw.choice([None, inner]), "tie_word_embeddings": tied,
+            "activation_function": draw.choice(["gelu_new", "gelu", "relu", "silu"]),
+            "layer_norm_epsilon": draw.choice([1e-5, 1e-4]),
+        }  # fmt: skip
+    settings: dict[str, Any] = {
+        "hidden_size": width, "num_attention_heads": heads, "num_hidden_layers": layers, "vocab_size": vocab,
+        "max_position_embeddings": length, "intermediate_size": inner, "tie_word_embeddings": tied,
+    }  # fmt: skip
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": draw.choice([10000.0, 500000.0, 777.0])}
+    rope |= draw.choice(
+        [
+            {},
+            {},
+            {"rope_type": "linear", "factor": 2.0},
+            {
+                "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8},
+        ]
+    )  # fmt: skip
+    if family == "gpt_neox":
+        rope["partial_rotary_factor"] = draw.choice([0.5, 1.0])
+        return settings | {
+            "rope_parameters": rope,
+            "use_parallel_residual": draw.random() < 0.5,
+            "attention_bias": draw.random() < 0.7,
+            "hidden_act": draw.choice(["gelu", "gelu_new", "relu"]),
+            "layer_norm_eps": draw.choice([1e-5, 1e-4]),
+        }
+    shared = draw.choice([each for each in range(1, heads + 1) if heads % each == 0])
+    settings |= {
+        "rope_parameters": rope,
+        "num_key_value_heads": shared,
+        "rms_norm_eps": draw.choice([1e-5, 1e-6]),
+        "hidden_act": draw.choice(["silu", "silu", "gelu"]),
+    }
+    if family == "llama":
+        settings |= {"attention_bias": draw.random() < 0.3, "mlp_bias": draw.random() < 0.3}
+    if family == "mistral":
+        settings["sliding_window"] = draw.choice([None, 5, 8])
+    if family == "qwen2":
+        settings |= draw.choice(
+            [{}, {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": layers // 2}]
+        )
+    return settings
+
+
+def write_model(
+    folder: Path, family: str, settings: dict[str, Any], *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Path:
+    """Write a model whose weights, biases and norms are all random, with its tokenizer; return the folder."""
+    import transformers  # Takes seconds.
+
+    kind = getattr(transformers, _CLASSES[family])
+    ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
+    model = kind(kind.config_class(**settings, **ids, initializer_range=0.2))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    model.to(dtype).save_pretrained(folder)
+    write_tokenizer(folder, family)
+    return folder
