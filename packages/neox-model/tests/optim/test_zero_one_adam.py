@@ -113,6 +113,10 @@ def train(group: Group, *, bias_correction: bool, restart: bool = False) -> tupl
             optimizer.state[weight] = state
             optimizer.restore_weights()
             assert torch.equal(weight, found[-1])
+            optimizer.use_shared_weights()
+            assert torch.equal(weight, shared)
+            optimizer.use_own_weights()
+            assert torch.equal(weight, found[-1])
     return found, optimizer
 
 

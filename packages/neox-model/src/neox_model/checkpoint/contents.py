@@ -292,17 +292,16 @@ def _is_scalar(state: Any) -> bool:
     return is_known and _is_number(value) and STORED_TYPES[dtype].holds(value)
 
 
-_FORWARD_NUMBERS = ("samples", "loss", "models", "micro_batch")
+_FORWARD_NUMBERS = ("samples", "loss", "micro_batch")
 _FORWARD_TEXTS = ("batch", "precision")
-# Checkpoints of before do not have these.
-_FORWARD_OPTIONAL = ("models", "micro_batch")
 
 
 def _is_forward_pass(result: Any) -> bool:
     if not isinstance(result, dict):
         return False
     return (
-        {*_FORWARD_OPTIONAL, *result} == {*_FORWARD_NUMBERS, *_FORWARD_TEXTS}
+        # Checkpoints of before have no size of micro-batches.
+        {"micro_batch", *result} == {*_FORWARD_NUMBERS, *_FORWARD_TEXTS}
         and all(_is_number(result[name]) for name in _FORWARD_NUMBERS if name in result)
         and all(isinstance(result[name], str) for name in _FORWARD_TEXTS)
     )

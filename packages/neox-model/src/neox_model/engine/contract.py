@@ -107,6 +107,13 @@ class Update(Protocol):
     def to_model(self) -> None:
         """Copy the master weights into the model's weights. Collective."""
 
+    def with_shared_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model computes with the weights that all replicas have.
+
+        A checkpoint contains these. They are other ones only between two averages of an optimizer whose
+        replicas take steps alone.
+        """
+
 
 class ForwardEngine(Protocol):
     """A model that is evaluated."""

@@ -94,6 +94,10 @@ class ZeroUpdate:
         """Copy the master weights into the model's weights. Collective."""
         zero_masters_to_model(self._inner.optimizer)
 
+    def with_shared_weights(self) -> AbstractContextManager[None]:
+        """Return a context that changes nothing: all replicas always have the same weights."""
+        return nullcontext()
+
     def measure_reduction(self, measure: Measure) -> None:
         """Measure the reduction after each backward pass; what overlaps with it is not separate."""
         measure_reduction(self._inner, measure)

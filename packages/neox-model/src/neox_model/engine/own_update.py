@@ -128,6 +128,10 @@ class OwnUpdate:
         """Copy the master weights, which were loaded, into the model's weights."""
         self.mixed.to_model()
 
+    def with_shared_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the model computes with the weights that all replicas have."""
+        return self.mixed.with_shared_weights()
+
     def measure_reduction(self, measure: Measure) -> None:
         """Measure the reduction over data-parallel ranks, which is a part of the step, from now on."""
         self.mixed.measure_reduction(measure)

@@ -5,8 +5,8 @@ copies of them. If the optimizer can skip an update itself, nothing here waits f
 loss scale, the number of applied updates and the learning rate are device tensors.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -154,6 +154,20 @@ class MixedPrecisionOptimizer:
         with torch.no_grad():
             if isinstance(self.optimizer, ZeroOneAdam):
                 self.optimizer.restore_weights()
+            self._copy_to_model()
+
+    @contextmanager
+    def with_shared_weights(self) -> Iterator[None]:
+        """Within, the model computes with the weights that a checkpoint contains, which all replicas have."""
+        if not isinstance(self.optimizer, ZeroOneAdam) or not self.optimizer.replicas_differ:
+            yield
+            return
+        self.optimizer.use_shared_weights()
+        self._copy_to_model()
+        try:
+            yield
+        finally:
+            self.optimizer.use_own_weights()
             self._copy_to_model()
 
     def _make_masters(self, dtype: torch.dtype) -> list[Parameter]:

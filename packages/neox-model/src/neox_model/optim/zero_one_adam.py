@@ -76,7 +76,8 @@ class ZeroOneAdam(OneBitAdam):
     A replica without others does the same, but compresses nothing.
 
     While weights differ, `shared_weight` returns those that all replicas have: checkpoints store these, with
-    the replica states of each, and `restore_weights` computes the replica's own from both.
+    the replica states of each, and `restore_weights` computes the replica's own from both. A model that is
+    compared with a checkpoint's computes with them (`use_shared_weights`).
 
     Args:
         parameters: parameter groups, each with `weight_decay`, which is decoupled.
@@ -139,8 +140,20 @@ class ZeroOneAdam(OneBitAdam):
         local = [pair for pair in self._pairs() if "local_update" in self.state.get(pair[0], {})]
         self._shared = {weight: weight.clone() for weight, _ in local}
         self._frozen.note_smallest_roots([weight for weight, _ in local])
-        for weight, group in local:
-            self._place(weight, group)
+        self.use_own_weights()
+
+    @torch.no_grad()
+    def use_shared_weights(self) -> None:
+        """Set the weights to those that all replicas have, until `use_own_weights`."""
+        for weight, shared in self._shared.items():
+            weight.copy_(shared)
+
+    @torch.no_grad()
+    def use_own_weights(self) -> None:
+        """Set the weights to this replica's own, with the same bits as its last step."""
+        for weight, group in self._pairs():
+            if weight in self._shared:
+                self._place(weight, group)
 
     def _pairs(self) -> list[Pair]:
         """Return all weights, each with its group."""

@@ -15,7 +15,6 @@ from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_model.assembly.model import padded_vocab_size
 from neox_model.checkpoint.outcome import gather
-from neox_model.checkpoint.replica_states import replicas_differ
 from neox_model.engine.contract import Engine
 from neox_model.parallel.collectives import all_reduce
 from neox_model.train.data.streams import Stream, choose_weighting
@@ -120,13 +119,17 @@ def build_forward_check(
         accumulation=derived.accumulation,
         samples_per_iteration=derived.train_batch_size,
     )
+
+    def mean_loss() -> float:
+        with training.engine.update.with_shared_weights():
+            return evaluator.evaluate("train", 0).loss
+
     return ForwardCheck(
-        lambda: evaluator.evaluate("train", 0).loss,
+        mean_loss,
         partial(_digest_of_first_batch, training, streams["train"]),
         samples=derived.train_batch_size,
         computes_in=derived.computes_in,
         micro_batch=derived.micro_batch_size if _averages_micro_batches(training.config) else 0,
-        models=lambda: training.groups.data.size if replicas_differ(training.engine.update.optimizer) else 1,
     )
 
 

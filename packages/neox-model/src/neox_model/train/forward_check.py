@@ -29,7 +29,6 @@ class ForwardCheck:
         computes_in: precision of the forward pass.
         micro_batch: size of the micro-batches, if the mean loss depends on it: some tokens do not count, and
             each micro-batch is averaged by itself; else 0.
-        models: returns how many different models the replicas hold; if several, the loss is their mean.
     """
 
     def __init__(
@@ -40,14 +39,12 @@ class ForwardCheck:
         samples: int,
         computes_in: str,
         micro_batch: int = 0,
-        models: Callable[[], int] = lambda: 1,
     ) -> None:
         self._mean_loss = mean_loss
         self._compute_digest = digest
         self._samples = samples
         self._computes_in = computes_in
         self._micro_batch = micro_batch
-        self._models = models
 
     def result(self) -> dict[str, Any]:
         """Return what is saved with a checkpoint. Collective over all ranks."""
@@ -56,7 +53,6 @@ class ForwardCheck:
             "loss": self._mean_loss(),
             "batch": self._digest,
             "precision": self._computes_in,
-            "models": self._models(),
             "micro_batch": self._micro_batch,
         }
 
@@ -98,8 +94,6 @@ class ForwardCheck:
             return "the batch size has changed"
         if saved["batch"] != self._digest:
             return "the first batch of the training data has changed"
-        if saved.get("models", 1) != self._models():
-            return "replicas had different weights, and there was another number of them"
         if saved.get("micro_batch", 0) != self._micro_batch:
             return "its loss is a mean over micro-batches, which have changed"
         return None if saved["precision"] in _TOLERANCES else "its precision is unknown"
