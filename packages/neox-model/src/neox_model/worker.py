@@ -109,18 +109,22 @@ def run_worker(
     return 0
 
 
-def show(text: str) -> None:
+def show(text: str, *, ends_line: bool = True) -> None:
     """Print to standard output; if its reader is gone (`| head`), continue without output.
+
+    Args:
+        text: what to print.
+        ends_line: print a newline behind it.
 
     Raises:
         NeoXError: standard output cannot be written to for another reason, such as a full disk.
     """
     try:
-        click.echo(text)
+        click.echo(text, nl=ends_line)
     except UnicodeEncodeError:
         # The locale's encoding lacks a character.
         encoding = sys.stdout.encoding
-        click.echo(text.encode(encoding, errors="replace").decode(encoding))
+        click.echo(text.encode(encoding, errors="replace").decode(encoding), nl=ends_line)
     except BrokenPipeError:
         _discard_output()
     except OSError as error:

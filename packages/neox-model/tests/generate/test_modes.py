@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from neox_model.generate.decode import Continuation
 
 from neox_config.errors import NeoXError
 from neox_data.tokenizers import build_tokenizer
 from neox_model.errors import StopRequested
-from neox_model.generate.decode import Continuation
 from neox_model.generate.modes import MODES, Job
 from neox_model.generate.prompts import read_prompts
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups

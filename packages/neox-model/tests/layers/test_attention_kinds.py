@@ -16,10 +16,10 @@ from neox_model.layers.attention import (
     SoftmaxCore,
     flex,
 )
-from neox_model.layers.attention.kv_cache import caching
 from neox_model.layers.positions import AlibiPosition, BucketPosition
 from neox_model.layers.positions.relative import alibi_slopes, distance_buckets
 from neox_model.parallel.groups import SINGLE_PROCESS, Group
+from support.decoding import logits_in_parts
 from support.settings import resolved_from
 
 LENGTH, BATCH, HEADS, WIDTH = 12, 2, 6, 4
@@ -146,9 +146,8 @@ def test_logits_of_a_sliding_window_with_cached_rows_equal_a_full_forward(settin
     given = tokens()
     with torch.no_grad():
         expected = model(given)
-        with caching(model):
-            parts = [model(given[:, start:stop]) for start, stop in ((0, 5), (5, 9), (9, 10), (10, 12))]
-    torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=1e-4, rtol=1e-4)
+        found = logits_in_parts(model, given, (0, 5, 9, 10, 11, 12))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -375,9 +374,8 @@ def test_logits_with_cached_rows_equal_a_full_forward(kind, sparsity, settings):
     given = tokens()
     with torch.no_grad():
         expected = model(given)
-        with caching(model):
-            parts = [model(given[:, start:stop]) for start, stop in ((0, 5), (5, 9), (9, 10), (10, 12))]
-        torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=1e-4, rtol=1e-4)
+        found = logits_in_parts(model, given, (0, 5, 9, 10, 11, 12))
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(model(given), expected)
 
 

@@ -13,7 +13,6 @@ from neox_model.initialization import INIT_METHODS, build_init_method, initializ
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
 from neox_model.layers.attention import DenseCore, ParallelAttention, SoftmaxCore
 from neox_model.layers.attention.dense import hidden_keys
-from neox_model.layers.attention.kv_cache import caching
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss, gather_vocabulary
 from neox_model.layers.mlp import MLP, GatedMLP
@@ -22,6 +21,7 @@ from neox_model.layers.positions import LearnedPosition, RotaryPosition, Sinusoi
 from neox_model.layers.residual_layer import add_dropped
 from neox_model.layers.transformer_layer import TransformerLayer
 from neox_model.parallel.groups import SINGLE_RANK
+from support.decoding import logits_in_parts
 
 WIDTH, HEADS, LENGTH, BATCH = 24, 6, 7, 3
 NORMAL = build_init_method("normal", std=0.5, hidden_size=WIDTH, num_layers=2)
@@ -425,13 +425,8 @@ def test_logits_with_cached_keys_equal_a_full_forward():
     tokens = torch.randint(0, 11, (2, 12))
     expected = model(tokens)
     for _ in range(2):  # a second time, to see that nothing is left over
-        with caching(model):
-            parts = [
-                model(tokens[:, :5]),
-                model(tokens[:, 5:9]),
-                *(model(tokens[:, i : i + 1]) for i in (9, 10, 11)),
-            ]
-        torch.testing.assert_close(torch.cat(parts, dim=1), expected, atol=1e-5, rtol=1e-4)
+        found = logits_in_parts(model, tokens, (0, 5, 9, 10, 11, 12))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(model(tokens), expected)
 
 

@@ -8,6 +8,8 @@ __all__ = ["generation_mode"]
 def generation_mode(config: NeoXConfig) -> str:
     """Return the configured mode, or the one implied by the other settings."""
     settings = config.generation
+    if settings.prompt is not None:
+        return "prompt"
     if settings.text_gen_type is not None:
         return settings.text_gen_type
     if settings.sample_input_file is not None:

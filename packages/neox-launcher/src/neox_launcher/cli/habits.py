@@ -1,5 +1,6 @@
 """What users of other launchers type: configuration files without `--config`, options with other names."""
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -12,7 +13,7 @@ from neox_config.problems import did_you_mean
 from neox_config.schema.config import parameter_named
 from neox_launcher.cli.commands import Commands
 
-__all__ = ["DRY_RUN", "LaunchCommand", "LaunchGroup", "parameter_options", "take_overrides"]
+__all__ = ["DRY_RUN", "LaunchCommand", "LaunchGroup", "literal_text", "parameter_options", "take_overrides"]
 
 _CONFIG, _DIRECTORY = "--config", ("-d", "--directory")
 DRY_RUN = "--dry-run"
@@ -117,6 +118,17 @@ def take_overrides(options: dict[str, Any]) -> dict[str, Any]:
 def _as_yaml(name: str, value: str) -> str:
     """Return an option's value as YAML: text is quoted, so that it is taken literally."""
     return value if _PARAMETERS[name] in _NUMBERS else "'" + value.replace("'", "''") + "'"
+
+
+def literal_text(text: str) -> str:
+    """Return text as a YAML scalar that means exactly this text, with any characters."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    # Characters that YAML changes or refuses unless they are escaped.
+    return "".join(char if char.isprintable() else _escaped(char) for char in quoted)
+
+
+def _escaped(char: str) -> str:
+    return f"\\U{ord(char):08x}"
 
 
 def _with_named_files(words: Sequence[str], group: click.Group) -> list[str]:

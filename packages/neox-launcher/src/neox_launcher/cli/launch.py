@@ -13,7 +13,7 @@ from neox_config.errors import LaunchError, NeoXError
 from neox_config.problems import list_problems
 from neox_launcher.agent.join import join_launch
 from neox_launcher.autotuning import is_tuned, tune
-from neox_launcher.cli.habits import DRY_RUN, LaunchGroup, parameter_options, take_overrides
+from neox_launcher.cli.habits import DRY_RUN, LaunchGroup, literal_text, parameter_options, take_overrides
 from neox_launcher.controller.display import open_display
 from neox_launcher.controller.doctor import examine_hosts
 from neox_launcher.controller.dry_run import Form, show_plan
@@ -110,14 +110,20 @@ def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
 
 @main.command()
 @request_options
+@click.option(
+    "--prompt", metavar="TEXT", help="Text to continue. Same as --set prompt=TEXT, taken literally."
+)
 @click.pass_obj
-def generate(common: tuple[Request, DryRun], /, **options: Any) -> None:
+def generate(common: tuple[Request, DryRun], /, prompt: str | None, **options: Any) -> None:
     """Generate text with the latest checkpoint in `load`.
 
     In an interactive session, Ctrl-C during a reply ends the reply. Ctrl-C at the prompt, or a second one
     during the same reply, ends the session; sample-output-file, with .partial appended, keeps the replies.
     """
-    _launch(*_merged(common, "generate", **options))
+    request, dry_run = _merged(common, "generate", **options)
+    if prompt is not None:
+        request = replace(request, overrides=(*request.overrides, f"prompt={literal_text(prompt)}"))
+    _launch(request, dry_run)
 
 
 @main.command()

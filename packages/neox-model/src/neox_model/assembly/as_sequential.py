@@ -15,7 +15,10 @@ __all__ = ["SequentialModel", "as_sequential"]
 
 
 class SequentialModel(nn.Module):
-    """A model that runs all layers in order.
+    """A model, or consecutive layers of it, that runs its layers in order.
+
+    If a layer shares parameters with one that is not in the plan, it has parameters of its own, with the
+    logical names of those.
 
     Attributes:
         plan_names: logical name of each path in this module.
@@ -29,6 +32,7 @@ class SequentialModel(nn.Module):
         loss_fn: Callable[..., Tensor],
         recomputation: Recomputation | None = None,
         autocast: Autocast = nullcontext,
+        owners: Sequence[LayerPlan] = (),
     ) -> None:
         super().__init__()
         self.loss_fn = loss_fn
@@ -37,14 +41,22 @@ class SequentialModel(nn.Module):
         self.stack = nn.ModuleList()
         self.plan_names = {f"stack.{index}": layer.name for index, layer in enumerate(plan)}
         built: dict[str, nn.Module] = {}
-        owned = {layer.name: layer for layer in plan if layer.tied == layer.name}
-        for layer in plan:
+        owned = {layer.name: layer for layer in (*owners, *plan) if layer.tied == layer.name}
+        for index, layer in enumerate(plan):
             shared: dict[str, Any] = {}
             if layer.tied is not None and layer.tied != layer.name:
-                shared["weight"] = attrgetter(owned[layer.tied].tied_weight)(built[layer.tied])
+                path = owned[layer.tied].tied_weight
+                if layer.tied in built:
+                    shared["weight"] = attrgetter(path)(built[layer.tied])
+                else:
+                    self.plan_names[f"stack.{index}.{layer.tied_weight}"] = f"{layer.tied}.{path}"
             built[layer.name] = layer.cls(**layer.kwargs, **shared)
             if layer.shares is not None and layer.shares != layer.name:
-                share_parameters(built[layer.name], built[layer.shares])
+                if layer.shares in built:
+                    share_parameters(built[layer.name], built[layer.shares])
+                else:
+                    built[layer.shares] = built[layer.name]
+                    self.plan_names[f"stack.{index}"] = layer.shares
             self.stack.append(built[layer.name])
 
     def forward(
@@ -66,6 +78,7 @@ def as_sequential(
     loss_fn: Callable[..., Tensor],
     recomputation: Recomputation | None = None,
     autocast: Autocast = nullcontext,
+    owners: Sequence[LayerPlan] = (),
 ) -> SequentialModel:
     """Build every layer of the plan, with uninitialized weights.
 
@@ -74,5 +87,8 @@ def as_sequential(
         loss_fn: stored as the model's `loss_fn`.
         recomputation: recomputes segments of layers; None stores all activations.
         autocast: context of every forward pass.
+        owners: layers that are built elsewhere, and may own weights that layers of the plan share.
     """
-    return SequentialModel(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)
+    return SequentialModel(
+        plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast, owners=owners
+    )

@@ -26,6 +26,7 @@ from neox_model.assembly.operators import choose_operators
 from neox_model.assembly.plan import LayerPlan
 from neox_model.assembly.transformer import build_layer, build_norm, init_method
 from neox_model.assembly.zero_sharding import gathered_parameter, zero3_init
+from neox_model.errors import LayoutError
 from neox_model.initialization import initialize_parameters
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss
@@ -33,7 +34,7 @@ from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.low_rank import freeze_all_but_adapters
 
-__all__ = ["LayerPlan", "build_model", "build_plan", "padded_vocab_size"]
+__all__ = ["LayerPlan", "build_model", "build_plan", "build_stage", "padded_vocab_size"]
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +127,42 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
         on_cpu=on_host,
         writable=partial(gathered_parameter, groups=groups),
     )
+    freeze_all_but_adapters(model)
+    _log_share(model, groups)
+    return model
+
+
+def build_stage(resolved: Resolved, groups: Groups, *, vocab_size: int) -> SequentialModel:
+    """Build this stage's layers for generation, with uninitialized weights. Collective over all ranks.
+
+    The transformer layers are divided evenly; the embedding is on the first stage, the head on the last one.
+
+    Args:
+        resolved: the configuration, without ZeRO and sequence parallelism.
+        groups: this job's process groups.
+        vocab_size: the tokenizer's vocabulary size.
+
+    Raises:
+        LayoutError: sizes do not divide, or there are fewer layers than stages.
+        ModelError: a configured value has no implementation.
+        KernelUnavailable: a requested fused operator cannot be used.
+    """
+    device, pipe, num_layers = _device(), groups.pipe, resolved.config.model.num_layers
+    if num_layers < pipe.size:
+        raise LayoutError(
+            f"there are {pipe.size} pipeline stages, but the model has only {num_layers} layers; "
+            "set a smaller pipe-parallel-size"
+        )
+    plan = build_plan(resolved, groups, vocab_size=vocab_size, device=device)
+    start = 0 if pipe.rank == 0 else 1 + pipe.rank * num_layers // pipe.size
+    stop = len(plan) if pipe.rank == pipe.size - 1 else 1 + (pipe.rank + 1) * num_layers // pipe.size
+    with device:
+        model = as_sequential(
+            plan[start:stop],
+            loss_fn=_loss(resolved.config, groups.model, vocab_size),
+            autocast=build_autocast(resolved, device),
+            owners=plan[:start],
+        )
     freeze_all_but_adapters(model)
     _log_share(model, groups)
     return model

@@ -12,7 +12,7 @@ from neox_launcher.protocol.exit_codes import SIGNALLED
 from neox_launcher.protocol.stop_signals import name_of
 from neox_launcher.worker.reporting import requested_signal
 from neox_model.errors import StopRequested
-from neox_model.parallel.groups import Group
+from neox_model.parallel.groups import Groups
 
 __all__ = ["Interrupts", "ending_on_signals"]
 
@@ -30,12 +30,11 @@ class Interrupts:
     Use it as a context manager; then the handlers are installed.
 
     Args:
-        group: the tensor-parallel ranks, which end a reply after the same token.
-        device: device of the model.
+        groups: this rank's process groups; the ranks of a copy of the model end a reply after the same token.
     """
 
-    def __init__(self, group: Group, device: torch.device) -> None:
-        self._group, self._device = group, device
+    def __init__(self, groups: Groups) -> None:
+        self._groups = [group for group in (groups.model, groups.pipe) if group.size > 1]
         self._is_interrupted = False
         self._waits_for_input = False
 
@@ -63,11 +62,13 @@ class Interrupts:
         self._is_interrupted = False
 
     def should_end_reply(self) -> bool:
-        """Return True on all tensor-parallel ranks if one was interrupted. Collective over the group."""
-        if self._group.size == 1:
+        """Return True on all ranks of the copy if one was interrupted. Collective over these ranks."""
+        if not self._groups:
             return self._is_interrupted
-        flag = torch.tensor(int(self._is_interrupted), device=self._device)
-        distributed.all_reduce(flag, op=distributed.ReduceOp.MAX, group=self._group.process_group)
+        device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+        flag = torch.tensor(int(self._is_interrupted), device=device)
+        for group in self._groups:
+            distributed.all_reduce(flag, op=distributed.ReduceOp.MAX, group=group.process_group)
         return bool(flag)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -1,30 +1,35 @@
-"""The modes of generation: unconditional, input-file and interactive.
+"""The modes of generation: a prompt, unconditional, input-file and interactive.
 
-Results are JSON lines, one per prompt, with GPT-NeoX's fields, and are shown as text on standard output.
-Prompts are distributed over the data-parallel replicas; rank 0 writes results in the order of the prompts.
+Results are JSON lines, one per text, with GPT-NeoX's fields and more, and are shown as text on standard
+output. Prompts are distributed over the data-parallel replicas; rank 0 writes results in the order of the
+prompts.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import click
-import torch
 
-from neox_config.errors import ConfigError
+from neox_config.errors import ConfigError, NeoXError
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import interruptible
 from neox_model.checkpoint.outcome import collect, gather
-from neox_model.generate.decode import Decoder
+from neox_model.generate.conversation import Conversation
+from neox_model.generate.engine import Engine, Reply, Request
 from neox_model.generate.interruption import Interrupts, ending_on_signals
 from neox_model.generate.prompts import read_prompt, read_prompts
 from neox_model.generate.results import writing_results
+from neox_model.generate.sampling import GREEDY, Sampling
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import mixed_seed
 from neox_model.worker import show
 
 __all__ = ["MODES", "Job", "Sample"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +37,16 @@ class Sample:
     """One line of the results.
 
     Args:
-        context: the prompt.
+        context: the prompt as it was given.
         text: the generated text; None if empty.
-        length: tokens of `text`.
+        length: number of generated tokens.
         finished: True if the model ended the document.
-        message: why there is no text, or why it ends; None if there is text.
+        message: why there is no text, or that it was interrupted; None otherwise.
         duration_seconds: time of the generation.
+        prompt: the text that the model continued: the context, in a conversation behind its history.
+        tokens: the generated ids, without end-of-document; with those of a stop string.
+        log_probabilities: of these tokens, under the model.
+        finish_reason: why the text ends (see Engine).
     """
 
     context: str
@@ -46,6 +55,10 @@ class Sample:
     finished: bool
     message: str | None
     duration_seconds: float
+    prompt: str
+    tokens: list[int]
+    log_probabilities: list[float]
+    finish_reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,44 +66,66 @@ class Job:
     """The inputs of a generation.
 
     Args:
-        decoder: continues token ids.
+        engine: builds an engine for this number of sequences and for sequences of this many tokens.
         tokenizer: converts text to ids and back.
         groups: this rank's process groups.
         seed: random seed; together with a sample's number it determines the sample for any number of
             processes.
-        num_samples: number of texts without a prompt.
+        seq_length: maximum number of tokens of the model, prompt included.
+        maximum_tokens: maximum number of tokens of one text.
+        batch_size: maximum number of sequences that are decoded together.
+        sampling: how tokens are chosen; its seed is replaced by one of each sample.
+        stop_strings: a text ends before the first of them.
+        num_samples: number of texts without a prompt, or of continuations of `prompt`.
+        prompt: the text to continue.
+        keeps_history: continue a conversation instead of each line by itself.
         input_file: file with one prompt per line.
         output_file: file for the JSON lines; None: next to the input file, or no file without one.
     """
 
-    decoder: Decoder
+    engine: Callable[[int, int], Engine]
     tokenizer: Tokenizer
     groups: Groups
     seed: int
+    seq_length: int
+    maximum_tokens: int = 64
+    batch_size: int = 16
+    sampling: Sampling = field(default=GREEDY)
+    stop_strings: tuple[str, ...] = ()
     num_samples: int = 0
+    prompt: str | None = None
+    keeps_history: bool = True
     input_file: Path | None = None
     output_file: Path | None = None
 
-    def sample(self, context: str, number: int, *, should_end: Callable[[], bool] = lambda: False) -> Sample:
-        """Continue one prompt. Collective over the tensor-parallel group.
-
-        Args:
-            context: the prompt.
-            number: number of the sample, for its random seed.
-            should_end: called before each token; True ends the text.
-        """
-        started = time.perf_counter()
-        generator = torch.Generator().manual_seed(mixed_seed("sample", self.seed, number))
-        prompt = self.tokenizer.encode(context) if context else []
-        result = self.decoder.continue_prompt(prompt, generator, should_end=should_end)
-        return Sample(
-            context=context,
-            text=self.tokenizer.decode(result.tokens) if result.tokens else None,
-            length=len(result.tokens),
-            finished=result.finished,
-            message=result.message,
-            duration_seconds=round(time.perf_counter() - started, 3),
+    def request(self, prompt: Sequence[int], number: int) -> Request:
+        """Return the request for the continuation of token ids, the sample with this number."""
+        return Request(
+            prompt=prompt,
+            maximum_tokens=self.maximum_tokens,
+            sampling=replace(self.sampling, seed=mixed_seed("sample", self.seed, number)),
+            stop_strings=self.stop_strings,
         )
+
+
+def _sample(context: str, prompt: str, reply: Reply) -> Sample:
+    return Sample(
+        context=context,
+        text=reply.text or None,
+        length=len(reply.tokens),
+        finished=reply.finish_reason == "end-of-document",
+        message=reply.message,
+        duration_seconds=round(reply.duration_seconds, 3),
+        prompt=prompt,
+        tokens=reply.tokens,
+        log_probabilities=[round(value, 6) for value in reply.log_probabilities],
+        finish_reason=reply.finish_reason,
+    )
+
+
+def _of_prompt(job: Job) -> None:
+    assert job.prompt is not None
+    _generate_all(job, [job.prompt] * max(1, job.num_samples), job.output_file)
 
 
 def _unconditional(job: Job) -> None:
@@ -107,36 +142,66 @@ def _from_file(job: Job) -> None:
             "text_gen_type: input-file requires sample_input_file; set it to a file with one prompt per line"
         )
     output = job.output_file or job.input_file.with_name(job.input_file.name + ".output.jsonl")
-    _generate_all(job, read_prompts(job.input_file), output)
+    prompts = read_prompts(job.input_file)
+    _generate_all(job, [text for _, text in prompts], output, lines=[line for line, _ in prompts])
 
 
 def _interactive(job: Job) -> None:
-    """Continue each line of standard input, until it ends. Only the first replica generates.
+    """Answer each line of standard input, until it ends. Only the first replica generates.
 
     Ctrl-C ends the reply, which is kept as far as it was generated. With neox-launch, Ctrl-C at the prompt
     and a second one during a reply end the session.
     """
-    interrupts = Interrupts(job.groups.model, job.decoder.device)
-    output = job.output_file if job.groups.world.rank == 0 else None
+    groups = job.groups
+    interrupts = Interrupts(groups)
+    output = job.output_file if groups.world.rank == 0 else None
+    engine = job.engine(1, job.seq_length) if groups.data.rank == 0 else None
+    conversation = Conversation(
+        job.tokenizer, room=job.seq_length - job.maximum_tokens, keeps_history=job.keeps_history
+    )
     with interrupts.handled(), writing_results(output) as write:
-        for number, context in enumerate(_typed_prompts(job.groups, interrupts)):
-            if job.groups.data.rank == 0:
+        for number, context in enumerate(_typed_prompts(groups, interrupts, conversation)):
+            if engine is not None:
                 interrupts.begin_reply()
-                with interruptible(job.groups.world.rank, number):
-                    sample = job.sample(context, number, should_end=interrupts.should_end_reply)
-                if job.groups.world.rank == 0:
+                prompt, tokens = conversation.prompt(context)
+                with interruptible(groups.world.rank, number):
+                    reply = _stream(engine, job.request(tokens, number), interrupts, groups.world.rank == 0)
+                conversation.add(context, reply)
+                if groups.world.rank == 0:
+                    sample = _sample(context, prompt, reply)
                     write(asdict(sample))
-                    _show(sample, "")
+                    show(f"--- {_details(sample, '')} ---\n")
 
 
-def _typed_prompts(groups: Groups, interrupts: Interrupts) -> Iterator[str]:
-    """Yield the lines that rank 0 reads from standard input, on every rank."""
+def _stream(engine: Engine, request: Request, interrupts: Interrupts, shows: bool) -> Reply:
+    """Return the reply to a request, whose text is shown as it arrives."""
+    ticket = engine.submit(request)
+    reply = None
+    while reply is None:
+        if interrupts.should_end_reply():
+            reply = engine.cancel(ticket)
+            break
+        for update in engine.step():
+            reply = update.reply
+            if shows and update.text:
+                show(update.text, ends_line=False)
+    assert reply is not None, "the request waits or runs until there is a reply"
+    if shows:
+        show("")
+    return reply
+
+
+def _typed_prompts(groups: Groups, interrupts: Interrupts, conversation: Conversation) -> Iterator[str]:
+    """Yield the lines that rank 0 reads from standard input, on every rank; carry out commands."""
     while True:
         line = _ask(interrupts) if groups.world.rank == 0 else None
         line = gather(groups.control, line)[0]
         if line is None:
             return
-        if line:
+        if (answer := conversation.command(line)) is not None:
+            if groups.world.rank == 0:
+                click.echo(answer, err=True)
+        elif line:
             yield line
 
 
@@ -150,28 +215,77 @@ def _ask(interrupts: Interrupts) -> str | None:
 
 
 MODES: dict[str, Callable[[Job], None]] = {
+    "prompt": _of_prompt,
     "unconditional": _unconditional,
     "input-file": _from_file,
     "interactive": _interactive,
 }
 
 
-def _generate_all(job: Job, contexts: Sequence[str], output: Path | None) -> None:
-    """Generate on every replica, each taking every n-th prompt; rank 0 writes and shows each round."""
+def _generate_all(
+    job: Job, contexts: Sequence[str], output: Path | None, *, lines: Sequence[int] | None = None
+) -> None:
+    """Generate on every replica, each taking every n-th prompt; rank 0 writes and shows each round.
+
+    Args:
+        job: what to do.
+        contexts: the prompts.
+        output: the file of the results.
+        lines: numbers of the prompts' lines in the input file, for messages.
+    """
+    started = time.perf_counter()
     replicas, writes = job.groups.data.size, job.groups.world.rank == 0
+    mine = range(job.groups.data.rank, len(contexts), replicas)
+    requests = [
+        job.request(job.tokenizer.encode(contexts[one]) if contexts[one] else [], one) for one in mine
+    ]
+    written = tokens = 0
     with ending_on_signals(), writing_results(output if writes else None) as write:
+        replies = iter(_replies(job, requests))
         for first in range(0, len(contexts), replicas):
             number = first + job.groups.data.rank
-            sample = job.sample(contexts[number], number) if number < len(contexts) else None
-            made = collect(job.groups.control, sample if job.groups.model.rank == 0 else None)
-            for shown, made_sample in enumerate((one for one in made if one is not None), start=first + 1):
-                write(asdict(made_sample))
-                _show(made_sample, f"sample {shown} of {len(contexts)}")
+            sample = None
+            if number < len(contexts):
+                sample = _sample(contexts[number], contexts[number], next(replies))
+            made = collect(job.groups.control, sample if _is_first_of_copy(job.groups) else None)
+            for one in (one for one in made if one is not None):
+                if one.finish_reason == "prompt-too-long":
+                    place = f"sample {written + 1}" if lines is None else f"line {lines[written]}"
+                    logger.warning("%s has no text: %s", place, one.message)
+                write(asdict(one))
+                written, tokens = written + 1, tokens + one.length
+                _show(one, f"sample {written} of {len(contexts)}")
+        if writes and written != len(contexts):
+            raise NeoXError(
+                f"{len(contexts):,} prompts gave {written:,} results; report this error, and run again"
+            )
+    if writes:
+        seconds = time.perf_counter() - started
+        logger.info(
+            "%d prompts, %d texts, %d tokens in %.1f s (%.1f tokens/s)",
+            *(len(contexts), written, tokens, seconds, tokens / seconds),
+        )
+
+
+def _replies(job: Job, requests: Sequence[Request]) -> Iterator[Reply]:
+    if not requests:
+        return iter(())
+    longest = max(max(1, len(request.prompt)) for request in requests)
+    engine = job.engine(min(job.batch_size, len(requests)), min(job.seq_length, longest + job.maximum_tokens))
+    return engine.replies(requests)
+
+
+def _is_first_of_copy(groups: Groups) -> bool:
+    return groups.model.rank == 0 and groups.pipe.rank == 0
 
 
 def _show(sample: Sample, title: str) -> None:
+    show(f"--- {_details(sample, title)} ---\n{sample.context}{sample.text or ''}\n")
+
+
+def _details(sample: Sample, title: str) -> str:
     details = [title] if title else []
     details += [f"{sample.length} tokens", f"{sample.duration_seconds:.1f} s"]
     details += ["document ended"] if sample.finished else []
     details += [sample.message] if sample.message else []
-    show(f"--- {', '.join(details)} ---\n{sample.context}{sample.text or ''}\n")
+    return ", ".join(details)

@@ -23,8 +23,10 @@ _BYTE_ORDER_MARK = "\ufeff"
 _TERMINAL_LINE_BYTES = 4096
 
 
-def read_prompts(path: Path) -> list[str]:
-    """Return the non-empty lines of a UTF-8 file, stripped. Only a newline ends a line.
+def read_prompts(path: Path) -> list[tuple[int, str]]:
+    """Return (line number, prompt) for the non-empty lines of a UTF-8 file. Only a newline ends a line.
+
+    Prompts are stripped. The numbers of prompts and of empty lines are logged.
 
     Raises:
         NeoXError: the file cannot be read, or is not UTF-8.
@@ -41,10 +43,11 @@ def read_prompts(path: Path) -> list[str]:
             f"sample_input_file {path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8; convert "
             "the file, for example with iconv"
         ) from error
-    prompts = [line.strip() for line in text.removeprefix(_BYTE_ORDER_MARK).split("\n")]
-    prompts = [prompt for prompt in prompts if prompt]
+    lines = text.removeprefix(_BYTE_ORDER_MARK).removesuffix("\n").split("\n")
+    prompts = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
         raise ConfigError(f"sample_input_file {path} contains no prompts; write one prompt per line")
+    logger.info("%s: %d prompts; %d empty lines are left out", path, len(prompts), len(lines) - len(prompts))
     return prompts
 
 

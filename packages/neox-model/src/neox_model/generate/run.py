@@ -1,8 +1,8 @@
 """Run a generation: set up processes, tokenizer, model and weights, then run the configured mode.
 
-The checkpoint may have any layout. A pipeline is useful only with many micro-batches, so generation always
-runs the plain model: tensor parallelism as configured, with pipeline stages replaced by replicas that
-generate for different prompts.
+The checkpoint may have any layout. The model is divided over tensor-parallel ranks and pipeline stages as
+configured; without training there is no ZeRO and no sequence parallelism, because prompts of arbitrary length
+cannot be divided evenly.
 """
 
 import logging
@@ -10,25 +10,34 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from neox_config import Resolved
+import torch
+
+from neox_config import NeoXConfig, Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.generation import generation_mode
 from neox_config.errors import NeoXError
+from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.choices import DTYPES
-from neox_model.assembly.model import build_model
+from neox_model.assembly.model import build_stage
 from neox_model.assembly.zero_sharding import gathered_parameter, without_zero
 from neox_model.checkpoint import load_weights
 from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.storage import find_storage
-from neox_model.generate.decode import Decoder
+from neox_model.generate.batch import Batch
+from neox_model.generate.engine import Engine
+from neox_model.generate.forward import Forward
 from neox_model.generate.modes import MODES, Job
-from neox_model.generate.sampling import Sampler
+from neox_model.generate.sampling import Sampling
+from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 
-__all__ = ["as_plain_model", "generate_from"]
+__all__ = ["as_plain_model", "generate_from", "load_forward"]
 
 logger = logging.getLogger(__name__)
+
+# On a device whose results are read back, every eighth token; on a CPU every token, which costs nothing.
+_STEPS_PER_READ = 8
 
 
 def generate_from(resolved: Resolved) -> None:
@@ -41,70 +50,98 @@ def generate_from(resolved: Resolved) -> None:
     load = config.checkpoint.load
     if load is None:
         raise NeoXError("generation requires trained weights; set load to a folder with checkpoints")
-    plain = as_plain_model(resolved)
-    groups = join_processes(plain)
-    storage = find_storage(config, groups)
-    directory = folder_with_weights(load, groups, cache=config.checkpoint.store_cache, storage=storage)
+    groups = join_processes(resolved)
     tokenizer = load_tokenizer(config)
-    model = build_model(plain, groups, vocab_size=tokenizer.vocab_size)
+    forward = load_forward(resolved, load, groups, tokenizer)
+    mode = generation_mode(config)
+    logger.info(
+        "generating (%s) on data-parallel %d x pipe-parallel %d x model-parallel %d",
+        *(mode, groups.data.size, groups.pipe.size, groups.model.size),
+    )
+    try:
+        MODES[mode](_job(config, forward, tokenizer, groups, reads_every_token=mode == "interactive"))
+    except torch.OutOfMemoryError as error:
+        raise NeoXError(
+            f"the device has too little memory: {error}; set a smaller generation-batch-size or "
+            "maximum-tokens, or divide the model with model-parallel-size"
+        ) from error
+    leave_processes()
+
+
+def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Tokenizer) -> Forward:
+    """Build this rank's part of the model, and load the latest checkpoint. Collective over all ranks.
+
+    Args:
+        resolved: the configuration.
+        load: the folder of the checkpoints.
+        groups: this job's process groups.
+        tokenizer: the model's tokenizer.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it contains a different model.
+    """
+    storage = find_storage(resolved.config, groups)
+    cache = resolved.config.checkpoint.store_cache
+    directory = folder_with_weights(load, groups, cache=cache, storage=storage)
+    model = build_stage(as_plain_model(resolved), groups, vocab_size=tokenizer.vocab_size)
     for param in model.parameters():
-        param.data = param.data.to(DTYPES[plain.derived.precision])
+        param.data = param.data.to(DTYPES[resolved.derived.precision])
     recorded = recorded_values(resolved, tokenizer)
     base = load_base(
-        base_of_adapters(config),
+        base_of_adapters(resolved.config),
         model,
         groups=groups,
         config=recorded,
         writable=partial(gathered_parameter, groups=groups),
     )
     load_weights(directory, model=model, groups=groups, config=recorded | base, storage=storage)
-    settings = config.generation
-    decoder = Decoder(
+    return Forward(
         model.eval(),
-        Sampler(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p),
+        hidden_size=resolved.config.model.hidden_size,
         vocab_size=tokenizer.vocab_size,
-        end_of_document=tokenizer.end_of_document,
-        seq_length=config.model.seq_length,
-        maximum_tokens=settings.maximum_tokens,
-        recompute=settings.recompute,
-        group=groups.model,
+        groups=groups,
     )
-    job = Job(
-        decoder=decoder,
+
+
+def _job(
+    config: NeoXConfig, forward: Forward, tokenizer: Tokenizer, groups: Groups, *, reads_every_token: bool
+) -> Job:
+    settings = config.generation
+    is_read = reads_every_token or forward.device.type == "cpu"
+
+    def engine(slots: int, capacity: int) -> Engine:
+        batch = Batch(forward, slots=slots, capacity=capacity, recompute=settings.recompute)
+        return Engine(batch, tokenizer, steps_per_read=1 if is_read else _STEPS_PER_READ)
+
+    seed = config.training.seed if settings.sampling_seed is None else settings.sampling_seed
+    return Job(
+        engine=engine,
         tokenizer=tokenizer,
         groups=groups,
-        seed=config.training.seed,
+        seed=seed,
+        seq_length=config.model.seq_length,
+        maximum_tokens=settings.maximum_tokens,
+        batch_size=settings.generation_batch_size,
+        sampling=Sampling(
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            repetition_penalty=settings.repetition_penalty,
+        ),
+        stop_strings=settings.stop_strings,
         num_samples=settings.num_samples,
+        prompt=settings.prompt,
+        keeps_history=settings.interactive_history,
         input_file=_path(settings.sample_input_file),
         output_file=_path(settings.sample_output_file),
     )
-    mode = generation_mode(config)
-    logger.info(
-        "generating (%s) on data-parallel %d x model-parallel %d", mode, groups.data.size, groups.model.size
-    )
-    MODES[mode](job)
-    leave_processes()
 
 
 def as_plain_model(resolved: Resolved) -> Resolved:
-    """Return the configuration without pipeline, sequence parallelism and ZeRO; stages become replicas."""
-    derived = resolved.derived
-    if derived.pipe_parallel_size > 1:
-        logger.info(
-            "generation uses no pipeline: the %d stages become replicas, each with %d tensor-parallel ranks",
-            derived.pipe_parallel_size,
-            derived.model_parallel_size,
-        )
-    sizes = {
-        "uses_pipeline": False,
-        "pipe_parallel_size": 1,
-        "data_parallel_size": derived.world_size // derived.model_parallel_size,
-    }
+    """Return the configuration without ZeRO and sequence parallelism."""
     plain = without_zero(resolved)
-    # Prompts of arbitrary length cannot be split evenly over the ranks.
     whole = plain.config.parallelism.replaced(sequence_parallel=False)
-    config = plain.config.model_copy(update={"parallelism": whole})
-    return replace(plain, config=config, derived=derived.model_copy(update=sizes))
+    return replace(plain, config=plain.config.model_copy(update={"parallelism": whole}))
 
 
 def _path(name: str | None) -> Path | None:

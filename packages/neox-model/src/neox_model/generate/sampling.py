@@ -1,7 +1,10 @@
-"""Sample the next token from logits.
+"""Choose the next token of every sequence from its logits, on the device, with settings by sequence.
 
-The filters are applied in GPT-NeoX's order: temperature, top_k, top_p. Everything is computed on the CPU in
-float32, so that equal logits and generators give the same token on every rank.
+The filters are those of GPT-NeoX and transformers, in their order: repetition penalty, temperature, top_k,
+top_p. Each filter keeps the tokens whose logits reach a threshold, so equal logits are kept or dropped
+together. A token is drawn with one random number of its sequence: the first token, in the order of ids, at
+which the cumulative probability exceeds it. So a sequence's tokens do not depend on those that are decoded
+together with it.
 """
 
 from dataclasses import dataclass
@@ -9,56 +12,171 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Sampler", "keep_top_k", "keep_top_p"]
+__all__ = ["GREEDY", "Sampling", "SamplingTable", "filtered", "penalized"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampler:
-    """Samples a token.
+class Sampling:
+    """Settings of one sequence.
 
     Args:
-        temperature: divides the logits; 0 selects the most likely token and ignores the filters.
+        temperature: divides the logits; 0 selects the most likely token and ignores top_k and top_p.
         top_k: sample from this many most likely tokens; 0 disables the filter.
-        top_p: sample from the most likely tokens with this cumulative probability; 0 disables the filter.
+        top_p: sample from the most likely tokens with this cumulative probability; 0 and 1 disable it.
+        repetition_penalty: positive logits of tokens in the text are divided by it, negative ones multiplied.
+        seed: determines the random numbers.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
 
-    def __call__(self, logits_V: Tensor, generator: torch.Generator) -> int:
-        """Return the id of the sampled token.
+
+GREEDY = Sampling()
+
+
+def penalized(logits_BV: Tensor, seen_BV: Tensor, penalty_B: Tensor) -> Tensor:
+    """Return the logits with those of seen tokens made less likely. Source: arXiv:1909.05858, section 4.1."""
+    penalty_B1 = penalty_B.unsqueeze(1)
+    lowered_BV = torch.where(logits_BV > 0, logits_BV / penalty_B1, logits_BV * penalty_B1)
+    return torch.where(seen_BV, lowered_BV, logits_BV)
+
+
+def filtered(
+    logits_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor, *, count: int, has_top_p: bool = True
+) -> Tensor:
+    """Return the logits with those of tokens outside top_k, then top_p, at minus infinity.
+
+    The token that crosses top_p is kept, so at least one remains.
+
+    Args:
+        logits_BV: divided by the temperature.
+        top_k_B: 0 keeps all.
+        top_p_B: 0 and 1 keep all.
+        count: tokens that must be ordered: at least every top_k, and all if a sequence has top_p alone.
+        has_top_p: False if every top_p is 0 or 1.
+
+    Source: arXiv:1904.09751, section 3.1 (top_p).
+    """
+    if count == 0:
+        return logits_BV
+    ordered_BC = logits_BV.topk(count).values
+    last_B1 = ordered_BC.gather(1, (top_k_B - 1).clamp(min=0).unsqueeze(1))
+    last_B1 = last_B1.masked_fill(top_k_B.unsqueeze(1) == 0, -torch.inf)
+    logits_BV = logits_BV.masked_fill(logits_BV < last_B1, -torch.inf)
+    if not has_top_p:
+        return logits_BV
+    total_B1 = logits_BV.logsumexp(1, keepdim=True)
+    ordered_BC = ordered_BC.masked_fill(ordered_BC < last_B1, -torch.inf)
+    probability_BC = (ordered_BC - total_B1).exp()
+    mass_before_BC = probability_BC.cumsum(1) - probability_BC
+    kept_B = ((mass_before_BC < top_p_B.unsqueeze(1)) & (ordered_BC > -torch.inf)).sum(1)
+    least_B1 = ordered_BC.gather(1, (kept_B - 1).clamp(min=0).unsqueeze(1))
+    is_off_B = (top_p_B <= 0.0) | (top_p_B >= 1.0)
+    least_B1 = least_B1.masked_fill(is_off_B.unsqueeze(1), -torch.inf)
+    return logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
+
+
+class SamplingTable:
+    """The settings and random numbers of the sequences in the slots of a batch.
+
+    Args:
+        slots: number of sequences.
+        draws: maximum number of tokens of one sequence.
+        vocab_size: the tokenizer's vocabulary size.
+        device: device of the logits.
+    """
+
+    def __init__(self, *, slots: int, draws: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._settings = [GREEDY] * slots
+        # Temperature, top_p, repetition penalty.
+        self._numbers_B3 = torch.ones(slots, 3, device=device)
+        self._top_k_B = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._is_greedy_B = torch.ones(slots, dtype=torch.bool, device=device)
+        self._uniform_BT = torch.zeros(slots, draws, dtype=torch.float64, device=device)
+        self._drawn_B = torch.zeros(slots, dtype=torch.int64, device=device)
+        # Allocated when a sequence has a repetition penalty.
+        self._seen_BV: Tensor | None = None
+
+    def set(self, slot: int, settings: Sampling, prompt_T: Tensor, draws: int) -> None:
+        """Set what a new sequence requires.
 
         Args:
-            logits_V: logits of one position over the tokenizer's vocabulary, without padding.
-            generator: a CPU generator; not used at temperature 0.
+            slot: its slot.
+            settings: its settings.
+            prompt_T: its prompt, on the device.
+            draws: maximum number of its tokens.
         """
-        logits_V = logits_V.detach().to("cpu", torch.float32)
-        if self.temperature == 0.0:
-            return int(logits_V.argmax())
-        logits_V = logits_V / self.temperature
-        if self.top_k > 0:
-            logits_V = keep_top_k(logits_V, self.top_k)
-        if self.top_p > 0.0:
-            logits_V = keep_top_p(logits_V, self.top_p)
-        return int(torch.multinomial(logits_V.softmax(dim=-1), 1, generator=generator))
+        self._settings[slot] = settings
+        numbers = (settings.temperature or 1.0, settings.top_p, settings.repetition_penalty)
+        self._numbers_B3[slot] = torch.tensor(numbers)
+        self._top_k_B[slot] = min(settings.top_k, self._vocab_size)
+        self._is_greedy_B[slot] = settings.temperature == 0.0
+        self._drawn_B[slot] = 0
+        if settings.temperature > 0.0:
+            generator = torch.Generator("cpu").manual_seed(settings.seed)
+            self._uniform_BT[slot, :draws] = torch.rand(
+                draws, dtype=torch.float64, generator=generator, device="cpu"
+            )
+        if settings.repetition_penalty != 1.0:
+            if self._seen_BV is None:
+                shape = (len(self._settings), self._vocab_size)
+                self._seen_BV = torch.zeros(shape, dtype=torch.bool, device=prompt_T.device)
+            self._seen_BV[slot] = False
+            self._seen_BV[slot, prompt_T] = True
 
+    def move(self, source: int, target: int) -> None:
+        """Copy the state of one slot to another."""
+        self._settings[target] = self._settings[source]
+        states = (self._numbers_B3, self._top_k_B, self._is_greedy_B, self._uniform_BT, self._drawn_B)
+        for rows in (*states, self._seen_BV):
+            if rows is not None:
+                rows[target] = rows[source]
 
-def keep_top_k(logits_V: Tensor, count: int) -> Tensor:
-    """Return the logits with all but the `count` highest set to minus infinity."""
-    highest = logits_V.topk(min(count, logits_V.numel()))
-    return torch.full_like(logits_V, -torch.inf).scatter(0, highest.indices, highest.values)
+    def choose(self, logits_BV: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Return the next tokens_B of consecutive slots, and their log-probabilities_B.
 
+        Log-probabilities are those of the model: before penalty, temperature and filters.
 
-def keep_top_p(logits_V: Tensor, mass: float) -> Tensor:
-    """Return the logits with all but the most likely tokens, up to probability `mass`, at minus infinity.
+        Args:
+            logits_BV: logits over the tokenizer's vocabulary, without padding.
+            first: the first slot.
+        """
+        slots = slice(first, first + len(logits_BV))
+        raw_BV = logits_BV.float()
+        logits_BV = self._penalized(raw_BV, slots)
+        tokens_B = logits_BV.argmax(1)
+        if any(settings.temperature > 0.0 for settings in self._settings[slots]):
+            tokens_B = self._drawn(logits_BV, tokens_B, slots)
+        chosen_B = raw_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1)
+        if self._seen_BV is not None:
+            self._seen_BV[slots].scatter_(1, tokens_B.unsqueeze(1), True)
+        return tokens_B, chosen_B - raw_BV.logsumexp(1)
 
-    The token that crosses `mass` is kept, so at least one token remains.
+    def _penalized(self, logits_BV: Tensor, slots: slice) -> Tensor:
+        if self._seen_BV is None or all(one.repetition_penalty == 1.0 for one in self._settings[slots]):
+            return logits_BV
+        return penalized(logits_BV, self._seen_BV[slots], self._numbers_B3[slots, 2])
 
-    Source: arXiv:1904.09751, section 3.1.
-    """
-    ordered = logits_V.sort(descending=True, stable=True)
-    probabilities = ordered.values.softmax(dim=-1)
-    mass_before = probabilities.cumsum(dim=-1) - probabilities
-    kept = ordered.values.masked_fill(mass_before >= mass, -torch.inf)
-    return torch.empty_like(logits_V).scatter(0, ordered.indices, kept)
+    def _drawn(self, logits_BV: Tensor, greedy_B: Tensor, slots: slice) -> Tensor:
+        """Return drawn tokens; the given ones of slots with temperature 0."""
+        used = [settings for settings in self._settings[slots] if settings.temperature > 0.0]
+        with_top_p = [settings for settings in used if 0.0 < settings.top_p < 1.0]
+        needs_all = any(settings.top_k == 0 for settings in with_top_p)
+        most = self._vocab_size if needs_all else max(settings.top_k for settings in used)
+        logits_BV = filtered(
+            logits_BV / self._numbers_B3[slots, :1],
+            self._top_k_B[slots],
+            self._numbers_B3[slots, 1],
+            count=min(most, self._vocab_size),
+            has_top_p=bool(with_top_p),
+        )
+        cumulative_BV = logits_BV.softmax(1).cumsum(1, dtype=torch.float64)
+        uniform_B1 = self._uniform_BT[slots].gather(1, self._drawn_B[slots, None])
+        self._drawn_B[slots] += 1
+        reached_B1 = torch.searchsorted(cumulative_BV, uniform_B1 * cumulative_BV[:, -1:], right=True)
+        drawn_B = reached_B1.squeeze(1).clamp(max=self._vocab_size - 1)
+        return torch.where(self._is_greedy_B[slots], greedy_B, drawn_B)

@@ -42,8 +42,6 @@ class Embedding(nn.Module):
         self.position_embeddings = position() if position is not None else None
         self.dropout = dropout
         self.group = group
-        # Number of earlier tokens; kv_cache.caching counts them during generation.
-        self.start = 0
 
     def forward(self, inputs: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, Tensor]:
         """Return the hidden states of `tokens_BS`, given as tensor or in a tuple.
@@ -63,8 +61,7 @@ class Embedding(nn.Module):
         hidden_SBD = self.word_embeddings(tokens_BS.t())
         if self.position_embeddings is not None:
             if positions_BS is None:
-                stop = self.start + tokens_BS.shape[1]
-                positions_SB = torch.arange(self.start, stop, device=tokens_BS.device).unsqueeze(1)
+                positions_SB = torch.arange(tokens_BS.shape[1], device=tokens_BS.device).unsqueeze(1)
             else:
                 positions_SB = positions_BS.t()
             positions_SB = own_rows(positions_SB, self.group)

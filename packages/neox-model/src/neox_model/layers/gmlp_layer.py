@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from neox_model.layers.attention.dense import DenseCore
-from neox_model.layers.cache import Cache
+from neox_model.layers.cache import Chunk, LayerCache, Span
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.collectives import copy_to_group, gather_from_group, scatter_to_group
 from neox_model.parallel.groups import SINGLE_RANK, Group
@@ -71,6 +71,10 @@ class TinyAttention(nn.Module):
         """Return the output to add to the gate, [S, B, channels of this rank]."""
         return self.out(self.core(query, key, value, document_ids_BS).squeeze(2))[0]
 
+    def of_next(self, query_B1K: Tensor, key_B1TK: Tensor, value_B1TK: Tensor, span: Span) -> Tensor:
+        """Return the same for one new token of each sequence, [B, channels of this rank]."""
+        return self.out(self.core.attend_stored(query_B1K, key_B1TK, value_B1TK, span).squeeze(1))[0]
+
 
 class SpatialGate(nn.Module):
     """Computes gate(v) = W norm(v) + b over positions, plus the tiny attention; W is lower-triangular.
@@ -98,22 +102,36 @@ class SpatialGate(nn.Module):
         self.weight = logical_parameter((length, length), init=zero_init)
         self.bias = logical_parameter((length,), init=_one_init)
         self.attention = attention() if attention is not None else None
-        self.cache: Cache | None = None
+        self.cache: LayerCache | None = None
 
     def forward(self, u_SBF: Tensor, v_SBF: Tensor, document_ids_BS: Tensor | None = None) -> Tensor:
         """Return `u` times the gate, [S, B, channels of this rank]."""
         whole_SBF = self.norm(gather_from_group(v_SBF, self.group))
-        rows = [scatter_to_group(whole_SBF, self.group)]
-        query = None
+        rows = (scatter_to_group(whole_SBF, self.group).unsqueeze(2),)
+        query = rows[0]
         if self.attention is not None:
             query, *key_value = self.attention.project(u_SBF, v_SBF)
-            rows += key_value
-        if self.cache is not None:
-            rows = list(self.cache.extend(*rows))
-        gate_SBF = self._mix(rows[0], len(v_SBF), document_ids_BS)
+            rows += tuple(key_value)
+        cache = self.cache
+        if cache is not None and not isinstance(cache.window, Chunk):
+            return u_SBF * cache.of_next_tokens(query, rows, self._gate_of_next)
+        if cache is not None:
+            rows = cache.rows_of_chunk(*rows)
+        gate_SBF = self._mix(rows[0].squeeze(2), len(v_SBF), document_ids_BS)
         if self.attention is not None:
             gate_SBF = gate_SBF + self.attention(query, rows[1], rows[2], document_ids_BS)
         return u_SBF * gate_SBF
+
+    def _gate_of_next(self, query_B1K: Tensor, v_B1TF: Tensor, *others: Tensor) -> Tensor:
+        """Return the gate of one new token of each sequence, [B, channels of this rank]."""
+        *key_value, span = others
+        assert isinstance(span, Span)
+        weight_BT = self.weight[span.positions, : span.num_keys].masked_fill(span.hidden(), 0.0)
+        mixed_B1F = weight_BT.to(v_B1TF.dtype).unsqueeze(1) @ v_B1TF.squeeze(1)
+        gate_BF = mixed_B1F.squeeze(1) + self.bias[span.positions, None].to(v_B1TF.dtype)
+        if self.attention is not None:
+            gate_BF = gate_BF + self.attention.of_next(query_B1K, *key_value, span)
+        return gate_BF
 
     def _mix(self, v_TBF: Tensor, num_rows: int, document_ids_BS: Tensor | None) -> Tensor:
         """Return the last rows of W v + b, without mixing across documents."""

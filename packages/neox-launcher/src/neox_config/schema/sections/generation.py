@@ -15,7 +15,14 @@ class GenerationSection(Section, resume="free"):
         origin="NeoX",
         none_means="input-file if sample_input_file is set, else unconditional if num_samples > 0, else "
         "interactive",
-        doc="Source of the prompts.",
+        doc="Source of the prompts, unless prompt is set.",
+    )
+    prompt: str | None = param(
+        None,
+        origin="ours",
+        none_means="the prompts of text_gen_type",
+        doc="Text to continue; num_samples is then the number of its continuations. Same as neox-launch "
+        "generate --prompt TEXT.",
     )
     temperature: float = param(
         0.0, origin="NeoX", ge=0, doc="Sampling temperature; 0 selects the most likely token."
@@ -31,6 +38,37 @@ class GenerationSection(Section, resume="free"):
     top_k: int = param(
         0, origin="NeoX", ge=0, doc="Sample from this many of the most likely tokens; 0 disables it."
     )
+    repetition_penalty: float = param(
+        1.0,
+        origin="ours",
+        gt=0,
+        doc="Divisor of the positive logits, and factor of the negative ones, of tokens in the prompt or the "
+        "text; 1 disables it. It is applied before the temperature.",
+    )
+    stop_strings: tuple[str, ...] = param(
+        (), origin="ours", doc="A generated text ends before the first of these strings."
+    )
+    sampling_seed: int | None = param(
+        None,
+        origin="ours",
+        ge=0,
+        none_means="the value of seed",
+        doc="Random seed of the sampled tokens. A text depends on it and on the text's number, not on the "
+        "number of processes or the batch.",
+    )
+    generation_batch_size: int = param(
+        16,
+        origin="ours",
+        gt=0,
+        doc="Maximum number of texts that a copy of the model generates together. Each stores its keys and "
+        "values.",
+    )
+    interactive_history: bool = param(
+        True,
+        origin="ours",
+        doc="In an interactive session each prompt continues the conversation; false: each prompt is a text "
+        "by itself.",
+    )
     maximum_tokens: int = param(
         64, origin="NeoX", gt=0, doc="Maximum number of tokens to generate per prompt."
     )
@@ -43,7 +81,12 @@ class GenerationSection(Section, resume="free"):
         none_means="the name of the input file with .output.jsonl, or stdout without an input file",
         doc="Output file for the results.",
     )
-    num_samples: int = param(0, origin="NeoX", ge=0, doc="Number of texts to generate without a prompt.")
+    num_samples: int = param(
+        0,
+        origin="NeoX",
+        ge=0,
+        doc="Number of texts to generate without a prompt, or of continuations of prompt.",
+    )
     recompute: bool = param(
         False,
         origin="NeoX",

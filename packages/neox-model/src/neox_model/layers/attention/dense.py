@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from neox_model.layers.attention.patterns import Pattern
+from neox_model.layers.cache import Span
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.random import in_split_stream
 
@@ -77,6 +78,23 @@ class Core(nn.Module):
         self.dropout = dropout
         self.group = group
 
+    def hidden_rows(self, span: Span) -> Tensor:
+        """Return True for stored rows that a new token does not see, [B, 1 or N, T]."""
+        hidden_B1T = span.hidden().unsqueeze(1)
+        if self.pattern is None:
+            return hidden_B1T
+        device = hidden_B1T.device
+        head_N1 = torch.arange(self.pattern.num_masks, device=device).unsqueeze(1)
+        key_T = torch.arange(span.num_keys, device=device)
+        return hidden_B1T | ~self.pattern(head_N1, span.positions[:, None, None], key_T)
+
+    def bias_of_rows(self, span: Span) -> Tensor:
+        """Return bias_BNT of the relative position; values for hidden rows are undefined."""
+        device = span.positions.device
+        bias_NT = self.position(span.num_keys, device)  # type: ignore[misc]
+        distance_BT = span.positions.unsqueeze(1) - torch.arange(span.num_keys, device=device)
+        return bias_NT[:, distance_BT.clamp(min=0)].transpose(0, 1)
+
 
 class DenseCore(Core):
     """Computes softmax(query key^T / sqrt(head width) + bias) value with torch's attention."""
@@ -98,6 +116,27 @@ class DenseCore(Core):
         )
         context = attend() if dropout == 0.0 else in_split_stream(self.group, query.device, attend)
         return context.permute(2, 0, 1, 3)
+
+    def attend_stored(self, query_BNK: Tensor, key_BGTK: Tensor, value_BGTK: Tensor, span: Span) -> Tensor:
+        """Return context_BNK of one new token of each sequence over the stored rows of G key-value heads."""
+        # Queries that share a key are as many queries of one head, so that no key is repeated.
+        query_BGRK = query_BNK.unflatten(1, (key_BGTK.shape[1], -1))
+        context_BGRK = functional.scaled_dot_product_attention(
+            query_BGRK, key_BGTK, value_BGTK, attn_mask=self._mask_of_rows(span, query_BGRK)
+        )
+        return context_BGRK.flatten(1, 2)
+
+    def _mask_of_rows(self, span: Span, query_BGRK: Tensor) -> Tensor | None:
+        """Return the mask of stored rows as a bias of scores, [B, 1 or G, 1 or R, T]; None: all are seen."""
+        dtype, groups = query_BGRK.dtype, query_BGRK.shape[1]
+        if self.pattern is None and self.position is None:
+            return span.bias(dtype)
+        hidden = self.hidden_rows(span)
+        bias = torch.zeros(1, dtype=dtype, device=hidden.device)
+        if self.position is not None:
+            bias = self.bias_of_rows(span).to(dtype)
+        bias = bias.masked_fill(hidden, float("-inf"))
+        return bias.unsqueeze(1) if bias.shape[1] == 1 else bias.unflatten(1, (groups, -1))
 
     def _mask(self, query_SBNK: Tensor, num_keys: int, document_ids_BS: Tensor | None) -> Tensor | None:
         """Return the mask, boolean or as a bias of scores; None if `is_causal` suffices."""
@@ -156,3 +195,13 @@ class SoftmaxCore(Core):
             drop = partial(functional.dropout, weights_BNST, self.dropout)
             weights_BNST = in_split_stream(self.group, device, drop)
         return (weights_BNST @ value).permute(2, 0, 1, 3)
+
+    def attend_stored(self, query_BNK: Tensor, key_BGTK: Tensor, value_BGTK: Tensor, span: Span) -> Tensor:
+        """Return context_BNK of one new token of each sequence over the stored rows of G key-value heads."""
+        shared = query_BNK.shape[1] // key_BGTK.shape[1]
+        key_BNTK, value_BNTK = (rows.repeat_interleave(shared, dim=1) for rows in (key_BGTK, value_BGTK))
+        scores_BN1T = (query_BNK.unsqueeze(2) * self.scale) @ key_BNTK.transpose(-1, -2)
+        if self.position is not None:
+            scores_BN1T = scores_BN1T + self.bias_of_rows(span).unsqueeze(2).to(scores_BN1T.dtype)
+        weights_BN1T = self.softmax(scores_BN1T, self.coefficient, self.hidden_rows(span).unsqueeze(2))
+        return (weights_BN1T @ value_BNTK).squeeze(2)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from torch import Tensor, nn
 
 from neox_model.errors import LayoutError
-from neox_model.layers.cache import Cache
+from neox_model.layers.cache import Chunk, LayerCache
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import InitMethod
@@ -83,7 +83,7 @@ class ParallelAttention(nn.Module):
             skip_bias=skip_bias,
             adapter=adapters.get("dense"),
         )
-        self.cache: Cache | None = None
+        self.cache: LayerCache | None = None
 
     def forward(
         self, hidden_SBD: Tensor, document_ids_BS: Tensor | None = None, position_ids_SB: Tensor | None = None
@@ -97,12 +97,17 @@ class ParallelAttention(nn.Module):
         groups = projected.view(length, batch, self.local_groups, -1, self.head_width)
         query_SBNK = groups[:, :, :, :-2].flatten(2, 3)
         key, value = groups[:, :, :, -2], groups[:, :, :, -1]
+        cache = self.cache
         if self.position is not None:
-            start = 0 if self.cache is None else self.cache.length
-            query_SBNK, key = self.position(query_SBNK, key, start, position_ids_SB)
-        if self.cache is not None:
-            key, value = self.cache.extend(key, value)
-        context_SBNK = self.core(query_SBNK, key, value, document_ids_BS)
+            start = 0 if cache is None else cache.start
+            places = position_ids_SB if cache is None else cache.position_ids
+            query_SBNK, key = self.position(query_SBNK, key, start, places)
+        if cache is not None and not isinstance(cache.window, Chunk):
+            context_SBNK = cache.of_next_tokens(query_SBNK, (key, value), self.core.attend_stored)
+        else:
+            if cache is not None:
+                key, value = cache.rows_of_chunk(key, value)
+            context_SBNK = self.core(query_SBNK, key, value, document_ids_BS)
         return self.dense(context_SBNK.reshape(length, batch, -1))
 
 

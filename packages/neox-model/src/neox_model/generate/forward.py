@@ -1,0 +1,107 @@
+"""Run the layers of this rank on prompts or next tokens, and return the logits after each sequence.
+
+Each pipeline stage receives the hidden states of the stage before it; the last one has the logits. All ranks
+of a copy of the model call together, with equal tokens.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from neox_model.assembly.as_sequential import SequentialModel
+from neox_model.layers.attention.kv_cache import KeyValueCaches
+from neox_model.layers.cache import Chunk, NextTokens
+from neox_model.layers.lm_head import gather_vocabulary
+from neox_model.parallel.groups import SINGLE_PROCESS, Groups
+
+__all__ = ["Forward"]
+
+
+class Forward:
+    """The forward pass of this rank's layers, with a cache of earlier tokens or without.
+
+    Args:
+        model: this rank's pipeline stage, or the whole model.
+        hidden_size: width of the hidden states.
+        vocab_size: the tokenizer's vocabulary size, without padding.
+        groups: this rank's process groups.
+    """
+
+    def __init__(
+        self, model: SequentialModel, *, hidden_size: int, vocab_size: int, groups: Groups = SINGLE_PROCESS
+    ) -> None:
+        self._model = model
+        self._hidden_size = hidden_size
+        self._tensor, self._pipe = groups.model, groups.pipe
+        self._is_first = self._pipe.rank == 0
+        self._is_last = self._pipe.rank == self._pipe.size - 1
+        *self._body, self._head = model.stack if self._is_last else [*model.stack, None]
+        parameter = next(model.parameters())
+        self.device, self._dtype = parameter.device, parameter.dtype
+        self.vocab_size = vocab_size
+        self._caches: KeyValueCaches | None = None
+
+    def allocate(self, *, slots: int, capacity: int) -> None:
+        """Create caches of this many sequences and tokens; earlier ones are dropped."""
+        self._caches = KeyValueCaches(self._model, slots=slots, capacity=capacity)
+
+    def logits_after(
+        self, tokens_BS: Tensor, positions_BS: Tensor, last_B: Tensor, window: Chunk | NextTokens | None
+    ) -> Tensor | None:
+        """Return logits_BV after the token with index `last_B` of each row; None before the last stage.
+
+        Args:
+            tokens_BS: token ids; rows are padded at their end.
+            positions_BS: position of each token in its sequence.
+            last_B: index of the last token of each row.
+            window: what the tokens are to the caches; None: do not use them.
+        """
+        with torch.no_grad(), self._model.autocast(), self._processing(window):
+            hidden = (tokens_BS, positions_BS) if self._is_first else self._receive(tokens_BS)
+            for layer in self._body:
+                hidden = layer(hidden)
+            if not self._is_last:
+                dist.send(
+                    hidden.contiguous(), self._pipe.ranks[self._pipe.rank + 1], self._pipe.process_group
+                )
+                return None
+            rows = torch.arange(len(last_B), device=last_B.device)
+            logits_B1V = self._head(hidden[last_B, rows].unsqueeze(0))
+            return gather_vocabulary(logits_B1V, self._tensor, self.vocab_size)[:, 0]
+
+    def share(self, tokens_B: Tensor, log_probabilities_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tokens that the first tensor-parallel rank of the last stage chose, on every rank.
+
+        Other ranks pass tensors of the same shapes.
+        """
+        if self._tensor.size * self._pipe.size == 1:
+            return tokens_B, log_probabilities_B
+        both_2B = torch.stack([tokens_B.double(), log_probabilities_B.double()])
+        if self._is_last and self._tensor.size > 1:
+            dist.broadcast(both_2B, self._tensor.ranks[0], self._tensor.process_group)
+        if self._pipe.size > 1:
+            dist.broadcast(both_2B, self._pipe.ranks[-1], self._pipe.process_group)
+        return both_2B[0].long(), both_2B[1].float()
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the stored rows of the first `length` tokens of one slot to another."""
+        if self._caches is not None:
+            self._caches.move(source, target, length)
+
+    def _receive(self, tokens_BS: Tensor) -> Tensor:
+        batch, length = tokens_BS.shape
+        hidden_SBD = torch.empty(length, batch, self._hidden_size, dtype=self._dtype, device=self.device)
+        dist.recv(hidden_SBD, self._pipe.ranks[self._pipe.rank - 1], self._pipe.process_group)
+        return hidden_SBD
+
+    @contextmanager
+    def _processing(self, window: Chunk | NextTokens | None) -> Iterator[None]:
+        if window is None:
+            yield
+            return
+        assert self._caches is not None, "allocate() comes first"
+        with self._caches.processing(window):
+            yield

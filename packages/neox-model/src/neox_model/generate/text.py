@@ -1,0 +1,81 @@
+"""The text of a reply while its tokens arrive: whole characters, and where a stop string ends it."""
+
+from collections.abc import Callable, Sequence
+
+__all__ = ["ReplyText"]
+
+_REPLACEMENT = "\ufffd"
+# A character has at most four bytes; after more tokens than this, U+FFFD is what the tokens mean.
+_TOKENS_OF_A_CHARACTER = 8
+
+
+class ReplyText:
+    """Decodes tokens as they arrive. Only the last few are decoded again with each new one.
+
+    Args:
+        decode: converts ids to text.
+        stop_strings: the text ends before the first of them, which is not part of it.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop_strings: Sequence[str] = ()) -> None:
+        self._decode = decode
+        self._stop_strings = stop_strings
+        self._tokens: list[int] = []
+        # Tokens before `_done` are in `_text`; those from `_context` on are decoded with the next ones,
+        # because a token may have another text at the beginning than behind others.
+        self._context, self._done = 0, 0
+        self._text = ""
+        self._taken = 0
+        self.is_stopped, self._is_finished = False, False
+
+    def add(self, token: int) -> bool:
+        """Add a token. Returns True if the text now ends with a stop string; further tokens are not added."""
+        self._tokens.append(token)
+        self._extend(is_last=False)
+        return self.is_stopped
+
+    def take(self) -> str:
+        """Return the text since the last call, without what may become part of a stop string."""
+        end = len(self._text) - (0 if self.is_stopped or self._is_finished else self._held())
+        taken, self._taken = self._text[self._taken : end], max(self._taken, end)
+        return taken
+
+    def finish(self) -> str:
+        """Return the whole text, with U+FFFD for a character that is not complete."""
+        if not self.is_stopped and not self._is_finished:
+            self._extend(is_last=True)
+            self._is_finished = True
+        return self._text
+
+    def _extend(self, *, is_last: bool) -> None:
+        known = self._decode(self._tokens[self._context : self._done])
+        grown = self._decode(self._tokens[self._context :])
+        waits = grown.endswith(_REPLACEMENT) and len(self._tokens) - self._done < _TOKENS_OF_A_CHARACTER
+        if waits and not is_last:
+            return
+        self._context, self._done = self._done, len(self._tokens)
+        before = len(self._text)
+        self._text += grown[len(known) :]
+        self._stop(before)
+
+    def _stop(self, before: int) -> None:
+        """Cut the text at a stop string that ends after `before`."""
+        found = [
+            place
+            for stop in self._stop_strings
+            if (place := self._text.find(stop, max(0, before - len(stop) + 1))) >= 0
+        ]
+        if found:
+            self._text, self.is_stopped = self._text[: min(found)], True
+
+    def _held(self) -> int:
+        """Return how many characters at the end are the beginning of a stop string."""
+        return max(
+            (
+                length
+                for stop in self._stop_strings
+                for length in range(1, len(stop))
+                if self._text.endswith(stop[:length])
+            ),
+            default=0,
+        )

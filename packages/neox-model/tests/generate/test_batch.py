@@ -1,0 +1,301 @@
+"""Batches with caches against one by one, recomputation, transformers, and other layouts."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from neox_model.assembly.model import build_stage
+from neox_model.generate.batch import Admission, Batch, _groups
+from neox_model.generate.forward import Forward
+from neox_model.generate.run import as_plain_model
+from neox_model.generate.sampling import GREEDY, Sampling
+from neox_model.initialization import initialize_parameters
+from neox_model.layers.cache import spans_of
+from neox_model.parallel.groups import SINGLE_PROCESS, Groups
+from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.topology import create_groups
+from support.decoding import continue_prompts
+from support.distributed import run_ranks
+from support.layouts import ARCHITECTURES, Layout, settings_of
+from support.settings import resolved_from
+
+VOCABULARY = 11
+# Lengths that differ, with equal ones among them.
+PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [1, 1], [2, 3, 4, 5, 6, 7], [3]]
+SAMPLED = [
+    Sampling(temperature=1.0, seed=1),
+    Sampling(temperature=0.8, top_k=3, seed=2),
+    GREEDY,
+    Sampling(temperature=1.2, top_p=0.8, repetition_penalty=1.3, seed=3),
+    Sampling(repetition_penalty=2.0),
+    Sampling(temperature=1.0, top_k=4, top_p=0.7, seed=4),
+]
+
+
+def forward_of(
+    settings: dict[str, Any], groups: Groups = SINGLE_PROCESS, vocab_size: int = VOCABULARY
+) -> Forward:
+    resolved = as_plain_model(resolved_from(settings, devices=groups.world.size))
+    model = build_stage(resolved, groups, vocab_size=vocab_size)
+    initialize_parameters(model, seed=7, on_cpu=True)
+    dtype = {"bfloat16": torch.bfloat16, "fp16": torch.float16}.get(settings.get("precision"), torch.float32)
+    return Forward(
+        model.to(dtype).eval(),
+        hidden_size=resolved.config.model.hidden_size,
+        vocab_size=vocab_size,
+        groups=groups,
+    )
+
+
+def small(architecture: str, **changes: Any) -> dict[str, Any]:
+    settings = settings_of(architecture, Layout(1, {}), recomputes=False)
+    return settings | {"init_method_std": 0.5, "train_batch_size": None} | changes
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_cached_batches_equal_one_by_one_and_recomputation(architecture, precision):
+    forward = forward_of(small(architecture, precision=precision))
+    kinds = {
+        "batch": continue_prompts(forward, PROMPTS, SAMPLED, count=9),
+        "alone": continue_prompts(forward, PROMPTS, SAMPLED, count=9, together=False),
+        "recomputed": continue_prompts(forward, PROMPTS, SAMPLED, count=9, recompute=True),
+    }
+    tolerance = 1e-4 if precision == "fp32" else 0.15
+    for name in ("alone", "recomputed"):
+        for one, other in zip(kinds["batch"], kinds[name], strict=True):
+            # In 16 bits, sums in another order may change which of two nearly equal logits is the largest.
+            same = len(one.tokens)
+            if precision != "fp32":
+                differs = [first != second for first, second in zip(one.tokens, other.tokens, strict=True)]
+                same = differs.index(True) if True in differs else same
+            assert one.tokens[:same] == other.tokens[:same], name
+            expected = pytest.approx(other.log_probabilities[:same], abs=tolerance)
+            assert one.log_probabilities[:same] == expected, name
+    if precision == "fp32":
+        assert len({token for one in kinds["batch"] for token in one.tokens}) > 3
+
+
+def test_a_sequence_that_enters_later_or_moves_to_another_slot_continues_as_alone():
+    settings = small("grouped queries, rmsnorm, swiglu, no biases")
+    forward = forward_of(settings)
+    expected = continue_prompts(forward, PROMPTS, SAMPLED, count=8, together=False)
+    lengths = [8, 3, 5, 8, 2, 6]
+    batch = Batch(forward, slots=3, capacity=14)
+    waiting, running = list(range(len(PROMPTS))), []
+    found: dict[int, list[int]] = {number: [] for number in waiting}
+
+    def read_and_release() -> None:
+        for number, fresh in zip(running, batch.read(), strict=True):
+            found[number] += fresh.tokens
+        for place in reversed(range(len(running))):
+            if len(found[running[place]]) == lengths[running[place]]:
+                last = running.pop()
+                running[place : place + 1] = [last] if place < len(running) else []
+                batch.release(place)
+
+    while waiting or running:
+        new, waiting = waiting[: 3 - len(running)], waiting[3 - len(running) :]
+        running += new
+        places = batch.admit([Admission(PROMPTS[one], SAMPLED[one], lengths[one]) for one in new])
+        for place, number in zip(places, new, strict=True):
+            running[place] = number
+        read_and_release()
+        if running:
+            batch.step()
+            read_and_release()
+    assert found == {number: expected[number].tokens[: lengths[number]] for number in found}
+
+
+def test_padding_rows_of_the_vocabulary_are_never_chosen():
+    forward = forward_of(small("learned positions, layernorm, tied", make_vocab_size_divisible_by=64))
+    with torch.no_grad():
+        for name, parameter in named_logical_parameters(forward._model):
+            if name == "embedding.word_embeddings.weight":
+                parameter[VOCABULARY:] = parameter[:VOCABULARY].abs().max() * 50
+    settings = [Sampling(temperature=5.0, seed=seed) for seed in range(len(PROMPTS))]
+    found = continue_prompts(forward, PROMPTS, settings, count=9)
+    assert max(token for one in found for token in one.tokens) < VOCABULARY
+
+
+def on_layout(architecture: str, sizes: dict[str, int], precision: str) -> list[list[int]]:
+    """Return the tokens, then the log-probabilities, that a rank of a layout reads."""
+    groups = create_groups(sizes.get("model_parallel_size", 1), sizes.get("pipe_parallel_size", 1))
+    forward = forward_of(small(architecture, precision=precision, **sizes), groups)
+    found = continue_prompts(forward, PROMPTS, SAMPLED, count=9)
+    return [one.tokens for one in found] + [one.log_probabilities for one in found]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "precision"),
+    [
+        ("half rotary, parallel residual, untied", "fp32"),
+        ("learned positions, layernorm, tied", "bfloat16"),
+        ("shared layers", "fp32"),
+        ("aMLP", "fp32"),
+    ],
+)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"model_parallel_size": 2},
+        {"pipe_parallel_size": 2},
+        pytest.param({"model_parallel_size": 2, "pipe_parallel_size": 2}, marks=pytest.mark.slow),
+    ],
+    ids=["tensor 2", "pipeline 2", "tensor 2 x pipeline 2"],
+)
+def test_every_rank_of_a_layout_reads_the_tokens_of_one_process(architecture, precision, sizes):
+    found = continue_prompts(forward_of(small(architecture, precision=precision)), PROMPTS, SAMPLED, count=9)
+    size = sizes.get("model_parallel_size", 1) * sizes.get("pipe_parallel_size", 1)
+    ranks = run_ranks(on_layout, size=size, architecture=architecture, sizes=sizes, precision=precision)
+    assert all(rank == ranks[0] for rank in ranks)
+    tokens, values = ranks[0][: len(PROMPTS)], ranks[0][len(PROMPTS) :]
+    for one, row, numbers in zip(found, tokens, values, strict=True):
+        assert one.tokens == row or precision == "bfloat16"
+        if one.tokens == row:
+            assert numbers == pytest.approx(one.log_probabilities, abs=1e-4 if precision == "fp32" else 0.15)
+
+
+PARTS = {
+    "gpt_neox": {
+        "norm1": "input_layernorm",
+        "norm2": "post_attention_layernorm",
+        "attention.qkv": "attention.query_key_value",
+        "attention.dense": "attention.dense",
+        "mlp.up": "mlp.dense_h_to_4h",
+        "mlp.down": "mlp.dense_4h_to_h",
+        "embedding.word_embeddings": "embed_in",
+        "final_norm": "final_layer_norm",
+    },
+    "model": {
+        "norm1": "input_layernorm",
+        "norm2": "post_attention_layernorm",
+        "attention.dense": "self_attn.o_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.down": "mlp.down_proj",
+        "embedding.word_embeddings": "embed_tokens",
+        "final_norm": "norm",
+    },
+}
+
+
+def theirs_as_ours(prefix: str, weights: dict[str, Tensor], name: str) -> Tensor:
+    """Return the weight of transformers for one of ours; Llama's query, key and value are joined by group."""
+    part, kind = name.rsplit(".", 1)
+    if part == "lm_head":
+        return weights[name]
+    layer = ""
+    if part.startswith("layers."):
+        _, index, part = part.split(".", 2)
+        layer = f"layers.{index}."
+    if part == "attention.qkv" and prefix == "model":
+        rows = [weights[f"model.{layer}self_attn.{which}_proj.{kind}"] for which in "qkv"]
+        groups = len(rows[1]) // 8
+        return torch.cat([one.view(groups, -1, 8, 48) for one in rows], dim=1).reshape(-1, 48)
+    return weights[f"{prefix}.{layer}{PARTS[prefix][part]}.{kind}"]
+
+
+def their_settings(kind: str) -> tuple[dict[str, Any], nn.Module, str]:
+    """Return settings of ours, the same model of transformers, and the prefix of its weights."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6}
+    both = {
+        "num_layers": 3,
+        "hidden_size": 48,
+        "num_attention_heads": 6,
+        "mlp_width": 100,
+        "seq_length": 64,
+        "max_position_embeddings": 64,
+        "pos_emb": "rotary",
+    }
+    shared = {
+        **sizes,
+        "intermediate_size": 100,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.3,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 0,
+        "eos_token_id": None,
+    }
+    if kind == "GPT-NeoX":
+        rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+        theirs = transformers.GPTNeoXForCausalLM(
+            transformers.GPTNeoXConfig(rope_parameters=rope, hidden_dropout=0.0, **shared)
+        )
+        settings = {"rotary_pct": 0.5, "gpt_j_residual": True, "no_weight_tying": True}
+        return both | settings, theirs.eval(), "gpt_neox"
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(num_key_value_heads=2, rms_norm_eps=1e-6, rope_parameters=rope, **shared)
+    )
+    settings = {
+        "activation": "swiglu",
+        "norm": "rmsnorm",
+        "rms_norm_epsilon": 1e-6,
+        "num_kv_heads": 2,
+        "no_weight_tying": True,
+        "use_bias_in_attn_linear": False,
+        "use_bias_in_mlp": False,
+    }
+    return both | settings, theirs.eval(), "model"
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+@pytest.mark.parametrize("kind", ["GPT-NeoX", "Llama"])
+def test_greedy_tokens_are_those_of_transformers(kind, penalty):
+    torch.manual_seed(5)
+    settings, theirs, prefix = their_settings(kind)
+    forward = forward_of(settings, vocab_size=50)
+    weights = dict(theirs.named_parameters())
+    with torch.no_grad():
+        for name, parameter in named_logical_parameters(forward._model):
+            parameter.copy_(theirs_as_ours(prefix, weights, name))
+    generator = torch.Generator().manual_seed(6)
+    prompts = [torch.randint(1, 50, (length,), generator=generator).tolist() for length in (3, 20, 9, 14, 1)]
+    found = continue_prompts(forward, prompts, [Sampling(repetition_penalty=penalty)] * 5, count=30)
+    for prompt, ours in zip(prompts, found, strict=True):
+        tokens = torch.tensor([prompt])
+        expected = theirs.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=30,
+            do_sample=False,
+            repetition_penalty=penalty,
+            pad_token_id=0,
+        )
+        assert ours.tokens == expected[0, len(prompt) :].tolist()
+    assert len({token for ours in found for token in ours.tokens}) > 10
+
+
+def test_spans_cover_all_slots_and_read_few_hidden_rows():
+    places = [300, 10, 12, 250, 251, 40, 40, 41]
+    for max_waste in (0, 30, 1000, 10**6):
+        spans = spans_of(places, torch.tensor(places), max_waste=max_waste)
+        assert [span.first for span in spans] == [0, *(span.stop for span in spans[:-1])]
+        assert spans[-1].stop == len(places)
+        for span in spans:
+            inside = places[span.first : span.stop]
+            assert span.num_keys == max(inside) + 1
+            assert sum(max(inside) - place for place in inside) <= max_waste
+            assert span.is_even == (len(set(inside)) == 1)
+    assert len(spans_of(places, torch.tensor(places), max_waste=10**6)) == 1
+
+
+def test_prompts_are_processed_in_groups_of_similar_length():
+    lengths = [1, 1, 30, 32, 33, 100, 5000, 5001]
+    groups = _groups(lengths)
+    assert [index for group in groups for index in group] == list(range(len(lengths)))
+    assert [[lengths[index] for index in group] for group in groups] == [
+        [1, 1],
+        [30, 32, 33],
+        [100],
+        [5000],
+        [5001],
+    ]
+    assert all(one.stop == other.start for one, other in pairwise(groups))
+    assert _groups([]) == []

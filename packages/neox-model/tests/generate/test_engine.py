@@ -1,0 +1,171 @@
+import pytest
+import torch
+from torch import Tensor, nn
+
+from neox_config.derive.generation import generation_mode
+from neox_data.tokenizers import build_tokenizer
+from neox_model.generate.batch import Batch
+from neox_model.generate.engine import Engine, Request
+from neox_model.generate.forward import Forward
+from neox_model.generate.run import as_plain_model
+from neox_model.generate.sampling import Sampling
+from support.settings import resolved_from
+
+TOKENIZER = build_tokenizer("CharLevelTokenizer")
+END = TOKENIZER.end_of_document
+
+
+class NextInScript(nn.Module):
+    """Continues each text as the script in which its last token occurs."""
+
+    def __init__(self, script: str) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.zeros(1))
+        self.following = torch.zeros(TOKENIZER.vocab_size, dtype=torch.int64)
+        codes = [*TOKENIZER.encode(script), END]
+        self.following[codes[:-1]] = torch.tensor(codes[1:])
+        self.calls: list[tuple[int, ...]] = []
+
+    def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        tokens_BS = inputs[0]
+        self.calls.append(tuple(tokens_BS.shape))
+        return nn.functional.one_hot(self.following[tokens_BS.t()], TOKENIZER.vocab_size).float() * 9
+
+
+class Scripted(nn.Module):
+    """A model with the parts of a real one."""
+
+    def __init__(self, script: str) -> None:
+        super().__init__()
+        self.stack = nn.ModuleList([NextInScript(script), Head()])
+
+    def autocast(self) -> torch.no_grad:
+        return torch.no_grad()
+
+
+class Head(nn.Module):
+    def forward(self, hidden_SBV: Tensor) -> Tensor:
+        return hidden_SBV.transpose(0, 1)
+
+
+def engine(
+    script: str = "abcdefghij", *, slots: int = 2, capacity: int = 12, recompute: bool = True, **options: int
+):
+    forward = Forward(Scripted(script), hidden_size=4, vocab_size=TOKENIZER.vocab_size)
+    return Engine(Batch(forward, slots=slots, capacity=capacity, recompute=recompute), TOKENIZER, **options)
+
+
+def ask(prompt: str, maximum_tokens: int = 20, *stop: str) -> Request:
+    return Request(prompt=TOKENIZER.encode(prompt), maximum_tokens=maximum_tokens, stop_strings=stop)
+
+
+@pytest.mark.parametrize("steps_per_read", [1, 3, 8])
+def test_replies_end_for_their_own_reason_and_come_in_order(steps_per_read):
+    requests = [
+        ask("abc"),
+        ask("a", 4),
+        ask("xxxxxxxxa"),
+        ask("j"),
+        ask("b", 20, "fg", "hi"),
+        ask("x" * 12),
+        ask("h", 1),
+    ]
+    replies = list(engine(steps_per_read=steps_per_read).replies(requests))
+    assert [(reply.text, reply.finish_reason, reply.message) for reply in replies] == [
+        ("defghij", "end-of-document", None),
+        ("bcde", "maximum-tokens", None),
+        ("bcd", "seq-length", None),
+        ("", "end-of-document", "the model ended the document immediately"),
+        ("cde", "stop-string", None),
+        ("", "prompt-too-long", "the prompt's 12 tokens already fill seq_length (12)"),
+        ("i", "maximum-tokens", None),
+    ]
+    assert [TOKENIZER.decode(reply.tokens) for reply in replies][4:] == ["cdefg", "", "i"]
+    assert all(len(reply.tokens) == len(reply.log_probabilities) for reply in replies)
+
+
+def test_an_empty_prompt_is_the_beginning_of_a_document():
+    made = engine("a")
+    made.submit(Request(prompt=[], maximum_tokens=3))
+    batch = made._batch
+    made.step()
+    assert batch._tokens_BT[0, 0] == END
+
+
+def test_updates_are_the_parts_of_the_reply_and_other_requests_enter_meanwhile():
+    made = engine(slots=1)
+    first, second = made.submit(ask("a", 3)), made.submit(ask("e", 2))
+    seen: dict[int, list[str]] = {first: [], second: []}
+    replies = {}
+    while made.is_busy:
+        for update in made.step():
+            seen[update.ticket].append(update.text)
+            if update.reply is not None:
+                replies[update.ticket] = update.reply.text
+    assert seen == {first: ["b", "c", "d"], second: ["f", "g"]}
+    assert replies == {first: "bcd", second: "fg"}
+
+
+def test_a_cancelled_request_leaves_its_slot_and_the_others_continue():
+    made = engine(slots=3)
+    tickets = [made.submit(ask(prompt, 6)) for prompt in ("a", "b", "c", "d")]
+    made.step()
+    made.step()
+    reply = made.cancel(tickets[0])
+    assert (reply.text, reply.finish_reason, reply.message) == ("bc", "interrupted", "interrupted")
+    assert made.cancel(tickets[0]) is None
+    found = {}
+    while made.is_busy:
+        found |= {update.ticket: update.reply.text for update in made.step() if update.reply is not None}
+    assert found == {tickets[1]: "cdefgh", tickets[2]: "defghi", tickets[3]: "efghij"}
+    waiting = made.submit(ask("a"))
+    assert made.cancel(waiting).message == "interrupted before it began"
+    assert not made.is_busy
+
+
+def test_recomputation_processes_the_whole_text_for_every_token():
+    made = engine(slots=2)
+    list(made.replies([ask("ab", 3), ask("abc", 3)]))
+    assert made._batch._forward._model.stack[0].calls == [(2, 3), (2, 4), (2, 5)]
+
+
+def test_cached_decoding_processes_one_token_of_each_text():
+    made = engine(slots=2, recompute=False)
+    list(made.replies([ask("ab", 3), ask("abc", 3)]))
+    assert made._batch._forward._model.stack[0].calls == [(2, 3), (2, 1), (2, 1)]
+
+
+def test_sampled_replies_depend_on_the_seed_of_the_request():
+    def text(seed: int) -> str:
+        sampling = Sampling(temperature=30.0, seed=seed)
+        request = Request(prompt=[5], maximum_tokens=8, sampling=sampling)
+        return next(engine().replies([request])).text
+
+    assert text(1) == text(1) != text(2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "interactive"),
+        ({"num_samples": 2}, "unconditional"),
+        ({"num_samples": 2, "sample_input_file": "prompts.txt"}, "input-file"),
+        ({"num_samples": 2, "text_gen_type": "interactive"}, "interactive"),
+        ({"prompt": "", "text_gen_type": "input-file", "sample_input_file": "prompts.txt"}, "prompt"),
+    ],
+)
+def test_the_mode_follows_from_the_settings(settings, expected):
+    assert generation_mode(resolved_from(settings).config) == expected
+
+
+def test_generation_uses_the_configured_layout_without_zero_and_sequence_parallelism():
+    settings = {
+        "pipe_parallel_size": 2,
+        "model_parallel_size": 2,
+        "zero_optimization": {"stage": 1},
+        "sequence_parallel": True,
+    }
+    plain = as_plain_model(resolved_from(settings, devices=8))
+    assert plain.config.zero.zero_optimization.stage == 0
+    assert not plain.config.parallelism.sequence_parallel
+    assert (plain.derived.pipe_parallel_size, plain.derived.model_parallel_size) == (2, 2)
