@@ -9,17 +9,17 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from neox_model.generate.decode import Continuation
 
 from neox_config.errors import NeoXError
 from neox_data.tokenizers import build_tokenizer
 from neox_model.errors import StopRequested
+from neox_model.generate.batch import NewTokens
+from neox_model.generate.conversation import Conversation
+from neox_model.generate.engine import Engine, Reply, Request, Update
 from neox_model.generate.modes import MODES, Job
 from neox_model.generate.prompts import read_prompts
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
@@ -28,22 +28,68 @@ from support.distributed import run_ranks
 
 
 class Shout:
-    """Answers with the prompt in capitals and a random digit; nothing to an empty prompt."""
+    """Answers with the prompt in capitals and a random digit, one letter a step; nothing to no prompt."""
 
-    device = torch.device("cpu")
+    def __init__(self) -> None:
+        self.running: dict[int, list[int]] = {}
+        self.said: dict[int, list[int]] = {}
 
-    def continue_prompt(
-        self, prompt: Sequence[int], generator: torch.Generator, *, should_end: Callable[[], bool]
-    ) -> Continuation:
-        if not prompt:
-            return Continuation([], finished=True, message="nothing to say")
-        digit = ord("0") + int(torch.randint(10, (), generator=generator))
-        return Continuation([*bytes(prompt).upper(), digit], finished=False)
+    def submit(self, request: Request) -> int:
+        ticket = len(self.said)
+        digit = ord("0") + request.sampling.seed % 10
+        self.running[ticket] = [*bytes(request.prompt).upper(), digit] if request.prompt else []
+        self.said[ticket] = []
+        return ticket
+
+    def reply(self, ticket: int, reason: str, message: str | None = None) -> Reply:
+        tokens = self.said[ticket]
+        return Reply(
+            tokens=tokens,
+            log_probabilities=[-0.5] * len(tokens),
+            text=bytes(tokens).decode(errors="replace"),
+            finish_reason=reason,
+            message=message,
+            duration_seconds=0.01,
+        )
+
+    def step(self) -> list[Update]:
+        updates = []
+        for ticket, left in list(self.running.items()):
+            new = left[:1]
+            del left[:1]
+            self.said[ticket] += new
+            reply = None
+            if not self.said[ticket]:
+                reply = self.reply(ticket, "end-of-document", "nothing to say")
+            elif not left:
+                reply = self.reply(ticket, "maximum-tokens")
+            if reply is not None:
+                del self.running[ticket]
+            text = bytes(new).decode(errors="replace")
+            updates.append(Update(ticket=ticket, text=text, new=NewTokens(new, [-0.5]), reply=reply))
+        return updates
+
+    def cancel(self, ticket: int) -> Reply | None:
+        del self.running[ticket]
+        return self.reply(ticket, "interrupted", "interrupted")
+
+    replies = Engine.replies
 
 
-def job(groups: Groups = SINGLE_PROCESS, seed: int = 1, **settings: object) -> Job:
-    tokenizer = build_tokenizer("CharLevelTokenizer")
-    return Job(decoder=Shout(), tokenizer=tokenizer, groups=groups, seed=seed, **settings)
+def job(
+    groups: Groups = SINGLE_PROCESS,
+    seed: int = 1,
+    engine: Callable[[], Shout] = Shout,
+    **settings: object,
+) -> Job:
+    return Job(
+        engine=lambda slots, capacity: engine(),
+        tokenizer=build_tokenizer("CharLevelTokenizer"),
+        groups=groups,
+        seed=seed,
+        seq_length=20_000,
+        **settings,
+    )
 
 
 def typed(content: bytes) -> io.TextIOWrapper:
@@ -62,13 +108,13 @@ def prompts(tmp_path) -> Path:
 
 
 def test_prompts_are_stripped_lines_without_the_empty_ones(prompts):
-    assert read_prompts(prompts) == ["first", "second", "third é"]
+    assert read_prompts(prompts) == [(1, "first"), (4, "second"), (5, "third é")]
 
 
 def test_only_a_newline_ends_a_prompt_and_a_byte_order_mark_is_dropped(tmp_path):
     path = tmp_path / "prompts.txt"
     path.write_bytes("\ufeffone\x0b\x0c\x1c\x85\u2028still one\r\n\rtwo\n".encode())
-    assert read_prompts(path) == ["one\x0b\x0c\x1c\x85\u2028still one", "two"]
+    assert read_prompts(path) == [(1, "one\x0b\x0c\x1c\x85\u2028still one"), (2, "two")]
 
 
 @pytest.mark.parametrize(
@@ -103,11 +149,17 @@ def test_results_are_json_lines_in_a_file_and_text_on_standard_output(prompts, c
     MODES["input-file"](job(input_file=prompts))
     lines = read_lines(prompts.with_name("prompts.txt.output.jsonl"))
     assert [line["context"] for line in lines] == ["first", "second", "third é"]
-    assert [list(line) for line in lines] == [
-        ["context", "text", "length", "finished", "message", "duration_seconds"]
+    assert [key for line in lines for key in line] == [
+        *("context", "text", "length", "finished", "message", "duration_seconds"),
+        *("prompt", "tokens", "log_probabilities", "finish_reason"),
     ] * 3
     assert lines[0]["text"][:-1] == "FIRST"
     assert (lines[0]["length"], lines[0]["finished"], lines[0]["message"]) == (6, False, None)
+    assert (lines[0]["prompt"], lines[0]["finish_reason"]) == ("first", "maximum-tokens")
+    assert (bytes(lines[0]["tokens"]).decode(), lines[0]["log_probabilities"]) == (
+        lines[0]["text"],
+        [-0.5] * 6,
+    )
     shown = capsys.readouterr().out
     assert "sample 2 of 3, 7 tokens" in shown
     assert f"second{lines[1]['text']}" in shown
@@ -132,7 +184,7 @@ def test_interactive_answers_each_line_until_the_input_ends(tmp_path, monkeypatc
     MODES["interactive"](job(output_file=tmp_path / "talk.jsonl"))
     assert [line["context"] for line in read_lines(tmp_path / "talk.jsonl")] == ["one", "two"]
     captured = capsys.readouterr()
-    assert "oneONE" in captured.out
+    assert captured.out.startswith("ONE")
     assert "prompt" not in captured.out
     assert "prompt" in captured.err
 
@@ -164,21 +216,98 @@ def test_replicas_share_the_prompts_with_the_results_of_one_process(prompts):
     assert [line | {"duration_seconds": 0} for line in read_lines(output)] == alone
 
 
+def test_a_prompt_has_num_samples_continuations_with_seeds_of_their_own(tmp_path):
+    output = tmp_path / "samples.jsonl"
+    MODES["prompt"](job(prompt="say", num_samples=3, output_file=output))
+    lines = read_lines(output)
+    assert [line["context"] for line in lines] == ["say"] * 3
+    assert {line["text"][:-1] for line in lines} == {"SAY"}
+    assert len({line["text"] for line in lines}) > 1
+    MODES["prompt"](job(prompt="say", output_file=output))
+    assert len(read_lines(output)) == 1
+
+
+class Refusing(Shout):
+    """Has no room for the second prompt, and answers it first."""
+
+    def step(self) -> list[Update]:
+        updates = super().step()
+        if 1 in self.running:
+            del self.running[1]
+            reply = self.reply(1, "prompt-too-long", "too long")
+            updates.append(Update(ticket=1, text="", new=NewTokens([], []), reply=reply))
+        return [update for update in updates if update.ticket != 1 or update.reply is not None]
+
+
+def test_a_prompt_that_is_too_long_is_reported_with_its_line_and_has_a_result(prompts, caplog):
+    MODES["input-file"](job(engine=Refusing, input_file=prompts))
+    lines = read_lines(prompts.with_name("prompts.txt.output.jsonl"))
+    assert [(line["context"], line["finish_reason"]) for line in lines] == [
+        ("first", "maximum-tokens"),
+        ("second", "prompt-too-long"),
+        ("third é", "maximum-tokens"),
+    ]
+    assert "line 4 has no text: too long" in caplog.text
+
+
+def test_a_conversation_is_continued_and_can_be_forgotten(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", typed(b"one\ntwo\n/history\n/new\n/help\nthree\n"))
+    output = tmp_path / "talk.jsonl"
+    MODES["interactive"](job(output_file=output))
+    first, second, third = read_lines(output)
+    assert [line["context"] for line in (first, second, third)] == ["one", "two", "three"]
+    assert second["prompt"] == f"one{first['text']}\ntwo"
+    assert (first["prompt"], third["prompt"]) == ("one", "three")
+    shown = capsys.readouterr().err
+    assert f"{second['prompt']}{second['text']}\n(a new conversation)" in shown.replace(
+        "prompt (Ctrl-D to exit)> ", ""
+    )
+    assert "/new forgets the conversation" in shown
+
+
+def test_without_history_every_prompt_is_a_text_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", typed(b"one\ntwo\n"))
+    output = tmp_path / "talk.jsonl"
+    MODES["interactive"](job(output_file=output, keeps_history=False))
+    assert [line["prompt"] for line in read_lines(output)] == ["one", "two"]
+
+
+def test_the_oldest_turns_are_left_out_if_they_do_not_fit():
+    talk = Conversation(build_tokenizer("CharLevelTokenizer"), room=12, keeps_history=True)
+    shout = Shout()
+    for context in ("ab", "cd", "ef"):
+        prompt, tokens = talk.prompt(context)
+        assert bytes(tokens).decode() == prompt
+        shout.said[0] = list(context.upper().encode())
+        talk.add(context, shout.reply(0, "maximum-tokens"))
+    assert prompt == "abAB\ncdCD\nef"
+    assert talk.prompt("gh")[0] == "cdCD\nefEF\ngh"
+    assert talk.prompt("a prompt that is too long by itself")[0] == "a prompt that is too long by itself"
+
+
 class Interrupted(Shout):
-    """Sends this process a signal before it answers the second prompt."""
+    """Sends this process a signal when the request with this number has two letters."""
 
-    def __init__(self, number: int) -> None:
-        self.number, self.count = number, 0
+    def __init__(self, number: int, request: int = 1) -> None:
+        super().__init__()
+        self.number, self.request = number, request
 
-    def continue_prompt(
-        self, prompt: Sequence[int], generator: torch.Generator, *, should_end: Callable[[], bool]
-    ) -> Continuation:
-        self.count += 1
-        if self.count == 2:
+    def step(self) -> list[Update]:
+        updates = super().step()
+        if self.request in self.running and len(self.said[self.request]) == 2:
             signal.raise_signal(self.number)
-        if should_end():
-            return Continuation(list(prompt[:2]), finished=False, message="interrupted")
-        return super().continue_prompt(prompt, generator, should_end=should_end)
+        return updates
+
+
+class OneByOne(Interrupted):
+    """Answers a request only when those before it are answered."""
+
+    def step(self) -> list[Update]:
+        first = min(self.running)
+        others = {ticket: self.running.pop(ticket) for ticket in list(self.running) if ticket != first}
+        updates = super().step()
+        self.running |= others
+        return updates
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -187,7 +316,7 @@ def test_stopped_generation_keeps_and_names_its_results(prompts, caplog, number,
     before = signal.getsignal(number)
     for kept in (partial, prompts.with_name("prompts.txt.output.jsonl.1.partial")):
         with pytest.raises(StopRequested) as raised:
-            MODES["input-file"](replace(job(input_file=prompts), decoder=Interrupted(number)))
+            MODES["input-file"](job(engine=lambda: OneByOne(number), input_file=prompts))
         assert raised.value.exit_code == code
         assert f"1 result is in {partial}" in caplog.text
         assert kept.exists()
@@ -203,10 +332,8 @@ def test_stopped_generation_keeps_and_names_its_results(prompts, caplog, number,
 
 
 def test_nothing_remains_of_a_generation_stopped_before_its_first_result(prompts):
-    decoder = Interrupted(signal.SIGINT)
-    decoder.count = 1
     with pytest.raises(StopRequested):
-        MODES["input-file"](replace(job(input_file=prompts), decoder=decoder))
+        MODES["input-file"](job(engine=lambda: OneByOne(signal.SIGINT, request=0), input_file=prompts))
     assert [path.name for path in prompts.parent.iterdir()] == ["prompts.txt"]
 
 
@@ -214,9 +341,12 @@ def test_interrupt_ends_the_reply_and_not_the_session(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", typed(b"one\ntwo\nthree\n"))
     output = tmp_path / "talk.jsonl"
     before = signal.getsignal(signal.SIGINT)
-    MODES["interactive"](replace(job(output_file=output), decoder=Interrupted(signal.SIGINT)))
+    MODES["interactive"](job(engine=lambda: Interrupted(signal.SIGINT), output_file=output))
     found = [(line["context"], line["text"][:3], line["message"]) for line in read_lines(output)]
-    assert found == [("one", "ONE", None), ("two", "tw", "interrupted"), ("three", "THR", None)]
+    # The interrupted reply is part of the conversation as far as it is.
+    assert found == [("one", "ONE", None), ("two", "ON", "interrupted"), ("three", "ONE", None)]
+    assert [len(line["text"]) for line in read_lines(output)][1] == 2
+    assert read_lines(output)[2]["prompt"].splitlines()[1:] == ["twoON", "three"]
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -224,29 +354,28 @@ class Watched(Shout):
     """Records for each reply how it is announced to the launcher."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.announced, self.seen = folder / "rank-0.interruptible", []
 
-    def continue_prompt(
-        self, prompt: Sequence[int], generator: torch.Generator, *, should_end: Callable[[], bool]
-    ) -> Continuation:
+    def submit(self, request: Request) -> int:
         self.seen.append(self.announced.read_text())
-        return super().continue_prompt(prompt, generator, should_end=should_end)
+        return super().submit(request)
 
 
 def test_replies_of_an_interactive_session_can_be_interrupted_by_the_launcher(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", typed(b"one\ntwo\n"))
     monkeypatch.setenv("NEOX_RUN_DIR", str(tmp_path))
-    decoder = Watched(tmp_path)
-    MODES["interactive"](replace(job(), decoder=decoder))
-    assert decoder.seen == ["0", "1"]
-    assert not decoder.announced.exists()
+    watched = Watched(tmp_path)
+    MODES["interactive"](job(engine=lambda: watched))
+    assert watched.seen == ["0", "1"]
+    assert not watched.announced.exists()
 
 
 def test_termination_ends_an_interactive_session_and_keeps_the_replies(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("sys.stdin", typed(b"one\ntwo\nthree\n"))
     with pytest.raises(StopRequested, match="SIGTERM received"):
         MODES["interactive"](
-            replace(job(output_file=tmp_path / "talk.jsonl"), decoder=Interrupted(signal.SIGTERM))
+            job(engine=lambda: Interrupted(signal.SIGTERM), output_file=tmp_path / "talk.jsonl")
         )
     assert [line["context"] for line in read_lines(tmp_path / "talk.jsonl.partial")] == ["one"]
     assert "1 result is in" in caplog.text
@@ -279,8 +408,8 @@ TERMINAL = """
 import signal, sys
 from neox_model.generate.interruption import Interrupts
 from neox_model.generate.modes import _ask
-from neox_model.parallel.groups import SINGLE_RANK
-interrupts = Interrupts(SINGLE_RANK, None)
+from neox_model.parallel.groups import SINGLE_PROCESS
+interrupts = Interrupts(SINGLE_PROCESS)
 with interrupts.handled():
     while (line := _ask(interrupts)) is not None:
         print("got", len(line), line[:5], flush=True)
