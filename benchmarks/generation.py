@@ -98,7 +98,7 @@ def build_ours(shape: dict[str, int], peer: Any) -> Any:
     }
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "settings.yml"
-        path.write_text(json.dumps(settings))
+        path.write_text(json.dumps(settings, allow_nan=False))
         resolved = resolve(load_config([path]), devices=1)
     model = build_stage(resolved, SINGLE_PROCESS, vocab_size=shape["vocabulary"])
     weights = dict(peer.named_parameters())
