@@ -173,7 +173,9 @@ class Engine:
 
     def _admit(self) -> list[Update]:
         """Move waiting requests to free slots. Returns the replies to prompts that are too long."""
-        refused, entering, admissions = [], [], []
+        refused: list[Update] = []
+        entering: list[_Running] = []
+        admissions: list[Admission] = []
         while self._waiting and len(self._running) + len(entering) < self._batch.slots:
             ticket, request = self._waiting.popleft()
             prompt = list(request.prompt) or [self._tokenizer.end_of_document]

@@ -6,6 +6,7 @@ of a copy of the model call together, with equal tokens.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,7 +39,10 @@ class Forward:
         self._tensor, self._pipe = groups.model, groups.pipe
         self._is_first = self._pipe.rank == 0
         self._is_last = self._pipe.rank == self._pipe.size - 1
-        *self._body, self._head = model.stack if self._is_last else [*model.stack, None]
+        layers = list(model.stack)
+        # The head is the last layer of the last stage.
+        self._body = layers[:-1] if self._is_last else layers
+        self._head = layers[-1]
         parameter = next(model.parameters())
         self.device, self._dtype = parameter.device, parameter.dtype
         self.vocab_size = vocab_size
@@ -60,7 +64,7 @@ class Forward:
             window: what the tokens are to the caches; None: do not use them.
         """
         with torch.no_grad(), self._model.autocast(), self._processing(window):
-            hidden = (tokens_BS, positions_BS) if self._is_first else self._receive(tokens_BS)
+            hidden: Any = (tokens_BS, positions_BS) if self._is_first else self._receive(tokens_BS)
             for layer in self._body:
                 hidden = layer(hidden)
             if not self._is_last:

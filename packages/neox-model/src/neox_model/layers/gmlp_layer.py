@@ -107,7 +107,7 @@ class SpatialGate(nn.Module):
     def forward(self, u_SBF: Tensor, v_SBF: Tensor, document_ids_BS: Tensor | None = None) -> Tensor:
         """Return `u` times the gate, [S, B, channels of this rank]."""
         whole_SBF = self.norm(gather_from_group(v_SBF, self.group))
-        rows = (scatter_to_group(whole_SBF, self.group).unsqueeze(2),)
+        rows: tuple[Tensor, ...] = (scatter_to_group(whole_SBF, self.group).unsqueeze(2),)
         query = rows[0]
         if self.attention is not None:
             query, *key_value = self.attention.project(u_SBF, v_SBF)
@@ -122,10 +122,12 @@ class SpatialGate(nn.Module):
             gate_SBF = gate_SBF + self.attention(query, rows[1], rows[2], document_ids_BS)
         return u_SBF * gate_SBF
 
-    def _gate_of_next(self, query_B1K: Tensor, v_B1TF: Tensor, *others: Tensor) -> Tensor:
-        """Return the gate of one new token of each sequence, [B, channels of this rank]."""
+    def _gate_of_next(self, query_B1K: Tensor, v_B1TF: Tensor, *others: Any) -> Tensor:
+        """Return the gate of one new token of each sequence, [B, channels of this rank].
+
+        The others are the stored keys and values, if there is an attention, and the span of the sequences.
+        """
         *key_value, span = others
-        assert isinstance(span, Span)
         weight_BT = self.weight[span.positions, : span.num_keys].masked_fill(span.hidden(), 0.0)
         mixed_B1F = weight_BT.to(v_B1TF.dtype).unsqueeze(1) @ v_B1TF.squeeze(1)
         gate_BF = mixed_B1F.squeeze(1) + self.bias[span.positions, None].to(v_B1TF.dtype)

@@ -103,7 +103,8 @@ class ParallelAttention(nn.Module):
             places = position_ids_SB if cache is None else cache.position_ids
             query_SBNK, key = self.position(query_SBNK, key, start, places)
         if cache is not None and not isinstance(cache.window, Chunk):
-            context_SBNK = cache.of_next_tokens(query_SBNK, (key, value), self.core.attend_stored)
+            attend: Callable[..., Tensor] = self.core.attend_stored  # type: ignore[assignment]
+            context_SBNK = cache.of_next_tokens(query_SBNK, (key, value), attend)
         else:
             if cache is not None:
                 key, value = cache.rows_of_chunk(key, value)
