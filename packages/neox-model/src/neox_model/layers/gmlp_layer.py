@@ -127,12 +127,12 @@ class SpatialGate(nn.Module):
 
         The others are the stored keys and values, if there is an attention, and the span of the sequences.
         """
-        *key_value, span = others
+        span = others[-1]
         weight_BT = self.weight[span.positions, : span.num_keys].masked_fill(span.hidden(), 0.0)
         mixed_B1F = weight_BT.to(v_B1TF.dtype).unsqueeze(1) @ v_B1TF.squeeze(1)
         gate_BF = mixed_B1F.squeeze(1) + self.bias[span.positions, None].to(v_B1TF.dtype)
         if self.attention is not None:
-            gate_BF = gate_BF + self.attention.of_next(query_B1K, *key_value, span)
+            gate_BF = gate_BF + self.attention.of_next(query_B1K, others[0], others[1], span)
         return gate_BF
 
     def _mix(self, v_TBF: Tensor, num_rows: int, document_ids_BS: Tensor | None) -> Tensor:
