@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from neox_launcher.cli import launch as cli
@@ -126,3 +127,25 @@ def test_the_plan_of_a_file_is_that_of_config(minimal):
     one = run(str(minimal), "--dry-run=json")
     other = run("--config", str(minimal), "--dry-run=json")
     assert json.loads(one.stdout) == json.loads(other.stdout)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Once",
+        'it\'s: "a" #b',
+        "two\nlines\\n\t",
+        "no",
+        "1.0",
+        "é 中 😀",
+        "\x85\u2028\x7f\ufeff",
+        "-x {y}",
+    ],
+)
+def test_the_prompt_of_generate_is_taken_literally(requests, text):
+    run("generate", "a.yml", "--set", "seed=1", "--prompt", text)
+    first, setting = requests[0][0].overrides
+    assert first == "seed=1"
+    name, _, value = setting.partition("=")
+    assert (name, yaml.safe_load(value)) == ("prompt", text)

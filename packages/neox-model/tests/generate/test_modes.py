@@ -262,7 +262,7 @@ def test_a_conversation_is_continued_and_can_be_forgotten(tmp_path, monkeypatch,
     assert f"{second['prompt']}{second['text']}\n(a new conversation)" in shown.replace(
         "prompt (Ctrl-D to exit)> ", ""
     )
-    assert "/new forgets the conversation" in shown
+    assert "/new starts a new conversation" in shown
 
 
 def test_without_history_every_prompt_is_a_text_by_itself(tmp_path, monkeypatch):

@@ -122,7 +122,7 @@ def _as_yaml(name: str, value: str) -> str:
 
 def literal_text(text: str) -> str:
     """Return text as a YAML scalar that means exactly this text, with any characters."""
-    quoted = json.dumps(text, ensure_ascii=False)
+    quoted = json.dumps(text, ensure_ascii=False, allow_nan=False)
     # Characters that YAML changes or refuses unless they are escaped.
     return "".join(char if char.isprintable() else _escaped(char) for char in quoted)
 

@@ -5,7 +5,7 @@ from neox_model.generate.engine import Reply
 
 __all__ = ["Conversation"]
 
-_HELP = "commands: /new forgets the conversation, /history shows it, /help lists the commands"
+_HELP = "commands: /new starts a new conversation, /history shows it, /help lists the commands"
 
 
 class Conversation:
