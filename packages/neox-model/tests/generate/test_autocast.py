@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from neox_model.generate.decode import Decoder
 from torch.nn.functional import cross_entropy
 
 from neox_model.assembly.model import build_model
-from neox_model.generate.decode import Decoder
 from neox_model.generate.run import as_plain_model
 from neox_model.generate.sampling import Sampler
 from neox_model.parallel.groups import SINGLE_PROCESS
