@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from neox_model.generate.decode import Decoder
 from torch.nn.functional import cross_entropy
 
 from neox_model.assembly.model import build_model
 from neox_model.generate.run import as_plain_model
-from neox_model.generate.sampling import Sampler
 from neox_model.parallel.groups import SINGLE_PROCESS
+from support.decoding import logits_in_parts
 from support.settings import resolved_from
 
 VOCABULARY = 19
@@ -44,20 +43,7 @@ def test_evaluation_and_generation_equal_the_forward_pass_of_training(dtype):
 def test_cached_generation_has_the_logits_of_the_whole_forward_pass(dtype):
     model = built({"enabled": True, "dtype": dtype}).eval()
     tokens = torch.randint(VOCABULARY, (1, 12), generator=torch.Generator().manual_seed(4))
-    decoder = Decoder(
-        model,
-        Sampler(temperature=0.0),
-        vocab_size=VOCABULARY,
-        end_of_document=0,
-        seq_length=12,
-        maximum_tokens=4,
-        recompute=False,
-    )
     with torch.no_grad():
-        whole_SV = model(tokens)[0]
-    with decoder._next_logits() as next_logits:
-        found = [
-            next_logits(tokens[0, :8].tolist()),
-            *(next_logits([token]) for token in tokens[0, 8:].tolist()),
-        ]
-    assert torch.allclose(torch.stack(found).float(), whole_SV[7:].float(), atol=AMP[dtype] * 4)
+        whole_BSV = model(tokens)
+    found = logits_in_parts(model, tokens, (0, 8, 9, 10, 11, 12))
+    assert torch.allclose(found.float(), whole_BSV.float(), atol=AMP[dtype] * 4)
