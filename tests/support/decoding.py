@@ -1,40 +1,12 @@
-"""Run models with caches: the parts of a sequence one after the other, and batches of prompts."""
+"""Continue prompts in batches and one by one."""
 
 from collections.abc import Sequence
-from itertools import pairwise
-
-import torch
-from torch import Tensor, nn
 
 from neox_model.generate.batch import Admission, Batch, NewTokens
 from neox_model.generate.forward import Forward
 from neox_model.generate.sampling import Sampling
-from neox_model.layers.attention.kv_cache import KeyValueCaches
-from neox_model.layers.cache import Chunk, NextTokens, spans_of
 
-__all__ = ["continue_prompts", "logits_in_parts"]
-
-
-def logits_in_parts(model: nn.Module, tokens_BS: Tensor, bounds: Sequence[int]) -> Tensor:
-    """Return logits_BSV of tokens that are given in parts, each behind those before it.
-
-    Args:
-        model: a whole model.
-        tokens_BS: token ids.
-        bounds: first token of each part, and the number of tokens.
-    """
-    batch, length = tokens_BS.shape
-    caches = KeyValueCaches(model, slots=batch, capacity=length)
-    logits = []
-    for start, stop in pairwise(bounds):
-        positions_BS = torch.arange(start, stop).expand(batch, -1)
-        window: Chunk | NextTokens = Chunk(0, start)
-        if stop == start + 1:
-            spans = spans_of([start] * batch, positions_BS[:, 0], max_waste=0)
-            window = NextTokens(positions_BS[:, 0], spans)
-        with torch.no_grad(), caches.processing(window):
-            logits.append(model((tokens_BS[:, start:stop], positions_BS)))
-    return torch.cat(logits, dim=1)
+__all__ = ["continue_prompts"]
 
 
 def continue_prompts(

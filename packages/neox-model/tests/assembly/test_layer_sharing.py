@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from neox_model.assembly.model import build_model
+from neox_model.layers.attention.kv_cache import logits_in_parts
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
-from support.decoding import logits_in_parts
 from support.settings import resolved_from
 
 

@@ -8,8 +8,8 @@ from torch.nn.functional import cross_entropy
 
 from neox_model.assembly.model import build_model
 from neox_model.generate.run import as_plain_model
+from neox_model.layers.attention.kv_cache import logits_in_parts
 from neox_model.parallel.groups import SINGLE_PROCESS
-from support.decoding import logits_in_parts
 from support.settings import resolved_from
 
 VOCABULARY = 19

@@ -16,10 +16,10 @@ from neox_model.layers.attention import (
     SoftmaxCore,
     flex,
 )
+from neox_model.layers.attention.kv_cache import logits_in_parts
 from neox_model.layers.positions import AlibiPosition, BucketPosition
 from neox_model.layers.positions.relative import alibi_slopes, distance_buckets
 from neox_model.parallel.groups import SINGLE_PROCESS, Group
-from support.decoding import logits_in_parts
 from support.settings import resolved_from
 
 LENGTH, BATCH, HEADS, WIDTH = 12, 2, 6, 4

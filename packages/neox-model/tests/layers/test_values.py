@@ -13,6 +13,7 @@ from neox_model.initialization import INIT_METHODS, build_init_method, initializ
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
 from neox_model.layers.attention import DenseCore, ParallelAttention, SoftmaxCore
 from neox_model.layers.attention.dense import hidden_keys
+from neox_model.layers.attention.kv_cache import logits_in_parts
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss, gather_vocabulary
 from neox_model.layers.mlp import MLP, GatedMLP
@@ -21,7 +22,6 @@ from neox_model.layers.positions import LearnedPosition, RotaryPosition, Sinusoi
 from neox_model.layers.residual_layer import add_dropped
 from neox_model.layers.transformer_layer import TransformerLayer
 from neox_model.parallel.groups import SINGLE_RANK
-from support.decoding import logits_in_parts
 
 WIDTH, HEADS, LENGTH, BATCH = 24, 6, 7, 3
 NORMAL = build_init_method("normal", std=0.5, hidden_size=WIDTH, num_layers=2)

@@ -13,7 +13,7 @@ from neox_model.convert.proof.sides import Sides, dtype_of
 from neox_model.convert.proof.texts import real_text
 from neox_model.convert.reference import load_model
 from neox_model.convert.weights import WeightFiles
-from neox_model.layers.attention.kv_cache import caching
+from neox_model.layers.attention.kv_cache import logits_in_parts
 
 __all__ = ["compare_whole"]
 
@@ -89,8 +89,8 @@ def _compare_cached(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, 
         past = output.past_key_values
         found.append(output.logits[..., :rows])
     cached = torch.cat(found, dim=1)
-    with caching(ours):
-        mine = torch.cat([ours(step)[..., :rows] for step in steps if step.shape[1]], dim=1)
+    length = tokens_BS.shape[1]
+    mine = logits_in_parts(ours, tokens_BS, (0, *range(prompt, length), length))[..., :rows]
     figures.compare("cached", mine, cached, where=" logits")
     figures.compare(
         "cached and whole", mine, theirs(tokens_BS, use_cache=False).logits[..., :rows], where=" logits"

@@ -7,16 +7,18 @@ with caches.processing(NextTokens(positions_B, spans)):
     logits = model((tokens_B1, positions_B1))
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from neox_model.layers.attention.parallel_attention import ParallelAttention
-from neox_model.layers.cache import Chunk, LayerCache, NextTokens
+from neox_model.layers.cache import Chunk, LayerCache, NextTokens, spans_of
 from neox_model.layers.gmlp_layer import SpatialGate
 
-__all__ = ["KeyValueCaches"]
+__all__ = ["KeyValueCaches", "logits_in_parts"]
 
 
 class KeyValueCaches:
@@ -50,3 +52,25 @@ class KeyValueCaches:
         """Copy the first `length` tokens of one slot to another."""
         for _, cache in self._caches:
             cache.move(source, target, length)
+
+
+def logits_in_parts(model: nn.Module, tokens_BS: Tensor, bounds: Sequence[int]) -> Tensor:
+    """Return logits_BSV of tokens that are given in parts, each behind those before it; no gradient.
+
+    Args:
+        model: a whole model.
+        tokens_BS: token ids.
+        bounds: index of the first token of each part, and the number of tokens.
+    """
+    batch, length = tokens_BS.shape
+    caches = KeyValueCaches(model, slots=batch, capacity=length)
+    logits = []
+    for start, stop in pairwise(bounds):
+        positions_BS = torch.arange(start, stop, device=tokens_BS.device).expand(batch, -1)
+        window: Chunk | NextTokens = Chunk(0, start)
+        if stop == start + 1:
+            spans = spans_of([start] * batch, positions_BS[:, 0], max_waste=0)
+            window = NextTokens(positions_BS[:, 0], spans)
+        with torch.no_grad(), caches.processing(window):
+            logits.append(model((tokens_BS[:, start:stop], positions_BS)))
+    return torch.cat(logits, dim=1)
