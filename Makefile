@@ -5,7 +5,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .PHONY: help install aio quickstart test check lint types format docs clean \
 	test-launcher test-data test-pythons test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
-	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-sanitizers test-recipes test-architecture coverage gpu-check
+	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-sanitizers test-recipes test-architecture coverage gpu-check
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,7 +69,7 @@ test-chaos: install  ## Long sweeps: kill training at random moments and resume;
 		--ignore packages/neox-launcher/tests/controller/test_listener.py \
 		--ignore packages/neox-launcher/tests/cli/test_fuzz_check.py \
 		--ignore packages/neox-data/tests/preprocess/test_damaged_archives.py \
-		--ignore packages/neox-model/tests/checkpoint/test_hostile_manifests.py
+		--ignore packages/neox-model/tests/checkpoint/test_hostile_manifests.py --ignore packages/neox-model/tests/convert
 
 fuzz-port: install  ## 100,000 connections with random lines to the launcher's port (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -s -m sweep packages/neox-launcher/tests/controller/test_listener.py
@@ -98,6 +98,9 @@ test-precision: install  ## Every architecture on every layout in fp32, bf16 and
 
 test-optimizers: install  ## Every optimizer resumes to the last bit on every layout in every precision (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_optimizers.py tests/integration/test_one_bit.py
+
+test-conversion: install  ## Round trips of random models of transformers, and 200 wrong mappings (minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m sweep packages/neox-model/tests/convert
 
 test-sanitizers: install  ## neox-data's extension under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/sanitize.sh

@@ -72,7 +72,7 @@ ROOMS = {
         "checkpoint": {"engine", "parallel", "versions", "errors"},
         "train": {
             *("assembly", "checkpoint", "engine", "metrics", "optim", "parallel", "processes", "worker"),
-            *("torch_compat", "versions", "optional", "errors"),
+            *("convert", "torch_compat", "versions", "optional", "errors"),
         },
         "generate": {"assembly", "checkpoint", "layers", "parallel", "processes", "worker", "errors"},
         "evaluate": {

@@ -120,6 +120,20 @@ def local_checkpoints_are_used_alone(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem("on_spike", what, f"set on-spike: skip, or {shared}")
 
 
+def exports_need_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse hf_export without whole checkpoints in a local folder, or of adapters alone."""
+    if c.checkpoint.hf_export is None:
+        return
+    if c.checkpoint.save is None:
+        yield Problem("hf_export", "requires save", "add save: FOLDER; its last checkpoint is exported")
+    elif c.checkpoint.checkpoint.use_node_local_storage:
+        what = "reads a whole checkpoint, which no host has with checkpoint.use_node_local_storage"
+        yield Problem("hf_export", what, "save to a folder that all hosts share")
+    if c.adapters.lora_rank:
+        what = "exports whole models, but checkpoints of this training contain adapters alone"
+        yield Problem("hf_export", what, "remove it; merge the adapters, then run neox-convert to-hf")
+
+
 def stores_are_urls(c: NeoXConfig) -> Iterator[Problem]:
     """Require a URL as checkpoint_store, and no user name and password in it or in `load`."""
     store = c.checkpoint.checkpoint_store

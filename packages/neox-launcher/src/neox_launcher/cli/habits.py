@@ -30,7 +30,9 @@ _PARAMETERS = {
     "master_addr": "ADDRESS",
     "master_port": "PORT",
     "launcher": "NAME",
+    "hf_export": "DIR",
 }
+_OTHER_SPELLINGS: Mapping[str, tuple[str, ...]] = {"hf_export": ("--hf-export-at-end",)}
 
 _NUMBERS = ("N", "PORT")
 
@@ -101,7 +103,7 @@ def parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the parameters that are also options."""
     for name, metavar in reversed(_PARAMETERS.items()):
         dashed = f"--{name.replace('_', '-')}"
-        spellings = dict.fromkeys((dashed, f"--{name}"))
+        spellings = dict.fromkeys((dashed, f"--{name}", *_OTHER_SPELLINGS.get(name, ())))
         help_text = f"Same as --set {dashed[2:]}={metavar}."
         command = click.option(*spellings, name, metavar=metavar, help=help_text)(command)
     return command

@@ -428,6 +428,12 @@ EXAMPLES = {
         "is a URL, but checkpoints are saved to a folder",
         "save: x\nsave-interval: 5\ncheckpoint-store: s3://bucket/run",
     ),
+    "exports_need_checkpoints": (
+        "hf-export: exported",
+        "hf_export",
+        "requires save",
+        "save: x\nsave-interval: 5\nhf-export: exported",
+    ),
     "local_checkpoints_are_used_alone": (
         "save: x\nsave-interval: 5\ncheckpoint-store: s3://b/r\ncheckpoint: {use_node_local_storage: true}",
         "checkpoint_store",

@@ -30,6 +30,7 @@ from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import check_passes, check_tokenizers
 from neox_model.train.data.streams import build_datasets, open_streams
 from neox_model.train.evaluate import Evaluator
+from neox_model.train.export import check_export, export
 from neox_model.train.hooks.autoresume import find_service
 from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.copies import CopiesDifferError
@@ -98,6 +99,8 @@ def _train(
     prepare_engine()
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
+    if groups.world.rank == 0:
+        check_export(resolved, tokenizer)
     load = folder_to_load(config, groups, storage)
     position = position_in(config, load, groups)
     check_passes(resolved, position)
@@ -178,6 +181,8 @@ def _train(
         )
         hooks += resources.enter_context(profilers(config, engine, groups, progress, memory))
         train(state, step, *_recorded(training, batches, hooks))
+        if groups.world.rank == 0:
+            export(resolved, state, progress)
     if state.stop_reason is not None or "valid" not in evaluator.results:
         return None
     return f"validation {evaluator.results['valid']}"

@@ -103,6 +103,15 @@ class CheckpointSection(Section, resume="free"):
         none_means="keep all",
         doc="Number of latest checkpoints to keep; older ones are deleted.",
     )
+    hf_export: str | None = param(
+        None,
+        origin="ours",
+        none_means="no export",
+        used_when="save is set",
+        doc="Folder to create at the end of a training that reached train-iters: its last checkpoint as a "
+        "model of Hugging Face's transformers, as by neox-convert to-hf. A model or a tokenizer that "
+        "transformers does not have is refused at the start. --hf-export-at-end of neox-launch.",
+    )
     checkpoint_store: str | None = param(
         None,
         origin="ours",

@@ -1,0 +1,74 @@
+"""Export the last checkpoint of a training to transformers (`hf_export`)."""
+
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from neox_config import Resolved
+from neox_config.errors import NeoXError
+from neox_config.facts.checkpoints import checkpoint_name
+from neox_data.tokenizers import Tokenizer
+from neox_launcher.worker.reporting import Progress
+from neox_model.convert import PARENT
+from neox_model.convert.architecture import architecture_of, obstacles_in
+from neox_model.convert.families import fitting_family
+from neox_model.convert.output import refuse_existing
+from neox_model.convert.tokenizer_files import refuse_others
+from neox_model.train.state import TrainState
+
+__all__ = ["check_export", "export"]
+
+logger = logging.getLogger(__name__)
+
+
+def check_export(resolved: Resolved, tokenizer: Tokenizer) -> None:
+    """Check at the start of a training that its model can be exported at the end.
+
+    Raises:
+        NeoXError: the folder exists, transformers is not installed, or does not have the model or tokenizer.
+    """
+    output = resolved.config.checkpoint.hf_export
+    if output is None:
+        return
+    try:
+        refuse_existing(Path(output))
+        fitting_family(architecture_of(resolved), obstacles_in(resolved), None)
+        refuse_others(tokenizer)
+    except NeoXError as error:
+        raise NeoXError(f"hf-export: {error}; or remove hf-export") from error
+    if importlib.util.find_spec("transformers") is None:
+        raise NeoXError(
+            "hf-export requires the package transformers, which is not installed; install it with: pip "
+            "install 'neox-model[hf]'"
+        )
+
+
+def export(resolved: Resolved, state: TrainState, progress: Progress) -> None:
+    """Export the last checkpoint in another process, on the CPU, unless the training was stopped. On rank 0.
+
+    Raises:
+        NeoXError: it failed; the checkpoint is not affected.
+    """
+    section = resolved.config.checkpoint
+    if section.hf_export is None or section.save is None:
+        return
+    if state.stop_reason is not None:
+        logger.info("nothing is exported to %s, because the training was stopped", section.hf_export)
+        return
+    load = Path(section.save) / checkpoint_name(state.iteration)
+    command = [sys.executable, "-P", "-m", "neox_model.convert", "to-hf"]
+    command += ["--load", str(load), "--output", section.hf_export]
+    environment = {**os.environ, PARENT: str(os.getpid()), "CUDA_VISIBLE_DEVICES": ""}
+    with progress.phase(f"exporting to {section.hf_export}"), progress.repeated(state.iteration):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        reason = lines[-1].removeprefix("Error: ")
+        raise NeoXError(
+            f"hf-export: the training is complete and saved, but was not exported: {reason}; to "
+            f"export it, run: neox-convert to-hf --load {load} --output {section.hf_export}"
+        )
+    logger.info("%s", done.stdout.strip())
