@@ -68,11 +68,13 @@ def test_parameters_of_the_launcher_are_options(requests, spelling):
     for name, value in (("num nodes", "2"), ("num gpus", "4"), ("master addr", "::1"), ("master port", "5")):
         words += [f"--{spelling.format(*name.split())}", value]
     words += ["--hostfile", "my 'hosts'", "--include", "[fd00::7]:0,1", "--exclude=n1", "--launcher", "ssh"]
+    words += ["--hf-export-at-end", "out"]
     assert run("--set", "seed=1", "doctor", "a.yml", *words).exit_code == 0
     (request, _) = requests.pop()
     assert request.overrides == (
         *("seed=1", "hostfile='my ''hosts'''", "include='[fd00::7]:0,1'", "exclude='n1'"),
         *("num_nodes=2", "num_gpus=4", "master_addr='::1'", "master_port=5", "launcher='ssh'"),
+        "hf_export='out'",
     )
 
 
@@ -80,7 +82,7 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
     hosts = tmp_path / "it's hosts"
     hosts.write_text("n1 slots=4\nfd00::7 slots=4\n")
     options = {"hostfile": str(hosts), "include": "[fd00::7]:0,1", "launcher": "ssh", "master_port": "7000"}
-    given = dict.fromkeys(("exclude", "num_nodes", "num_gpus", "master_addr")) | options
+    given = dict.fromkeys(("exclude", "num_nodes", "num_gpus", "master_addr", "hf_export")) | options
     settings = cli.take_overrides({"overrides": ("include=n1",), **given})["overrides"]
     request = Request(program="train", paths=(str(minimal),), overrides=settings[1:])
     planned = plan_launch(request, gpus=0, environment={})
