@@ -14,8 +14,8 @@ COMPAT = ("neox_model.deepspeed_compat", "neox_model.torch_compat")
 LIBRARIES = ("deepspeed", "torch")
 # Underscored names that are documented.
 DOCUMENTED = {"_replace", "_exit", "__version__"}
-# Of threading and atexit: a worker ends with them, as multiprocessing ends its processes.
-ENDING = {"_shutdown", "_run_exitfuncs"}
+# Of atexit: a worker ends with it, as multiprocessing ends its processes.
+ENDING = {"_run_exitfuncs"}
 # DeepSpeed's engine inside ours.
 INNER = {"inner", "_inner"}
 READERS = {"getattr", "setattr", "hasattr", "delattr"}

@@ -83,3 +83,19 @@ def test_lost_output_is_no_success():
     with open("/dev/full", "w", encoding="utf-8") as full:
         done = run(ENDING, stdout=full, stderr=subprocess.PIPE, env=buffered)
     assert done.returncode == 120
+
+
+def test_a_closed_standard_output_is_no_error():
+    command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, ENDING]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_profiler_that_runs_the_program_writes_its_results(tmp_path):
+    program, results = tmp_path / "program.py", tmp_path / "results"
+    program.write_text(ENDING)
+    command = [sys.executable, "-m", "cProfile", "-o", str(results), str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["the thread has ended", "the registered function was called"]
+    assert results.exists()

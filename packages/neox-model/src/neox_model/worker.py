@@ -9,7 +9,6 @@ import importlib
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -151,25 +150,38 @@ def exit_worker(code: int) -> NoReturn:
 
     Args:
         code: the exit code; if it is 0 and output is lost, that of Python for this case is used.
+
+    Raises:
+        SystemExit: after a success, so that what called this program, such as a profiler, can write its
+            results.
     """
-    if code == 0:
-        threading._shutdown()  # type: ignore[attr-defined]
-        # A registered function that flushes would only print a traceback about output that is lost.
-        code = 0 if _flush_output() else _OUTPUT_LOST
-        atexit._run_exitfuncs()
-    if not _flush_output():
-        code = code or _OUTPUT_LOST
-    os._exit(code)
+    if code:
+        _flush_output()
+        os._exit(code)
+    # Called first; Python has waited for the threads before.
+    atexit.register(_end_after_success)
+    sys.exit(0)
+
+
+def _end_after_success() -> NoReturn:
+    atexit.unregister(_end_after_success)
+    # A registered function that flushes would only print a traceback about output that is lost.
+    was_written = _flush_output()
+    atexit._run_exitfuncs()
+    os._exit(0 if _flush_output() and was_written else _OUTPUT_LOST)
 
 
 def _flush_output() -> bool:
     """Return whether all output could be written."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (OSError, ValueError):
-        return False
-    return True
+    is_written = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            # None: the descriptor was closed when the process started.
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except OSError:
+            is_written = False
+    return is_written
 
 
 def _read_request(
