@@ -79,6 +79,12 @@ def test_a_template_that_changes_earlier_text_is_refused() -> None:
         template(counting).segments(CHAT)
 
 
+@pytest.mark.parametrize("expression", ["1 / 0", "'%(a)s' % {}", "range(10 ** 9)", "messages.pop.x.y"])
+def test_a_template_that_fails_is_reported(expression: str) -> None:
+    with pytest.raises(ValueError, match="the chat template rejects it: "):
+        template(f"{{{{ {expression} }}}}").segments(CHAT)
+
+
 def test_a_message_with_the_marks_themselves_is_refused() -> None:
     with pytest.raises(ValueError, match="contains the character U\\+FDD0 or U\\+FDD1, which no text uses"):
         template(MARKED).segments([{"role": "user", "content": "x\ufdd0y"}])
@@ -190,6 +196,77 @@ def test_only_the_assistant_counts(corpus: Path, tokenizer_json: Path, tmp_path:
     assert "1 documents have a null text" in result.output
 
 
+def test_the_template_next_to_the_vocabulary_is_the_default(corpus: Path, tokenizer_json: Path) -> None:
+    vocab_file = corpus.parent / "tokenizer.json"
+    vocab_file.write_text(tokenizer_json.read_text())
+    (corpus.parent / "tokenizer_config.json").write_text(json.dumps({"chat_template": PLAIN}))
+    result = run(corpus, vocab_file, "--loss-mask", "chat")
+    assert result.exit_code == 0, result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=vocab_file)
+    texts = ["".join(part.text for part in ChatTemplate(PLAIN, name="", tokens={}).segments(CHAT))]
+    assert [tokenizer.decode(row) for row in read(corpus.parent / "out_messages_document")][:1] == texts
+
+
+def test_a_vocabulary_without_a_template_is_no_template(corpus: Path, tokenizer_json: Path) -> None:
+    result = run(corpus, tokenizer_json, "--loss-mask", "chat")
+    assert result.exit_code == 2
+    assert f"{tokenizer_json.parent} contains no chat template; pass --chat-template" in result.output
+
+
+def with_special(tokenizer_json: Path, folder: Path, single: str) -> Path:
+    """Write the tokenizer with `<|endoftext|>` added to texts as the template `single` describes."""
+    description = json.loads(tokenizer_json.read_text())
+    token = "<|endoftext|>"
+    number = next(one["id"] for one in description["added_tokens"] if one["content"] == token)
+    pieces = [
+        {"Sequence": {"id": "A", "type_id": 0}}
+        if part == "A"
+        else {"SpecialToken": {"id": token, "type_id": 0}}
+        for part in single.split()
+    ]
+    description["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": pieces,
+        "pair": pieces,
+        "special_tokens": {token: {"id": token, "ids": [number], "tokens": [token]}},
+    }
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(description))
+    return path
+
+
+def test_documents_begin_as_the_tokenizer_begins_their_prompts(corpus, tokenizer_json, tmp_path) -> None:
+    vocab_file = with_special(tokenizer_json, tmp_path, "bos bos A")
+    result = run(corpus, vocab_file, "--loss-mask", "prompt-response")
+    assert result.exit_code == 0, result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=vocab_file)
+    out = corpus.parent / "out"
+    tokens, labels = read(Path(f"{out}_text_document")), read(Path(f"{out}_label_document"))
+    assert len(tokens) == 3
+    for row, ids, label in zip(ROWS[:3], tokens, labels, strict=True):
+        prompt, response = tokenizer.encode(row["prompt"]), tokenizer.encode(row["response"])[2:]
+        assert len(tokenizer.encode("")) == 2
+        assert ids == prompt + response
+        assert label == [-100] * len(prompt) + response
+
+
+def test_a_chat_template_writes_the_first_token_itself(corpus, tokenizer_json, tmp_path) -> None:
+    vocab_file = with_special(tokenizer_json, tmp_path, "bos A")
+    (tmp_path / "chat.jinja").write_text(PLAIN)
+    result = run(corpus, vocab_file, "--loss-mask", "chat", "--chat-template", tmp_path / "chat.jinja")
+    assert result.exit_code == 0, result.output
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=vocab_file)
+    texts = [tokenizer.decode(row) for row in read(corpus.parent / "out_messages_document")]
+    assert texts[0].startswith("<|user|>one")
+
+
+def test_a_tokenizer_that_ends_each_text_is_refused(corpus, tokenizer_json, tmp_path) -> None:
+    vocab_file = with_special(tokenizer_json, tmp_path, "A eos")
+    result = run(corpus, vocab_file, "--loss-mask", "prompt-response")
+    assert result.exit_code == 2
+    assert "adds '<|endoftext|>' to the end of each text" in result.output
+
+
 def test_the_number_of_workers_changes_nothing(tmp_path: Path, tokenizer_json: Path) -> None:
     rows = ({"prompt": f"{n} " * (n % 9), "response": f"r{n}"} for n in range(4000))
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -253,6 +330,7 @@ def test_a_tokenizer_that_adds_to_each_text_is_refused(corpus, tmp_path: Path) -
     train_byte_level_bpe(["a b c"], vocab_size=270, output=path)
     description = json.loads(path.read_text())
     description["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True}
+    description["pre_tokenizer"]["trim_offsets"] = True
     path.write_text(json.dumps(description))
     result = run(corpus, path, "--loss-mask", "prompt-response")
     assert result.exit_code == 2

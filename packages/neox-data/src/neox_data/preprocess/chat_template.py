@@ -23,6 +23,16 @@ __all__ = ["ChatTemplate", "Segment", "load_chat_template"]
 
 # Noncharacters of Unicode, which no text uses: they mark the assistant's parts while rendering.
 _BEGIN, _END = "\ufdd0", "\ufdd1"
+# What a template's own expressions raise, such as 1 / 0, a missing key, or a loop that is too long.
+_FAILURES = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+)
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -117,8 +127,8 @@ class ChatTemplate:
             return self._template.render(
                 messages=messages, add_generation_prompt=add_generation_prompt, **self._tokens
             )
-        except (TemplateError, TypeError, ValueError) as error:
-            raise ValueError(f"the chat template rejects it: {error}") from None
+        except _FAILURES as error:
+            raise ValueError(f"the chat template rejects it: {type(error).__name__}: {error}") from None
 
 
 def _marked_segments(text: str) -> list[Segment]:

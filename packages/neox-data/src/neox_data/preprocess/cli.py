@@ -169,7 +169,7 @@ def main(
         prompt_key,
         response_key,
         messages_key,
-        chat_template or vocab_file,
+        chat_template or _folder_of(vocab_file),
         is_possible=not (split_long_documents or ftfy or exact),
     )
     options = Options(
@@ -197,6 +197,13 @@ def main(
         )
     for line in summary.lines():
         click.echo(line)
+
+
+def _folder_of(vocab_file: Path | None) -> Path | None:
+    """Return the folder of a tokenizer; None for a name in the hub of models, which has no folder here."""
+    if vocab_file is None or vocab_file.is_dir():
+        return vocab_file
+    return vocab_file.parent if vocab_file.is_file() else None
 
 
 def _loss_mask(

@@ -39,6 +39,10 @@ class LossMask(Protocol):
     def written_keys(self) -> tuple[str, str]:
         """Return the names of the datasets: tokens, labels."""
 
+    @property
+    def adds_special(self) -> bool:
+        """Return True if documents begin with the ids that the tokenizer adds to the beginning of a text."""
+
     def described(self) -> str:
         """Return a text that identifies the mask, for manifests."""
 
@@ -70,6 +74,11 @@ class PromptMask:
     def written_keys(self) -> tuple[str, str]:
         """Names of the datasets, those of GPT-NeoX's preprocess_data_with_mask."""
         return "text", "label"
+
+    @property
+    def adds_special(self) -> bool:
+        """True, because generation encodes a prompt with these ids."""
+        return True
 
     def described(self) -> str:
         """Return a text that identifies the mask."""
@@ -106,6 +115,11 @@ class ChatMask:
     def written_keys(self) -> tuple[str, str]:
         """Names of the datasets, those of GPT-NeoX's preprocess_data_with_chat_template."""
         return self.key, f"{self.key}_label"
+
+    @property
+    def adds_special(self) -> bool:
+        """False, because the template writes them."""
+        return False
 
     def described(self) -> str:
         """Return a text that identifies the mask."""
@@ -156,6 +170,7 @@ class MaskedEncoder:
                 f"({tokenizer.decode(ids.tolist())!r} instead of {''.join(_PROBE)!r}), so that prompts and "
                 "responses cannot be encoded separately; use a byte-level tokenizer"
             )
+        self._begin = self._added_to_beginning() if mask.adds_special else []
 
     def __call__(self, batch: Sequence[Document], end_of_document: int | None) -> EncodedBatch:
         """Return the tokens and the labels of a batch as two columns."""
@@ -165,6 +180,11 @@ class MaskedEncoder:
         labels = np.where(np.repeat(counts, sizes), ids, IGNORED)
         rows = _per_document(sizes, [len(each) for each in parts])
         kept = rows > 0
+        if self._begin:
+            places = np.repeat((np.cumsum(rows) - rows)[kept], len(self._begin))
+            ids = np.insert(ids, places, np.tile(self._begin, int(kept.sum())))
+            labels = np.insert(labels, places, IGNORED)
+            rows = rows + len(self._begin) * kept
         if end_of_document is not None:
             # It ends what was last: an end that follows a response is part of it.
             last = np.array([bool(each) and each[-1].counts for each in parts])[kept]
@@ -178,6 +198,19 @@ class MaskedEncoder:
         characters = sum(len(part.text) for part in chain(*parts))
         num_bytes = sum(document.num_bytes for document in batch)
         return EncodedBatch(columns, [characters] * 2, len(batch), num_bytes)
+
+    def _added_to_beginning(self) -> list[int]:
+        """Return the ids that the tokenizer adds to the beginning of each text, such as a BOS token."""
+        if not isinstance(self._tokenizer, LibraryBackedTokenizer):
+            return []
+        begin, end = self._tokenizer.added_ids(_PROBE[0])
+        if end:
+            raise TokenizerError(
+                f"{type(self._tokenizer).__name__} adds {self._tokenizer.decode(end)!r} to the end of each "
+                "text, so that a response would follow the end of its prompt; use a tokenizer that adds "
+                "nothing there, and --append-eod"
+            )
+        return begin
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         if not isinstance(self._tokenizer, LibraryBackedTokenizer):

@@ -117,9 +117,27 @@ class LibraryBackedTokenizer(Tokenizer):
         Raises:
             TokenizerError: the library cannot encode a part.
         """
-        rows = [encoding.ids for encoding in self._encodings(texts, adds_special=False)]
+        rows = self._without_special(texts)
         sizes = np.fromiter(map(len, rows), np.int64, len(rows))
         return np.fromiter(chain.from_iterable(rows), np.int64, int(sizes.sum())), sizes
+
+    def added_ids(self, text: str) -> tuple[list[int], list[int]]:
+        """Return the ids that the library adds to the beginning and to the end of a text that is not empty.
+
+        Raises:
+            TokenizerError: it does not only add ids to those of the text.
+        """
+        whole, (inner,) = self.encode(text), self._without_special([text])
+        for begin in range(len(whole) - len(inner) + 1):
+            if whole[begin : begin + len(inner)] == inner:
+                return whole[:begin], whole[begin + len(inner) :]
+        raise TokenizerError(
+            f"{self._source} encodes {text!r} differently with its special tokens ({whole}) and without "
+            f"({inner}), so that parts of a text cannot be encoded separately; use another tokenizer"
+        )
+
+    def _without_special(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._encodings(texts, adds_special=False)]
 
     def _encodings(self, texts: Sequence[str], *, adds_special: bool) -> list[Encoding]:
         try:

@@ -10,6 +10,9 @@ from neox_config.facts.stores import is_url
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
+# Gives each pipeline stage transformer layers, which all have adapters.
+_EVERY_STAGE = "type:transformer|mlp"
+
 
 def adapters_have_a_base(c: NeoXConfig) -> Iterator[Problem]:
     """Require the folder of the weights that adapters are added to."""
@@ -44,3 +47,11 @@ def adapters_are_not_orthogonalized(c: NeoXConfig) -> Iterator[Problem]:
     if c.adapters.lora_rank and facts is not None and facts.matrix_states:
         what = f"cannot train adapters: {c.optimizer.optimizer.type} updates the layers' own matrices"
         yield Problem("optimizer.type", what, "use Adam")
+
+
+def adapters_are_on_every_stage(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse pipelines that may have a stage without a transformer layer, which would train its weights."""
+    method = c.parallelism.pipe_partition_method
+    if c.adapters.lora_rank and c.parallelism.pipe_parallel_size > 1 and method.lower() != _EVERY_STAGE:
+        what = f"{method} can leave a pipeline stage without adapters (lora-rank)"
+        yield Problem("pipe_partition_method", what, f"use {_EVERY_STAGE}")

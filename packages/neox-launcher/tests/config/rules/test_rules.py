@@ -408,6 +408,12 @@ EXAMPLES = {
         "cannot train adapters: Muon updates the layers' own matrices",
         "optimizer: {params: {adam_lr: 0.001}}\n--set optimizer.type=Muon",
     ),
+    "adapters_are_on_every_stage": (
+        "lora-rank: 4\nlora-base: x\npipe-parallel-size: 2\npipe-partition-method: uniform",
+        "pipe_partition_method",
+        "uniform can leave a pipeline stage without adapters",
+        "lora-rank: 4\nlora-base: x\npipe-parallel-size: 2",
+    ),
     "labels_match_the_paths": (
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\ntrain-label-data-paths: [d, e]",
         "train_label_data_paths",
