@@ -209,6 +209,9 @@ def settings_of(architecture: str, layout: Layout, *, recomputes: bool) -> dict[
     settings = SETTINGS | sizes | ARCHITECTURES[architecture] | layout.settings
     if settings.get("num_kv_heads") == "half":
         settings["num_kv_heads"] = 4 if layout.is_wide else 2
+    if "lora_rank" in settings:
+        # Another method can leave a stage without adapters, which is refused.
+        settings.pop("pipe_partition_method", None)
     if "pipe_parallel_size" in settings:
         settings["train_micro_batch_size_per_gpu"] = 2
     if recomputes:
