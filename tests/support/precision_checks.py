@@ -136,7 +136,8 @@ def judge_scales(by_scale: dict[int, Observed], plain: dict[int, Observed], exac
     normal = by_scale[128]
     floor = _SMALL * largest
     for scale, found in by_scale.items():
-        for name, update in found.updates.items():
+        for name in found.updates.keys() & exact.updates.keys():
+            update = found.updates[name]
             noise = _distance(plain[128].updates[name], exact.updates[name], floor=floor)
             lost = _distance(plain[scale].updates[name], exact.updates[name], floor=floor)
             if scale == 1 and lost > max(0.01, 2 * noise):
@@ -189,8 +190,9 @@ def _norm_tolerance(cell: Cell, update: int) -> float:
 
 
 def _share_of_rounded(cell: Cell, found: Observed) -> float:
-    """Part of the masters that are numbers of the model's 16-bit type."""
-    masters = torch.cat([master.flatten() for master in found.masters.values()])
+    """Part of the trained masters that are numbers of the model's 16-bit type."""
+    trained = [found.masters[name] for name, update in found.updates.items() if update.any()]
+    masters = torch.cat([master.flatten() for master in trained])
     return float((masters == masters.to(PRECISIONS[cell.precision]).float()).float().mean())
 
 

@@ -75,7 +75,7 @@ def _train(
     resolved = resolved_from({**settings, "no_weight_tying": not tied, "precision": _NAMES[precision]})
     with rounded_start():
         model = build_model(resolved, SINGLE_PROCESS, vocab_size=VOCAB)
-    masters = {name: parameter.detach().clone() for name, parameter in named_logical_parameters(model)}
+    masters = {name: parameter.detach().clone() for name, parameter in _trained(model)}
     for parameter in model.parameters():
         parameter.data = parameter.data.to(PRECISIONS[precision])
     optimizer = _OPTIMIZERS[training.optimizer](masters.values(), lr=training.rate)
@@ -92,7 +92,7 @@ def _train(
         _finish_gradients(observed, masters, divisor=scale * len(replicas), max_norm=CLIPPING[clipping])
         optimizer.step()
         observed.losses.append(sum(losses) / len(losses))
-        for name, parameter in named_logical_parameters(model):
+        for name, parameter in _trained(model):
             parameter.data.copy_(masters[name])
     observed.masters = masters
     observed.updates = {name: master - start[name] for name, master in masters.items()}
@@ -102,6 +102,13 @@ def _train(
 
 _NAMES = {"fp32": "fp32", "bf16": "bfloat16", "fp16": "fp16"}
 _OPTIMIZERS: dict[str, Any] = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam}
+
+
+def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that are trained, by logical name."""
+    return [
+        (name, parameter) for name, parameter in named_logical_parameters(model) if parameter.requires_grad
+    ]
 
 
 def _accumulate(
@@ -114,7 +121,7 @@ def _accumulate(
         loss = model(batch.inputs, batch.targets)
         (loss * factor).backward()
         losses.append(float(loss.detach()))
-        for name, parameter in named_logical_parameters(model):
+        for name, parameter in _trained(model):
             assert parameter.grad is not None, f"{name} has no gradient"
             sums[name] += parameter.grad
             parameter.grad = None
