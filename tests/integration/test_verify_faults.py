@@ -420,8 +420,8 @@ def find_rounded_saves(where: Path) -> str:
     plan, base = plan_of(where, "fp32"), where / "rounded"
     part = logical.weight_part
 
-    def rounded(fragment):
-        whole = part(fragment)
+    def rounded(fragment, values):
+        whole = part(fragment, values)
         return replace(whole, values=whole.values.bfloat16().float())
 
     with patch("neox_model.checkpoint.save.weight_part", rounded):
