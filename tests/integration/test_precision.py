@@ -19,9 +19,8 @@ import pytest
 from neox_config.errors import ConfigError
 from support import precision_results
 from support.distributed import run_ranks
-from support.layouts import ARCHITECTURES
 from support.precision import ALL_LAYOUTS, CLIPPING, PRECISIONS, SCALES, Cell
-from support.precision_cells import FREE, all_cells, axes_of, pairs_of, sample
+from support.precision_cells import ARCHITECTURES, FREE, all_cells, axes_of, pairs_of, sample
 from support.precision_checks import Judgement
 from support.precision_kinds import KINDS, PRECISION_NAMES, kind_of
 from support.settings import resolved_from
