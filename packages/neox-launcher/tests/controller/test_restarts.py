@@ -14,6 +14,7 @@ from neox_launcher.plan.planning import Request, plan_launch
 from neox_launcher.protocol.outcome import Failure, Outcome
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.world import World
+from neox_launcher.worker.reporting import LAUNCH_VARIABLE
 
 FAILURE = Failure(rank=1, host="h", time=0.0, message="the disk is full")
 FAILED = Outcome(exit_code=7, first_failure=FAILURE, num_failures=1)
@@ -38,15 +39,22 @@ def plan(minimal, tmp_path, monkeypatch):
 
 
 def attempts(plan, *outcomes, between=lambda number: None):
-    """Run a plan whose attempts have these outcomes; return the plans of the attempts and the result."""
-    seen = []
+    """Run a plan whose attempts have these outcomes; return the plans of the attempts and the result.
+
+    The name of the launch, which all attempts share, is left out of the plans.
+    """
+    seen, launches = [], set()
 
     def attempt(current):
-        seen.append(current)
+        environment = dict(current.environment)
+        launches.add(environment.pop(LAUNCH_VARIABLE))
+        seen.append(replace(current, environment=environment))
         between(len(seen))
         return outcomes[len(seen) - 1]
 
-    return seen, run_with_restarts(plan, attempt)
+    outcome = run_with_restarts(plan, attempt)
+    assert len(launches) == 1
+    return seen, outcome
 
 
 def again(plan, number):
