@@ -20,6 +20,7 @@ from neox_model.convert.checkpoints import Checkpoint, tensor_shapes
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family, family_of_config
 from neox_model.convert.families.family import Tensors
+from neox_model.convert.families.values import number
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import Sides, prove
 from neox_model.convert.reference import require_transformers
@@ -87,7 +88,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Return our parameters of the model and of its dropouts."""
     dropouts = {"hidden-dropout": 0.0, "attention-dropout": 0.0}
-    dropouts |= {ours: float(config.get(theirs) or 0.0) for ours, theirs in family.dropouts.items()}
+    dropouts |= {ours: number(config.get(theirs) or 0.0, theirs) for ours, theirs in family.dropouts.items()}
     return settings_of(architecture) | dropouts | {"precision": precision}
 
 
@@ -111,7 +112,7 @@ class _Reader:
             ConversionError: there is none.
         """
         (row,) = (row for row in self._family.outside if f"{row.ours}.weight" == TOKEN_EMBEDDING)
-        return self._files.tensors[self._stored(f"{row.theirs[0]}.weight")].shape[0]
+        return sum(self._files.tensors[self._stored(f"{row.theirs[0]}.weight")].shape[:1])
 
     @property
     def precision(self) -> str:

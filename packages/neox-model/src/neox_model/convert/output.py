@@ -41,6 +41,7 @@ def folder_written_aside(path: Path) -> Iterator[Path]:
     Raises:
         ConversionError: the disk is full, or the folder cannot be written.
     """
+    path = path.resolve()  # "." has no name, and a folder cannot replace a link.
     aside = path.with_name(f".{path.name}.{os.getpid()}.converting")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

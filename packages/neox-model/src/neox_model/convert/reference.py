@@ -1,5 +1,7 @@
 """transformers' side of a proof."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +13,15 @@ from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.families import Family
 from neox_model.optional import require
 
-__all__ = ["load_config", "load_model", "load_tokenizer", "one_layer_model", "require_transformers"]
+__all__ = [
+    "load_config",
+    "load_model",
+    "load_tokenizer",
+    "meta_model",
+    "one_layer_model",
+    "parameter_name",
+    "require_transformers",
+]
 
 _INSTALL = "'neox-model[hf]'"
 # What transformers raises for a folder that it cannot use.
@@ -24,6 +34,7 @@ _REFUSALS = (
     AttributeError,
     AssertionError,
     IndexError,
+    ArithmeticError,
 )
 
 
@@ -46,12 +57,8 @@ def load_config(folder: Path, family: Family) -> Any:
         ConversionError: the class refuses it.
     """
     kind = _class(family)
-    try:
+    with _reporting(ConversionError, f"cannot read {folder / 'config.json'}"):
         return kind.config_class.from_pretrained(folder, local_files_only=True)
-    except _REFUSALS as error:
-        raise ConversionError(
-            f"transformers cannot read {folder / 'config.json'}: {error}; copy it again"
-        ) from error
 
 
 def load_model(folder: Path, family: Family) -> Any:
@@ -60,7 +67,7 @@ def load_model(folder: Path, family: Family) -> Any:
     Raises:
         ProofError: some are.
     """
-    try:
+    with _reporting(ProofError, f"cannot load {folder}"):
         model, info = _class(family).from_pretrained(
             folder,
             local_files_only=True,
@@ -68,8 +75,6 @@ def load_model(folder: Path, family: Family) -> Any:
             dtype=torch.float32,
             attn_implementation="eager",
         )
-    except _REFUSALS as error:
-        raise ProofError(f"transformers cannot load {folder}: {error}") from error
     problems = [
         f"{kind.removesuffix('_keys').replace('_', ' ')}: {', '.join(sorted(map(str, info[kind])))}"
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
@@ -81,15 +86,27 @@ def load_model(folder: Path, family: Family) -> Any:
 
 
 def meta_model(config: Any, family: Family) -> Any:
-    """Return the whole model without memory for its weights."""
-    with torch.device("meta"):
+    """Return the whole model without memory for its weights.
+
+    Raises:
+        ConversionError: the class refuses its configuration.
+    """
+    with (
+        _reporting(ConversionError, f"cannot build {family.class_name} from its config.json"),
+        torch.device("meta"),
+    ):
         return _class(family)(config)
 
 
 def one_layer_model(config: Any, family: Family, layer: int) -> Any:
-    """Return a model with one layer of the kind of layer `layer`, and without a vocabulary."""
-    small = type(config)(**_with_one_layer(config.to_dict(), layer, config))
-    return _class(family)(small).eval().base_model
+    """Return a model with one layer of the kind of layer `layer`, and without a vocabulary.
+
+    Raises:
+        ConversionError: the class refuses its configuration.
+    """
+    with _reporting(ConversionError, f"cannot build {family.class_name} from its config.json"):
+        small = type(config)(**_with_one_layer(config.to_dict(), layer, config))
+        return _class(family)(small).eval().base_model
 
 
 def _with_one_layer(values: dict[str, Any], layer: int, config: Any) -> dict[str, Any]:
@@ -115,10 +132,21 @@ def load_tokenizer(folder: Path) -> Any:
         ProofError: it cannot be loaded.
     """
     transformers = require_transformers("the proof of a conversion")
+    with _reporting(ProofError, f"cannot load the tokenizer of {folder}"):
+        # Without False, transformers asks on the terminal whether to run code in the folder, and runs it.
+        return transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+
+
+@contextmanager
+def _reporting(kind: type[ConversionError], what: str) -> Iterator[None]:
+    """Report what transformers refuses in the block as an error of ours."""
+    hub = require("huggingface_hub.errors", because="the proof of a conversion", install=_INSTALL)
     try:
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except _REFUSALS as error:
-        raise ProofError(f"transformers cannot load the tokenizer of {folder}: {error}") from error
+        yield
+    except (*_REFUSALS, hub.StrictDataclassError) as error:
+        raise kind(f"transformers {what}: {error}; correct the file, or copy the folder again") from error
 
 
 def _class(family: Family) -> Any:

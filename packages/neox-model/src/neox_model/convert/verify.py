@@ -7,10 +7,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from neox_config.derive.resume import in_effect
+from neox_config.problems import in_words
+from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_model.convert.architecture import Architecture, differences
 from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import family_of_config
+from neox_model.convert.families.values import whole_number
 from neox_model.convert.proof import Sides, prove
 from neox_model.convert.reference import require_transformers
 from neox_model.convert.tokenizer_files import read_json
@@ -93,7 +97,10 @@ def verify(
         return _prove(first, second, other, vocab_file=vocab_file, merge_file=merge_file)
     if isinstance(first, _Theirs) and isinstance(second, Checkpoint):
         return _prove(second, first, one, vocab_file=vocab_file, merge_file=merge_file)
-    found = list(_differences(first, second))
+    if isinstance(first, Checkpoint) and isinstance(second, Checkpoint):
+        found = [*_other_options(first, second), *_differences(first, second)]
+    else:
+        found = list(_differences(first, second))
     return {"verdict": "different" if found else "equal", "differences": found, "tensors": len(first.shapes)}
 
 
@@ -109,9 +116,20 @@ def _prove(
         options = "; ".join(map(str, ours.obstacles))
         raise ConversionError(f"{ours.folder} has options that no class of transformers has: {options}")
     tokenizer = ours.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
-    rows = read_json(folder / _CONFIG).get("vocab_size", ours.vocab_size)
+    ours.check_shapes()
+    rows = whole_number(read_json(folder / _CONFIG).get("vocab_size", ours.vocab_size), "vocab_size")
     sides = Sides(ours, folder, theirs.family, tokenizer, rows=rows)
     return prove(sides, source=ours.folder, output=folder)
+
+
+def _other_options(one: Checkpoint, other: Checkpoint) -> Iterator[str]:
+    """Yield the parameters that differ between checkpoints with options that no architecture expresses."""
+    if not (one.obstacles or other.obstacles):
+        return
+    a, b = (in_effect(each.resolved)["model"] for each in (one, other))
+    for name in (name for name in a | b if name not in TokenizerSection.model_fields):
+        if a.get(name) != b.get(name):
+            yield f"{name} is {in_words(a.get(name))} in A and {in_words(b.get(name))} in B"
 
 
 def _differences(one: _Side, other: _Side) -> Iterator[str]:

@@ -5,6 +5,7 @@ mapped, and for one tensor at a time.
 """
 
 import json
+import struct
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,11 @@ CHUNK = 2**24
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _FILE_BYTES = 5_000_000_000
-_MOST_HEADER_BYTES = 100_000_000
+# What torch raises for files that are damaged, or contain something other than tensors.
+_UNREADABLE = (
+    *(UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, OSError),
+    *(AssertionError, ArithmeticError, MemoryError, zipfile.BadZipFile, struct.error),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ class WeightFiles:
         """Yield the first `count` rows of a tensor (None: all), some at a time."""
         shape = self.tensors[name].shape
         step = max(1, CHUNK // max(1, prod(shape[1:])))
-        total = shape[0] if count is None else count
+        total = (shape[0] if shape else 1) if count is None else count
         for start in range(0, total, step):
             yield self.rows(name, start, min(total, start + step))
 
@@ -146,8 +151,8 @@ def _unpickled(path: Path) -> Mapping[str, Tensor]:
         )
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (UnpicklingError, RuntimeError, EOFError) as error:
-        reason = str(error).splitlines()[0]
+    except _UNREADABLE as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConversionError(
             f"{path} contains something other than tensors, or is damaged, and was not loaded: {reason}"
         ) from error

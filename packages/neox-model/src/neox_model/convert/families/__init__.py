@@ -61,7 +61,8 @@ def family_of_config(config: Mapping[str, Any]) -> Family:
         )
     name, classes = config.get("model_type"), config.get("architectures") or []
     family = FAMILIES.get(name) if isinstance(name, str) else None
-    if family is None or (classes and family.class_name not in classes):
+    is_list = isinstance(classes, list)
+    if family is None or not is_list or (classes and family.class_name not in classes):
         raise ConversionError(
             f"config.json has model_type {name!r} with architectures {classes}; only {known} can be converted"
         )

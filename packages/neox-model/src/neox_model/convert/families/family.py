@@ -11,10 +11,12 @@ import torch
 
 from neox_model.convert.architecture import Architecture
 from neox_model.convert.errors import ConversionError
+from neox_model.convert.families.values import typed
 from neox_model.convert.forms import SAME, Form
 
 __all__ = ["Entry", "Family", "Key", "Row", "Tensors", "lookup"]
 
+_KINDS: Mapping[str, Any] = {each.name: each.type for each in fields(Architecture)}
 # A layer of ours is "layers.INDEX.PART".
 _LAYER = "layers"
 
@@ -79,8 +81,8 @@ class Key:
         if value is None:
             raise ConversionError(f"config.json has no {self.theirs}; copy the folder again")
         if not self.words:
-            return value
-        if value not in self.words:
+            return typed(value, self.theirs, _KINDS[self.field])
+        if value not in tuple(self.words):  # A list is no key of a dict.
             raise ConversionError(
                 f"config.json has {self.theirs}: {value!r}, but only {', '.join(map(str, self.words))} can "
                 "be converted"

@@ -8,6 +8,7 @@ from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.convert.architecture import Architecture
 from neox_model.convert.families.family import Entry, Family, Key, Row
 from neox_model.convert.families.rotary import RotaryBase, RotaryScaling
+from neox_model.convert.families.values import truth
 from neox_model.convert.families.windows import ChosenWindows, NoWindows, OneWindow
 from neox_model.convert.forms import SEPARATE_QKV
 
@@ -51,7 +52,7 @@ class _Biases:
 
     def read(self, config: Mapping[str, Any]) -> bool:
         """Return whether there are biases."""
-        return bool(config.get("attention_bias", False))
+        return truth(config.get("attention_bias") or False, "attention_bias")
 
     def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
         """Add the entry."""

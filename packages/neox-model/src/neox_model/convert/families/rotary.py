@@ -7,6 +7,7 @@ from typing import Any
 from neox_config.facts.rotary import yarn_attention_factor
 from neox_model.convert.architecture import Architecture
 from neox_model.convert.errors import ConversionError
+from neox_model.convert.families.values import number, truth, whole_number
 
 __all__ = ["RotaryBase", "RotaryFraction", "RotaryScaling"]
 
@@ -54,12 +55,14 @@ class RotaryBase:
         Raises:
             ConversionError: it is not a whole number.
         """
-        base = _block(config).get("rope_theta") or config.get(self.older) or _DEFAULT_BASE
+        base = number(
+            _block(config).get("rope_theta") or config.get(self.older) or _DEFAULT_BASE, "rope_theta"
+        )
         if base != int(base):
             raise ConversionError(
                 f"config.json has rope_theta: {base}, but rotary-emb-base of neox-model is a whole number"
             )
-        return float(base)
+        return base
 
     def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
         """Add the base to the block, and under the older name."""
@@ -88,7 +91,8 @@ class RotaryFraction:
     def read(self, config: Mapping[str, Any]) -> float:
         """Return the fraction."""
         inside, outside = _block(config).get("partial_rotary_factor"), config.get(self.older)
-        return float(next((each for each in (inside, outside) if each is not None), self.default))
+        found = next((each for each in (inside, outside) if each is not None), self.default)
+        return number(found, "partial_rotary_factor")
 
     def write(self, architecture: Architecture, config: dict[str, Any]) -> None:
         """Add the fraction to the block, and under the older name."""
@@ -122,17 +126,19 @@ class RotaryScaling:
             )
         if kind == "default":
             return {}
-        values: dict[str, Any] = {"type": kind, "factor": _number(block, "factor")}
+        values: dict[str, Any] = {"type": kind, "factor": number(block.get("factor"), "factor")}
         if kind in _BY_LENGTH:
             length = config.get(_LENGTH) or block.get(_LENGTH) or config["max_position_embeddings"]
-            values[_LENGTH] = int(length)
+            values[_LENGTH] = whole_number(length, _LENGTH)
         if kind == "llama3":
-            values |= {name: _number(block, name) for name in ("low_freq_factor", "high_freq_factor")}
+            values |= {
+                name: number(block.get(name), name) for name in ("low_freq_factor", "high_freq_factor")
+            }
         if kind == "yarn":
             values |= {
-                "beta_fast": float(block.get("beta_fast") or 32),
-                "beta_slow": float(block.get("beta_slow") or 1),
-                "truncate": bool(block.get("truncate", True)),
+                "beta_fast": number(block.get("beta_fast") or 32, "beta_fast"),
+                "beta_slow": number(block.get("beta_slow") or 1, "beta_slow"),
+                "truncate": truth(block.get("truncate", True), "truncate"),
                 "attention_factor": _attention_factor(block),
             }
         return values
@@ -146,21 +152,12 @@ class RotaryScaling:
             config["rope_scaling"] = block
 
 
-def _number(block: Mapping[str, Any], name: str) -> float:
-    value = block.get(name)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ConversionError(
-            f"config.json has rope_parameters without a number {name}; copy the folder again"
-        )
-    return float(value)
-
-
 def _attention_factor(block: Mapping[str, Any]) -> float:
     """Return the number that multiplies sines and cosines, as transformers determines it."""
-    given, factor = block.get("attention_factor"), _number(block, "factor")
+    given, factor = block.get("attention_factor"), number(block.get("factor"), "factor")
     if given is not None:
-        return float(given)
-    above, below = block.get("mscale"), block.get("mscale_all_dim")
+        return number(given, "attention_factor")
+    above, below = (number(block.get(name) or 0, name) for name in ("mscale", "mscale_all_dim"))
     if above and below:
         return yarn_attention_factor(factor, above) / yarn_attention_factor(factor, below)
     return yarn_attention_factor(factor)

@@ -6,6 +6,7 @@ from typing import Any
 
 from neox_model.convert.architecture import Architecture
 from neox_model.convert.errors import ConversionError
+from neox_model.convert.families.values import number, whole_number
 
 __all__ = ["ChosenWindows", "NoWindows", "OneWindow"]
 
@@ -15,7 +16,23 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 def _window(config: Mapping[str, Any]) -> int | None:
     """Return the tokens that a token sees, itself included; None if every sequence fits into them."""
     tokens = config.get("sliding_window")
-    return None if tokens is None or tokens >= config["max_position_embeddings"] else int(tokens)
+    if tokens is None:
+        return None
+    tokens = whole_number(tokens, "sliding_window")
+    return None if tokens >= config["max_position_embeddings"] else tokens
+
+
+def _kinds(config: Mapping[str, Any]) -> list[str] | None:
+    """Return the kind of each layer; None if they are not listed."""
+    kinds, count = config.get("layer_types"), config["num_hidden_layers"]
+    if kinds is None:
+        return None
+    if isinstance(kinds, list) and len(kinds) == count and all(each in (_FULL, _SLIDING) for each in kinds):
+        return kinds
+    raise ConversionError(
+        f"config.json has layer_types: {kinds!r}, which is not a list of {_FULL} or {_SLIDING} for each of "
+        f"{count} layers; correct it, or copy the folder again"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +68,7 @@ class OneWindow:
         Raises:
             ConversionError: layers differ.
         """
-        kinds = set(config.get("layer_types") or ())
+        kinds = set(_kinds(config) or ())
         if len(kinds) > 1:
             raise ConversionError(
                 "config.json has several layer_types, but this class has one for all layers"
@@ -78,9 +95,9 @@ class ChosenWindows:
         if not config.get("use_sliding_window"):
             return (None,) * count
         window = _window({"sliding_window": 4096, **config})
-        kinds = config.get("layer_types")
+        kinds = _kinds(config)
         if kinds is None:
-            first = config.get("max_window_layers", 28)
+            first = number(config.get("max_window_layers", 28), "max_window_layers")
             kinds = [_SLIDING if index >= first else _FULL for index in range(count)]
         return tuple(window if kind == _SLIDING else None for kind in kinds)
 
