@@ -254,6 +254,8 @@ _CANDIDATES: dict[str, list[Any]] = {
     "tokenizer_type": [],
     # Two layers with two sets of weights share none, and two samples twice are four.
     "num_unique_layers": [1],
+    # Null is the value of use_bias_in_attn_linear, true.
+    "use_bias_in_qkv": [False],
     "train_batch_size": [],
 }
 # Reported by what they decide.
