@@ -138,6 +138,7 @@ def live_on_two_hosts(folder: str) -> dict[str, Any]:
     return seen
 
 
+@pytest.mark.slow
 def test_two_hosts_save_and_load_what_each_has_alone(tmp_path):
     ranks = run_ranks(live_on_two_hosts, size=4, folder=str(tmp_path), timeout_seconds=900)
     a, b = ranks[0], ranks[2]
@@ -248,6 +249,29 @@ def test_a_damaged_manifest_of_another_checkpoint_does_not_stop_a_load(tmp_path,
     (tmp_path / "global_step2" / MANIFEST).write_text("damaged")
     with pytest.raises(CheckpointError, match=r"global_step2 is not whole .* A; A has nothing of it"):
         agree_on_checkpoint(tmp_path, storage, run.groups.control)
+
+
+def copy_onto_a_folder(folder: str) -> str:
+    """Copy a shard to a host where its name is that of a folder, so that it cannot be renamed."""
+    storage = enter_host(folder, ("A", "B"))
+    groups = create_groups(1, 1)
+    Path("shard").write_bytes(b"12") if storage.name == "A" else Path("shard", "below").mkdir(parents=True)
+    error = error_of(
+        lambda: local_shards._copy(Path("shard"), 2, 0, [1], storage, groups.control),
+    )
+    assert storage.name == "A" or [each.name for each in Path().iterdir()] == ["shard"]
+    return error
+
+
+def test_a_copy_that_cannot_be_renamed_is_the_same_error_on_all_ranks(tmp_path):
+    [error] = set(run_ranks(copy_onto_a_folder, size=2, folder=str(tmp_path)))
+    assert "copying shard from A failed on rank 1: [Errno" in error
+
+
+def test_marks_of_killed_starts_are_deleted(tmp_path):
+    (tmp_path / ".host-0-0123abcd").touch()
+    refuse_shared_folder(tmp_path, Storage(("A",), 0, is_local=True), SINGLE_RANK)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_of_a_host_that_cannot_be_created_is_one_message(tmp_path):

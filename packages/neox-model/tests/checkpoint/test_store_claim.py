@@ -99,6 +99,13 @@ def test_of_two_trainings_that_start_together_only_the_later_one_uploads(tmp_pat
     assert store().read(LATEST) == b"global_step2\n"
 
 
+def test_a_deleted_claim_is_not_reported_as_another_training(tmp_path, memory):
+    owner = claim(tmp_path / "save")
+    memory.rm_file(f"/bucket/run/{OWNER}")
+    with pytest.raises(CheckpointError, match=r"memory://bucket/run/\.owner, .* was deleted: .* start"):
+        upload(saved(tmp_path / "save"), store(), owner=owner)
+
+
 def test_a_start_without_a_usable_store_fails_with_what_to_do(tmp_path):
     with pytest.raises(CheckpointError, match=r"to nothing://bucket: cannot open .*; correct the URL, or"):
         claim(tmp_path / "save", url="nothing://bucket")

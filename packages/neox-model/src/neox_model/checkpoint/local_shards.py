@@ -178,15 +178,20 @@ def _copy(
     path: Path, size: int, holder: int, receivers: Sequence[int], storage: Storage, control: Group
 ) -> None:
     """Copy one file from a host to others. Collective over all ranks."""
-    with ExitStack() as renamed:
-        aside = renamed.enter_context(written_aside(path)) if storage.rank in receivers else None
-        with shared_outcome(control, f"copying {path} from {storage.names[holder]}"):
+    action = f"copying {path} from {storage.names[holder]}"
+    with ExitStack() as received:
+        aside = received.enter_context(written_aside(path)) if storage.rank in receivers else None
+        # Both sides exchange all chunks whatever fails, so that they may communicate in this block.
+        with shared_outcome(control, action):
             if storage.rank in (holder, *receivers):
                 sizes = [min(_CHUNK_BYTES, size - start) for start in range(0, size, _CHUNK_BYTES)]
                 if aside is None:
                     _send(path, sizes, receivers, control)
                 else:
                     _receive(aside, sizes, holder, control)
+        # Only now is it known that the file was sent whole.
+        with shared_outcome(control, action):
+            received.close()
 
 
 def _inventory(directory: Path, host: str) -> Inventory:

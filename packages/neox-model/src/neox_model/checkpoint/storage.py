@@ -96,9 +96,18 @@ def refuse_shared_folder(directory: Path, storage: Storage, control: Group) -> N
                 marked.callback(mark.unlink, missing_ok=True)
         written: Sequence[str] = gather(control, mark.name)
         with shared_outcome(control, action):
+            if storage.leads:
+                _delete_marks(directory, keep=written)
             others = [name for name in written if name != mark.name and (directory / name).exists()]
             if storage.leads and others:
                 raise CheckpointError(
                     "it is the same folder on several hosts, but checkpoint.use_node_local_storage requires "
                     "one of its own on each; set save to a local folder, or use_node_local_storage: false"
                 )
+
+
+def _delete_marks(directory: Path, keep: Sequence[str]) -> None:
+    """Delete the marks of earlier starts that were killed here."""
+    for path in directory.glob(f"{_MARK}*"):
+        if path.name not in keep:
+            path.unlink(missing_ok=True)

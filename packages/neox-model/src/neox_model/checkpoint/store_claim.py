@@ -62,9 +62,15 @@ def check_owner(store: ObjectStore, number: str) -> None:
     """Refuse an upload if another training has claimed the store since.
 
     Raises:
-        CheckpointError: it has, or the store cannot be read.
+        CheckpointError: it has, the claim was deleted, or the store cannot be read.
     """
-    if store.read(OWNER) != number.encode():
+    found = store.read(OWNER)
+    if found is None:
+        raise CheckpointError(
+            f"{store.url}/{OWNER}, which this training wrote at its start, was deleted: its claim to the "
+            "store is lost; start the training again, which writes it anew and uploads what is missing"
+        )
+    if found != number.encode():
         raise CheckpointError(
             f"another training has started to upload to {store.url}; end one of the two, or give it another "
             "folder as checkpoint-store"

@@ -40,7 +40,8 @@ def folder_to_load(config: NeoXConfig, groups: Groups, storage: Storage) -> Path
         return None
     folder = local_folder(section.load, groups, cache=section.store_cache, storage=storage)
     if folder is None:
-        if section.load != section.checkpoint_store or section.finetune:
+        store = section.checkpoint_store or ""
+        if section.load.rstrip("/") != store.rstrip("/") or section.finetune:
             raise CheckpointError(
                 f"{section.load} contains no checkpoint; to start from new weights, leave load out or set it "
                 "to the same URL as checkpoint-store"
