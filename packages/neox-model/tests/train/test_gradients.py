@@ -125,6 +125,20 @@ def test_the_share_of_zeros_leaves_out_padding():
     assert share_of_zeros(parameters, gradients, SINGLE_PROCESS) == pytest.approx(4 / 8)
 
 
+def share_over_replicas() -> float:
+    """Return the share of zeros for gradients with two zeros on rank 0, and one on rank 1."""
+    from neox_model.parallel.topology import create_groups
+
+    groups = create_groups(1, 1)
+    gradient = torch.tensor([[0.0, 1 + groups.data.rank], [groups.data.rank, 2], [3, 4]])
+    parameter = logical_parameter((3, 2), init=torch.nn.init.zeros_)
+    return share_of_zeros([parameter], [gradient], groups, are_averaged=False).item()
+
+
+def test_the_share_of_zeros_of_gradients_that_are_not_averaged_is_that_of_all_replicas():
+    assert run_ranks(share_over_replicas, size=2) == [pytest.approx(3 / 12)] * 2
+
+
 @pytest.mark.parametrize("name", TWO_RANKS)
 def test_two_ranks_have_the_metrics_of_one_process(folder, name):
     one, other = metrics_of(folder / "one process"), metrics_of(folder / name)

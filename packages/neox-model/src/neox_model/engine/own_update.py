@@ -77,7 +77,7 @@ class OwnUpdate:
         def call_with_norms(
             parameters: Sequence[Parameter], gradients: Sequence[Tensor], scaled_norm: Tensor
         ) -> None:
-            scale = self.loss_scale
+            scale, are_averaged = self.loss_scale, not self.mixed.averages_itself
             call(
                 PendingUpdate(
                     norm=scaled_norm if scale is None else scaled_norm / scale,
@@ -88,11 +88,13 @@ class OwnUpdate:
                         gradients,
                         self._groups,
                         scale=scale,
-                        are_averaged=not self.mixed.averages_itself,
+                        are_averaged=are_averaged,
                     ),
                     gradients=lambda: (one if scale is None else one / scale for one in gradients),
                     norm_of=partial(global_gradient_norm, parameters, groups=self._groups),
-                    zeros=partial(share_of_zeros, parameters, gradients, self._groups),
+                    zeros=partial(
+                        share_of_zeros, parameters, gradients, self._groups, are_averaged=are_averaged
+                    ),
                     loss=self._mean_loss,
                     leave_out=self.mixed.leave_out,
                 )

@@ -65,15 +65,23 @@ def norm_over_replicas(norms: Tensor, data: Group) -> Tensor:
     return total.sqrt()
 
 
-def share_of_zeros(parameters: Sequence[Parameter], gradients: Sequence[Tensor], groups: Groups) -> Tensor:
+def share_of_zeros(
+    parameters: Sequence[Parameter],
+    gradients: Sequence[Tensor],
+    groups: Groups,
+    *,
+    are_averaged: bool = True,
+) -> Tensor:
     """Compute the share of gradient elements equal to 0 over the whole model, each logical element once.
 
     Padding of split tensors does not count. Collective over the model and pipe groups.
 
     Args:
         parameters: this rank's parameters.
-        gradients: their gradients, one each; the same on all data-parallel ranks.
+        gradients: their gradients, one each.
         groups: this rank's process groups.
+        are_averaged: False: gradients differ between data-parallel ranks, and those of all ranks count;
+            collective over the data group too.
 
     Returns:
         A float64 scalar on the parameters' device, the same on all ranks.
@@ -88,7 +96,7 @@ def share_of_zeros(parameters: Sequence[Parameter], gradients: Sequence[Tensor],
     totals[1] = sum(gradient.numel() for gradient in counted)
     if counted:
         totals[0] = torch.stack([gradient.count_nonzero().to(device) for gradient in counted]).sum()
-    for group in (groups.model, groups.pipe):
+    for group in (groups.model, groups.pipe, *(() if are_averaged else (groups.data,))):
         if group.size > 1:
             distributed.all_reduce(totals, group=group.process_group)
     return 1.0 - totals[0] / totals[1]
