@@ -24,12 +24,14 @@ from neox_model.checkpoint.names import in_model_order
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.convert.architecture import Architecture, Obstacle, architecture_of, obstacles_in
 from neox_model.convert.errors import ConversionError
+from neox_model.convert.weights import CHUNK
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["Checkpoint", "build_sequential", "load_into", "tensor_shapes"]
+__all__ = ["VOCABULARY", "Checkpoint", "build_sequential", "load_into", "tensor_shapes"]
 
-_CHUNK = 2**24
+VOCABULARY = (TOKEN_EMBEDDING, "lm_head.weight")
+"""Weights with one row per entry of the vocabulary."""
 _MODEL_SECTIONS = ("model", "attention", "tokenizer")
 
 
@@ -96,7 +98,7 @@ class Checkpoint:
         """Yield the first `count` rows of a weight (None: all), some at a time, in the stored dtype."""
         shape = self.manifest.tensors[name].shape
         row = prod(shape[1:])
-        step = max(1, _CHUNK // max(1, row))
+        step = max(1, CHUNK // max(1, row))
         total = shape[0] if count is None else count
         for start in range(0, total, step):
             values = torch.empty((min(total, start + step) - start, *shape[1:]), dtype=self.dtype(name))

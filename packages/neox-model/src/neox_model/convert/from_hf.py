@@ -16,7 +16,7 @@ from neox_model.checkpoint.contents import Layout, Manifest
 from neox_model.checkpoint.shards import write_durably
 from neox_model.checkpoint.stream import StreamedTensor, write_streamed_shards
 from neox_model.convert.architecture import Architecture, settings_of
-from neox_model.convert.checkpoints import Checkpoint, tensor_shapes
+from neox_model.convert.checkpoints import VOCABULARY, Checkpoint, tensor_shapes
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family, family_of_config
 from neox_model.convert.families.family import Tensors
@@ -29,6 +29,7 @@ from neox_model.convert.tokenizer_files import (
     find_tokenizer,
     padding_multiple,
     read_json,
+    rows_to_keep,
     write_json,
 )
 from neox_model.convert.weights import WeightFiles
@@ -41,7 +42,6 @@ __all__ = ["from_hf"]
 logger = logging.getLogger(__name__)
 
 _PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-_VOCABULARY = (TOKEN_EMBEDDING, "lm_head.weight")
 
 
 def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str, Any]:
@@ -65,8 +65,7 @@ def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str
     architecture, files = family.read(config), WeightFiles(folder)
     tokenizer = find_tokenizer(folder)
     reader = _Reader(family, architecture, files)
-    rows = reader.rows_of_vocabulary
-    kept = tokenizer.tokenizer.vocab_size if trim_vocab else rows
+    kept = rows_to_keep(tokenizer.tokenizer, reader.rows_of_vocabulary, trim_vocab=trim_vocab)
     settings = _settings(family, architecture, config, reader.precision) | {
         "make-vocab-size-divisible-by": padding_multiple(tokenizer.tokenizer.vocab_size, kept),
         **tokenizer.settings(output.absolute()),
@@ -159,7 +158,7 @@ class _Reader:
         for name, shape in names.items():
             there = self._files.tensors[name].shape
             is_whole = there == shape
-            is_longer = tensor.ours in _VOCABULARY and there[1:] == shape[1:] and there[0] >= shape[0]
+            is_longer = tensor.ours in VOCABULARY and there[1:] == shape[1:] and there[0] >= shape[0]
             if not (is_whole or is_longer):
                 raise ConversionError(
                     f"{self._files.folder}: {name} has the shape {there}, but config.json requires {shape}; "

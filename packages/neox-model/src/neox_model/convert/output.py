@@ -49,7 +49,8 @@ def folder_written_aside(path: Path) -> Iterator[Path]:
         aside.mkdir()
         try:
             yield aside
-            flush_folder(aside)
+            for each in (aside, *aside.rglob("*")):
+                flush_folder(each)  # Files too: a power failure must not leave empty ones under the name.
             aside.rename(path)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
@@ -57,8 +58,7 @@ def folder_written_aside(path: Path) -> Iterator[Path]:
         flush_folder(path.parent)
     except OSError as error:
         raise ConversionError(
-            f"cannot write {error.filename or path}: {error.strerror or error}; free space, or pass another "
-            "--output"
+            f"cannot write {path}: {error}; free space, make the files readable, or pass another --output"
         ) from error
 
 

@@ -10,22 +10,25 @@ from torch import Tensor
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.assembly.choices import DTYPES
-from neox_model.convert.checkpoints import Checkpoint
+from neox_model.convert.checkpoints import VOCABULARY, Checkpoint
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family, fitting_family
 from neox_model.convert.families.family import Tensors
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import Sides, prove
 from neox_model.convert.reference import require_transformers
-from neox_model.convert.tokenizer_files import generation_settings, refuse_others, write_json, write_tokenizer
+from neox_model.convert.tokenizer_files import (
+    generation_settings,
+    refuse_others,
+    rows_to_keep,
+    write_json,
+    write_tokenizer,
+)
 from neox_model.convert.weights import Written, write_weights
 
-__all__ = ["VOCABULARY", "to_hf"]
+__all__ = ["to_hf"]
 
 logger = logging.getLogger(__name__)
-
-VOCABULARY = (TOKEN_EMBEDDING, "lm_head.weight")
-"""Weights with one row per entry of the vocabulary."""
 
 
 def to_hf(
@@ -65,7 +68,7 @@ def to_hf(
     refuse_others(tokenizer)
     recorded = checkpoint.resolved.config.tokenizer.vocab_file
     source = vocab_file or (None if recorded is None else Path(recorded))
-    rows = tokenizer.vocab_size if trim_vocab else checkpoint.vocab_size
+    rows = rows_to_keep(tokenizer, checkpoint.vocab_size, trim_vocab=trim_vocab)
     writer = _Writer(checkpoint, chosen, rows=rows, dtype=None if dtype is None else DTYPES[dtype])
     with folder_written_aside(output) as aside:
         write_weights(aside, writer.planned(), writer.values())

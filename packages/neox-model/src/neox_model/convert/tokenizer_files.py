@@ -18,6 +18,7 @@ __all__ = [
     "find_tokenizer",
     "padding_multiple",
     "read_json",
+    "rows_to_keep",
     "write_json",
     "write_tokenizer",
 ]
@@ -84,17 +85,27 @@ def find_tokenizer(folder: Path) -> FoundTokenizer:
     )
 
 
+def rows_to_keep(tokenizer: Tokenizer, rows: int, *, trim_vocab: bool) -> int:
+    """Return how many rows of an embedding are converted: all, or those with an entry in the tokenizer.
+
+    Raises:
+        ConversionError: the tokenizer has more entries than the embedding has rows.
+    """
+    entries = tokenizer.vocab_size
+    if entries > rows:
+        raise ConversionError(
+            f"the tokenizer has {entries:,} entries, but the token embedding only {rows:,} rows; pass the "
+            "model with its own tokenizer"
+        )
+    return entries if trim_vocab else rows
+
+
 def padding_multiple(entries: int, rows: int) -> int:
     """Return a `make_vocab_size_divisible_by` that pads a number of entries to the rows of an embedding.
 
     Raises:
         ConversionError: there is none.
     """
-    if entries > rows:
-        raise ConversionError(
-            f"the tokenizer has {entries:,} entries, but the token embedding only {rows:,} rows; pass the "
-            "folder of a model with its own tokenizer"
-        )
     for multiple in range(rows - entries + 1, min(rows, _MOST_MULTIPLE) + 1):
         if rows % multiple == 0:
             return multiple

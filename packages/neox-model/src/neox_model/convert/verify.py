@@ -17,7 +17,7 @@ from neox_model.convert.families import family_of_config
 from neox_model.convert.families.values import whole_number
 from neox_model.convert.proof import Sides, prove
 from neox_model.convert.reference import require_transformers
-from neox_model.convert.tokenizer_files import read_json
+from neox_model.convert.tokenizer_files import read_json, rows_to_keep
 from neox_model.convert.weights import WeightFiles
 from neox_model.inspection.finding import find_checkpoint
 
@@ -118,6 +118,7 @@ def _prove(
     tokenizer = ours.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     ours.check_shapes()
     rows = whole_number(read_json(folder / _CONFIG).get("vocab_size", ours.vocab_size), "vocab_size")
+    rows_to_keep(tokenizer, rows, trim_vocab=False)
     sides = Sides(ours, folder, theirs.family, tokenizer, rows=rows)
     return prove(sides, source=ours.folder, output=folder)
 

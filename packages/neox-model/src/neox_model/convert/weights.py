@@ -130,7 +130,7 @@ def _weight_map(path: Path) -> dict[str, str]:
         found = json.loads(path.read_bytes())["weight_map"]
         if all(isinstance(name, str) and Path(file).name == file for name, file in found.items()):
             return dict(found)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConversionError(f"cannot read {path}: {error}; copy it again") from error
     raise ConversionError(f"{path} names a file outside of its folder; copy it again")
 

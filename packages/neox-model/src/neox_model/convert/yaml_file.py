@@ -1,6 +1,7 @@
 """The configuration that is written with an imported model."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,12 @@ def write_settings(path: Path, model: Mapping[str, Any], *, source: Path, output
     settings = {**model, **_TRAINING, "load": str(output), "finetune": True}
     grouped = {name for names in _GROUPS.values() for name in names}
     groups = {_MODEL: [name for name in settings if name not in grouped], **_GROUPS}
+    here = shlex.quote(str(output / path.name))
     lines = [
-        f"# Written by `neox-convert from-hf {source}`.",
+        f"# Written by neox-convert from-hf from {_value(str(source))}.",
         "#",
-        f"#   neox-launch generate --config {output / path.name}",
-        f"#   neox-launch --config {output / path.name} --set data-path=PREFIX --set save=FOLDER",
+        f"#   neox-launch generate --config {here}",
+        f"#   neox-launch --config {here} --set data-path=PREFIX --set save=FOLDER",
         "#",
         "# To resume such a training, also pass --set load=FOLDER --set finetune=false.",
     ]

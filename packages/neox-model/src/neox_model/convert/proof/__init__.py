@@ -2,7 +2,7 @@
 
 Each side is computed by its own program: transformers reads the folder, and neox-model builds the model from
 the parameters that the checkpoint records. Of the conversion's tables only the names of stored tensors are
-used.
+used. In addition, every stored tensor is compared value by value, through these tables.
 """
 
 import hashlib
@@ -13,9 +13,10 @@ from typing import Any
 
 from neox_config.facts.checkpoints import MANIFEST
 from neox_model.convert.proof.comparison import Figures
-from neox_model.convert.proof.keys import check_keys
+from neox_model.convert.proof.keys import check_keys, compare_architectures
 from neox_model.convert.proof.layers import compare_layers
 from neox_model.convert.proof.sides import Sides
+from neox_model.convert.proof.tensors import compare_tensors
 from neox_model.convert.proof.tokens import compare_tokenizers
 from neox_model.convert.proof.whole import compare_whole
 from neox_model.convert.weights import WeightFiles
@@ -41,12 +42,14 @@ def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_
         ProofError: they differ.
     """
     figures = Figures()
+    compare_architectures(sides)
     files = WeightFiles(sides.folder)
     counted = check_keys(sides, files)
+    texts = compare_tokenizers(sides)  # First: the next comparisons use ids of the tokenizer.
+    compare_tensors(sides, files)
     compare_layers(sides, files, figures)
     if counted["parameters"] <= whole_limit:
         compare_whole(sides, files, figures)
-    texts = compare_tokenizers(sides)
     return {
         "verdict": "equal",
         "class": sides.family.class_name,
@@ -66,12 +69,15 @@ def _versions(*packages: str) -> Mapping[str, str]:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file; of a checkpoint of ours, that of its manifest, which has checksums."""
-    names = [MANIFEST] if (folder / MANIFEST).is_file() else None
-    files = (
-        sorted(path for path in folder.rglob("*") if path.is_file()) if names is None else [folder / MANIFEST]
-    )
-    return {str(path.relative_to(folder)): _hash(path) for path in files}
+    """Return the SHA-256 of each file; of a checkpoint of ours, that of its manifest, which has checksums.
+
+    Hidden files and folders are left out: what is being written may be in the folder that is read.
+    """
+    if (folder / MANIFEST).is_file():
+        return {MANIFEST: _hash(folder / MANIFEST)}
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    visible = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    return {str(name): _hash(folder / name) for name in visible}
 
 
 def _hash(path: Path) -> str:

@@ -45,7 +45,7 @@ class Figures:
             found = f"{difference:.3g}" if math.isfinite(difference) else "not a finite number"
             raise ProofError(
                 f"{what}{where}: the results of neox-model and transformers differ by {found} of the "
-                f"largest, more than {self.limit:g}; this is not the same model, and nothing was written"
+                f"largest, more than {self.limit:g}; this is not the same model"
             )
         self._largest[what] = max(self._largest.get(what, 0.0), difference)
 

@@ -10,14 +10,31 @@ from typing import Any
 from torch import Tensor
 
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_model.convert.architecture import differences
 from neox_model.convert.errors import ProofError
 from neox_model.convert.proof.sides import Sides
 from neox_model.convert.reference import meta_model, parameter_name
+from neox_model.convert.tokenizer_files import read_json
 from neox_model.convert.weights import WeightFiles
 
-__all__ = ["check_keys"]
+__all__ = ["check_keys", "compare_architectures"]
 
 _HEAD = "lm_head.weight"
+
+
+def compare_architectures(sides: Sides) -> None:
+    """Compare config.json with the parameters of the checkpoint, so that a wrong one is named.
+
+    Raises:
+        ProofError: an option differs.
+    """
+    theirs = sides.family.read(read_json(sides.folder / "config.json"))
+    found = differences(sides.checkpoint.architecture, theirs)
+    if found:
+        raise ProofError(
+            f"{sides.folder / 'config.json'} is of another model than {sides.checkpoint.folder}: "
+            + "; ".join(map(str, found))
+        )
 
 
 def check_keys(sides: Sides, files: WeightFiles) -> dict[str, int]:

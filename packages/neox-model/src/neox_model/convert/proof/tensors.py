@@ -1,0 +1,53 @@
+"""Compare the stored tensors value by value, with the tables of the conversion.
+
+Logits do not depend on everything that is stored: the bias of keys adds the same number to all scores of a
+query, and positions beyond a long sequence are not computed. A tensor that was damaged on its way shows here.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from neox_model.convert.checkpoints import VOCABULARY
+from neox_model.convert.errors import ProofError
+from neox_model.convert.families.family import Tensors
+from neox_model.convert.proof.sides import Sides
+from neox_model.convert.weights import WeightFiles
+
+__all__ = ["compare_tensors"]
+
+
+def compare_tensors(sides: Sides, files: WeightFiles) -> None:
+    """Compare every tensor, ours rounded to the dtype of theirs; of the vocabulary, the rows of both.
+
+    Raises:
+        ProofError: one is missing or differs.
+    """
+    shapes = {
+        name: (sides.rows, *shape[1:]) if name in VOCABULARY else shape
+        for name, shape in sides.checkpoint.shapes.items()
+    }
+    for tensor in sides.family.tensors(sides.checkpoint.architecture, shapes):
+        stored = [sides.family.stored_name(name, files.tensors) for name in tensor.theirs]
+        names = [name for name in stored if name is not None]
+        if len(names) < len(stored):
+            raise ProofError(f"{sides.folder} lacks a part of {', '.join(tensor.theirs)}")
+        pairs = _pairs(sides, files, tensor, names)
+        count = sum(int((ours.to(theirs.dtype) != theirs).sum()) for ours, theirs in pairs)
+        if count:
+            raise ProofError(
+                f"{count:,} values of {', '.join(names)} in {sides.folder} are not those of {tensor.ours}"
+            )
+
+
+def _pairs(
+    sides: Sides, files: WeightFiles, tensor: Tensors, names: list[str]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield parts of our tensor with theirs."""
+    if tensor.form.is_same:
+        rows = tensor.shape[0]
+        chunks = sides.checkpoint.row_chunks(tensor.ours, rows), files.row_chunks(names[0], rows)
+        yield from zip(*chunks, strict=True)
+        return
+    parts = tuple(files.whole(name) for name in names)
+    yield sides.checkpoint.whole(tensor.ours), tensor.form.to_ours(parts, sides.checkpoint.architecture)

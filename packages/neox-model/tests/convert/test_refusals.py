@@ -1,0 +1,530 @@
+"""What cannot be converted is refused in one message that says what, where and what to do."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, pre_tokenizers
+
+from neox_config.errors import NeoXError
+from neox_model.checkpoint.contents import Manifest
+from neox_model.convert import from_hf as importing
+from neox_model.convert import output as writing
+from neox_model.convert.checkpoints import Checkpoint
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.families import FAMILIES, family_of_config
+from neox_model.convert.from_hf import from_hf
+from neox_model.convert.proof import texts
+from neox_model.convert.to_hf import to_hf
+from neox_model.convert.tokenizer_files import padding_multiple
+from neox_model.convert.verify import verify
+from neox_model.convert.weights import WeightFiles, Written, write_weights
+from support.checkpoint_edits import edit_tensors
+from support.hf_models import ENTRIES, write_model
+
+SMALL = {
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "intermediate_size": 20,
+    "max_position_embeddings": 16,
+    "vocab_size": ENTRIES,
+}
+NORM, DOWN = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
+EMBEDDING = "model.embed_tokens.weight"
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    """Return a folder with a model of transformers ("theirs") and the checkpoint of it ("ours")."""
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("originals")
+    write_model(folder / "theirs", "llama", SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importing, "prove", lambda *arguments, **options: {})
+        from_hf(folder / "theirs", folder / "ours")
+    return folder
+
+
+@pytest.fixture
+def theirs(tmp_path, originals):
+    return shutil.copytree(originals / "theirs", tmp_path / "theirs")
+
+
+@pytest.fixture
+def ours(tmp_path, originals):
+    """Return a copy of the checkpoint, whose tokenizer is where the original has it."""
+    return shutil.copytree(originals / "ours" / "global_step0", tmp_path / "ours" / "global_step0")
+
+
+def edit(path, change):
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+
+
+def edit_weights(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_recorded(folder, change):
+    manifest = Manifest.read(folder)
+    change(manifest.config)
+    (folder / "manifest.json").write_text(manifest.to_json())
+
+
+def refused(convert, output, *parts):
+    """Check that a conversion is refused with parts of a message, and that nothing is left."""
+    with pytest.raises(NeoXError) as caught:
+        convert()
+    for part in parts:
+        assert part in str(caught.value)
+    assert not output.exists()
+    assert [path.name for path in output.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def import_refused(folder, *parts, **options):
+    output = folder.parent / "output"
+    refused(lambda: from_hf(folder, output, **options), output, *parts)
+
+
+def export_refused(folder, *parts, **options):
+    output = folder.parent / "output"
+    refused(lambda: to_hf(folder, output, **options), output, *parts)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "bert"}, "model_type 'bert' with architectures ['LlamaForCausalLM']; only "),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "['LlamaForSequenceClassification']; only"),
+        (
+            {"auto_map": {"AutoModel": "code.Model"}},
+            "names code in the model's folder (auto_map), which is never run",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope_type: 'dynamic', which neox-model does not have",
+        ),
+        ({"rope_scaling": {"type": "longrope"}}, "rope_type: 'longrope', which neox-model does not have"),
+        ({"rope_parameters": {"rope_type": ["yarn"]}}, "rope_type: ['yarn'], which neox-model"),
+        ({"rope_parameters": [1]}, "rope_parameters: [1], which is not a block; copy it again"),
+        ({"rope_parameters": {"full_attention": {}}}, "has rope_parameters by type of layer"),
+        ({"rope_parameters": {"rope_theta": 777.5}}, "rope_theta: 777.5, but rotary-emb-base"),
+        (
+            {"rope_parameters": {"partial_rotary_factor": 0.5}},
+            "partial_rotary_factor: 0.5, which neox-model does not have",
+        ),
+        ({"rope_parameters": {"rope_type": "linear"}}, "has factor: None, which is not a number"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}},
+            "low_freq_factor: None, which is not a number",
+        ),
+        (
+            {"head_dim": 32},
+            "head_dim: 32, but the heads of neox-model have hidden-size / num-attention-heads",
+        ),
+        ({"hidden_act": "relu2"}, "hidden_act: 'relu2', but only silu, swish, gelu can be converted"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: {'bits': 4}, which"),
+        ({"num_hidden_layers": None}, "config.json has no num_hidden_layers; copy the folder again"),
+        ({"num_attention_heads": 3}, "hidden-size"),
+        (
+            {"vocab_size": ENTRIES - 1},
+            f"model.embed_tokens.weight has the shape ({ENTRIES}, 16), but LlamaForCausalLM",
+        ),
+        ({"tie_word_embeddings": True}, "lm_head.weight"),
+        (
+            {"attention_bias": True},
+            "does not contain model.layers.0.self_attn.o_proj.bias; copy the folder again",
+        ),
+        (
+            {"num_hidden_layers": 2},
+            "does not contain model.layers.1.self_attn.o_proj.weight; copy the folder again",
+        ),
+        ({"intermediate_size": 24}, "has the shape (16, 20), but config.json requires (16, 24)"),
+    ],
+)
+def test_a_configuration_that_we_cannot_build_is_refused_by_name(theirs, change, message):
+    edit(theirs / "config.json", lambda config: config.update(change))
+    import_refused(theirs, message)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("mistral", {"layer_types": ["full_attention", "x"]}, "is not a list of full_attention or"),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention"]}, "has several layer_types"),
+        ("qwen2", {"use_sliding_window": True, "layer_types": ["full_attention"]}, "for each of 2 layers"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: True"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention: True, which neox-model does not have"),
+    ],
+)
+def test_options_of_one_class_are_refused_by_name(family, change, message):
+    sizes = {"num_hidden_layers": 2, "max_position_embeddings": 16, "hidden_size": 8, "intermediate_size": 8}
+    config = {"model_type": family, "architectures": [], "num_attention_heads": 2, **sizes, **change}
+    with pytest.raises(ConversionError, match=r"config\.json has") as caught:
+        family_of_config(config).read(config)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named(theirs, name):
+    (theirs / name).unlink()
+    import_refused(theirs, str(theirs), name)
+
+
+@pytest.mark.parametrize("contents", ["", "{", "[1]", "[" * 100_000])
+def test_a_damaged_configuration_is_named(theirs, contents):
+    (theirs / "config.json").write_text(contents)
+    import_refused(theirs, f"{theirs / 'config.json'}", "copy it again")
+
+
+@pytest.mark.parametrize("contents", [b"", b"\xff" * 100, b"\x05\0\0\0\0\0\0\0[1,2]", b"\2\0\0\0\0\0\0\0{}"])
+def test_damaged_weights_are_named(theirs, contents):
+    (theirs / "model.safetensors").write_bytes(contents)
+    import_refused(theirs, str(theirs))
+
+
+def test_truncated_weights_are_named(theirs):
+    path = theirs / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    import_refused(theirs, f"{path} is damaged")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop(NORM), f"does not contain {NORM}; copy the folder again"),
+        (lambda tensors: tensors.pop(EMBEDDING), f"does not contain {EMBEDDING}; copy the folder again"),
+        (
+            lambda tensors: tensors.update(more=torch.ones(1)),
+            "contains more (of 1 tensors) that LlamaForCausalLM",
+        ),
+        (
+            lambda tensors: tensors.update({NORM: torch.ones(17)}),
+            "has the shape (17,), but config.json requires (16,)",
+        ),
+        (
+            lambda tensors: tensors[DOWN].fill_(torch.inf),
+            f"{DOWN} contains values that are not finite; copy it again",
+        ),
+        (
+            lambda tensors: tensors[NORM][:1].fill_(torch.nan),
+            f"{NORM} contains values that are not finite; copy it again",
+        ),
+        (
+            lambda tensors: tensors.update(
+                {name: values.half() for name, values in tensors.items() if "q_proj" in name}
+            ),
+            "have different dtypes; load the model with transformers in one dtype and save it again",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(theirs, change, message):
+    edit_weights(theirs, change)
+    import_refused(theirs, str(theirs), message)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (
+            {"weight_map": {"a": "missing.safetensors"}},
+            "missing.safetensors: No such file or directory; copy it again",
+        ),
+        ({"weight_map": {"a": "../theirs/part.safetensors"}}, "names a file outside of its folder"),
+        ({"weight_map": {"a": 5}}, "cannot read"),
+        ({"weight_map": {"a": "config.json"}}, "config.json is damaged"),
+        ({"weight_map": {}}, f"does not contain {EMBEDDING}"),
+        ({}, "'weight_map'; copy it again"),
+        (
+            {"weight_map": {NORM: "part.safetensors", "b": "part.safetensors"}},
+            "the index names b (and 0 more), which",
+        ),
+        ({"weight_map": {NORM: "part.safetensors", DOWN: "again.safetensors"}}, "both contain "),
+    ],
+)
+def test_an_index_that_does_not_fit_is_named(theirs, index, message):
+    shutil.copyfile(theirs / "model.safetensors", theirs / "again.safetensors")
+    (theirs / "model.safetensors").rename(theirs / "part.safetensors")
+    (theirs / "model.safetensors.index.json").write_text(json.dumps(index))
+    import_refused(theirs, message)
+
+
+def test_an_index_of_nested_lists_is_one_message(theirs):
+    (theirs / "model.safetensors").unlink()
+    (theirs / "model.safetensors.index.json").write_text("[" * 100_000)
+    import_refused(theirs, "model.safetensors.index.json", "copy it again")
+
+
+class _Attack:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def _as_pickle(folder, contents, **options):
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    torch.save(contents, folder / "pytorch_model.bin", **options)
+
+
+def test_a_pickle_with_code_is_refused_and_does_not_run(theirs):
+    target = theirs.parent / "ran"
+    _as_pickle(theirs, {NORM: torch.ones(16), "code": _Attack(str(target))})
+    import_refused(theirs, "pytorch_model.bin contains something other than tensors, or is damaged")
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("contents", [[torch.ones(1)], {"a": 1}, torch.ones(1), {"a": {"b": torch.ones(1)}}])
+def test_a_pickle_without_tensors_by_name_is_refused(theirs, contents):
+    _as_pickle(theirs, contents)
+    import_refused(theirs, "pytorch_model.bin does not contain tensors by name; copy it again")
+
+
+def test_a_pickle_of_the_older_format_is_refused(theirs):
+    _as_pickle(theirs, {NORM: torch.ones(16)}, _use_new_zipfile_serialization=False)
+    import_refused(theirs, "in torch's format of before version 1.6, or damaged; load it with transformers")
+
+
+def test_weights_of_torch_are_read_like_those_of_safetensors(theirs, originals):
+    _as_pickle(theirs, load_file(theirs / "model.safetensors"))
+    one, other = WeightFiles(theirs), WeightFiles(originals / "theirs")
+    assert one.tensors.keys() == other.tensors.keys()
+    for name in other.tensors:
+        assert torch.equal(one.whole(name), other.whole(name))
+
+
+def test_parts_are_written_at_the_size_and_read_as_one(tmp_path):
+    tensors = {f"tensor {number}": torch.randn(3, number + 1) for number in range(5)}
+    planned = [Written(name, tuple(each.shape), each.dtype) for name, each in tensors.items()]
+    values = ((name, [each[:1], each[1:]]) for name, each in tensors.items())
+    files = write_weights(tmp_path, planned, values, file_bytes=80)
+    sizes = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert [path.name for path in files] == [f"model-{n:05d}-of-00003.safetensors" for n in (1, 2, 3)]
+    assert sizes["metadata"] == {"total_size": 12 * 15}
+    found = WeightFiles(tmp_path)
+    assert all(torch.equal(found.whole(name), each) for name, each in tensors.items())
+
+
+def test_a_tokenizer_that_is_damaged_or_too_large_is_refused(theirs):
+    path = theirs / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_tokens(["one more"])
+    tokenizer.save(str(path))
+    for options in ({}, {"trim_vocab": True}):
+        import_refused(theirs, "has 281 entries, but the token embedding only 280 rows", **options)
+    path.write_text("{}")
+    import_refused(theirs, f"the tokenizer in {theirs} cannot be used")
+
+
+def test_a_tokenizer_that_transformers_changes_is_refused(theirs):
+    edit(
+        theirs / "tokenizer_config.json",
+        lambda settings: settings.update(tokenizer_class="GPT2Tokenizer", add_prefix_space=True),
+    )
+    import_refused(theirs, "the tokenizers encode ", " differently: ", "tokenizer_config.json")
+
+
+def test_a_padding_of_the_vocabulary_is_found_or_refused():
+    for entries, rows in ((50_257, 50_304), (280, 288), (5, 5), (7, 12)):
+        multiple = padding_multiple(entries, rows)
+        assert -(-entries // multiple) * multiple == rows
+    with pytest.raises(ConversionError, match=r"no make-vocab-size-divisible-by gives; pass --trim-vocab"):
+        padding_multiple(5, 10_000_019)
+
+
+def test_values_that_float16_cannot_hold_are_refused(ours):
+    edit_tensors(ours, lambda tensors: tensors["final_norm.weight"][:1].fill_(1e5))
+    message = "final_norm.weight has values up to 1e+05, which torch.float16 cannot hold"
+    export_refused(ours, message, dtype="fp16")
+
+
+def test_values_that_are_not_finite_are_not_exported(ours):
+    edit_tensors(ours, lambda tensors: tensors["final_norm.weight"][:1].fill_(torch.nan))
+    export_refused(ours, "final_norm.weight contains values that are not finite; export another checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors: tensors.pop("final_norm.weight"),
+            "final_norm.weight is not in the checkpoint of this model",
+        ),
+        (lambda tensors: tensors.update(more=torch.ones(2)), "more is in the checkpoint of this model"),
+        (
+            lambda tensors: tensors.update({"final_norm.weight": torch.ones(17)}),
+            "final_norm.weight has the shape (17,), but the model has (16,); save it again",
+        ),
+    ],
+)
+def test_a_checkpoint_of_other_tensors_is_refused(ours, change, message):
+    edit_tensors(ours, change)
+    export_refused(ours, str(ours), message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"norm": "scalenorm"}, "norm: scalenorm (there: "),
+        ({"pos_emb": "alibi"}, "pos-emb: alibi (there: "),
+        ({"attention_config": [[["gmlp"], "all"]]}, "attention-config: gmlp"),
+        ({"num_unique_layers": 1, "num_layers": 2}, "num-unique-layers: 1"),
+        (
+            {"apply_residual_connection_post_layernorm": True},
+            "apply-residual-connection-post-layernorm: true",
+        ),
+        ({"attention_config": [[["local"], "all"]]}, "sparsity-config.block of local layers: 16"),
+        ({"rotary_emb_base": 100.5}, "was written by another version, whose parameters this one cannot read"),
+        ({"norm": "othernorm"}, "was written by another version, whose parameters this one cannot read"),
+        (
+            {"lora_rank": 4},
+            "contains low-rank adapters alone; merge them into their base",
+        ),
+    ],
+)
+def test_options_that_no_class_has_are_named(ours, monkeypatch, change, message):
+    monkeypatch.setattr(Checkpoint, "check_shapes", lambda self: None)
+    edit_recorded(ours, lambda config: config.update(change))
+    export_refused(ours, message)
+
+
+def test_the_options_that_the_chosen_class_lacks_are_named(ours):
+    for family, lacks in (
+        ("gpt2", "norm: rmsnorm (there: layernorm)"),
+        ("qwen2", "bias of query, key and value"),
+    ):
+        name = FAMILIES[family].class_name
+        export_refused(ours, f"{name}: ", lacks, "train a model without these options", family=family)
+
+
+def test_a_tokenizer_of_another_kind_or_another_file_is_refused(ours, theirs):
+    edit_recorded(ours, lambda config: config.update(vocab_file=str(theirs / "nowhere.json")))
+    export_refused(ours, "the tokenizer that ", " records cannot be loaded", "pass --vocab-file")
+    tokenizer = Tokenizer.from_file(str(theirs / "tokenizer.json"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.save(str(theirs / "other.json"))
+    other = theirs / "other.json"
+    export_refused(ours, f"{other} is not the tokenizer that {ours} was trained with", vocab_file=other)
+    edit_recorded(
+        ours, lambda config: config.update(tokenizer_type="CharLevelTokenizer", vocab_file=None, in_effect={})
+    )
+    export_refused(
+        ours, "the tokenizer CharLevelTokenizer cannot be used in transformers: its entries are bytes"
+    )
+
+
+def test_a_tokenizer_with_more_entries_than_rows_is_not_exported(ours, theirs):
+    path = theirs / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.add_tokens(["one more"])
+    tokenizer.save(str(path))
+    edit_recorded(ours, lambda config: config.update(in_effect={}))
+    for trims in (False, True):
+        message = "has 281 entries, but the token embedding only 280 rows"
+        export_refused(ours, message, vocab_file=path, trim_vocab=trims)
+
+
+def test_a_damaged_or_absent_checkpoint_is_refused(ours):
+    shard = next(ours.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:-4])
+    export_refused(ours, shard.name)
+    (ours / "manifest.json").unlink()
+    export_refused(ours, "manifest.json")
+
+
+def test_a_folder_with_contents_or_without_permission_is_not_written(tmp_path, theirs, ours, monkeypatch):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("contents")
+    (tmp_path / "file").write_text("contents")
+    for path in (tmp_path / "full", tmp_path / "file"):
+        for convert in (lambda output: from_hf(theirs, output), lambda output: to_hf(ours, output)):
+            with pytest.raises(
+                ConversionError, match="already exists; pass another --output, or remove it first"
+            ):
+                convert(path)
+    assert (tmp_path / "full" / "file").read_text() == (tmp_path / "file").read_text() == "contents"
+    monkeypatch.setattr(writing.os, "access", lambda *arguments: False)
+    import_refused(theirs, f"no write permission for {tmp_path}; pass another --output")
+
+
+@pytest.mark.parametrize("convert", [import_refused, export_refused])
+def test_a_full_disk_is_one_message_and_leaves_nothing(theirs, ours, convert):
+    """A limit of the size of files stands for the disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        convert(theirs if convert is import_refused else ours, "cannot write", "File too large", "free space")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_the_folder_that_a_killed_conversion_left_is_removed_by_the_next(tmp_path):
+    process = os.fork()
+    if not process:
+        with writing.folder_written_aside(tmp_path / "output"):
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(process, 0)
+    left = tmp_path / f".output.{process}.converting"
+    assert left.is_dir()
+    with writing.folder_written_aside(tmp_path / "output") as aside:
+        (aside / "file").write_text("contents")
+    assert [path.name for path in tmp_path.iterdir()] == ["output"]
+
+
+def test_two_folders_are_compared_only_if_they_contain_models(tmp_path, theirs, ours):
+    with pytest.raises(NeoXError, match="is not a folder"):
+        verify(tmp_path / "nowhere", theirs)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NeoXError, match="contains no checkpoint"):
+        verify(theirs, theirs.parent / "empty")
+    edit_recorded(ours, lambda config: config.update(apply_residual_connection_post_layernorm=True))
+    with pytest.raises(ConversionError, match="has options that no class of transformers has: apply-"):
+        verify(ours, theirs)
+
+
+def test_a_vocabulary_that_is_shorter_than_the_tokenizer_is_refused(ours, theirs):
+    edit(theirs / "config.json", lambda config: config.update(vocab_size=10))
+    edit_weights(
+        theirs,
+        lambda tensors: tensors.update(
+            {name: tensors[name][:10].clone() for name in (EMBEDDING, "lm_head.weight")}
+        ),
+    )
+    with pytest.raises(ConversionError, match="has 280 entries, but the token embedding only 10 rows"):
+        verify(ours, theirs)
+
+
+def test_texts_need_the_sources_of_python(tmp_path, monkeypatch):
+    monkeypatch.setattr(texts.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(ConversionError, match="too few sources of Python's standard library"):
+        texts.real_text.__wrapped__()
+
+
+def test_a_path_with_a_line_break_or_a_space_gives_a_configuration_that_is_read(
+    tmp_path, theirs, monkeypatch
+):
+    monkeypatch.setattr(importing, "prove", lambda *arguments, **options: {})
+    source = theirs.rename(tmp_path / "a\nnum-layers: 3")
+    from_hf(source, tmp_path / "two words")
+    text = (tmp_path / "two words" / "model.yml").read_text()
+    assert f"--config '{tmp_path / 'two words' / 'model.yml'}'" in text
+    assert Checkpoint(tmp_path / "two words" / "global_step0").resolved.config.model.num_layers == 1
+
+
+def test_hashes_leave_out_what_is_being_written(tmp_path, theirs, monkeypatch):
+    monkeypatch.chdir(theirs)
+    result = from_hf(Path(), Path("inner"))
+    names = ("config", "generation_config", "tokenizer", "tokenizer_config")
+    assert set(result["source"]["sha256"]) == {f"{name}.json" for name in names} | {"model.safetensors"}
