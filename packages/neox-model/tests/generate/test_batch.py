@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from neox_model.assembly.model import build_stage
-from neox_model.generate.batch import Admission, Batch, _groups
+from neox_model.generate.batch import Admission, Batch, NewTokens, _groups
 from neox_model.generate.forward import Forward
 from neox_model.generate.run import as_plain_model
 from neox_model.generate.sampling import GREEDY, Sampling
@@ -299,3 +299,91 @@ def test_prompts_are_processed_in_groups_of_similar_length():
     ]
     assert all(one.stop == other.start for one, other in pairwise(groups))
     assert _groups([]) == []
+
+
+SCORED_ARCHITECTURE = "half rotary, parallel residual, untied"
+
+
+def scored(forward, *, recompute: bool = False, count: int = 4) -> list[NewTokens]:
+    """Return the first tokens behind each prompt. All prompts but the second are scored."""
+    batch = Batch(forward, slots=len(PROMPTS), capacity=16, recompute=recompute)
+    places = batch.admit(
+        [
+            Admission(prompt, GREEDY, count, top_count=number % 4, scores_prompt=number != 1)
+            for number, prompt in enumerate(PROMPTS)
+        ]
+    )
+    first = batch.read()
+    for _ in range(count - 1):
+        batch.step()
+    rest = batch.read()
+    assert all(one.prompt is None for one in rest), "scores are read once"
+    return [
+        NewTokens(
+            first[place].tokens + rest[place].tokens,
+            first[place].log_probabilities + rest[place].log_probabilities,
+            first[place].top + rest[place].top,
+            first[place].prompt,
+        )
+        for place in places
+    ]
+
+
+def whole_text_TV(forward, tokens: list[int]) -> torch.Tensor:
+    """Return the log-probabilities of all tokens behind each token of a text, in float64."""
+    hidden = torch.tensor([tokens]), torch.arange(len(tokens)).unsqueeze(0)
+    with torch.no_grad():
+        for layer in forward._model.stack:
+            hidden = layer(hidden)
+    return hidden[0, :, :VOCABULARY].double().log_softmax(1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bfloat16"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_scores_are_those_of_a_forward_pass_over_the_whole_text(recompute, precision, monkeypatch):
+    # Prompts are scored in parts of two tokens.
+    monkeypatch.setattr("neox_model.generate.batch._SCORED_LOGITS", 2 * VOCABULARY)
+    forward = forward_of(small(SCORED_ARCHITECTURE, precision=precision))
+    near = 1e-5 if precision == "fp32" else 0.15
+    for number, (prompt, found) in enumerate(zip(PROMPTS, scored(forward, recompute=recompute), strict=True)):
+        text = [*prompt, *found.tokens]
+        values_TV = whole_text_TV(forward, text[:-1])
+        expected = values_TV.gather(1, torch.tensor(text[1:]).unsqueeze(1)).squeeze(1).tolist()
+        values, tops = found.log_probabilities, found.top
+        if number == 1:
+            assert found.prompt is None
+            expected, values_TV = expected[len(prompt) - 1 :], values_TV[len(prompt) - 1 :]
+        else:
+            values, tops = found.prompt.log_probabilities + values, found.prompt.top + tops
+        assert values == pytest.approx(expected, abs=near)
+        assert [len(top) for top in tops] == [number % 4] * len(values)
+        for top, row_V in zip(tops, values_TV, strict=True):
+            best = row_V.topk(len(top))
+            assert [value for _, value in top] == pytest.approx(best.values.tolist(), abs=near)
+            if precision == "fp32":
+                assert [token for token, _ in top] == best.indices.tolist()
+        if number % 4:
+            # Greedy tokens are the most likely ones, to the last bit.
+            assert [top[0] for top in found.top] == list(
+                zip(found.tokens, found.log_probabilities, strict=True)
+            )
+
+
+def scored_on_layout(sizes: dict[str, int]) -> list[list]:
+    groups = create_groups(sizes.get("model_parallel_size", 1), sizes.get("pipe_parallel_size", 1))
+    found = scored(forward_of(small(SCORED_ARCHITECTURE, **sizes), groups))
+    prompts = [[] if one.prompt is None else one.prompt.log_probabilities for one in found]
+    tops = [[value for row in one.top for _, value in row] for one in found]
+    ids = [[token for row in one.top for token, _ in row] for one in found]
+    return [prompts, tops, ids]
+
+
+@pytest.mark.parametrize("sizes", [{"model_parallel_size": 2}, {"pipe_parallel_size": 2}], ids=str)
+def test_every_rank_of_a_layout_reads_the_scores_of_one_process(sizes):
+    expected = scored_on_layout({})
+    ranks = run_ranks(scored_on_layout, size=2, sizes=sizes)
+    assert ranks[0] == ranks[1]
+    for kind in (0, 1):
+        for mine, theirs in zip(expected[kind], ranks[0][kind], strict=True):
+            assert theirs == pytest.approx(mine, abs=1e-4)
+    assert ranks[0][2] == expected[2]

@@ -169,3 +169,36 @@ def test_generation_uses_the_configured_layout_without_zero_and_sequence_paralle
     assert plain.config.zero.zero_optimization.stage == 0
     assert not plain.config.parallelism.sequence_parallel
     assert (plain.derived.pipe_parallel_size, plain.derived.model_parallel_size) == (2, 2)
+
+
+def test_a_request_for_no_tokens_is_scored_alone_and_may_fill_the_capacity():
+    made = engine("abcdef", slots=2, capacity=3)
+    prompts = {
+        made.submit(
+            Request(prompt=TOKENIZER.encode(text), maximum_tokens=0, scores_prompt=True, top_count=1)
+        ): text
+        for text in ("abc", "a", "acd")
+    }
+    seen = {}
+    while made.is_busy:
+        for update in made.step():
+            assert (update.text, update.new.tokens) == ("", [])
+            assert (update.reply.finish_reason, update.reply.tokens) == (
+                ("seq-length" if len(prompts[update.ticket]) == 3 else "maximum-tokens"),
+                [],
+            )
+            seen[prompts[update.ticket]] = update.prompt
+    assert [len(seen[text].log_probabilities) for text in ("abc", "a", "acd")] == [2, 0, 2]
+    assert [round(value, 1) for value in seen["acd"].log_probabilities] == [-9.0, -0.0]
+    assert [row[0][0] for row in seen["abc"].top] == TOKENIZER.encode("bc")
+
+
+def test_an_update_contains_the_end_of_the_document_and_the_reply_does_not():
+    made = engine("ab")
+    made.submit(Request(prompt=TOKENIZER.encode("a"), maximum_tokens=5, top_count=1))
+    updates = []
+    while made.is_busy:
+        updates += made.step()
+    assert [token for update in updates for token in update.new.tokens] == [*TOKENIZER.encode("b"), END]
+    assert [row[0][0] for update in updates for row in update.new.top] == [*TOKENIZER.encode("b"), END]
+    assert updates[-1].reply.tokens == TOKENIZER.encode("b")

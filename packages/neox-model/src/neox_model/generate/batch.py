@@ -6,16 +6,16 @@ before `read`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from neox_model.generate.forward import Forward
-from neox_model.generate.sampling import Sampling, SamplingTable
+from neox_model.generate.sampling import Sampling, SamplingTable, most_likely
 from neox_model.layers.cache import Chunk, NextTokens, spans_of
 
-__all__ = ["Admission", "Batch", "NewTokens"]
+__all__ = ["Admission", "Batch", "NewTokens", "Scores"]
 
 # Tokens of one call for prompts, with padding: the largest activations are those of this many tokens.
 _PROMPT_TOKENS = 8192
@@ -23,6 +23,8 @@ _PROMPT_TOKENS = 8192
 _PADDING = 0.25
 # Stored rows that are read although they are hidden, in one part of the slots (see spans_of).
 _HIDDEN_ROWS = 512
+# Logits of a prompt that is scored, in one part.
+_SCORED_LOGITS = 2**25
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +35,56 @@ class Admission:
         prompt: token ids, at least one.
         sampling: how its tokens are chosen.
         maximum_tokens: maximum number of tokens to generate.
+        top_count: number of most likely tokens that are read with each token; at most the vocabulary.
+        scores_prompt: read the log-probabilities of the prompt's tokens.
     """
 
     prompt: Sequence[int]
     sampling: Sampling
     maximum_tokens: int
+    top_count: int = 0
+    scores_prompt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Log-probabilities of consecutive tokens, under the model (temperature 1, no filter, no penalty).
+
+    Args:
+        log_probabilities: of the tokens.
+        top: for each token, the most likely ones with their log-probabilities; as many as were asked for.
+    """
+
+    log_probabilities: list[float]
+    top: list[list[tuple[int, float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Tokens of one sequence since the last `read`, with their log-probabilities."""
+    """Tokens of one sequence since the last `read`.
+
+    Args:
+        tokens: their ids.
+        log_probabilities: of these tokens.
+        top: for each token, the most likely ones with their log-probabilities; as many as were asked for.
+        prompt: scores of the prompt's tokens behind the first, if they were asked for and not read before.
+    """
 
     tokens: list[int]
     log_probabilities: list[float]
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    prompt: Scores | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """What was chosen for consecutive slots: ids_B, log-probabilities_B, and most likely tokens_BC."""
+
+    first: int
+    tokens: Tensor
+    log_probabilities: Tensor
+    top_tokens: Tensor
+    top_values: Tensor
 
 
 class Batch:
@@ -70,7 +109,10 @@ class Batch:
         self._table = SamplingTable(slots=slots, draws=capacity, vocab_size=forward.vocab_size, device=device)
         # Number of tokens of each sequence in use.
         self._lengths: list[int] = []
-        self._unread: list[tuple[int, Tensor, Tensor]] = []
+        self._top_counts: list[int] = []
+        self._unread: list[_Unread] = []
+        # By slot; read with the first token.
+        self._prompt_scores: dict[int, Scores] = {}
 
     @property
     def size(self) -> int:
@@ -104,7 +146,30 @@ class Batch:
             prompt_T = self._tokens_BT[slot, : len(one.prompt)]
             self._table.set(slot, one.sampling, prompt_T, one.maximum_tokens)
         self._lengths += lengths
-        self._advance(first, len(self._lengths), None if self._recompute else Chunk(first))
+        self._top_counts += [one.top_count for one in admissions]
+        hidden_SBD = self._advance(first, len(self._lengths), None if self._recompute else Chunk(first))
+        for slot, one in enumerate(admissions, start=first):
+            if one.scores_prompt:
+                row_SD = None if hidden_SBD is None else hidden_SBD[:, slot - first]
+                self._prompt_scores[slot] = self._score(row_SD, slot, len(one.prompt), one.top_count)
+
+    def _score(self, hidden_SD: Tensor | None, slot: int, length: int, top_count: int) -> Scores:
+        """Return the scores of the tokens of a prompt behind the first."""
+        targets_T = self._tokens_BT[slot, 1:length]
+        values_T = torch.zeros(length - 1, device=targets_T.device)
+        top_TC = torch.zeros(length - 1, top_count, device=targets_T.device)
+        ids_TC = top_TC.long()
+        if hidden_SD is not None:
+            part = max(1, _SCORED_LOGITS // self._forward.vocab_size)
+            for start in range(0, length - 1, part):
+                rows = slice(start, min(start + part, length - 1))
+                logits_RV = self._forward.logits(hidden_SD[rows]).float()
+                chosen_R = logits_RV.gather(1, targets_T[rows, None]).squeeze(1)
+                values_T[rows] = chosen_R - logits_RV.logsumexp(1)
+                if top_count:
+                    ids_TC[rows], top_TC[rows] = most_likely(logits_RV, top_count)
+        values_T, ids_TC, top_TC = self._forward.share([values_T, ids_TC, top_TC])
+        return Scores(values_T.tolist(), _pairs(ids_TC, top_TC))
 
     def step(self) -> None:
         """Choose the next token of every sequence; the caller ensures that each has room for one."""
@@ -117,8 +182,8 @@ class Batch:
         spans = spans_of(positions, positions_B, max_waste=_HIDDEN_ROWS)
         self._advance(0, self.size, NextTokens(positions_B, spans))
 
-    def _advance(self, first: int, stop: int, window: Chunk | NextTokens | None) -> None:
-        """Append a token to the sequences of these slots."""
+    def _advance(self, first: int, stop: int, window: Chunk | NextTokens | None) -> Tensor | None:
+        """Append a token to the sequences of these slots. Returns the head's input on the last stage."""
         last_B = self._last_B[first:stop]
         if isinstance(window, NextTokens):
             positions_BS = window.positions.unsqueeze(1)
@@ -129,28 +194,37 @@ class Batch:
             tokens_BS = self._tokens_BT[first:stop, :longest]
             positions_BS = torch.arange(longest, device=last_B.device).expand(stop - first, -1)
             index_B = last_B
-        logits_BV = self._forward.logits_after(tokens_BS, positions_BS, index_B, window)
-        if logits_BV is None:
-            chosen_B = torch.zeros_like(last_B), torch.zeros(len(last_B), device=last_B.device)
-        else:
-            chosen_B = self._table.choose(logits_BV, first)
-        tokens_B, log_probabilities_B = self._forward.share(*chosen_B)
+        hidden_SBD = self._forward.hidden_after(tokens_BS, positions_BS, window)
+        count = max(self._top_counts[first:stop])
+        values_B = torch.zeros(stop - first, device=last_B.device)
+        values_BC = values_B[:, None].repeat(1, count)
+        found = [torch.zeros_like(last_B), values_B, values_BC.long(), values_BC]
+        if hidden_SBD is not None:
+            rows = torch.arange(stop - first, device=last_B.device)
+            logits_BV = self._forward.logits(hidden_SBD[index_B, rows])
+            found[:2] = self._table.choose(logits_BV, first)
+            found[2:] = most_likely(logits_BV, count) if count else found[2:]
+        tokens_B, log_probabilities_B, *top_BC = self._forward.share(found)
         last_B += 1
         self._tokens_BT[first:stop].scatter_(1, last_B.unsqueeze(1), tokens_B.unsqueeze(1))
         for slot in range(first, stop):
             self._lengths[slot] += 1
-        self._unread.append((first, tokens_B, log_probabilities_B))
+        self._unread.append(_Unread(first, tokens_B, log_probabilities_B, *top_BC))
+        return hidden_SBD
 
     def read(self) -> list[NewTokens]:
         """Return the new tokens of every sequence, by slot; one transfer from the device."""
-        found = [NewTokens([], []) for _ in self._lengths]
+        found = [NewTokens([], [], [], self._prompt_scores.get(slot)) for slot in range(self.size)]
+        self._prompt_scores.clear()
         if self._unread:
-            tokens = torch.cat([tokens_B for _, tokens_B, _ in self._unread]).tolist()
-            values = torch.cat([values_B for _, _, values_B in self._unread]).tolist()
-            places = [first + row for first, tokens_B, _ in self._unread for row in range(len(tokens_B))]
-            for place, token, value in zip(places, tokens, values, strict=True):
+            tokens = torch.cat([one.tokens for one in self._unread]).tolist()
+            values = torch.cat([one.log_probabilities for one in self._unread]).tolist()
+            tops = [row for one in self._unread for row in _pairs(one.top_tokens, one.top_values)]
+            places = [one.first + row for one in self._unread for row in range(len(one.tokens))]
+            for place, token, value, top in zip(places, tokens, values, tops, strict=True):
                 found[place].tokens.append(token)
                 found[place].log_probabilities.append(value)
+                found[place].top.append(top[: self._top_counts[place]])
         self._unread.clear()
         return found
 
@@ -165,7 +239,17 @@ class Batch:
             self._tokens_BT[place] = self._tokens_BT[last]
             self._last_B[place] = self._last_B[last]
             self._lengths[place] = length
+            self._top_counts[place] = self._top_counts[last]
         self._lengths.pop()
+        self._top_counts.pop()
+
+
+def _pairs(ids_TC: Tensor, values_TC: Tensor) -> list[list[tuple[int, float]]]:
+    """Return rows of ids with their values; rows without columns need no transfer from the device."""
+    if ids_TC.shape[1] == 0:
+        return [[] for _ in range(len(ids_TC))]
+    rows = zip(ids_TC.tolist(), values_TC.tolist(), strict=True)
+    return [list(zip(ids, values, strict=True)) for ids, values in rows]
 
 
 def _groups(lengths: Sequence[int]) -> list[range]:

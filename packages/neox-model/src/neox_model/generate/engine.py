@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from neox_data.tokenizers import Tokenizer
-from neox_model.generate.batch import Admission, Batch, NewTokens
+from neox_model.generate.batch import Admission, Batch, NewTokens, Scores
 from neox_model.generate.sampling import GREEDY, Sampling
 from neox_model.generate.text import ReplyText
 
@@ -34,15 +34,22 @@ class Request:
 
     Args:
         prompt: token ids; empty: start a new document.
-        maximum_tokens: maximum number of tokens to generate, at least 1.
+        maximum_tokens: maximum number of tokens to generate, at least 1; 0 only scores the prompt.
         sampling: how tokens are chosen.
         stop_strings: the text ends before the first of them.
+        top_count: number of most likely tokens to report with each token; at most the vocabulary.
+        scores_prompt: report the log-probabilities of the prompt's tokens.
     """
 
     prompt: Sequence[int]
     maximum_tokens: int
     sampling: Sampling = GREEDY
     stop_strings: tuple[str, ...] = ()
+    top_count: int = 0
+    scores_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.maximum_tokens or self.scores_prompt, "a request asks for tokens or for scores"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +80,16 @@ class Update:
     Args:
         ticket: as returned by `submit`.
         text: new text, whole characters; what may become a stop string comes later.
-        new: the new tokens.
+        new: the new tokens; also end-of-document if it ends the reply.
         reply: the whole reply if it is complete, else None.
+        prompt: scores of the prompt's tokens behind the first, in the first update if they were asked for.
     """
 
     ticket: int
     text: str
     new: NewTokens
     reply: Reply | None
+    prompt: Scores | None = None
 
 
 @dataclass(slots=True)
@@ -180,7 +189,7 @@ class Engine:
             ticket, request = self._waiting.popleft()
             prompt = list(request.prompt) or [self._tokenizer.end_of_document]
             left = self._batch.capacity - len(prompt)
-            if left <= 0:
+            if left < min(1, request.maximum_tokens):
                 what = (
                     f"the prompt's {len(prompt):,} tokens already fill seq_length ({self._batch.capacity:,})"
                 )
@@ -191,7 +200,9 @@ class Engine:
             limit: FinishReason = "seq-length" if left < request.maximum_tokens else "maximum-tokens"
             text = ReplyText(self._tokenizer.decode, request.stop_strings)
             entering.append(_Running(ticket=ticket, room=room, limit=limit, text=text))
-            admissions.append(Admission(prompt, request.sampling, room))
+            admissions.append(
+                Admission(prompt, request.sampling, room, request.top_count, request.scores_prompt)
+            )
         first = len(self._running)
         self._running += entering
         for place, running in zip(self._batch.admit(admissions), entering, strict=True):
@@ -201,25 +212,25 @@ class Engine:
 
     def _update(self, running: _Running, new: NewTokens) -> Update:
         """Add tokens to a reply, up to its end."""
-        reason: FinishReason | None = None
-        kept = len(running.tokens)
+        reason: FinishReason | None = None if running.room else running.limit
+        count = 0
         for token, value in zip(new.tokens, new.log_probabilities, strict=True):
+            if reason is not None:
+                break
+            count += 1
             if token == self._tokenizer.end_of_document:
                 reason = "end-of-document"
-                break
+                continue
             running.tokens.append(token)
             running.log_probabilities.append(value)
             if running.text.add(token):
                 reason = "stop-string"
-                break
-            if len(running.tokens) == running.room:
+            elif len(running.tokens) == running.room:
                 reason = running.limit
-                break
-        added = NewTokens(running.tokens[kept:], running.log_probabilities[kept:])
-        if reason is None:
-            return Update(ticket=running.ticket, text=running.text.take(), new=added, reply=None)
-        reply = self._reply(running, reason)
-        return Update(ticket=running.ticket, text=running.text.take(), new=added, reply=reply)
+        added = NewTokens(new.tokens[:count], new.log_probabilities[:count], new.top[:count])
+        reply = None if reason is None else self._reply(running, reason)
+        text = running.text.take()
+        return Update(ticket=running.ticket, text=text, new=added, reply=reply, prompt=new.prompt)
 
     def _reply(self, running: _Running, reason: FinishReason) -> Reply:
         message = "interrupted" if reason == "interrupted" else None

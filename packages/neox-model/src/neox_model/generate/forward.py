@@ -1,10 +1,10 @@
-"""Run the layers of this rank on prompts or next tokens, and return the logits after each sequence.
+"""Run the layers of this rank on prompts or next tokens, and return the logits after chosen tokens.
 
 Each pipeline stage receives the hidden states of the stage before it; the last one has the logits. All ranks
 of a copy of the model call together, with equal tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,15 +52,14 @@ class Forward:
         """Create caches of this many sequences and tokens; earlier ones are dropped."""
         self._caches = KeyValueCaches(self._model, slots=slots, capacity=capacity)
 
-    def logits_after(
-        self, tokens_BS: Tensor, positions_BS: Tensor, last_B: Tensor, window: Chunk | NextTokens | None
+    def hidden_after(
+        self, tokens_BS: Tensor, positions_BS: Tensor, window: Chunk | NextTokens | None
     ) -> Tensor | None:
-        """Return logits_BV after the token with index `last_B` of each row; None before the last stage.
+        """Return hidden_SBD, the input of the head; None before the last stage.
 
         Args:
             tokens_BS: token ids; rows are padded at their end.
             positions_BS: position of each token in its sequence.
-            last_B: index of the last token of each row.
             window: what the tokens are to the caches; None: do not use them.
         """
         with torch.no_grad(), self._model.autocast(), self._processing(window):
@@ -72,23 +71,28 @@ class Forward:
                     hidden.contiguous(), self._pipe.ranks[self._pipe.rank + 1], self._pipe.process_group
                 )
                 return None
-            rows = torch.arange(len(last_B), device=last_B.device)
-            logits_B1V = self._head(hidden[last_B, rows].unsqueeze(0))
-            return gather_vocabulary(logits_B1V, self._tensor, self.vocab_size)[:, 0]
+            return torch.as_tensor(hidden)
 
-    def share(self, tokens_B: Tensor, log_probabilities_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens that the first tensor-parallel rank of the last stage chose, on every rank.
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Return the logits_RV of hidden states, without padding. Collective over the last stage's ranks."""
+        with torch.no_grad(), self._model.autocast():
+            logits_R1V = self._head(hidden_RD.unsqueeze(0))
+            return gather_vocabulary(logits_R1V, self._tensor, self.vocab_size)[:, 0]
 
-        Other ranks pass tensors of the same shapes.
+    def share(self, found: Sequence[Tensor]) -> list[Tensor]:
+        """Return the tensors of the first tensor-parallel rank of the last stage, on every rank.
+
+        Other ranks pass tensors of the same shapes and types. Integers are exact up to 2**53.
         """
         if self._tensor.size * self._pipe.size == 1:
-            return tokens_B, log_probabilities_B
-        both_2B = torch.stack([tokens_B.double(), log_probabilities_B.double()])
+            return list(found)
+        flat = torch.cat([one.double().flatten() for one in found])
         if self._is_last and self._tensor.size > 1:
-            dist.broadcast(both_2B, self._tensor.ranks[0], self._tensor.process_group)
+            dist.broadcast(flat, self._tensor.ranks[0], self._tensor.process_group)
         if self._pipe.size > 1:
-            dist.broadcast(both_2B, self._pipe.ranks[-1], self._pipe.process_group)
-        return both_2B[0].long(), both_2B[1].float()
+            dist.broadcast(flat, self._pipe.ranks[-1], self._pipe.process_group)
+        parts = flat.split([one.numel() for one in found])
+        return [part.view_as(one).to(one.dtype) for part, one in zip(parts, found, strict=True)]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the stored rows of the first `length` tokens of one slot to another."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["GREEDY", "Sampling", "SamplingTable", "filtered", "penalized"]
+__all__ = ["GREEDY", "Sampling", "SamplingTable", "filtered", "most_likely", "penalized"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,13 @@ def filtered(
     is_off_B = (top_p_B <= 0.0) | (top_p_B >= 1.0)
     least_B1 = least_B1.masked_fill(is_off_B.unsqueeze(1), -torch.inf)
     return logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
+
+
+def most_likely(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ids_BC of the most likely tokens, and their log-probabilities_BC, under the model."""
+    raw_BV = logits_BV.float()
+    found = raw_BV.topk(count)
+    return found.indices, found.values - raw_BV.logsumexp(1, keepdim=True)
 
 
 class SamplingTable:
