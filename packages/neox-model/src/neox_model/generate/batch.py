@@ -52,7 +52,7 @@ class Scores:
 
     Args:
         log_probabilities: of the tokens.
-        top: for each token, the most likely ones with their log-probabilities; as many as were asked for.
+        top: for each token, the most likely ones with their log-probabilities; as many as were requested.
     """
 
     log_probabilities: list[float]
@@ -66,8 +66,8 @@ class NewTokens:
     Args:
         tokens: their ids.
         log_probabilities: of these tokens.
-        top: for each token, the most likely ones with their log-probabilities; as many as were asked for.
-        prompt: scores of the prompt's tokens behind the first, if they were asked for and not read before.
+        top: for each token, the most likely ones with their log-probabilities; as many as were requested.
+        prompt: scores of the prompt's tokens behind the first, if they were requested and not read before.
     """
 
     tokens: list[int]

@@ -82,7 +82,7 @@ class Update:
         text: new text, whole characters; what may become a stop string comes later.
         new: the new tokens; also end-of-document if it ends the reply.
         reply: the whole reply if it is complete, else None.
-        prompt: scores of the prompt's tokens behind the first, in the first update if they were asked for.
+        prompt: scores of the prompt's tokens behind the first, in the first update if they were requested.
     """
 
     ticket: int
