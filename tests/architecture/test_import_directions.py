@@ -120,6 +120,7 @@ FENCES = {
         *("neox_launcher.controller.live_display", "neox_launcher.controller.live_line"),
         *("neox_launcher.controller.screens", "neox_data"),
     ),
+    "peft": ("neox_model.convert.reference",),
     "safetensors": (),
     "tensorboard": ("neox_model.metrics.writers.tensorboard",),
     "torch.utils.tensorboard": ("neox_model.metrics.writers.tensorboard",),

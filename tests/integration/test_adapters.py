@@ -139,7 +139,7 @@ def merge_and_compare(folder: str) -> dict[str, float]:
         recorded = recorded_values(resolved, tokenizer)
         writable = partial(gathered_parameter, groups=ALONE)
         base = base_of_adapters(resolved.config)
-        recorded |= load_base(base, model, groups=ALONE, config=recorded, writable=writable)
+        recorded |= load_base(base, model, adapters=None, groups=ALONE, config=recorded, writable=writable)
         load_weights(Path(folder, name), model=model, groups=ALONE, config=recorded)
         with torch.no_grad():
             logits[name] = model(tokens)
@@ -157,7 +157,25 @@ def train_and_resume_elsewhere(folder: str, corpus: str) -> dict[str, Any]:
     continued = {"train_iters": 4, "load": f"{folder}/merged", "finetune": True}
     compared = merge_and_compare(folder)
     train_all(folder, corpus, {"continued": continued})
-    return {"refused": resume_elsewhere(folder, corpus), "compared": compared}
+    refused = resume_elsewhere(folder, corpus)
+    return {"refused": refused, "compared": compared, "later": resume_after_the_base(folder, corpus)}
+
+
+def resume_after_the_base(folder: str, corpus: str) -> dict[str, Any]:
+    """Train the base on, and then its adapters, with the base named relative to the working directory."""
+    from neox_model.checkpoint.errors import CheckpointError
+
+    os.chdir(folder)
+    train_all(folder, corpus, {"base": {"train_iters": 4, "load": f"{folder}/base"}})
+    adapted = ADAPTERS | {"lora_base": "base", "train_iters": 4, "load": f"{folder}/adapters"}
+    train_all(folder, corpus, {"later": adapted})
+    recorded = Manifest.read(Path(folder, "later", checkpoint_name(4))).config["base"]
+    Path(folder, "base", checkpoint_name(2)).rename(Path(folder, "elsewhere"))
+    try:
+        train_all(folder, corpus, {"refused": adapted})
+    except CheckpointError as error:
+        return {"recorded": recorded, "without it": str(error)}
+    return {"recorded": recorded, "without it": ""}
 
 
 def test_adapters_are_merged_and_refused_on_another_base(tmp_path) -> None:
@@ -174,5 +192,8 @@ def test_adapters_are_merged_and_refused_on_another_base(tmp_path) -> None:
     }
     refused = found["refused"]
     assert {name: text for name, text in expected.items() if text not in refused[name]} == {}, refused
+    recorded = found["later"]["recorded"]
+    assert (recorded["folder"], recorded["iteration"]) == (f"{tmp_path}/base", 2)
+    assert "base does not contain global_step2, on which the adapters in" in found["later"]["without it"]
     assert found["compared"]["merged"] <= 1e-5
     assert found["compared"]["changed"] > 1e-3

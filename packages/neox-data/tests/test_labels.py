@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from neox_data.blend import build_blend
+from neox_data.blend_report import report_datasets
+from neox_data.curriculum.analyze import vocabulary_rarity
 from neox_data.errors import DataError
 from neox_data.gpt_dataset import GPTDataset
 from neox_data.indexed import open_indexed
@@ -58,6 +60,37 @@ def test_an_item_has_whole_documents_with_their_labels_and_padding(tokens, label
         expected = [row + [0] * padding, label + [IGNORED] * padding]
         assert dataset[item].tolist() == expected
         assert dataset[item].dtype == np.int64
+
+
+@pytest.mark.parametrize("pack_impl", ["best_fit", "unpacked", "pack_until_overflow"])
+def test_a_document_whose_first_label_alone_counts_is_left_out(write_dataset, tokens, pack_impl) -> None:
+    rows = [
+        [row[0]] + [IGNORED] * (len(row) - 1) if place == 1 else row for place, row in enumerate(DOCUMENTS)
+    ]
+    dataset = whole(tokens, write_dataset(rows, dtype="int32", name="labels"), pack_impl=pack_impl)
+    found = {sequence for item in range(len(dataset)) for sequence, _, _ in dataset.pieces(item)}
+    assert found <= {0, 3}
+    assert 0 in found
+
+
+@pytest.mark.parametrize("pack_impl", ["best_fit", "unpacked", "pack_until_overflow"])
+def test_passes_are_counted_over_the_documents_that_are_used(tokens, labels, pack_impl) -> None:
+    dataset = whole(tokens, labels, pack_impl=pack_impl, num_samples=10)
+    read = [len(list(dataset.pieces(item))) for item in range(len(dataset))]
+    # Of four documents, one has no label that counts.
+    assert [dataset.passes(count) for count in (1, 4)] == [sum(read[:count]) / 3 for count in (1, 4)]
+    assert dataset.epochs == -(-sum(read) // 3) == 4
+    (source,) = report_datasets(dataset, 4)
+    assert (source.epochs, source.built_epochs) == (dataset.passes(4), dataset.epochs)
+
+
+def test_padding_has_no_rarity(tokens) -> None:
+    dataset = whole(tokens, None, pack_impl="unpacked", num_samples=4)
+    order = [next(iter(dataset.pieces(item)))[0] for item in range(4)]
+    # Every token of these documents occurs once; 15 of them are inputs.
+    inputs = [DOCUMENTS[number][:SEQ_LENGTH] for number in order]
+    expected = round(float(np.log2(sum(map(len, inputs)))) * 1000)
+    assert vocabulary_rarity(dataset, 4).tolist() == [expected] * 4
 
 
 def test_padding_does_not_count_without_labels(tokens) -> None:

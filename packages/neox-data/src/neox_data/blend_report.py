@@ -11,6 +11,7 @@ from neox_data.lazy_blend import LazyBlendedDataset
 from neox_data.samples.build_index import num_epochs, num_samples_in
 from neox_data.trace import leaf_dataset
 from neox_data.weights import blend_shares, samples_per_dataset
+from neox_data.whole_dataset import WholeDocumentDataset
 
 __all__ = ["SourceShare", "report_blend", "report_datasets", "share_lines"]
 
@@ -95,11 +96,18 @@ def report_datasets(dataset: SampleDataset, num_samples: int) -> list[SourceShar
             weight=weight,
             samples=samples,
             share=samples / num_samples,
-            epochs=samples / max(num_samples_in(leaf.num_tokens, seq_length=leaf.seq_length), 1),
+            epochs=_passes(leaf, samples),
             built_epochs=leaf.epochs,
         )
         for leaf, weight, samples in zip(map(leaf_dataset, sources), weights, taken, strict=True)
     ]
+
+
+def _passes(leaf: SampleDataset, samples: int) -> float:
+    """Return the average number of times that the first samples of a dataset read its tokens."""
+    if isinstance(leaf, WholeDocumentDataset):
+        return leaf.passes(samples)
+    return samples / max(num_samples_in(leaf.num_tokens, seq_length=leaf.seq_length), 1)
 
 
 def share_lines(sources: Sequence[SourceShare]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,7 @@ class WholeDocumentDataset:
     Attributes:
         num_documents: documents of this part.
         num_tokens: tokens of these documents.
-        epochs: passes over the documents in the dataset, rounded up.
+        epochs: passes over the documents that are used, rounded up.
 
     Raises:
         DataError: no document can be used, the labels are not those of the tokens, or the index cannot be
@@ -99,7 +100,8 @@ class WholeDocumentDataset:
         )
         self.num_documents = len(documents)
         self.num_tokens = int(indexed.sizes[documents].sum(dtype=np.int64))
-        self.epochs = -(-len(self.index.documents) // self.num_documents)
+        self._used = _count_different(self.index.documents, indexed.sizes)
+        self.epochs = math.ceil(self.passes(len(self)))
 
     def __len__(self) -> int:
         return len(self.index.shuffle)
@@ -133,6 +135,15 @@ class WholeDocumentDataset:
         for sequence in self.index.documents[first:stop].tolist():
             yield sequence, 0, min(self.indexed.sizes.item(sequence), self.seq_length + 1)
 
+    def passes(self, num_samples: int) -> float:
+        """Return how often the first items contain a document, on average over the documents that are used.
+
+        Args:
+            num_samples: number of items, at most the length.
+        """
+        documents = np.diff(self.index.starts[:, 0])
+        return float(documents[self.index.shuffle[:num_samples]].sum()) / self._used
+
     def items_with(self, sequence: int) -> np.ndarray:
         """Return the sorted items with a sequence, int64; none for a sequence that no sample contains.
 
@@ -141,6 +152,13 @@ class WholeDocumentDataset:
         places = np.flatnonzero(self.index.documents == sequence)
         samples = np.searchsorted(self.index.starts[:, 0], places, side="right") - 1
         return np.flatnonzero(np.isin(self.index.shuffle, samples[samples < len(self)]))
+
+
+def _count_different(documents: np.ndarray, sizes: np.ndarray) -> int:
+    """Return the number of different documents in an order."""
+    is_in = np.zeros(len(sizes), bool)
+    is_in[documents] = True
+    return int(is_in.sum())
 
 
 def _build(
@@ -188,9 +206,12 @@ def _build(
 
 
 def _masks_of(labels: IndexedDataset, looked_at: int) -> Callable[[int], bool]:
+    """Return a function that returns True if no label of a sequence counts that the sequence predicts."""
+
     def is_masked(sequence: int) -> bool:
         size = labels.sizes.item(sequence)
-        return bool((labels.get(sequence, 0, min(size, looked_at)) == IGNORED).all())
+        # Nothing in a document predicts its first token.
+        return bool((labels.get(sequence, 1, max(1, min(size, looked_at)) - 1) == IGNORED).all())
 
     return is_masked
 

@@ -13,6 +13,7 @@ from neox_data.labels import check_labels
 from neox_data.manifest import read_manifest
 from neox_data.preprocess.chat_template import ChatTemplate, load_chat_template
 from neox_data.preprocess.cli import main
+from neox_data.preprocess.loss_mask import ChatMask
 from neox_data.tokenizers import build_tokenizer
 from neox_data.tokenizers.train import train_byte_level_bpe
 
@@ -308,7 +309,8 @@ def test_documents_of_another_form_are_refused_or_counted(tmp_path, tokenizer_js
     good = {"prompt": "a", "response": "b", "messages": CHAT}
     corpus.write_text("".join(json.dumps(row) + "\n" for row in [*rows, good]))
     (tmp_path / "chat.jinja").write_text(PLAIN)
-    options = ("--loss-mask", *(kind or ("prompt-response",)), "--chat-template", tmp_path / "chat.jinja")
+    template_option = ("--chat-template", tmp_path / "chat.jinja") if kind else ()
+    options = ("--loss-mask", *(kind or ("prompt-response",)), *template_option)
     result = run(corpus, tokenizer_json, *options)
     assert result.exit_code != 0
     assert message in result.output
@@ -318,11 +320,46 @@ def test_documents_of_another_form_are_refused_or_counted(tmp_path, tokenizer_js
     assert "1 unreadable documents were skipped" in result.output
 
 
-def test_options_that_cannot_be_combined_are_refused(corpus, tokenizer_json) -> None:
-    for option in ("--ftfy", "--split-long-documents", "--exact"):
-        result = run(corpus, tokenizer_json, "--loss-mask", "prompt-response", option)
-        assert result.exit_code == 2
-        assert "cannot be combined" in result.output
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("prompt-response", ("--ftfy",), "cannot be combined with --loss-mask prompt-response; remove"),
+        ("chat", ("--split-long-documents",), "cannot be combined with --loss-mask chat; remove"),
+        ("chat", ("--exact",), "cannot be combined with --loss-mask chat"),
+        ("chat", ("--jsonl-keys", "messages"), "use --messages-key"),
+        ("prompt-response", ("--json-keys", "prompt"), "use --prompt-key and --response-key"),
+        ("chat", ("--response-key", "x"), "--response-key cannot be combined with --loss-mask chat"),
+        ("prompt-response", ("--messages-key", "x"), "--messages-key cannot be combined with"),
+        ("prompt-response", ("--chat-template", "."), "--chat-template cannot be combined with"),
+        (None, ("--prompt-key", "x"), "--prompt-key has no effect without --loss-mask prompt-response"),
+        (None, ("--chat-template", "."), "--chat-template has no effect without --loss-mask chat"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(
+    corpus, tokenizer_json, kind, options, message
+) -> None:
+    given = () if kind is None else ("--loss-mask", kind)
+    result = run(corpus, tokenizer_json, *given, *options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert not list(corpus.parent.glob("out*"))
+
+
+def test_null_as_content_is_what_the_template_makes_of_it() -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]
+    guarded = "{% for m in messages %}{{ m.content if m.content is not none else '<call>' }};{% endfor %}"
+    assert "".join(part.text for part in template(guarded).segments(messages)) == "a;<call>;"
+    with pytest.raises(ValueError, match="writes None for a message with null"):
+        template("{% for m in messages %}{{ m.content }};{% endfor %}").segments(messages)
+    mask = ChatMask("messages", template(guarded))
+    assert "<call>" in mask.text_of(messages, "it")
+
+
+@pytest.mark.parametrize("token", [{"lstrip": False}, {"content": None}, 7])
+def test_a_special_token_without_a_text_is_reported(tmp_path: Path, token) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": token, "chat_template": PLAIN}))
+    with pytest.raises(CorpusError, match=r"bos_token: .* copy the file again"):
+        load_chat_template(tmp_path)
 
 
 def test_a_tokenizer_that_adds_to_each_text_is_refused(corpus, tmp_path: Path) -> None:

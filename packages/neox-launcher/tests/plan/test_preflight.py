@@ -179,6 +179,33 @@ def test_latest_checkpoint_is_read_only_inside_its_folder(load, files, latest):
     assert any("the model in old has 3 tokens" in problem.what for problem in problems) is is_inside
 
 
+ADAPTERS = SETTINGS + "lora-rank: 2\nload: base\n"
+
+
+@pytest.mark.parametrize("program", ["train", "evaluate", "generate"])
+def test_the_base_of_adapters_is_found_before_the_start(load, files, program):
+    def write(name, contents):
+        folder = files / name / "global_step5"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(json.dumps({"contents": contents}))
+        return folder
+
+    def problem_of(base):
+        program_of = {"train": "", "evaluate": "eval-iters: 1\n", "generate": "text-gen-type: interactive\n"}
+        text = f"{ADAPTERS}{program_of[program]}lora-base: {base}\n"
+        found = [each for each in check_files(load(text), program=program) if each.name == "lora_base"]
+        return "; ".join(f"{each.what}; {each.remedy}" for each in found)
+
+    shard = write("base", {"config": {}, "files": {"shard.safetensors": 8}}) / "shard.safetensors"
+    write("adapters", {"config": {"base": {"iteration": 5}}, "files": {}})
+    assert problem_of("base").startswith("contains global_step5 without its file shard.safetensors; copy it")
+    shard.touch()
+    assert problem_of("base") == ""
+    assert problem_of("nowhere") == f"contains no checkpoint; {SAVED}"
+    assert "write lora-base: base, the folder of all" in problem_of("base/global_step5")
+    assert "contains checkpoints of adapters, and no model" in problem_of("adapters")
+
+
 LOCAL = SETTINGS + "save: runs/local\nsave-interval: 1\ncheckpoint: {use_node_local_storage: true}\n"
 
 

@@ -16,7 +16,7 @@ _SCALE = 1000
 def vocabulary_rarity(dataset: SampleDataset, num_samples: int) -> np.ndarray:
     """Return minus the mean logarithm (base 2) of the frequencies of a sample's tokens; int64, thousandths.
 
-    Frequencies are counted over the tokens of all samples.
+    Frequencies are counted over the tokens of all samples; padding is left out.
 
     Source: arXiv:2212.03597 (vocabulary rarity), as a mean so that it does not depend on the length.
     """
@@ -39,8 +39,10 @@ def num_documents(dataset: SampleDataset, num_samples: int) -> np.ndarray:
 
 
 def _inputs(dataset: SampleDataset, num_samples: int) -> Iterator[np.ndarray]:
-    # The first row of an item with labels contains its tokens.
-    return (np.atleast_2d(dataset[item])[0, :-1] for item in range(num_samples))
+    for item in range(num_samples):
+        # The first row of an item with labels contains its tokens; what no document fills is padding.
+        tokens = np.atleast_2d(dataset[item])[0, :-1]
+        yield tokens[: sum(passage.length for passage in passages(dataset, item))]
 
 
 # From a dataset and the number of its first items to measure, their difficulties.

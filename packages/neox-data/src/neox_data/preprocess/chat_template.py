@@ -33,6 +33,7 @@ _FAILURES = (
     AttributeError,
     RecursionError,
 )
+_NULL = str(None)
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -105,6 +106,7 @@ class ChatTemplate:
         if any(mark in str(message.get("content")) for message in messages for mark in (_BEGIN, _END)):
             raise ValueError("a message contains the character U+FDD0 or U+FDD1, which no text uses")
         whole = self._render(messages)
+        self._refuse_written_null(messages, whole)
         if _BEGIN in whole:
             return _marked_segments(whole)
         spans, end = [], 0
@@ -121,6 +123,14 @@ class ChatTemplate:
             spans += [Segment(whole[end : len(before)], False), Segment(after[len(before) :], True)]
             end = len(after)
         return _joined([*spans, Segment(whole[end:], False)])
+
+    def _refuse_written_null(self, messages: Sequence[dict[str, Any]], whole: str) -> None:
+        """Refuse a template that writes the word None where a message has null as content."""
+        if all(message.get("content", "") is not None for message in messages):
+            return
+        empty = [{**message, "content": message.get("content") or ""} for message in messages]
+        if whole.count(_NULL) > self._render(empty).count(_NULL):
+            raise ValueError("the template writes None for a message with null as content")
 
     def _render(self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = False) -> str:
         try:
@@ -173,7 +183,7 @@ def load_chat_template(path: Path) -> ChatTemplate:
     """
     folder = path if path.is_dir() else path.parent
     settings = _settings(folder / "tokenizer_config.json")
-    tokens = {name: _text_of_token(settings[name]) for name in _TOKENS if settings.get(name)}
+    tokens = {name: _text_of_token(name, settings, folder) for name in _TOKENS if settings.get(name)}
     file = path if path.is_file() else folder / "chat_template.jinja"
     if file.is_file() and file.name != "tokenizer_config.json":
         return ChatTemplate(_read(file), name=str(file), tokens=tokens)
@@ -207,5 +217,12 @@ def _read(path: Path) -> str:
         raise CorpusError(f"{path} cannot be read ({error}); copy it again") from error
 
 
-def _text_of_token(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token)
+def _text_of_token(name: str, settings: dict[str, Any], folder: Path) -> str:
+    token = settings[name]
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str):
+        raise CorpusError(
+            f"{folder / 'tokenizer_config.json'} has {name}: {token!r}, which is not a text and has no text "
+            "as content; copy the file again"
+        )
+    return text

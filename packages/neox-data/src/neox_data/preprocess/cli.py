@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from neox_data.command import CONTEXT_SETTINGS, DataCommand
 from neox_data.preprocess.chat_template import load_chat_template
@@ -23,6 +24,19 @@ _NO_END_NOTE = (
     "note: without --append-eod nothing separates the documents; most trainings, and those that reset "
     "positions or attention masks at document ends, require it"
 )
+# Options that only some kinds of loss mask use; None: without a loss mask. It never uses gigatoken, so that
+# --exact would change nothing.
+_USED_WITH: dict[str, tuple[str | None, ...]] = {
+    "keys": (None,),
+    "split_long_documents": (None,),
+    "ftfy": (None,),
+    "exact": (None,),
+    "prompt_key": ("prompt-response",),
+    "response_key": ("prompt-response",),
+    "messages_key": ("chat",),
+    "chat_template": ("chat",),
+}
+_INSTEAD = {"prompt-response": "--prompt-key and --response-key", "chat": "--messages-key"}
 
 
 @click.command(
@@ -164,13 +178,9 @@ def main(
     if shard is not None:
         paths, ending = take_shard(paths, shard)
         output_prefix += ending
+    _refuse_unused(click.get_current_context(), loss_mask)
     mask = _loss_mask(
-        loss_mask,
-        prompt_key,
-        response_key,
-        messages_key,
-        chat_template or _folder_of(vocab_file),
-        is_possible=not (split_long_documents or ftfy or exact),
+        loss_mask, prompt_key, response_key, messages_key, chat_template or _folder_of(vocab_file)
     )
     options = Options(
         keys=tuple(dict.fromkeys(keys)) if mask is None else mask.written_keys,
@@ -206,23 +216,31 @@ def _folder_of(vocab_file: Path | None) -> Path | None:
     return vocab_file.parent if vocab_file.is_file() else None
 
 
+def _refuse_unused(context: click.Context, kind: str | None) -> None:
+    """Refuse options that would have no effect with this kind of loss mask; None: without one."""
+    for parameter in context.command.params:
+        used_with = _USED_WITH.get(parameter.name or "")
+        is_given = context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if used_with is None or not is_given or kind in used_with:
+            continue
+        option = max(parameter.opts, key=len)
+        if kind is None:
+            raise click.UsageError(
+                f"{option} has no effect without --loss-mask {' or '.join(map(str, used_with))}; add it, or "
+                f"remove {option}"
+            )
+        raise click.UsageError(
+            f"{option} cannot be combined with --loss-mask {kind}; "
+            + (f"use {_INSTEAD[kind]}" if option.endswith("keys") else f"remove {option}")
+        )
+
+
 def _loss_mask(
-    kind: str | None,
-    prompt_key: str,
-    response_key: str,
-    messages_key: str,
-    template: Path | None,
-    *,
-    is_possible: bool,
+    kind: str | None, prompt_key: str, response_key: str, messages_key: str, template: Path | None
 ) -> LossMask | None:
     """Return the loss mask that the options describe; None without --loss-mask."""
     if kind is None:
         return None
-    if not is_possible:
-        raise click.UsageError(
-            "--loss-mask cannot be combined with --split-long-documents, --ftfy or --exact (it never uses "
-            "gigatoken); remove them"
-        )
     if kind == "prompt-response":
         return PromptMask(prompt_key, response_key)
     if template is None:

@@ -145,7 +145,8 @@ def _check_messages(value: Any, name: str) -> None:
     for number, message in enumerate(value, 1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ValueError(f"message {number} of {name} is not an object with a role")
-        if not isinstance(message.get("content", ""), str):
+        # Null is the content of messages that only call tools.
+        if not isinstance(message.get("content"), str | None):
             raise ValueError(f"the content of message {number} of {name} is not text")
 
 

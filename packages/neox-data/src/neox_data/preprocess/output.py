@@ -68,6 +68,8 @@ class DatasetOutput:
             is_masked = column.tokens < 0
             self.masked += int(is_masked.sum())
             starts = np.cumsum(column.sizes) - column.sizes
+            # Nothing in a document predicts its first token.
+            is_masked[starts] = True
             self.wholly_masked += int(
                 (np.add.reduceat(is_masked, starts, dtype=np.int64) == column.sizes).sum()
             )

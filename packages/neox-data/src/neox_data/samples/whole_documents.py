@@ -28,7 +28,8 @@ class Eligible:
 
     Attributes:
         is_used: bool [documents], True for documents that samples contain.
-        masked: number of documents left out because none of their labels counts.
+        masked: number of documents left out because none of their labels counts; the first is not looked
+            at, because nothing in the document predicts it.
         empty: number of documents left out because they have no tokens.
         too_long: number of documents that are longer than a sample.
         tokens_cut: tokens of these that no sample contains.

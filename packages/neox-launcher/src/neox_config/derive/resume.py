@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from neox_config.derive.adapters import adapted_matrices
 from neox_config.derive.attention_layers import has_qkv_bias, sliding_window, types_in
 from neox_config.derive.learning_rate import (
     final_decay_iterations,
@@ -397,6 +398,7 @@ def _has_own_curve(resolved: Resolved) -> bool:
 _SPARSITY = "sparsity_config"
 # Parameters whose value in effect differs from the given one.
 _DECIDES: dict[str, Callable[[Resolved], Any]] = {
+    "lora_target_modules": lambda resolved: adapted_matrices(resolved.config) or _UNUSED,
     "amp.enabled": lambda resolved: resolved.derived.autocast is not None,
     "num_kv_heads": lambda resolved: (
         resolved.config.model.num_kv_heads or resolved.config.model.num_attention_heads

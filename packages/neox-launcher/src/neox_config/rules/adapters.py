@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from neox_config.derive.adapters import adapted_matrices
 from neox_config.derive.attention_layers import types_in
-from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import GMLP_TYPES
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.facts.stores import is_url
@@ -32,8 +32,7 @@ def adapters_have_matrices(c: NeoXConfig) -> Iterator[Problem]:
         return
     if types_in(c) & set(GMLP_TYPES):
         yield Problem("lora_rank", "cannot be used with gmlp or amlp layers", "use other attention types")
-    has_gate = ACTIVATION_FACTS[c.model.activation].is_gated
-    if not set(c.adapters.lora_target_modules) - (set() if has_gate else {"gate"}):
+    if not adapted_matrices(c):
         yield Problem(
             "lora_target_modules",
             "names no matrix of this model",

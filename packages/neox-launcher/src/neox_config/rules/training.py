@@ -131,7 +131,8 @@ def exports_need_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
         yield Problem("hf_export", what, "save to a folder that all hosts share")
     if c.adapters.lora_rank:
         what = "exports whole models, but checkpoints of this training contain adapters alone"
-        yield Problem("hf_export", what, "remove it; merge the adapters, then run neox-convert to-hf")
+        remedy = "remove it; after the training, run neox-convert to-peft, or merge them and run to-hf"
+        yield Problem("hf_export", what, remedy)
 
 
 def stores_are_urls(c: NeoXConfig) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from neox_config import NeoXConfig
+from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.generation import generation_mode
 from neox_config.facts.checkpoints import (
     LATEST,
@@ -145,6 +146,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
         config: configuration that names the files. Checks that read a value that was invalid are ended.
         program: train, generate, evaluate or doctor; prompts for the prompts of generate alone.
     """
+    loaded: tuple[Check, ...] = (_checkpoint, _base_of_adapters, _vocabulary, _store_to_load_from)
     checks: dict[str, tuple[Check, ...]] = {
         "train": (
             _datasets,
@@ -152,13 +154,14 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             _tokenizer,
             _folders_to_write,
             _checkpoint_to_resume_from,
+            _base_of_adapters,
             _vocabulary,
             _packages,
             _store_to_upload_to,
             _store_to_load_from,
         ),
-        "evaluate": (_datasets, _evaluations, _tokenizer, _checkpoint, _vocabulary, _store_to_load_from),
-        "generate": (_tokenizer, _prompts, _generated_file, _checkpoint, _vocabulary, _store_to_load_from),
+        "evaluate": (_datasets, _evaluations, _tokenizer, *loaded),
+        "generate": (_tokenizer, _prompts, _generated_file, *loaded),
         "prompts": (_prompts, _generated_file),
         # The doctor checks the files itself, on every host.
         "doctor": (),
@@ -407,17 +410,52 @@ def _why_no_checkpoint(folder: str) -> str | None:
         return f"cannot be read ({error.strerror})"
 
 
-def _load_remedy(load: str, reason: str) -> str:
+def _base_of_adapters(config: NeoXConfig) -> Iterator[Problem]:
+    """Require a complete checkpoint of the model that adapters are added to."""
+    base = base_of_adapters(config)
+    if base is None or is_url(base):
+        return
+    reason = _why_no_checkpoint(base)
+    if reason is not None:
+        yield Problem("lora_base", reason, _load_remedy(base, reason, name="lora-base"))
+        return
+    latest = complete_checkpoints(Path(base))[-1]
+    contents = _contents_of(latest)
+    if "base" in contents.get("config", {}):
+        remedy = "merge them with neox-checkpoint merge, or name the folder of a whole model"
+        yield Problem("lora_base", "contains checkpoints of adapters, and no model", remedy)
+    lacking = next(
+        (name for name in sorted(contents.get("files", {})) if not (latest / name).is_file()), None
+    )
+    if lacking is not None:
+        yield Problem(
+            "lora_base",
+            f"contains {latest.name} without its file {lacking}",
+            "copy it again; of a checkpoint on the disks of several hosts, copy the files of all hosts into "
+            "one folder",
+        )
+
+
+def _contents_of(checkpoint: Path) -> dict[str, dict[str, object]]:
+    """Return the contents of a checkpoint's manifest; none if it is damaged, which the workers report."""
+    try:
+        contents = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["contents"]
+        return {name: dict(contents[name]) for name in ("config", "files")}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return {}
+
+
+def _load_remedy(load: str, reason: str, *, name: str = "load") -> str:
     if reason != _NO_CHECKPOINT:
         return "check the path and the permissions of its folders"
     if _is_hugging_face(Path(load)):
         return (
             f"it contains a model of Hugging Face's transformers; run: neox-convert from-hf {load} --output "
-            "FOLDER, and set load to that folder, or launch with its model.yml"
+            f"FOLDER, and set {name} to that folder, or launch with its model.yml"
         )
-    parent = Path(load).parent
+    parent = Path(load).absolute().parent
     if _why_no_checkpoint(str(parent)) is None:
-        return f"write load: {parent}, the folder of all checkpoints"
+        return f"write {name}: {Path(load).parent}, the folder of all checkpoints"
     return "set it to the folder in which a training saved checkpoints"
 
 

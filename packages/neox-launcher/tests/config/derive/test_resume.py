@@ -216,6 +216,9 @@ def test_a_checkpoint_from_before_sliding_windows_has_none(load) -> None:
     assert str(change) == "sliding-window-width: null in the checkpoint, 8 in this run"
 
 
+LORA = ["lora-rank=2", "lora-base=base"]
+
+
 @pytest.mark.parametrize(
     ("there", "here", "model"),
     [
@@ -287,6 +290,16 @@ def test_a_checkpoint_from_before_sliding_windows_has_none(load) -> None:
         ([], ["num-unique-layers=4"], []),
         ([], ["seed=5"], []),
         ([], ["sparsity_config.block=8"], []),
+        (
+            [*LORA, "lora-target-modules=[dense, qkv, gate]"],
+            [*LORA, "lora-target-modules=[qkv, dense]"],
+            [],
+        ),
+        (
+            [*LORA, "lora-target-modules=[dense, qkv]"],
+            [*LORA, "lora-target-modules=[up, qkv]"],
+            ['lora-target-modules: ["qkv", "dense"] in the checkpoint, ["qkv", "up"] in this run'],
+        ),
     ],
 )
 def test_model(changes, there: list[str], here: list[str], model: list[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from neox_config.facts.checkpoints import MANIFEST
+from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.blocks import Range, block_numel
 from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse_model_changes
@@ -26,7 +26,7 @@ from neox_model.checkpoint.shards import ShardReader
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["BASE", "check_base", "load_base"]
+__all__ = ["BASE", "check_base", "load_base", "recorded_base"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +48,21 @@ class _Frozen:
 
 
 def load_base(
-    directory: str | None, model: nn.Module, *, groups: Groups, config: Mapping[str, Any], writable: Writable
+    directory: str | None,
+    model: nn.Module,
+    *,
+    adapters: Path | None,
+    groups: Groups,
+    config: Mapping[str, Any],
+    writable: Writable,
 ) -> dict[str, Any]:
-    """Load the weights that are not trained from the base's latest checkpoint. Collective over all ranks.
+    """Load the weights that are not trained from a checkpoint of the base. Collective over all ranks.
+
+    That is the one that the adapters were trained on, and without adapters to load the latest.
 
     Args:
         directory: folder of the checkpoints of the base; None: there are no adapters; nothing is done.
+        adapters: folder of the checkpoints of the adapters that will be loaded; None: new ones are trained.
         model: the model with adapters; its other weights are overwritten.
         groups: this rank's process groups.
         config: values that this run would record in a checkpoint, compared with the base's.
@@ -68,7 +77,7 @@ def load_base(
     """
     if directory is None:
         return {}
-    folder = _find(Path(directory), groups)
+    folder = _find(Path(directory), adapters, groups)
     frozen = [_frozen(*named) for named in named_logical_parameters(model) if not named[1].requires_grad]
     names = set().union(*gather(groups.control, {weight.name for weight in frozen}))
     with shared_outcome(groups.control, f"loading the base {folder}", keeps_bugs=True):
@@ -83,7 +92,7 @@ def load_base(
         reader.check_sums((manifest.tensors[weight.name], weight.wanted) for weight in frozen)
         for weight in frozen:
             reader.check(weight.name, manifest.tensors[weight.name], weight.wanted, weight.parameter.dtype)
-        digest = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+        digest = _digest(folder)
     for weight in frozen:
         with writable(weight.parameter) as should_fill, torch.no_grad():
             if should_fill:
@@ -92,20 +101,49 @@ def load_base(
     if groups.world.rank == 0:
         log_unknown_changes(changes)
     logger.info("adapters are added to the weights of %s", folder)
-    return {BASE: {"folder": directory, "iteration": manifest.iteration, "manifest_sha256": digest}}
+    place = str(Path(directory).absolute())
+    return {BASE: {"folder": place, "iteration": manifest.iteration, "manifest_sha256": digest}}
 
 
-def _find(directory: Path, groups: Groups) -> Path:
+def _find(directory: Path, adapters: Path | None, groups: Groups) -> Path:
     folder = None
     with shared_outcome(groups.control, f"finding a checkpoint in {directory}", keeps_bugs=True):
         if groups.world.rank == 0:
-            folder = folders.find_latest(directory)
+            folder = _of_adapters(directory, adapters) or folders.find_latest(directory)
             if folder is None:
                 raise CheckpointError(
                     f"{directory} contains no checkpoint; set lora-base to the folder of the model to adapt"
                 )
     found: Path = gather(groups.control, folder)[0]
     return found
+
+
+def _of_adapters(directory: Path, adapters: Path | None) -> Path | None:
+    """Return the checkpoint in a folder that adapters were trained on; None without adapters.
+
+    Raises:
+        CheckpointError: the folder does not contain it.
+    """
+    latest = None if adapters is None else folders.find_latest(adapters)
+    manifest = None if latest is None else Manifest.read(latest)
+    if manifest is None or BASE not in manifest.config:
+        return None
+    iteration, digest = (manifest.config[BASE].get(name) for name in ("iteration", "manifest_sha256"))
+    found = directory / checkpoint_name(iteration)
+    there = _digest(found)
+    if there is None:
+        raise CheckpointError(
+            f"{directory} does not contain {found.name}, on which the adapters in {adapters} were trained; "
+            "set lora-base to a folder with it (keep-last-n-checkpoints deletes earlier ones)"
+        )
+    # Another checkpoint of this iteration is refused when the bases are compared.
+    return found if there == digest else None
+
+
+def _digest(folder: Path) -> str | None:
+    """Return the SHA-256 of a checkpoint's manifest; None if there is none."""
+    manifest = folder / MANIFEST
+    return hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None
 
 
 def _frozen(name: str, parameter: nn.Parameter) -> _Frozen:
@@ -120,6 +158,12 @@ def _check(manifest: Manifest, frozen: list[_Frozen], names: set[str], folder: P
             f"{manifest.config[BASE].get('folder')}, or merge them first"
         )
     stored = manifest.weight_names
+    lacking = next((name for name in sorted(manifest.files) if not (folder / name).is_file()), None)
+    if lacking is not None:
+        raise CheckpointError(
+            f"the base {folder} lacks {lacking} on this host; if it was saved on the disks of several hosts "
+            "(use-node-local-storage), copy the files of all hosts into one folder that all hosts read"
+        )
     problems = [f"{name} is not in the checkpoint" for name in sorted(names - stored)]
     problems += [f"{name} is in the checkpoint but not in this model" for name in sorted(stored - names)]
     problems += [
@@ -168,3 +212,29 @@ def check_base(manifest: Manifest, config: Mapping[str, Any]) -> None:
 def _described(base: Mapping[str, Any]) -> str:
     digest = str(base.get("manifest_sha256"))[:16]
     return f"{base.get('folder')}, iteration {base.get('iteration')} (manifest {digest})"
+
+
+def recorded_base(manifest: Manifest, given: Path | None = None) -> Path:
+    """Return the checkpoint that adapters were trained on.
+
+    Args:
+        manifest: that of a checkpoint of adapters.
+        given: folder of the checkpoints of the base; None: the one that is recorded.
+
+    Raises:
+        CheckpointError: it does not exist, or its manifest does not have the recorded SHA-256.
+    """
+    recorded = manifest.config[BASE]
+    folder = Path(recorded["folder"]) if given is None else given
+    found = folder / checkpoint_name(recorded["iteration"])
+    if not (found / MANIFEST).is_file():
+        raise CheckpointError(
+            f"the base of the adapters, {found}, does not exist here; give its folder with --base"
+        )
+    digest = _digest(found)
+    if digest != recorded["manifest_sha256"]:
+        raise CheckpointError(
+            f"{found} is not the base of the adapters: its manifest has the SHA-256 {str(digest)[:16]}, not "
+            f"{recorded['manifest_sha256'][:16]}; give the folder of the right one with --base"
+        )
+    return found

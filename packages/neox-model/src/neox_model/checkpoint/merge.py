@@ -4,22 +4,19 @@ The weights are read, changed and written layer by layer, so that memory holds o
 result has no optimizer states; it is a base for other adapters, and loads wherever the base loads.
 """
 
-import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
-from math import prod
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from neox_config.facts.adapters import adapter_scale
 from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
 from neox_model.checkpoint import directory as folders
-from neox_model.checkpoint.base import BASE
+from neox_model.checkpoint.adapters import Adapters, whole_tensor
+from neox_model.checkpoint.base import recorded_base
 from neox_model.checkpoint.blocks import Block
 from neox_model.checkpoint.contents import Layout, Manifest, TensorRecord
 from neox_model.checkpoint.errors import CheckpointError
@@ -29,8 +26,6 @@ from neox_model.versions import package_versions
 __all__ = ["merge_adapters"]
 
 logger = logging.getLogger(__name__)
-
-_SIDE_A, _SIDE_B = ".adapter.a", ".adapter.b"
 
 
 def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) -> Path:
@@ -48,10 +43,9 @@ def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) ->
         CheckpointError: a checkpoint is damaged, it is not one of adapters, or the base is another one.
         OSError: the output cannot be written.
     """
-    manifest = Manifest.read(adapters)
-    if BASE not in manifest.config:
-        raise CheckpointError(f"{adapters} is not a checkpoint of adapters; there is nothing to merge")
-    folder = _find_base(manifest, base)
+    found = Adapters(adapters)
+    manifest = found.manifest
+    folder = recorded_base(manifest, base)
     whole = Manifest.read(folder)
     final = output / checkpoint_name(manifest.iteration)
     if final.exists():
@@ -59,7 +53,7 @@ def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) ->
     temporary = folders.unfinished(final)
     folders.begin(temporary)
     try:
-        merged, files = _write(_Merge(adapters, manifest, folder, whole), temporary)
+        merged, files = _write(_Merge(found, folder, whole), temporary)
         written = replace(
             whole,
             iteration=manifest.iteration,
@@ -78,62 +72,27 @@ def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) ->
     return final
 
 
-def _find_base(manifest: Manifest, given: Path | None) -> Path:
-    """Return the checkpoint of the base whose manifest has the recorded SHA-256."""
-    recorded = manifest.config[BASE]
-    folder = Path(recorded["folder"]) if given is None else given
-    found = folder / checkpoint_name(recorded["iteration"])
-    if not (found / MANIFEST).is_file():
-        raise CheckpointError(
-            f"the base of the adapters, {found}, does not exist here; give its folder with --base"
-        )
-    digest = hashlib.sha256((found / MANIFEST).read_bytes()).hexdigest()
-    if digest != recorded["manifest_sha256"]:
-        raise CheckpointError(
-            f"{found} is not the base of the adapters: its manifest has the SHA-256 {digest[:16]}, not "
-            f"{recorded['manifest_sha256'][:16]}; give the folder of the right one with --base"
-        )
-    return found
-
-
 class _Merge:
     """Reads the weights of a base, with the products of adapters added."""
 
-    def __init__(self, adapters: Path, manifest: Manifest, base: Path, whole: Manifest) -> None:
+    def __init__(self, adapters: Adapters, base: Path, whole: Manifest) -> None:
         self.names = sorted(whole.weight_names)
-        self._whole, self._manifest = whole, manifest
-        self._of_base = ShardReader(base, whole.files)
-        self._of_adapters = ShardReader(adapters, manifest.files)
-        self._scale = adapter_scale(rank=manifest.config["lora_rank"], alpha=manifest.config["lora_alpha"])
-        adapted = {name.removesuffix(_SIDE_A) for name in manifest.weight_names if name.endswith(_SIDE_A)}
-        unknown = sorted(name for name in adapted if f"{name}.weight" not in whole.tensors)
-        if unknown or 2 * len(adapted) != len(manifest.weight_names):
+        self.adapters = adapters
+        self._whole = whole
+        self._reader = ShardReader(base, whole.files)
+        unknown = sorted(name for name in adapters.matrices if f"{name}.weight" not in whole.tensors)
+        if unknown:
             raise CheckpointError(
-                f"{adapters} has adapters of matrices that {base} does not have: {', '.join(unknown)}"
+                f"{adapters.folder} has adapters of matrices that {base} does not have: {', '.join(unknown)}"
             )
-        self.adapted = adapted
 
     def weight(self, name: str) -> Tensor:
         """Return a weight of the merged model, whole."""
-        weight = _read(self._of_base, name, self._whole.tensors[name])
+        weight = whole_tensor(self._reader, self._whole, name)
         matrix = name.removesuffix(".weight")
-        if matrix not in self.adapted or matrix == name:
+        if matrix not in self.adapters.matrices or matrix == name:
             return weight
-        a, b = (
-            _read(self._of_adapters, matrix + side, self._manifest.tensors[matrix + side])
-            for side in (_SIDE_A, _SIDE_B)
-        )
-        return weight + (self._scale * (b.double() @ a.double())).to(weight.dtype)
-
-
-def _read(reader: ShardReader, name: str, record: TensorRecord) -> Tensor:
-    wanted = (_block(record.shape), 0, prod(record.shape))
-    reader.check_sums([(record, wanted)])
-    # Checkpoints contain float32 weights.
-    target = torch.empty(prod(record.shape))
-    reader.check(name, record, wanted, target.dtype)
-    reader.fill(target, name, record, wanted)
-    return target.view(record.shape)
+        return weight + self.adapters.product(matrix).to(weight.dtype)
 
 
 def _write(merge: _Merge, folder: Path) -> tuple[dict[str, TensorRecord], dict[str, int]]:
@@ -153,7 +112,7 @@ def _write(merge: _Merge, folder: Path) -> tuple[dict[str, TensorRecord], dict[s
     }
     if records.keys() != set(merge.names) or not all(record.is_complete for record in records.values()):
         raise CheckpointError(f"{folder} does not contain all elements of the base's tensors")
-    logger.info("merged %d adapters into %d tensors", len(merge.adapted), len(records))
+    logger.info("merged %d adapters into %d tensors", len(merge.adapters.matrices), len(records))
     return records, files
 
 

@@ -55,8 +55,8 @@ class Checkpoint:
         self.manifest = Manifest.read(folder)
         if self.manifest.config.get("lora_rank"):
             raise ConversionError(
-                f"{folder} contains low-rank adapters alone; merge them into their base with neox-checkpoint "
-                "merge, and pass the merged checkpoint"
+                f"{folder} contains low-rank adapters alone; export them with neox-convert to-peft, or merge "
+                "them into their base with neox-checkpoint merge and pass the merged checkpoint"
             )
         self.resolved = _model_of(self.manifest, folder)
         self._reader = ShardReader(folder, self.manifest.files)
@@ -109,6 +109,10 @@ class Checkpoint:
         record = self.manifest.tensors[name]
         block = tuple((0, length) for length in record.shape)
         self._reader.fill(values, name, record, (block, start, start + values.numel()))
+
+    def resolved_with(self, sections: Mapping[str, Any]) -> Resolved:
+        """Return the parameters of the model with some sections replaced."""
+        return _with(self.resolved, self.resolved.config.model_copy(update=dict(sections)))
 
     def check_shapes(self) -> None:
         """Check that the weights are those of the recorded model.

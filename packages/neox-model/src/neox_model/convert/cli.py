@@ -18,6 +18,15 @@ __all__ = ["main"]
 _FOLDER = click.Path(path_type=Path)
 _CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _OUTPUT = click.option("--output", required=True, type=_FOLDER, metavar="DIR", help="Folder to create.")
+_VOCAB_FILE = click.option(
+    "--vocab-file",
+    type=_FOLDER,
+    metavar="FILE",
+    help="Tokenizer's file, if it is not where the training read it.",
+)
+_MERGE_FILE = click.option(
+    "--merge-file", type=_FOLDER, metavar="FILE", help="Tokenizer's second file, likewise."
+)
 
 
 class _BadRequest(click.ClickException):
@@ -80,13 +89,8 @@ def main() -> None:
     help="Class to write, if several compute this model; default: the first of these.",
 )
 @click.option("--trim-vocab", is_flag=True, help="Leave out the padding of the vocabulary.")
-@click.option(
-    "--vocab-file",
-    type=_FOLDER,
-    metavar="FILE",
-    help="Tokenizer's file, if it is not where the training read it.",
-)
-@click.option("--merge-file", type=_FOLDER, metavar="FILE", help="Tokenizer's second file, likewise.")
+@_VOCAB_FILE
+@_MERGE_FILE
 def write_hugging_face(
     load: Path,
     output: Path,
@@ -120,16 +124,50 @@ def read_hugging_face(folder: Path, output: Path, trim_vocab: bool) -> None:
     _report(output, _with_torch("from_hf").from_hf(folder, output, trim_vocab=trim_vocab))
 
 
+@main.command("to-peft", cls=_Command)
+@click.option(
+    "--load",
+    required=True,
+    type=_FOLDER,
+    metavar="DIR",
+    help="Checkpoint of adapters (SAVE/global_step200), or the folder of all (SAVE), which means the latest.",
+)
+@click.option(
+    "--model",
+    required=True,
+    type=_FOLDER,
+    metavar="DIR",
+    help="Base of the adapters as a model of transformers, such as one that to-hf wrote.",
+)
+@_OUTPUT
+@click.option(
+    "--base",
+    type=_FOLDER,
+    metavar="DIR",
+    help="Folder of the base's checkpoints, if it is not where the adapters were trained.",
+)
+@_VOCAB_FILE
+@_MERGE_FILE
+def write_peft(
+    load: Path,
+    model: Path,
+    output: Path,
+    base: Path | None,
+    vocab_file: Path | None,
+    merge_file: Path | None,
+) -> None:
+    """Write adapters (LoRA) for Hugging Face's peft."""
+    result = _with_torch("to_peft").to_peft(
+        find_checkpoint(load), model, output, base=base, vocab_file=vocab_file, merge_file=merge_file
+    )
+    _report(output, result)
+
+
 @main.command(cls=_Command)
 @click.argument("one", metavar="A", type=_FOLDER)
 @click.argument("other", metavar="B", type=_FOLDER)
-@click.option(
-    "--vocab-file",
-    type=_FOLDER,
-    metavar="FILE",
-    help="Tokenizer's file, if it is not where the training read it.",
-)
-@click.option("--merge-file", type=_FOLDER, metavar="FILE", help="Tokenizer's second file, likewise.")
+@_VOCAB_FILE
+@_MERGE_FILE
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | None, as_json: bool) -> None:
     """Compare two folders: checkpoints, models of transformers, or one of each.

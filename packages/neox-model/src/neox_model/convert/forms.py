@@ -23,11 +23,18 @@ class Form:
         to_theirs: our tensor -> theirs.
         to_ours: their tensors -> ours.
         is_same: nothing is moved, so that a part of the tensor can be converted alone.
+        is_transposed: their matrices are stored as input by output.
     """
 
     to_theirs: Callable[[Tensor, Architecture], tuple[Tensor, ...]]
     to_ours: Callable[[tuple[Tensor, ...], Architecture], Tensor]
     is_same: bool = False
+    is_transposed: bool = False
+
+    def rows_to_theirs(self, matrix: Tensor, architecture: Architecture) -> tuple[Tensor, ...]:
+        """Move the rows of a matrix of outputs by anything as the outputs of a weight are moved."""
+        parts = self.to_theirs(matrix, architecture)
+        return tuple(part.t().contiguous() for part in parts) if self.is_transposed else parts
 
 
 def _transposed(tensor: Tensor) -> Tensor:
@@ -62,7 +69,9 @@ def _unfuse(tensors: tuple[Tensor, ...], architecture: Architecture) -> Tensor:
 
 
 SAME = Form(lambda ours, _: (ours,), lambda theirs, _: theirs[0], is_same=True)
-TRANSPOSED = Form(lambda ours, _: (_transposed(ours),), lambda theirs, _: _transposed(theirs[0]))
+TRANSPOSED = Form(
+    lambda ours, _: (_transposed(ours),), lambda theirs, _: _transposed(theirs[0]), is_transposed=True
+)
 SEPARATE_QKV = Form(_split, _join)
 # All queries, all keys, all values; the matrix is stored as input by output.
-FUSED_QKV = Form(_fuse, _unfuse)
+FUSED_QKV = Form(_fuse, _unfuse, is_transposed=True)

@@ -14,16 +14,20 @@ from neox_model.convert.families import Family
 from neox_model.optional import require
 
 __all__ = [
+    "adapted_names",
+    "load_adapted_model",
     "load_config",
     "load_model",
     "load_tokenizer",
     "meta_model",
     "one_layer_model",
     "parameter_name",
+    "require_peft",
     "require_transformers",
 ]
 
 _INSTALL = "'neox-model[hf]'"
+_INSTALL_PEFT = "'neox-model[peft]'"
 # What transformers raises for a folder that it cannot use.
 _REFUSALS = (
     ValueError,
@@ -48,6 +52,15 @@ def require_transformers(because: str) -> ModuleType:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return transformers
+
+
+def require_peft(because: str) -> ModuleType:
+    """Import peft.
+
+    Raises:
+        MissingPackageError: it is not installed.
+    """
+    return require("peft", because=because, install=_INSTALL_PEFT)
 
 
 def load_config(folder: Path, family: Family) -> Any:
@@ -83,6 +96,36 @@ def load_model(folder: Path, family: Family) -> Any:
     if problems:
         raise ProofError(f"transformers loads {folder} with {'; '.join(problems)}")
     return model.eval()
+
+
+def load_adapted_model(folder: Path, family: Family, adapters: Path) -> Any:
+    """Return the model in float32 with adapters that peft adds.
+
+    Raises:
+        ProofError: a weight is missing, unexpected or of another shape, or peft refuses the adapters.
+    """
+    peft = require_peft("the proof of a conversion")
+    model = load_model(folder, family)
+    with _reporting(ProofError, f"with peft cannot load {adapters}"):
+        return peft.PeftModel.from_pretrained(model, adapters).get_base_model().eval()
+
+
+def adapted_names(model: Any, adapters: Path) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of the tensors of adapters that peft reads; adds them to a model.
+
+    Args:
+        model: of transformers, possibly without memory.
+        adapters: folder with `adapter_config.json`.
+
+    Raises:
+        ProofError: peft refuses it.
+    """
+    peft = require_peft("the proof of a conversion")
+    with _reporting(ProofError, f"with peft cannot read {adapters}"), torch.device("meta"):
+        config = peft.PeftConfig.from_pretrained(adapters)
+        adapted = peft.PeftModelForCausalLM(model, config)
+        found = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    return {name: tuple(each.shape) for name, each in found.items()}
 
 
 def meta_model(config: Any, family: Family) -> Any:

@@ -52,6 +52,7 @@ class WeightFiles:
 
     Args:
         folder: with `model.safetensors` or `pytorch_model.bin`, or their parts with an index.
+        single: name of the one file of the tensors, if it has another.
 
     Attributes:
         files: the files with tensors.
@@ -61,9 +62,9 @@ class WeightFiles:
         ConversionError: there are no weights, or a file is missing or damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, single: str = _SINGLE) -> None:
         self.folder = folder
-        self.files, expected = self._find()
+        self.files, expected = self._find(single)
         self._open = {file: _opened(file) for file in self.files if file.suffix != ".bin"}
         self.tensors: dict[str, Stored] = {}
         for file in self.files:
@@ -111,11 +112,11 @@ class WeightFiles:
         for name, (dtype, shape) in self._open[file].described().items():
             yield name, Stored(file, shape, DTYPES[dtype])
 
-    def _find(self) -> tuple[list[Path], set[str]]:
+    def _find(self, single: str) -> tuple[list[Path], set[str]]:
         """Return the files, and the names that an index lists."""
-        for single, index in ((_SINGLE, _INDEX), (_PICKLED, _PICKLED_INDEX)):
-            if (self.folder / single).is_file():
-                return [self.folder / single], set()
+        for whole, index in ((single, _INDEX), (_PICKLED, _PICKLED_INDEX)):
+            if (self.folder / whole).is_file():
+                return [self.folder / whole], set()
             if (self.folder / index).is_file():
                 names = _weight_map(self.folder / index)
                 return [self.folder / file for file in dict.fromkeys(names.values())], set(names)
@@ -181,6 +182,7 @@ def write_weights(
     values: Iterable[tuple[str, Iterable[Tensor]]],
     *,
     file_bytes: int = _FILE_BYTES,
+    single: str | None = None,
 ) -> list[Path]:
     """Write tensors as `model.safetensors`, or as several files with an index.
 
@@ -189,6 +191,7 @@ def write_weights(
         tensors: what is written, in this order.
         values: the same names in the same order, each with its values in row-major order, in chunks.
         file_bytes: size after which a new file begins; a tensor is never divided.
+        single: write one file of this name, whatever its size.
 
     Returns:
         The files.
@@ -196,9 +199,9 @@ def write_weights(
     Raises:
         OSError: the disk is full or the folder cannot be written.
     """
-    groups = _groups(tensors, file_bytes)
+    groups = [[*tensors]] if single is not None else _groups(tensors, file_bytes)
     names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
-    names = names if len(groups) > 1 else [_SINGLE]
+    names = names if len(groups) > 1 else [single or _SINGLE]
     stream = iter(values)
     for name, group in zip(names, groups, strict=True):
         _write_file(folder / name, group, stream)

@@ -102,6 +102,7 @@ def _load_model(
     base = load_base(
         base_of_adapters(resolved.config),
         model,
+        adapters=folder,
         groups=groups,
         config=recorded,
         writable=partial(gathered_parameter, groups=groups),

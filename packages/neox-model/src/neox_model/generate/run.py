@@ -90,6 +90,7 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
     base = load_base(
         base_of_adapters(resolved.config),
         model,
+        adapters=directory,
         groups=groups,
         config=recorded,
         writable=partial(gathered_parameter, groups=groups),

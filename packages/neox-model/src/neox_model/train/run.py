@@ -110,6 +110,7 @@ def _train(
     base = load_base(
         base_of_adapters(config),
         model,
+        adapters=load,
         groups=groups,
         config=recorded_values(resolved, tokenizer),
         writable=partial(gathered_parameter, groups=groups),

@@ -6,7 +6,7 @@ used. In addition, every stored tensor is compared value by value, through these
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from neox_model.convert.proof.whole import compare_whole
 from neox_model.convert.weights import WeightFiles
 from neox_model.versions import package_versions
 
-__all__ = ["WHOLE_LIMIT", "Sides", "prove"]
+__all__ = ["WHOLE_LIMIT", "Sides", "prove", "provenance"]
 
 WHOLE_LIMIT = 1_000_000_000
 """Parameters of the largest model that is compared as a whole, in addition to each layer."""
@@ -58,14 +58,23 @@ def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_
         "limit": figures.limit,
         "compared_as_a_whole": counted["parameters"] <= whole_limit,
         "texts_tokenized_alike": texts,
-        "versions": {**package_versions(), **_versions("transformers", "tokenizers")},
-        "source": {"folder": str(source.absolute()), "sha256": _hashes(source)},
-        "sha256": _hashes(output),
+        **provenance(source, output, packages=("transformers", "tokenizers")),
     }
 
 
-def _versions(*packages: str) -> Mapping[str, str]:
-    return {package: version(package) for package in packages}
+def provenance(source: Path, output: Path, *, packages: Iterable[str]) -> dict[str, Any]:
+    """Return what was converted with which versions, for `verification.json`.
+
+    Args:
+        source: the folder that was converted.
+        output: the folder that was written.
+        packages: names of the packages that took part, in addition to ours.
+    """
+    return {
+        "versions": {**package_versions(), **{package: version(package) for package in packages}},
+        "source": {"folder": str(source.absolute()), "sha256": _hashes(source)},
+        "sha256": _hashes(output),
+    }
 
 
 def _hashes(folder: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from neox_model.convert.reference import load_model
 from neox_model.convert.weights import WeightFiles
 from neox_model.layers.attention.kv_cache import logits_in_parts
 
-__all__ = ["compare_whole"]
+__all__ = ["compare_logits", "compare_whole"]
 
 _TEXT, _RANDOM, _CACHED, _PREFILL = 256, 64, 24, 10
 _COMPARED_POSITIONS = 256
@@ -30,6 +30,21 @@ def compare_whole(sides: Sides, files: WeightFiles, figures: Figures) -> None:
     theirs = load_model(sides.folder, sides.family)
     ours = build_sequential(sides.checkpoint.resolved, sides.checkpoint.vocab_size)
     load_into(ours, sides.checkpoint, dtype_of(files))
+    compare_logits(sides, ours, theirs, figures)
+
+
+def compare_logits(sides: Sides, ours: nn.Module, theirs: Any, figures: Figures) -> None:
+    """Compare the logits of two models in memory for several inputs.
+
+    Args:
+        sides: the tokenizer, the vocabulary and the lengths of inputs.
+        ours: a model of neox-model.
+        theirs: a model of transformers.
+        figures: collects the differences.
+
+    Raises:
+        ProofError: logits differ.
+    """
     longest_tokens = longest(sides)
     generator = torch.Generator().manual_seed(0)
 

@@ -1,0 +1,148 @@
+"""Adapters are exported for PEFT, and change transformers' model as they change ours."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from neox_config.errors import NeoXError
+from neox_model.checkpoint.merge import merge_adapters
+from neox_model.convert import to_peft as exporting
+from neox_model.convert.cli import main
+from neox_model.convert.families import FAMILIES as TABLES
+from neox_model.convert.from_hf import from_hf
+from neox_model.convert.reference import load_adapted_model, load_model
+from neox_model.convert.to_hf import to_hf
+from neox_model.convert.to_peft import to_peft
+from support.adapter_files import write_adapters
+from support.hf_models import FAMILIES, random_settings, write_model
+
+peft = pytest.importorskip("peft")
+
+SHARED = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}
+HEADS = {"gpt_neox": {"num_attention_heads": 4, "hidden_size": 32}, "gpt2": {"n_head": 4, "n_embd": 32}}
+
+
+def settings_of(family):
+    return random_settings(family, 3) | HEADS.get(family, SHARED)
+
+
+def imported(folder, family):
+    write_model(folder / "theirs", family, settings_of(family))
+    from_hf(folder / "theirs", folder / "base")
+    return folder / "base" / "global_step0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_peft_computes_what_the_merged_model_computes(tmp_path, family):
+    base = imported(tmp_path, family)
+    adapters = write_adapters(base, tmp_path / "adapters")
+    result = to_peft(adapters, tmp_path / "theirs", tmp_path / "peft")
+    assert max(result["largest_differences"].values()) < 1e-5
+    assert {"change of weights", "real text", "left-padded batch", "cached"} <= set(
+        result["largest_differences"]
+    )
+    assert result == json.loads((tmp_path / "peft" / "verification.json").read_text())
+    table = TABLES[family]
+    adapted = load_adapted_model(tmp_path / "theirs", table, tmp_path / "peft").double()
+    plain = load_model(tmp_path / "theirs", table).double()
+    merged = merge_adapters(adapters, tmp_path / "merged")
+    to_hf(merged, tmp_path / "exported", family=family)
+    ours = load_model(tmp_path / "exported", table).double()
+    tokens = torch.randint(0, 280, (2, 16), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        theirs, expected, unchanged = (model(tokens).logits for model in (adapted, ours, plain))
+    assert (theirs - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (theirs - unchanged).abs().max() > 0.01 * expected.abs().max()
+
+
+def swapped_rows(form):
+    """Return a form with the rows of B rolled by one."""
+
+    class Rolled:
+        is_transposed = form.is_transposed
+        is_same = form.is_same
+        to_theirs = staticmethod(form.to_theirs)
+
+        def rows_to_theirs(self, matrix, architecture):
+            return form.rows_to_theirs(matrix.roll(1, 0), architecture)
+
+    return Rolled()
+
+
+def with_exchanged_modules(family, one, other):
+    names = {row.ours: row for row in family.in_layer}
+    exchanged = {
+        one: replace(names[one], theirs=names[other].theirs),
+        other: replace(names[other], theirs=names[one].theirs),
+    }
+    return replace(family, in_layer=tuple(exchanged.get(row.ours, row) for row in family.in_layer))
+
+
+@pytest.mark.slow
+def test_wrong_adapters_are_not_written(tmp_path, monkeypatch):
+    base = imported(tmp_path, "llama")
+    adapters = write_adapters(base, tmp_path / "adapters")
+    table = TABLES["llama"]
+    qkv = next(row for row in table.in_layer if row.ours == "attention.qkv")
+    faults = {
+        "rows of B": replace(
+            table,
+            in_layer=tuple(
+                replace(row, form=swapped_rows(row.form)) if row is qkv else row for row in table.in_layer
+            ),
+        ),
+        "gate and up": with_exchanged_modules(table, "mlp.gate", "mlp.up"),
+    }
+    for what, fault in faults.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(exporting, "family_of_config", lambda config, fault=fault: fault)
+            with pytest.raises(NeoXError, match=r"differ|not the same model"):
+                to_peft(adapters, tmp_path / "theirs", tmp_path / "peft")
+        assert not (tmp_path / "peft").exists(), what
+    settings = exporting._Exported.settings
+    for name, value in (("r", 2), ("lora_alpha", 8), ("use_rslora", True), ("target_modules", ["q_proj"])):
+        with monkeypatch.context() as patch:
+            changed = lambda self, model, name=name, value=value: settings(self, model) | {name: value}  # noqa: E731
+            patch.setattr(exporting._Exported, "settings", changed)
+            with pytest.raises(NeoXError):
+                to_peft(adapters, tmp_path / "theirs", tmp_path / "peft")
+        assert not (tmp_path / "peft").exists(), name
+
+
+@pytest.mark.slow
+def test_what_is_not_the_base_is_refused_in_one_message(tmp_path):
+    base = imported(tmp_path, "gpt_neox")
+    adapters = write_adapters(base, tmp_path / "adapters", matrices=("qkv", "down"))
+    write_model(tmp_path / "other", "gpt_neox", settings_of("gpt_neox"), seed=1)
+    write_model(tmp_path / "larger", "gpt_neox", settings_of("gpt_neox") | {"num_hidden_layers": 4})
+
+    def message(*arguments):
+        command = ["to-peft", "--output", str(tmp_path / "peft"), *map(str, arguments)]
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code != 0
+        assert not (tmp_path / "peft").exists()
+        return done.output
+
+    assert "are not those of" in message("--load", adapters, "--model", tmp_path / "other")
+    assert "num-layers" in message("--load", adapters, "--model", tmp_path / "larger")
+    assert "is not a checkpoint of adapters" in message("--load", base, "--model", tmp_path / "theirs")
+    moved = (tmp_path / "base").rename(tmp_path / "moved")
+    assert "does not exist here; give its folder with --base" in message(
+        "--load", adapters, "--model", tmp_path / "theirs"
+    )
+    places = {
+        "--load": adapters,
+        "--model": tmp_path / "theirs",
+        "--base": moved,
+        "--vocab-file": moved / "tokenizer.json",
+        "--output": tmp_path / "peft",
+    }
+    done = CliRunner().invoke(main, ["to-peft", *(str(each) for pair in places.items() for each in pair)])
+    assert done.exit_code == 0, done.output
+    config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["attention.query_key_value", "mlp.dense_4h_to_h"]
+    assert (config["r"], config["lora_alpha"], config["fan_in_fan_out"]) == (3, 7, False)
