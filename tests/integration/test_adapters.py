@@ -166,8 +166,9 @@ def resume_after_the_base(folder: str, corpus: str) -> dict[str, Any]:
     from neox_model.checkpoint.errors import CheckpointError
 
     os.chdir(folder)
-    train_all(folder, corpus, {"base": {"train_iters": 4, "load": f"{folder}/base"}})
-    adapted = ADAPTERS | {"lora_base": "base", "train_iters": 4, "load": f"{folder}/adapters"}
+    longer = {"train_iters": 4, "override_lr_scheduler": True}
+    train_all(folder, corpus, {"base": longer | {"load": f"{folder}/base"}})
+    adapted = ADAPTERS | longer | {"lora_base": "base", "load": f"{folder}/adapters"}
     train_all(folder, corpus, {"later": adapted})
     recorded = Manifest.read(Path(folder, "later", checkpoint_name(4))).config["base"]
     Path(folder, "base", checkpoint_name(2)).rename(Path(folder, "elsewhere"))
