@@ -96,18 +96,13 @@ def report_datasets(dataset: SampleDataset, num_samples: int) -> list[SourceShar
             weight=weight,
             samples=samples,
             share=samples / num_samples,
-            epochs=_passes(leaf, samples),
+            epochs=leaf.passes(samples)
+            if isinstance(leaf, WholeDocumentDataset)
+            else samples / max(num_samples_in(leaf.num_tokens, seq_length=leaf.seq_length), 1),
             built_epochs=leaf.epochs,
         )
         for leaf, weight, samples in zip(map(leaf_dataset, sources), weights, taken, strict=True)
     ]
-
-
-def _passes(leaf: SampleDataset, samples: int) -> float:
-    """Return the average number of times that the first samples of a dataset read its tokens."""
-    if isinstance(leaf, WholeDocumentDataset):
-        return leaf.passes(samples)
-    return samples / max(num_samples_in(leaf.num_tokens, seq_length=leaf.seq_length), 1)
 
 
 def share_lines(sources: Sequence[SourceShare]) -> Iterator[str]:
