@@ -80,6 +80,11 @@ ROOMS = {
             "errors",
         },
         "verify": {"checkpoint", "metrics", "worker", "errors"},
+        # -- programs and notebooks
+        "api": {
+            *("assembly", "checkpoint", "convert", "generate", "optim", "parallel", "processes", "train"),
+            *("deepspeed_compat", "worker"),
+        },
         "inspection": {"checkpoint", "verify", "errors"},
         "convert": {
             *("assembly", "checkpoint", "layers", "parallel", "processes", "inspection"),
@@ -90,14 +95,14 @@ ROOMS = {
 # Rooms of neox_model that may read configurations; the others take plain arguments.
 READS_CONFIGURATION = (
     *("worker", "doctor", "processes", "assembly", "engine", "checkpoint", "train", "generate"),
-    *("evaluate", "verify", "inspection", "convert"),
+    *("evaluate", "verify", "inspection", "convert", "api"),
 )
 # What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
 # that one handler reports them all; the others have nothing to do with a configuration.
 NOT_CONFIGURATION = tuple(
     f"neox_config.{room}" for room in ("errors", "atomic", "finite_json", "output", "facts")
 )
-READS_DATA = ("worker", "processes", "train", "generate", "evaluate", "convert")
+READS_DATA = ("worker", "processes", "train", "generate", "evaluate", "convert", "api")
 # What a worker of neox_model may import of the launcher: its own side of it, and the preflight checks, which
 # a worker that was started by hand runs itself.
 LAUNCHER_FOR_WORKERS = (

@@ -46,6 +46,8 @@ def test_only_the_loader_of_neox_data_imports_torch():
 @pytest.mark.parametrize(
     "module",
     [
+        "neox_model",
+        "neox_model.api.configuration",
         "neox_model.worker",
         "neox_model.report",
         "neox_model.inspection.cli",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from neox_config.derive.resolve import Derived, Resolved, decode_resolved, encode_resolved, resolve
     from neox_config.errors import ConfigError, NeoXError
     from neox_config.read.load import load_config
+    from neox_config.read.reading import Text
     from neox_config.schema.config import NeoXConfig
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "NeoXConfig",
     "NeoXError",
     "Resolved",
+    "Text",
     "decode_resolved",
     "encode_resolved",
     "engine_json",
@@ -33,6 +35,7 @@ _MODULES = {
     "NeoXConfig": "neox_config.schema.config",
     "NeoXError": "neox_config.errors",
     "Resolved": "neox_config.derive.resolve",
+    "Text": "neox_config.read.reading",
     "decode_resolved": "neox_config.derive.resolve",
     "encode_resolved": "neox_config.derive.resolve",
     "engine_json": "neox_config.derive.engine_json",

@@ -30,6 +30,7 @@ __all__ = [
     "disable_compilation",
     "is_partitioned",
     "keep_gradients",
+    "leave_process_group",
     "loss_scale_state",
     "mark_stage_copies",
     "measure_instructions",
@@ -113,6 +114,12 @@ def _import_muon_uncompiled() -> None:
         importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     finally:
         compiler.compile = wrap
+
+
+def leave_process_group() -> None:
+    """Destroy the process group, and DeepSpeed's references to it, so that another one can be formed."""
+    deepspeed.comm.destroy_process_group()
+    deepspeed.comm.comm.cdb = None
 
 
 @contextlib.contextmanager

@@ -19,7 +19,9 @@ from neox_model.parallel.groups import Groups
 from neox_model.parallel.topology import create_groups
 
 __all__ = [
+    "RANK_VARIABLES",
     "flat_values",
+    "join_alone",
     "join_process_group",
     "join_processes",
     "leave_processes",
@@ -28,6 +30,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""Variables of the environment that `join_alone` sets."""
 
 
 def join_processes(resolved: Resolved) -> Groups:
@@ -58,10 +63,7 @@ def join_process_group(backend: str, *, timeout: timedelta | None = None) -> Non
     """
     me = read_rank()
     if me is None:
-        # DeepSpeed reads these for any world size.
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-        alone = distributed.HashStore()  # type: ignore[attr-defined]
-        distributed.init_process_group(backend, store=alone, rank=0, world_size=1, timeout=timeout)
+        join_alone(backend, timeout=timeout)
     elif TORCHRUN_STORE_VARIABLE in os.environ:
         distributed.init_process_group(backend, timeout=timeout)
     else:
@@ -76,6 +78,14 @@ def join_process_group(backend: str, *, timeout: timedelta | None = None) -> Non
         distributed.init_process_group(
             backend, store=store, rank=me.rank, world_size=me.world_size, timeout=timeout
         )
+
+
+def join_alone(backend: str, *, timeout: timedelta | None = None) -> None:
+    """Form a process group of this process, which changes `RANK_VARIABLES` in its environment."""
+    # DeepSpeed reads these for any world size.
+    os.environ.update(dict.fromkeys(RANK_VARIABLES, "0"), WORLD_SIZE="1")
+    store = distributed.HashStore()  # type: ignore[attr-defined]
+    distributed.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
 
 
 def leave_processes() -> None:

@@ -9,7 +9,8 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +28,7 @@ from neox_launcher.worker.ranks import RankInfo, read_rank, refuse_mpi_by_hand
 from neox_launcher.worker.reporting import register_worker, report_failure
 from neox_model.errors import StopRequested
 
-__all__ = ["exit_worker", "request_options", "run_worker", "show"]
+__all__ = ["exit_worker", "our_errors", "request_options", "run_worker", "show"]
 
 
 # Python's exit code if standard output cannot be flushed at the end.
@@ -222,9 +223,21 @@ def _call(program: str, request: Resolved) -> str | None:
     """
     module, _, name = program.partition(":")
     function: Callable[[Resolved], str | None] = getattr(importlib.import_module(module), name)
+    with our_errors():
+        return function(request)
+
+
+@contextmanager
+def our_errors() -> Iterator[None]:
+    """Convert the errors of the data and kernel packages that the block raises.
+
+    Raises:
+        NeoXError: an error of the data or kernel package.
+        ConfigError: a requested fused operator cannot be used.
+    """
     kernels = importlib.import_module("neox_kernels.errors")
     try:
-        return function(request)
+        yield
     except kernels.KernelUnavailable as error:
         raise ConfigError(str(error)) from error
     except (DataError, kernels.KernelError) as error:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from neox_config.errors import ConfigError
 from neox_config.facts.difficulty import DifficultySchedule, fixed_discrete, fixed_linear, fixed_root
 from neox_config.schema.config import NeoXConfig
 from neox_config.schema.sections.data_efficiency import (
@@ -14,9 +15,13 @@ from neox_config.schema.sections.data_efficiency import (
 )
 
 __all__ = [
+    "CUSTOM",
     "DIFFICULTY_SCHEDULES",
+    "LEGACY",
     "METRICS",
+    "NO_DIFFICULTIES",
     "curricula_of_lengths",
+    "custom_curricula",
     "difficulty_schedule",
     "drawn_difficulties",
     "enabled_curriculum",
@@ -25,12 +30,15 @@ __all__ = [
     "length_schedule",
 ]
 
+LEGACY = "curriculum_learning"
+CUSTOM = "custom"
+NO_DIFFICULTIES: Mapping[str, DifficultySchedule] = {}
 METRICS = "data_efficiency.data_sampling.curriculum_learning.curriculum_metrics"
 
 
 def curricula_of_lengths(config: NeoXConfig) -> list[str]:
     """Return the names of the enabled blocks that set the length of samples."""
-    found = ["curriculum_learning"] if config.data_efficiency.curriculum_learning.enabled else []
+    found = [LEGACY] if config.data_efficiency.curriculum_learning.enabled else []
     return found + [f"{METRICS}.{TRUNCATES}"] * (TRUNCATES in enabled_metrics(config))
 
 
@@ -53,12 +61,30 @@ def enabled_metrics(config: NeoXConfig) -> Mapping[str, Metric]:
     return {} if curriculum is None else curriculum.curriculum_metrics
 
 
-def length_schedule(config: NeoXConfig) -> DifficultySchedule | None:
-    """Return the schedule of sequence lengths by iteration; None: always the whole length."""
+def length_schedule(
+    config: NeoXConfig, difficulties: Mapping[str, DifficultySchedule] = NO_DIFFICULTIES
+) -> DifficultySchedule | None:
+    """Return the schedule of sequence lengths by iteration; None: always the whole length.
+
+    Args:
+        config: the configuration.
+        difficulties: the schedules of custom curricula, by the name of their block.
+    """
     legacy, metrics = config.data_efficiency.curriculum_learning, enabled_metrics(config)
     if legacy.enabled:
-        return difficulty_schedule(legacy)
-    return difficulty_schedule(metrics[TRUNCATES]) if TRUNCATES in metrics else None
+        return difficulty_schedule(legacy, difficulties.get(LEGACY))
+    if TRUNCATES not in metrics:
+        return None
+    return difficulty_schedule(metrics[TRUNCATES], difficulties.get(TRUNCATES))
+
+
+def custom_curricula(config: NeoXConfig) -> dict[str, CurriculumLearning | Metric]:
+    """Return the enabled blocks whose schedule is a function of a program, by name."""
+    legacy = config.data_efficiency.curriculum_learning
+    blocks: dict[str, CurriculumLearning | Metric] = {**enabled_metrics(config)}
+    if legacy.enabled:
+        blocks[LEGACY] = legacy
+    return {name: block for name, block in blocks.items() if block.schedule_type == CUSTOM}
 
 
 def drawn_difficulties(config: NeoXConfig) -> dict[str, DifficultySchedule]:
@@ -66,12 +92,29 @@ def drawn_difficulties(config: NeoXConfig) -> dict[str, DifficultySchedule]:
     return {
         f"largest {name}": difficulty_schedule(metric)
         for name, metric in enabled_metrics(config).items()
-        if metric.clustering_type == "schedule_based"
+        if metric.clustering_type == "schedule_based" and metric.schedule_type != CUSTOM
     }
 
 
-def difficulty_schedule(block: CurriculumLearning | Metric) -> DifficultySchedule:
-    """Return the maximum difficulty of a curriculum by iteration."""
+def difficulty_schedule(
+    block: CurriculumLearning | Metric, custom: DifficultySchedule | None = None
+) -> DifficultySchedule:
+    """Return the maximum difficulty of a curriculum by iteration.
+
+    Args:
+        block: the curriculum.
+        custom: its schedule, if its `schedule_type` is custom.
+
+    Raises:
+        ConfigError: it is custom, and there is none.
+    """
+    if block.schedule_type == CUSTOM:
+        if custom is None:
+            raise ConfigError(
+                "schedule_type: custom is a Python function, which a configuration cannot contain; use "
+                "fixed_linear, fixed_root or fixed_discrete, or train with neox_model.Trainer"
+            )
+        return custom
     return DIFFICULTY_SCHEDULES[str(block.schedule_type)](block)
 
 

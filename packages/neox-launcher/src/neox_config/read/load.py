@@ -30,7 +30,7 @@ from neox_config.read.aliases import (
     fold_aliases,
 )
 from neox_config.read.features import missing_features, names_of_features
-from neox_config.read.reading import Leaf, read_files, read_override
+from neox_config.read.reading import Leaf, Text, add_text, read_files, read_override
 from neox_config.read.wording import homes_of, sentence_about, written_elsewhere
 from neox_config.rules import broken_rules
 from neox_config.schema.config import (
@@ -71,6 +71,7 @@ def load_config(
     overrides: Iterable[str] = (),
     resume_overrides: Iterable[str] = (),
     directory: str | Path | None = None,
+    texts: Sequence[Text] = (),
 ) -> NeoXConfig:
     """Load the configuration given by files and overrides.
 
@@ -79,11 +80,14 @@ def load_config(
         overrides: `name=value` settings, as there.
         resume_overrides: settings of `--resume-set`, as there.
         directory: directory that the paths are relative to.
+        texts: further YAML, as for `draft_config`.
 
     Raises:
         ConfigError: The configuration is invalid; the message lists every problem.
     """
-    draft = draft_config(paths, overrides=overrides, resume_overrides=resume_overrides, directory=directory)
+    draft = draft_config(
+        paths, overrides=overrides, resume_overrides=resume_overrides, directory=directory, texts=texts
+    )
     if draft.problems:
         raise config_error(draft.problems, draft.config.files)
     return draft.config
@@ -95,6 +99,7 @@ def draft_config(
     overrides: Iterable[str] = (),
     resume_overrides: Iterable[str] = (),
     directory: str | Path | None = None,
+    texts: Sequence[Text] = (),
 ) -> Draft:
     """Read the configuration given by files and overrides as far as possible.
 
@@ -103,8 +108,11 @@ def draft_config(
         overrides: `name=value` settings that override the files; nested names are dotted.
         resume_overrides: settings of `--resume-set`, which also override `overrides`.
         directory: directory that the paths are relative to.
+        texts: YAML that is not in a file, for programs.
     """
     reading = read_files(paths, directory)
+    for given in texts:
+        add_text(given, reading)
     for text in overrides:
         read_override(text, reading)
     for text in resume_overrides:

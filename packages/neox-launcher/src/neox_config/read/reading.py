@@ -21,7 +21,18 @@ from neox_config.problems import COMMAND_LINE, Place, Problem, in_words
 from neox_config.read.syntax import TOO_DEEP, explain_syntax, lines_of
 from neox_config.schema.scalars import number_from
 
-__all__ = ["Leaf", "Reading", "compose", "normal_name", "read_files", "read_override", "read_text", "text_of"]
+__all__ = [
+    "Leaf",
+    "Reading",
+    "Text",
+    "add_text",
+    "compose",
+    "normal_name",
+    "read_files",
+    "read_override",
+    "read_text",
+    "text_of",
+]
 
 _LARGEST_FILE_BYTES = 2**20
 _DEEPEST = 40
@@ -63,6 +74,23 @@ class Leaf:
     def name(self) -> str:
         """The path as a dotted name."""
         return ".".join(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """YAML that a program passes instead of a file.
+
+    Args:
+        content: the text.
+        name: what messages call it, instead of the path of a file.
+        precedence: precedence of its values; those of files have 0.
+        has_lines: messages name the lines.
+    """
+
+    content: str
+    name: str
+    precedence: int = 0
+    has_lines: bool = True
 
 
 @dataclass(slots=True)
@@ -179,7 +207,17 @@ def _read_file(path: Path, reading: Reading) -> None:
         )
         reading.is_complete = False
         return
-    reader = _Reader(place)
+    _add(text, place, reading)
+
+
+def add_text(given: Text, reading: Reading) -> None:
+    """Add the values of a text that is not in a file."""
+    reading.files.append(given.name)
+    _add(given.content, Place(given.name, precedence=given.precedence), reading, has_lines=given.has_lines)
+
+
+def _add(text: str, place: Place, reading: Reading, *, has_lines: bool = True) -> None:
+    reader = _Reader(place, has_lines=has_lines)
     reading.leaves.extend(reader.leaves_of(text, ()))
     reading.problems.extend(reader.problems)
     reading.is_complete &= reader.is_complete
@@ -233,10 +271,11 @@ class _Names:
 class _Reader:
     """Convert one YAML text to leaves; errors are collected in `problems`, and reading continues."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, has_lines: bool = True) -> None:
         self.problems: list[Problem] = []
         self.is_complete = True
         self._place = place
+        self._has_lines = has_lines
         self._nodes = 0
 
     def leaves_of(self, text: str, path: tuple[str, ...]) -> list[Leaf]:
@@ -382,7 +421,8 @@ class _Reader:
     def _at(self, node: yaml.Node, spelling: str) -> Place:
         if self._place.spelling:
             return self._place
-        return Place(self._place.file, node.start_mark.line + 1, spelling)
+        line = node.start_mark.line + 1 if self._has_lines else None
+        return Place(self._place.file, line, spelling, self._place.precedence)
 
     def _complain(self, node: yaml.Node, spelling: str, what: str, remedy: str) -> None:
         self.problems.append(

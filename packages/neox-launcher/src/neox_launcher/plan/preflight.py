@@ -11,6 +11,7 @@ from pathlib import Path
 
 from neox_config import NeoXConfig
 from neox_config.derive.adapters import base_of_adapters
+from neox_config.derive.curricula import LEGACY, METRICS, custom_curricula, enabled_metrics
 from neox_config.derive.generation import generation_mode
 from neox_config.facts.checkpoints import (
     LATEST,
@@ -65,12 +66,13 @@ def _restarts_from_local_checkpoints(plan: LaunchPlan) -> Iterator[Problem]:
             yield problem.located(place_of(config.sources, name), in_words(True))
 
 
-def refuse_worker_by_hand(config: NeoXConfig, *, program: str) -> None:
+def refuse_worker_by_hand(config: NeoXConfig, *, program: str, has_functions: bool = False) -> None:
     """Run the preflight checks of a launch in a worker that was started without the launcher.
 
     Args:
         config: configuration that the worker read.
         program: train, generate or evaluate.
+        has_functions: the program has the functions of custom curricula.
 
     Raises:
         ConfigError: a preflight check fails.
@@ -78,6 +80,8 @@ def refuse_worker_by_hand(config: NeoXConfig, *, program: str) -> None:
     # A worker uses one device, whichever of the host's it is.
     world = World(hosts=(Host("localhost", (0,)),), gpus=count_gpus())
     problems = [*_preflight(config, program=program, world=world), *_tuned_by_the_launcher(config)]
+    if has_functions:
+        problems = [problem for problem in problems if not problem.name.endswith(".schedule_type")]
     if problems:
         raise config_error(problems, config.files)
 
@@ -144,7 +148,8 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
 
     Args:
         config: configuration that names the files. Checks that read a value that was invalid are ended.
-        program: train, generate, evaluate or doctor; prompts for the prompts of generate alone.
+        program: train, generate, evaluate or doctor; prompts for the prompts of generate alone, model for all
+            but these.
     """
     loaded: tuple[Check, ...] = (_checkpoint, _base_of_adapters, _vocabulary, _store_to_load_from)
     checks: dict[str, tuple[Check, ...]] = {
@@ -163,6 +168,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
         "evaluate": (_datasets, _evaluations, _tokenizer, *loaded),
         "generate": (_tokenizer, _prompts, _generated_file, *loaded),
         "prompts": (_prompts, _generated_file),
+        "model": (_tokenizer, *loaded),
         # The doctor checks the files itself, on every host.
         "doctor": (),
     }
@@ -240,18 +246,12 @@ def _entries_of_maker(manifest: Path) -> int | None:
 
 def _curricula(config: NeoXConfig) -> Iterator[Problem]:
     """Check the analysis files by which a curriculum chooses samples."""
-    efficiency = config.data_efficiency.data_efficiency
-    sampling = efficiency.data_sampling
-    if not (efficiency.enabled and sampling.enabled and sampling.curriculum_learning.enabled):
-        return
-    for key, metric in sampling.curriculum_learning.curriculum_metrics.items():
-        name = f"data_efficiency.data_sampling.curriculum_learning.curriculum_metrics.{key}"
-        if metric.schedule_type == "custom":
-            what, remedy = (
-                "is a Python function, which a configuration file cannot contain",
-                "use fixed_linear, fixed_root or fixed_discrete",
-            )
-            yield Problem(f"{name}.schedule_type", what, remedy)
+    for key in custom_curricula(config):
+        what = "is a Python function, which a configuration file cannot contain"
+        remedy = "use fixed_linear, fixed_root or fixed_discrete, or train with neox_model.Trainer"
+        yield Problem(f"{key if key == LEGACY else f'{METRICS}.{key}'}.schedule_type", what, remedy)
+    for key, metric in enabled_metrics(config).items():
+        name = f"{METRICS}.{key}"
         for path in ("index_to_sample_path", "index_to_metric_path"):
             found = check_indexed_files(getattr(metric, path))
             if found is not None and metric.clustering_type == "schedule_based":

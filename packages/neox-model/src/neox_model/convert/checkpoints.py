@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from neox_config import NeoXConfig, Resolved, resolve
+from neox_config.derive.resolve import Precision
+from neox_config.derive.resume import IN_EFFECT
 from neox_config.errors import ConfigError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.schema.config import sections
@@ -28,7 +30,7 @@ from neox_model.convert.weights import CHUNK
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["VOCABULARY", "Checkpoint", "build_sequential", "load_into", "tensor_shapes"]
+__all__ = ["VOCABULARY", "Checkpoint", "build_sequential", "fusions_off", "load_into", "tensor_shapes"]
 
 VOCABULARY = (TOKEN_EMBEDDING, "lm_head.weight")
 """Weights with one row per entry of the vocabulary."""
@@ -70,6 +72,12 @@ class Checkpoint:
     def obstacles(self) -> list[Obstacle]:
         """Return the options that `architecture` cannot express."""
         return obstacles_in(self.resolved)
+
+    @property
+    def precision(self) -> Precision:
+        """Return the precision of the training's activations."""
+        recorded = self.manifest.config.get(IN_EFFECT, {}).get("training", {}).get("precision")
+        return recorded if recorded in get_args(Precision) else "fp32"
 
     @property
     def vocab_size(self) -> int:
@@ -193,14 +201,18 @@ def _without_fused_operators(config: NeoXConfig) -> NeoXConfig:
     is_tanh = model.openai_gelu or bool(model.bias_gelu_fusion)
     update = {
         "model": model.replaced(
-            **_off(model), openai_gelu=is_tanh, onnx_safe=False, seq_length=model.max_position_embeddings
+            **fusions_off(model),
+            openai_gelu=is_tanh,
+            onnx_safe=False,
+            seq_length=model.max_position_embeddings,
         ),
-        "attention": attention.replaced(**_off(attention), apply_query_key_layer_scaling=False),
+        "attention": attention.replaced(**fusions_off(attention), apply_query_key_layer_scaling=False),
     }
     return config.model_copy(update=update)
 
 
-def _off(section: Any) -> dict[str, bool]:
+def fusions_off(section: Any) -> dict[str, bool]:
+    """Return the parameters of a section that choose how the model is computed, all False."""
     fields: Mapping[str, Any] = type(section).model_fields
     kinds = set(get_args(Fusion))
     return {name: False for name, field in fields.items() if set(get_args(field.annotation)) == kinds}
@@ -246,6 +258,6 @@ def _no_loss(*arguments: Any) -> Tensor:
 
 
 def load_into(model: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-    """Fill a float32 model with the weights of a checkpoint, rounded to a dtype."""
+    """Fill a model with the weights of a checkpoint, rounded to a dtype."""
     for name, parameter in named_logical_parameters(model):
         parameter.data.copy_(checkpoint.whole(name).to(dtype))

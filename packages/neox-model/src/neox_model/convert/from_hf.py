@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from neox_model.convert.yaml_file import CONFIGURATION, write_settings
 from neox_model.processes import recorded_values
 from neox_model.versions import package_versions
 
-__all__ = ["from_hf"]
+__all__ = ["HuggingFaceModel", "Reader", "from_hf", "open_hf"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,38 +60,82 @@ def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str
     """
     require_transformers("neox-convert from-hf")
     refuse_existing(output)
-    config = read_json(folder / "config.json")
-    family = family_of_config(config)
-    architecture, files = family.read(config), WeightFiles(folder)
-    tokenizer = find_tokenizer(folder)
-    reader = _Reader(family, architecture, files)
-    kept = rows_to_keep(tokenizer.tokenizer, reader.rows_of_vocabulary, trim_vocab=trim_vocab)
-    settings = _settings(family, architecture, config, reader.precision) | {
-        "make-vocab-size-divisible-by": padding_multiple(tokenizer.tokenizer.vocab_size, kept),
-        **tokenizer.settings(output.absolute()),
-    }
+    found = open_hf(folder, trim_vocab=trim_vocab)
+    settings = found.settings(output.absolute())
     with folder_written_aside(output) as aside:
-        tokenizer.copy(folder, aside)
+        found.tokenizer.copy(folder, aside)
         write_settings(aside / CONFIGURATION, settings, source=folder, output=output.absolute())
         resolved = resolve(load_config([aside / CONFIGURATION]), devices=1)
-        checkpoint = _write_checkpoint(aside, resolved, reader, tokenizer, kept)
-        sides = Sides(Checkpoint(checkpoint), folder, family, tokenizer.tokenizer, rows=kept)
+        checkpoint = _write_checkpoint(aside, resolved, found)
+        sides = Sides(
+            Checkpoint(checkpoint), folder, found.family, found.tokenizer.tokenizer, rows=found.rows
+        )
         result = prove(sides, source=folder, output=checkpoint)
         write_json(aside / "verification.json", result)
     logger.info("wrote %s: train it with %s", output, output / CONFIGURATION)
     return result
 
 
-def _settings(
-    family: Family, architecture: Architecture, config: dict[str, Any], precision: str
-) -> dict[str, Any]:
-    """Return our parameters of the model and of its dropouts."""
-    dropouts = {"hidden-dropout": 0.0, "attention-dropout": 0.0}
-    dropouts |= {ours: number(config.get(theirs) or 0.0, theirs) for ours, theirs in family.dropouts.items()}
-    return settings_of(architecture) | dropouts | {"precision": precision}
+@dataclass(frozen=True, slots=True)
+class HuggingFaceModel:
+    """A model of transformers in a folder, of which nothing but the descriptions has been read.
+
+    Args:
+        folder: its folder.
+        config: the contents of `config.json`.
+        family: its class.
+        architecture: its architecture.
+        tokenizer: its tokenizer.
+        reader: reads its weights as ours.
+        rows: rows of our token embedding.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    family: Family
+    architecture: Architecture
+    tokenizer: FoundTokenizer
+    reader: "Reader"
+    rows: int
+
+    def settings(self, folder: Path) -> dict[str, Any]:
+        """Return our parameters of the model, its dropouts and its tokenizer.
+
+        Args:
+            folder: has the tokenizer's files.
+        """
+        values = {name: number(self.config.get(name) or 0.0, name) for name in self.family.dropouts.values()}
+        dropouts = {"hidden-dropout": 0.0, "attention-dropout": 0.0}
+        dropouts |= {ours: values[theirs] for ours, theirs in self.family.dropouts.items()}
+        entries = self.tokenizer.tokenizer.vocab_size
+        return {
+            **settings_of(self.architecture),
+            **dropouts,
+            "precision": self.reader.precision,
+            "make-vocab-size-divisible-by": padding_multiple(entries, self.rows),
+            **self.tokenizer.settings(folder),
+        }
 
 
-class _Reader:
+def open_hf(folder: Path, *, trim_vocab: bool = False) -> HuggingFaceModel:
+    """Read the descriptions of a model of transformers.
+
+    Args:
+        folder: with `config.json`, weights and tokenizer.
+        trim_vocab: leave out rows of the embedding without an entry in the tokenizer.
+
+    Raises:
+        NeoXError: the model cannot be read.
+    """
+    config = read_json(folder / "config.json")
+    family = family_of_config(config)
+    architecture, tokenizer = family.read(config), find_tokenizer(folder)
+    reader = Reader(family, architecture, WeightFiles(folder))
+    rows = rows_to_keep(tokenizer.tokenizer, reader.rows_of_vocabulary, trim_vocab=trim_vocab)
+    return HuggingFaceModel(folder, config, family, architecture, tokenizer, reader, rows)
+
+
+class Reader:
     """The tensors of a folder, as ours.
 
     Args:
@@ -198,16 +242,15 @@ class _Reader:
         return values
 
 
-def _write_checkpoint(
-    aside: Path, resolved: Resolved, reader: _Reader, tokenizer: FoundTokenizer, rows: int
-) -> Path:
+def _write_checkpoint(aside: Path, resolved: Resolved, found: HuggingFaceModel) -> Path:
     """Write `global_step0` and `latest`, and return the checkpoint's folder."""
-    plan = {tensor.ours: tensor for tensor in reader.plan(tensor_shapes(resolved, rows))}
+    reader = found.reader
+    plan = {tensor.ours: tensor for tensor in reader.plan(tensor_shapes(resolved, found.rows))}
     folder = aside / checkpoint_name(0)
     folder.mkdir()
     streamed = [StreamedTensor(name, tensor.shape, reader.dtype(tensor)) for name, tensor in plan.items()]
     records, sizes = write_streamed_shards(folder, streamed, lambda name: reader.chunks(plan[name]))
-    recorded = recorded_values(resolved, tokenizer.tokenizer)
+    recorded = recorded_values(resolved, found.tokenizer.tokenizer)
     manifest = Manifest(
         iteration=0,
         layout=Layout(data=1, model=1, pipe=1),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CONFIGURATION", "write_settings"]
+__all__ = ["CONFIGURATION", "TRAINING", "write_settings"]
 
 CONFIGURATION = "model.yml"
 """Name of the file."""
@@ -21,7 +21,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Weights": ("load", "finetune"),
 }
 _MODEL = "Model; other values are another model"
-_TRAINING: Mapping[str, Any] = {
+TRAINING: Mapping[str, Any] = {
     "train-micro-batch-size-per-gpu": 1,
     "gradient-accumulation-steps": 1,
     "train-iters": 1000,
@@ -32,6 +32,7 @@ _TRAINING: Mapping[str, Any] = {
     "lr-decay-style": "cosine",
     "warmup": 0.01,
 }
+"""Parameters of a training that continues an imported model."""
 
 
 def write_settings(path: Path, model: Mapping[str, Any], *, source: Path, output: Path) -> None:
@@ -43,7 +44,7 @@ def write_settings(path: Path, model: Mapping[str, Any], *, source: Path, output
         source: the folder that it came from.
         output: the folder that will contain it.
     """
-    settings = {**model, **_TRAINING, "load": str(output), "finetune": True}
+    settings = {**model, **TRAINING, "load": str(output), "finetune": True}
     grouped = {name for names in _GROUPS.values() for name in names}
     groups = {_MODEL: [name for name in settings if name not in grouped], **_GROUPS}
     here = shlex.quote(str(output / path.name))

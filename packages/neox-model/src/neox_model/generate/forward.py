@@ -29,12 +29,17 @@ class Forward:
         hidden_size: width of the hidden states.
         vocab_size: the tokenizer's vocabulary size, without padding.
         groups: this rank's process groups.
+
+    Attributes:
+        model: the model.
+        device: its device.
+        vocab_size: as given.
     """
 
     def __init__(
         self, model: SequentialModel, *, hidden_size: int, vocab_size: int, groups: Groups = SINGLE_PROCESS
     ) -> None:
-        self._model = model
+        self.model = model
         self._hidden_size = hidden_size
         self._tensor, self._pipe = groups.model, groups.pipe
         self._is_first = self._pipe.rank == 0
@@ -50,7 +55,7 @@ class Forward:
 
     def allocate(self, *, slots: int, capacity: int) -> None:
         """Create caches of this many sequences and tokens; earlier ones are dropped."""
-        self._caches = KeyValueCaches(self._model, slots=slots, capacity=capacity)
+        self._caches = KeyValueCaches(self.model, slots=slots, capacity=capacity)
 
     def hidden_after(
         self, tokens_BS: Tensor, positions_BS: Tensor, window: Chunk | NextTokens | None
@@ -62,7 +67,7 @@ class Forward:
             positions_BS: position of each token in its sequence.
             window: what the tokens are to the caches; None: do not use them.
         """
-        with torch.no_grad(), self._model.autocast(), self._processing(window):
+        with torch.no_grad(), self.model.autocast(), self._processing(window):
             hidden: Any = (tokens_BS, positions_BS) if self._is_first else self._receive(tokens_BS)
             for layer in self._body:
                 hidden = layer(hidden)

@@ -27,7 +27,7 @@ from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import mixed_seed
 from neox_model.worker import show
 
-__all__ = ["MODES", "Job", "Sample"]
+__all__ = ["MODES", "Job", "Sample", "replies"]
 
 logger = logging.getLogger(__name__)
 
@@ -236,17 +236,14 @@ def _generate_all(
     started = time.perf_counter()
     replicas, writes = job.groups.data.size, job.groups.world.rank == 0
     mine = range(job.groups.data.rank, len(contexts), replicas)
-    requests = [
-        job.request(job.tokenizer.encode(contexts[one]) if contexts[one] else [], one) for one in mine
-    ]
     written = tokens = 0
     with ending_on_signals(), writing_results(output if writes else None) as write:
-        replies = iter(_replies(job, requests))
+        found = replies(job, contexts, mine)
         for first in range(0, len(contexts), replicas):
             number = first + job.groups.data.rank
             sample = None
             if number < len(contexts):
-                sample = _sample(contexts[number], contexts[number], next(replies))
+                sample = _sample(contexts[number], contexts[number], next(found))
             made = collect(job.groups.control, sample if _is_first_of_copy(job.groups) else None)
             for one in (one for one in made if one is not None):
                 if one.finish_reason == "prompt-too-long":
@@ -267,12 +264,22 @@ def _generate_all(
         )
 
 
-def _replies(job: Job, requests: Sequence[Request]) -> Iterator[Reply]:
+def replies(job: Job, contexts: Sequence[str], numbers: Sequence[int]) -> Iterator[Reply]:
+    """Yield the continuations of prompts, in the order of their numbers.
+
+    Args:
+        job: how to generate.
+        contexts: the prompts of all replicas; an empty one starts a document.
+        numbers: the prompts to continue.
+    """
+    requests = [
+        job.request(job.tokenizer.encode(contexts[one]) if contexts[one] else [], one) for one in numbers
+    ]
     if not requests:
-        return iter(())
+        return
     longest = max(max(1, len(request.prompt)) for request in requests)
     engine = job.engine(min(job.batch_size, len(requests)), min(job.seq_length, longest + job.maximum_tokens))
-    return engine.replies(requests)
+    yield from engine.replies(requests)
 
 
 def _is_first_of_copy(groups: Groups) -> bool:

@@ -6,6 +6,8 @@ cannot be divided evenly.
 """
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,7 +34,7 @@ from neox_model.generate.sampling import Sampling
 from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 
-__all__ = ["as_plain_model", "generate_from", "load_forward"]
+__all__ = ["as_plain_model", "explained_shortage", "generate_from", "job_of", "load_forward"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +60,25 @@ def generate_from(resolved: Resolved) -> None:
         "generating (%s) on data-parallel %d x pipe-parallel %d x model-parallel %d",
         *(mode, groups.data.size, groups.pipe.size, groups.model.size),
     )
+    with explained_shortage():
+        MODES[mode](job_of(config, forward, tokenizer, groups, reads_every_token=mode == "interactive"))
+    leave_processes()
+
+
+@contextmanager
+def explained_shortage() -> Iterator[None]:
+    """Name the settings to change if the device's memory is too small for what the block allocates.
+
+    Raises:
+        NeoXError: it is.
+    """
     try:
-        MODES[mode](_job(config, forward, tokenizer, groups, reads_every_token=mode == "interactive"))
+        yield
     except torch.OutOfMemoryError as error:
         raise NeoXError(
             f"the device has too little memory: {error}; set a smaller generation-batch-size or "
             "maximum-tokens, or divide the model with model-parallel-size"
         ) from error
-    leave_processes()
 
 
 def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Tokenizer) -> Forward:
@@ -104,9 +117,18 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
     )
 
 
-def _job(
+def job_of(
     config: NeoXConfig, forward: Forward, tokenizer: Tokenizer, groups: Groups, *, reads_every_token: bool
 ) -> Job:
+    """Return the inputs of the configured generation.
+
+    Args:
+        config: the configuration.
+        forward: the model's forward pass.
+        tokenizer: the model's tokenizer.
+        groups: this rank's process groups.
+        reads_every_token: tokens are delivered one by one, instead of several at a time on a GPU.
+    """
     settings = config.generation
     is_read = reads_every_token or forward.device.type == "cpu"
 

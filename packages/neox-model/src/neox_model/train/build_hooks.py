@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -54,9 +55,22 @@ from neox_model.train.loading import owner_of
 from neox_model.train.saving import build_checkpoint_hook
 from neox_model.train.training import Outputs, Training
 
-__all__ = ["build_hooks"]
+__all__ = ["Hooks", "build_hooks"]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The hooks of a training.
+
+    Args:
+        called: in this order.
+        before_save: must be called before a save by another program; may refuse to save. Collective.
+    """
+
+    called: list[Hook]
+    before_save: Callable[[], None]
 
 
 def build_hooks(
@@ -67,7 +81,7 @@ def build_hooks(
     *,
     saves_start: bool,
     forward: ForwardCheck | None = None,
-) -> list[Hook]:
+) -> Hooks:
     """Build the hooks in the order in which they run: checkpoints follow the logging of an iteration."""
     config, timers, throughput = training.config, Timers(), _measure_model(training)
     writers, progress, events = outputs.writers, outputs.progress, outputs.events
@@ -100,13 +114,14 @@ def build_hooks(
         *_norms(training, writers, log),
         *_gradient_hooks(training, writers, log),
     ]
+    before_save = _before_save(training, log, guard, copies, forward)
     if config.checkpoint.save is not None:
         checkpoint = build_checkpoint_hook(
             training,
             Path(config.checkpoint.save),
             {each for each in config.checkpoint.extra_save_iters or () if each or saves_start},
             timers,
-            _before_save(training, log, guard, copies, forward),
+            before_save,
             outputs,
             background,
             saved=None if spikes is None else spikes.saved,
@@ -119,7 +134,12 @@ def build_hooks(
     if training.uploads is not None:
         resumed = None if saves_start else find_latest(Path(config.checkpoint.save or ""))
         hooks.append(UploadHook(training.uploads, stop, resumed=resumed, while_waiting=progress.repeated))
-    return hooks
+
+    def before_other_save() -> None:
+        before_end()
+        before_save()
+
+    return Hooks(hooks, before_other_save)
 
 
 def _before_save(

@@ -50,7 +50,7 @@ def build_step(training: Training) -> TrainStep:
 
 def _with_lengths(training: Training, step: TrainStep) -> TrainStep:
     """Wrap the step for a curriculum's sequence lengths, if one is configured."""
-    schedule, derived = length_schedule(training.config), training.resolved.derived
+    schedule, derived = length_schedule(training.config, training.difficulties), training.resolved.derived
     if schedule is None:
         return step
     return VaryingLengths(

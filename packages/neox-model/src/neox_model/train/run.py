@@ -1,8 +1,9 @@
 """Run a training from its resolved configuration: set up every part, in order, and train."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from neox_model.train.build_hooks import build_hooks
 from neox_model.train.build_step import build_forward_check, build_recent_losses, build_step
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import check_passes, check_tokenizers
-from neox_model.train.data.streams import build_datasets, open_streams
+from neox_model.train.data.position import Position
+from neox_model.train.data.streams import Stream, build_datasets, open_streams
 from neox_model.train.evaluate import Evaluator
 from neox_model.train.export import check_export, export
 from neox_model.train.hooks.autoresume import find_service
@@ -41,7 +43,7 @@ from neox_model.train.hooks.progress import (
 )
 from neox_model.train.hooks.record import RecordHook
 from neox_model.train.loading import add_left_out, folder_to_load, has_start, load_into, position_in
-from neox_model.train.loop import train
+from neox_model.train.loop import Loop
 from neox_model.train.profilers import profilers, recorded_memory
 from neox_model.train.saving import (
     build_background_saves,
@@ -51,10 +53,11 @@ from neox_model.train.saving import (
     save_training,
 )
 from neox_model.train.state import TrainState
-from neox_model.train.training import Outputs, Training
+from neox_model.train.step import TrainStep
+from neox_model.train.training import NO_ADDITIONS, Additions, Outputs, Training
 from neox_model.train.writers import check_services, open_writers
 
-__all__ = ["train_from", "train_in"]
+__all__ = ["Run", "open_training", "train_from", "train_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,18 +79,67 @@ def train_from(resolved: Resolved) -> str | None:
 
 def train_in(groups: Groups, resolved: Resolved) -> str | None:
     """Train like `train_from`, in process groups that already exist. Collective over all ranks."""
+    with open_training(groups, resolved) as run:
+        run.loop.run()
+        run.export()
+    return run.result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A training that is ready to run.
+
+    Args:
+        training: its parts.
+        loop: trains.
+        evaluator: has the results of the evaluations.
+        before_save: must be called before a save other than the configured ones. Collective.
+        progress: reports to the agent of this worker.
+    """
+
+    training: Training
+    loop: Loop
+    evaluator: Evaluator
+    before_save: Callable[[], None]
+    progress: Progress
+
+    @property
+    def result(self) -> str | None:
+        """Return the last validation in one line; None if the training was stopped before its end."""
+        if self.training.state.stop_reason is not None or "valid" not in self.evaluator.results:
+            return None
+        return f"validation {self.evaluator.results['valid']}"
+
+    def export(self) -> None:
+        """Export the last checkpoint, if that is configured; on rank 0."""
+        if self.training.groups.world.rank == 0:
+            export(self.training.resolved, self.training.state, self.progress)
+
+
+@contextmanager
+def open_training(groups: Groups, resolved: Resolved, additions: Additions = NO_ADDITIONS) -> Iterator[Run]:
+    """Set up every part of a training, in order, and release them after the block. Collective over all ranks.
+
+    Args:
+        groups: this rank's process groups.
+        resolved: the configuration.
+        additions: what a program adds to it.
+    """
     storage = find_storage(resolved.config, groups)
     with (
         reported_progress(groups.world.rank) as progress,
         claim_folder(resolved.config.checkpoint.save, groups, storage),
         recorded_memory(resolved.config, groups, progress) as memory,
     ):
-        return _train(groups, resolved, storage, progress, memory)
+        training, position = _build_training(groups, resolved, storage, progress, additions)
+        with _opened(training, position, progress, memory, additions) as run:
+            yield run
 
 
-def _train(
-    groups: Groups, resolved: Resolved, storage: Storage, progress: Progress, memory: MemoryHook | None
-) -> str | None:
+def _build_training(
+    groups: Groups, resolved: Resolved, storage: Storage, progress: Progress, additions: Additions
+) -> tuple[Training, Position]:
+    """Build the data, the model and the engine; return also the position in the data to continue from."""
     config, derived = resolved.config, resolved.derived
     progress.describe(phase="preparing the data", last_iteration=config.training.iterations)
     check_saves(config)
@@ -104,9 +156,10 @@ def _train(
     load = folder_to_load(config, groups, storage)
     position = position_in(config, load, groups)
     check_passes(resolved, position)
-    datasets = build_datasets(resolved, position=position)
+    datasets = build_datasets(resolved, position=position, difficulties=additions.difficulties)
     progress.describe(phase="building the model")
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
+    additions.fill(model)
     base = load_base(
         base_of_adapters(config),
         model,
@@ -121,17 +174,16 @@ def _train(
     progress.describe(phase="compiling the layers")
     compile_layers(model, resolved, groups)
     seed_streams(config.training.seed, groups)
-    state = TrainState(
-        last_iteration=config.training.iterations,
-        samples_per_iteration=derived.train_batch_size,
-        recent_losses=build_recent_losses(config, engine),
-    )
     training = Training(
         resolved=resolved,
         groups=groups,
         engine=engine,
         schedule=schedule,
-        state=state,
+        state=TrainState(
+            last_iteration=config.training.iterations,
+            samples_per_iteration=derived.train_batch_size,
+            recent_losses=build_recent_losses(config, engine),
+        ),
         # What was downloaded is whole on every host.
         storage=storage,
         tokenizer=tokenizer,
@@ -139,34 +191,43 @@ def _train(
         load=load,
         uploads=uploads,
         base=base,
+        difficulties=additions.difficulties,
     )
+    return training, position
+
+
+@contextmanager
+def _opened(
+    training: Training,
+    position: Position,
+    progress: Progress,
+    memory: MemoryHook | None,
+    additions: Additions,
+) -> Iterator[Run]:
+    """Load the checkpoint, open what must be closed after the training, and build its loop."""
+    config, groups, state = training.config, training.groups, training.state
     progress.describe(phase="loading the checkpoint" if config.checkpoint.load else "preparing the data")
     resumes = load_into(training, position)
     add_left_out(training)
     if state.finished:
         logger.info("all %d iterations are finished: only evaluation remains", state.last_iteration)
     streams = open_streams(
-        resolved,
-        datasets,
+        training.resolved,
+        training.datasets,
         groups,
-        vocab_size=padded_vocab_size(config, tokenizer.vocab_size),
-        end_of_document=tokenizer.end_of_document,
+        vocab_size=padded_vocab_size(config, training.tokenizer.vocab_size),
+        end_of_document=training.tokenizer.end_of_document,
+        difficulties=training.difficulties,
     )
     step = build_step(training)
-    evaluator = Evaluator(
-        step.evaluate,
-        streams,
-        iterations=config.training.eval_iters,
-        accumulation=derived.accumulation,
-        samples_per_iteration=derived.train_batch_size,
-    )
+    evaluator = _build_evaluator(training, step, streams)
     forward = build_forward_check(training, step, streams)
     if forward is not None and resumes and not config.checkpoint.finetune:
         forward.compare(state.forward_pass, source=f"{config.checkpoint.load}, iteration {state.iteration}")
     state.forward_pass = None
     with ExitStack() as resources:
         batches = resources.enter_context(closing(streams["train"](state.samples, state.iteration)))
-        opened = open_writers(resolved, position=state.position) if groups.world.rank == 0 else []
+        opened = open_writers(training.resolved, position=state.position) if groups.world.rank == 0 else []
         writers = [resources.enter_context(closing(writer)) for writer in opened]
         writers += [ProgressWriter(progress)] if progress.is_shown else []
         events = resources.enter_context(_run_events(training, writers, resumes=resumes))
@@ -177,16 +238,31 @@ def _train(
         if training.uploads is not None:
             resources.enter_context(closing(training.uploads))
         saves_start = not has_start(config, resumes)
-        hooks = build_hooks(
+        built = build_hooks(
             training, evaluator, outputs, background, saves_start=saves_start, forward=forward
         )
-        hooks += resources.enter_context(profilers(config, engine, groups, progress, memory))
-        train(state, step, *_recorded(training, batches, hooks))
-        if groups.world.rank == 0:
-            export(resolved, state, progress)
-    if state.stop_reason is not None or "valid" not in evaluator.results:
-        return None
-    return f"validation {evaluator.results['valid']}"
+        hooks = [*built.called, *additions.hooks]
+        hooks += resources.enter_context(profilers(config, training.engine, groups, progress, memory))
+        yield Run(
+            training=training,
+            loop=Loop(state, step, *_recorded(training, batches, hooks)),
+            evaluator=evaluator,
+            before_save=built.before_save,
+            progress=progress,
+        )
+
+
+def _build_evaluator(
+    training: Training, step: TrainStep, streams: Mapping[str, Callable[..., Stream]]
+) -> Evaluator:
+    derived = training.resolved.derived
+    return Evaluator(
+        step.evaluate,
+        streams,
+        iterations=training.config.training.eval_iters,
+        accumulation=derived.accumulation,
+        samples_per_iteration=derived.train_batch_size,
+    )
 
 
 @contextmanager

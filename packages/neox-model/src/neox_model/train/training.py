@@ -1,11 +1,14 @@
 """The parts of a training, which the functions that set it up share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from neox_config import NeoXConfig, Resolved
+from neox_config.facts.difficulty import DifficultySchedule
 from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import Progress
 from neox_model.checkpoint.comparison import SAMPLES_DIGEST
@@ -18,9 +21,28 @@ from neox_model.processes import recorded_values
 from neox_model.train.data.datasets import Datasets
 from neox_model.train.data.position import Position
 from neox_model.train.data.sample_digest import digest_of_samples
+from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
 
-__all__ = ["Outputs", "Training"]
+__all__ = ["NO_ADDITIONS", "Additions", "Outputs", "Training"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Additions:
+    """What a program adds to a configured training.
+
+    Args:
+        hooks: called after all others.
+        difficulties: the schedules of curricula with `schedule_type: custom`, by the name of their block.
+        fill: fills the model's parameters before the training, in place of their initialization.
+    """
+
+    hooks: Sequence[Hook] = ()
+    difficulties: Mapping[str, DifficultySchedule] = field(default_factory=dict)
+    fill: Callable[[nn.Module], None] = lambda model: None
+
+
+NO_ADDITIONS = Additions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +58,7 @@ class Training(RunParts):
         load: local folder of the checkpoints to continue from; None: a new training.
         uploads: uploads to an object store, on rank 0 if they are configured.
         base: what a checkpoint of adapters records about the model that they are added to; empty without.
+        difficulties: the schedules of custom curricula, by the name of their block.
     """
 
     schedule: LearningRateSchedule
@@ -46,6 +69,7 @@ class Training(RunParts):
     load: Path | None
     uploads: Uploads | None
     base: dict[str, Any] = field(default_factory=dict)
+    difficulties: Mapping[str, DifficultySchedule] = field(default_factory=dict)
 
     @property
     def config(self) -> NeoXConfig:

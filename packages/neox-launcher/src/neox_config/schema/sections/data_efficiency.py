@@ -96,7 +96,9 @@ class Metric(Section):
     min_difficulty: int = param(origin="DSC", ge=0, doc="Maximum difficulty in the first iteration.")
     max_difficulty: int = param(origin="DSC", ge=0, doc="Maximum difficulty at the end.")
     schedule_type: Literal["fixed_linear", "fixed_root", "fixed_discrete", "custom"] = param(
-        origin="DSC", doc="How the maximum difficulty grows; custom is a function passed to the engine."
+        origin="DSC",
+        doc="How the maximum difficulty grows; custom: by a function that a Python program passes (see "
+        "docs/python.md), which neox-launch refuses.",
     )
     schedule_config: ScheduleConfig = block(ScheduleConfig, origin="DSC", doc="Parameters of the schedule.")
 
@@ -233,8 +235,12 @@ class CurriculumLearning(Section):
         gt=0,
         doc="Sequence length at the end, in tokens; usually seq-length.",
     )
-    schedule_type: Literal["fixed_linear", "fixed_root", "fixed_discrete"] | None = param(
-        None, origin="DSC", needed=True, doc="How the sequence length grows."
+    schedule_type: Literal["fixed_linear", "fixed_root", "fixed_discrete", "custom"] | None = param(
+        None,
+        origin="DSC",
+        needed=True,
+        doc="How the sequence length grows; custom: by a function that a Python program passes (see "
+        "docs/python.md), which neox-launch refuses.",
     )
     schedule_config: ScheduleConfig = block(ScheduleConfig, origin="DSC", doc="Parameters of the schedule.")
 

@@ -1,7 +1,15 @@
 """Build the order of samples of a curriculum from configuration. Without torch."""
 
+from collections.abc import Mapping
+
 from neox_config import NeoXConfig, Resolved
-from neox_config.derive.curricula import difficulty_schedule, enabled_curriculum, enabled_metrics
+from neox_config.derive.curricula import (
+    NO_DIFFICULTIES,
+    difficulty_schedule,
+    enabled_curriculum,
+    enabled_metrics,
+)
+from neox_config.facts.difficulty import DifficultySchedule
 from neox_data.batch_sizes import BatchSizes
 from neox_data.blend import SampleDataset
 from neox_data.curriculum.dataset import CurriculumDataset, load_or_build_clusters
@@ -20,7 +28,13 @@ def prefetch_threads(config: NeoXConfig) -> int:
     return config.data.num_workers
 
 
-def drawn_by_difficulty(resolved: Resolved, dataset: SampleDataset, position: Position) -> SampleDataset:
+def drawn_by_difficulty(
+    resolved: Resolved,
+    dataset: SampleDataset,
+    position: Position,
+    *,
+    difficulties: Mapping[str, DifficultySchedule] = NO_DIFFICULTIES,
+) -> SampleDataset:
     """Return the training samples in the order of the configured curriculum; unchanged without one.
 
     The difficulty increases at given iterations, so the samples drawn depend on the batch sizes of all
@@ -32,6 +46,7 @@ def drawn_by_difficulty(resolved: Resolved, dataset: SampleDataset, position: Po
         resolved: the configuration.
         dataset: the training samples.
         position: position in the data from which the training resumes.
+        difficulties: the schedules of custom curricula, by the name of their block.
 
     Raises:
         DataError: an analysis is missing, damaged, of other data or of another order; or the batch sizes of
@@ -44,7 +59,7 @@ def drawn_by_difficulty(resolved: Resolved, dataset: SampleDataset, position: Po
             difficulties=metric.index_to_metric_path,
             kind=metric.difficulty_type,
             largest=metric.max_difficulty,
-            schedule=difficulty_schedule(metric),
+            schedule=difficulty_schedule(metric, difficulties.get(name)),
         )
         for name, metric in enabled_metrics(config).items()
         if metric.clustering_type == "schedule_based"

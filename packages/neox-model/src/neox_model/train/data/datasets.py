@@ -1,12 +1,14 @@
 """Build datasets from the data section: documents, number of samples, order. Without torch."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from neox_config import Resolved
+from neox_config.derive.curricula import NO_DIFFICULTIES
+from neox_config.facts.difficulty import DifficultySchedule
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_data.blend import SampleDataset, build_blend
 from neox_data.errors import DataError
@@ -57,7 +59,11 @@ def num_samples(resolved: Resolved, position: Position = START) -> dict[str, int
 
 
 def build_datasets(
-    resolved: Resolved, parts: Collection[str] = PARTS, *, position: Position = START
+    resolved: Resolved,
+    parts: Collection[str] = PARTS,
+    *,
+    position: Position = START,
+    difficulties: Mapping[str, DifficultySchedule] = NO_DIFFICULTIES,
 ) -> Datasets:
     """Build the datasets of the parts that have documents and from which samples are read.
 
@@ -65,6 +71,7 @@ def build_datasets(
         resolved: the configuration.
         parts: the parts to build.
         position: position in the data from which the training resumes.
+        difficulties: the schedules of custom curricula, by the name of their block.
 
     Raises:
         DataError: files are missing, damaged or too small; or a curriculum that selects samples requires the
@@ -75,7 +82,9 @@ def build_datasets(
         resolved, {part: count for part, count in counts.items() if count and part in parts}
     )
     if "train" in datasets:
-        datasets["train"] = drawn_by_difficulty(resolved, datasets["train"], position)
+        datasets["train"] = drawn_by_difficulty(
+            resolved, datasets["train"], position, difficulties=difficulties
+        )
     return datasets
 
 

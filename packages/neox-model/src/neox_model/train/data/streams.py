@@ -1,10 +1,11 @@
 """Open streams of batches from datasets: this rank's samples, from a given sample on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.derive.curricula import length_schedule
+from neox_config.derive.curricula import NO_DIFFICULTIES, length_schedule
+from neox_config.facts.difficulty import DifficultySchedule
 from neox_data.blend import SampleDataset
 from neox_data.errors import DataError
 from neox_data.loader import PrefetchLoader
@@ -77,7 +78,13 @@ class Stream:
 
 
 def open_streams(
-    resolved: Resolved, datasets: Datasets, groups: Groups, *, vocab_size: int, end_of_document: int
+    resolved: Resolved,
+    datasets: Datasets,
+    groups: Groups,
+    *,
+    vocab_size: int,
+    end_of_document: int,
+    difficulties: Mapping[str, DifficultySchedule] = NO_DIFFICULTIES,
 ) -> dict[str, Callable[..., Stream]]:
     """Return, for each part, the function that opens its stream at a sample.
 
@@ -89,6 +96,7 @@ def open_streams(
         groups: this rank's process groups; stages between the first and the last need no tokens.
         vocab_size: size of the model's vocabulary.
         end_of_document: the end-of-document token.
+        difficulties: the schedules of custom curricula, by the name of their block.
     """
     needs_tokens = groups.pipe.rank in (0, groups.pipe.size - 1)
     data = resolved.config.data
@@ -100,7 +108,7 @@ def open_streams(
         restarts_positions=data.reset_position_ids and resolved.config.attention.pos_emb == "learned",
     )
 
-    schedule = length_schedule(resolved.config)
+    schedule = length_schedule(resolved.config, difficulties)
 
     def open_stream(part: str, dataset: SampleDataset, samples: int, iteration: int = 0) -> Stream:
         if not needs_tokens:

@@ -18,5 +18,15 @@ class Hook:
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Run after every iteration, which `state` already counts."""
 
+    def on_pause(self, state: TrainState) -> None:
+        """Undo what the hook changed in this process, such as signal handlers.
+
+        Called when a program leaves the loop after an iteration and may continue it later, and when it
+        continues itself after an error. May be called twice.
+        """
+
+    def on_resume(self, state: TrainState) -> None:
+        """Run before the next iteration after `on_pause`."""
+
     def on_end(self, state: TrainState) -> None:
         """Run after the last iteration of this process; not called after an error."""

@@ -34,6 +34,15 @@ class GarbageCollectionHook(Hook):
         if state.iteration % self._interval == 0:
             gc.collect()
 
+    def on_pause(self, state: TrainState) -> None:
+        """Enable automatic collection."""
+        gc.unfreeze()
+        gc.enable()
+
+    def on_resume(self, state: TrainState) -> None:
+        """Disable automatic collection."""
+        gc.disable()
+
     def on_end(self, state: TrainState) -> None:
         """Enable automatic collection again."""
         gc.unfreeze()

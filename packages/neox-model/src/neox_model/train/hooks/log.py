@@ -86,6 +86,15 @@ class LogHook(Hook):
         self._pending.append((state.iteration, metrics))
         self._rate, self._momentum = self._schedule.current_rate, self._schedule.current_momentum
 
+    def on_pause(self, state: TrainState) -> None:
+        """Write the reports so far."""
+        self.write_pending()
+
+    def on_resume(self, state: TrainState) -> None:
+        """Measure from here on, so that the pause does not count as training time."""
+        self._timers.read()
+        self._written_tokens, self._written_iteration = state.tokens, state.iteration
+
     def on_end(self, state: TrainState) -> None:
         """Write the remaining reports."""
         self.write_pending()

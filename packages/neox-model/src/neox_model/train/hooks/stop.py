@@ -6,6 +6,7 @@ The result is read in the next iteration, so that no rank waits for it.
 
 import logging
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,8 +66,7 @@ class StopHook(Hook):
 
     def on_start(self, state: TrainState) -> None:
         """Install the signal handlers; end the training if a signal is pending."""
-        self._previous = {number: signal.signal(number, self._receive) for number in _SIGNALS}
-        self._mask = unblock_warning()
+        self._install()
         if state.finished:
             return
         self._send()
@@ -94,6 +94,14 @@ class StopHook(Hook):
             )
         if not state.finished:
             self._send()
+
+    def on_pause(self, state: TrainState) -> None:
+        """Restore the previous signal handlers."""
+        self._restore()
+
+    def on_resume(self, state: TrainState) -> None:
+        """Install the signal handlers again."""
+        self._install()
 
     def on_end(self, state: TrainState) -> None:
         """Restore the previous signal handlers, unless `handling_signals` follows."""
@@ -124,6 +132,12 @@ class StopHook(Hook):
         elif number != signal.SIGTERM or now - self._ends_since > _SAME_REQUEST_SECONDS:
             self._restore()
             signal.raise_signal(number)
+
+    def _install(self) -> None:
+        # Python handles signals in its main thread alone; a program may train in another one.
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+            self._mask = unblock_warning()
 
     def _restore(self) -> None:
         if self._previous:

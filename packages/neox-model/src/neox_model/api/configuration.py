@@ -1,0 +1,114 @@
+"""Load a configuration for use from Python: from files, a text or a dictionary. Without torch."""
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from neox_config import NeoXConfig, Resolved, Text, resolve
+from neox_config import load_config as load_files
+from neox_config.errors import ConfigError
+from neox_config.problems import list_problems
+from neox_launcher.plan.epochs import with_iterations
+from neox_launcher.plan.preflight import notes_on_data, refuse_worker_by_hand
+
+__all__ = ["as_text", "load_config", "resolved_for"]
+
+logger = logging.getLogger(__name__)
+
+
+def load_config(
+    *sources: str | Path | Mapping[str, Any],
+    text: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> NeoXConfig:
+    """Load and check a configuration.
+
+    Args:
+        sources: YAML files, or dictionaries of parameters as in a file; their values are merged. Names may
+            contain dashes or underscores.
+        text: YAML that is merged with them.
+        overrides: parameters that override all others, as `--set` does.
+
+    Raises:
+        ConfigError: the configuration is invalid; the message lists every problem.
+
+    Example:
+        >>> config = load_config("configs/quickstart.yml", overrides={"train-iters": 20})
+    """
+    files: list[str | Path] = []
+    texts: list[Text] = []
+    for source in sources:
+        if isinstance(source, Mapping):
+            texts.append(
+                as_text(source, "dictionary" if len(sources) == 1 else f"dictionary {len(texts) + 1}")
+            )
+        elif isinstance(source, str | os.PathLike):
+            files.append(source)
+        else:
+            raise ConfigError(
+                f"a configuration cannot be loaded from a value of type {type(source).__name__}; pass the "
+                "path of a file, a dictionary, or text=..."
+            )
+    if text is not None:
+        texts.append(Text(text, "text"))
+    if overrides:
+        texts.append(as_text(overrides, "overrides", precedence=1))
+    if not files and not texts:
+        raise ConfigError("no configuration was given; pass the path of a file, a dictionary, or text=...")
+    return load_files(files, texts=texts)
+
+
+def resolved_for(config: NeoXConfig, program: str, *, has_functions: bool = False) -> Resolved:
+    """Return the configuration for one process, after the checks of a worker that is started by hand.
+
+    Args:
+        config: the configuration.
+        program: train or generate.
+        has_functions: the program has the functions of custom curricula.
+
+    Raises:
+        ConfigError: a file is missing or damaged, or a setting requires more than one process.
+    """
+    config = with_iterations(config, devices=1)
+    resolved = resolve(config, devices=1)
+    refuse_worker_by_hand(config, program=program, has_functions=has_functions)
+    notices = [*config.notices, *notes_on_data(config)]
+    if notices and program == "train":
+        logger.warning("%s", list_problems(notices, config.files, called="note"))
+    return resolved
+
+
+def as_text(values: Mapping[str, Any], name: str, *, precedence: int = 0) -> Text:
+    """Return a dictionary as YAML, of which JSON is a part.
+
+    Args:
+        values: the dictionary.
+        name: what messages call it.
+        precedence: precedence of its values.
+
+    Raises:
+        ConfigError: a value is neither plain nor a number of numpy.
+    """
+    try:
+        # Strings of numbers that are not finite are read as such.
+        content = json.dumps(_plain(values), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"the {name} contains a value that is no YAML: {error}; use plain values"
+        ) from error
+    return Text(content, name, precedence, has_lines=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with the types of JSON; numbers of numpy and paths become plain ones."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [_plain(each) for each in value]
+    is_number = hasattr(value, "item") and not isinstance(value, bool | int | float | str)
+    return value.item() if is_number else value

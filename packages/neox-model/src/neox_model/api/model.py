@@ -1,0 +1,311 @@
+"""A trained model in this process: load, generate, logits."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, overload
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from neox_config import NeoXConfig, Resolved, load_config, resolve
+from neox_config.derive.resolve import Precision
+from neox_config.errors import NeoXError
+from neox_config.facts.checkpoints import MANIFEST
+from neox_config.problems import Problem, config_error, in_words
+from neox_config.read.wording import sentence_about
+from neox_config.schema.sections.generation import GenerationSection
+from neox_data.tokenizers import Tokenizer
+from neox_model.api.alone import plain_state
+from neox_model.api.configuration import as_text, resolved_for
+from neox_model.assembly.as_sequential import SequentialModel
+from neox_model.assembly.choices import DTYPES
+from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.errors import CheckpointError
+from neox_model.convert.checkpoints import Checkpoint, build_sequential, fusions_off, load_into
+from neox_model.convert.from_hf import HuggingFaceModel, open_hf
+from neox_model.convert.yaml_file import TRAINING
+from neox_model.generate.engine import Reply
+from neox_model.generate.forward import Forward
+from neox_model.generate.modes import Job, replies
+from neox_model.generate.run import explained_shortage, job_of, load_forward
+from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.parallel.logical import named_logical_parameters
+from neox_model.processes import load_tokenizer
+from neox_model.worker import our_errors
+
+__all__ = ["Model", "Precision", "load_model"]
+
+_SECTIONS = ("model", "attention", "tokenizer")
+
+
+class Model:
+    """A model that generates text and computes logits. Build one with `load_model`, or `Trainer.model`.
+
+    Args:
+        module: the model.
+        resolved: its configuration.
+        tokenizer: its tokenizer.
+
+    Attributes:
+        module: the model, a `torch.nn.Module`: `module(tokens_BS)` returns logits over the padded vocabulary,
+            with gradients.
+        config: its configuration.
+        tokenizer: its tokenizer: `encode`, `decode`, `vocab_size`, `end_of_document`.
+    """
+
+    def __init__(self, module: SequentialModel, resolved: Resolved, tokenizer: Tokenizer) -> None:
+        self.module = module.eval()
+        self.config: NeoXConfig = resolved.config
+        self.tokenizer = tokenizer
+        self._resolved = resolved
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the parameters of the model and its tokenizer that differ from their defaults.
+
+        Together with parameters of a training they are a configuration: `load_config(model.settings, {...})`.
+        """
+        found: dict[str, Any] = {}
+        for name in _SECTIONS:
+            section = getattr(self.config, name)
+            # How the model is computed is not part of it.
+            computed = set(fusions_off(section))
+            found |= section.model_dump(mode="json", exclude_defaults=True, exclude=computed)
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the model."""
+        return self._forward().device
+
+    @overload
+    def generate(self, prompts: str, **settings: Any) -> Reply: ...
+
+    @overload
+    def generate(self, prompts: Sequence[str], **settings: Any) -> list[Reply]: ...
+
+    def generate(self, prompts: str | Sequence[str], **settings: Any) -> Reply | list[Reply]:
+        """Return the continuation of a prompt, or of each of several, which are generated together.
+
+        The texts are those of `neox-launch generate` with the same prompts and parameters.
+
+        Args:
+            prompts: a prompt or several; an empty one starts a new document.
+            settings: parameters of the configuration: `maximum_tokens`, `temperature`, `top_k`, `top_p`,
+                `repetition_penalty`, `stop_strings`, `sampling_seed`, `generation_batch_size`, `recompute`;
+                others have the values of `config`.
+
+        Raises:
+            ConfigError: a setting is unknown or has an invalid value.
+            NeoXError: the device has too little memory.
+        """
+        contexts = [prompts] if isinstance(prompts, str) else list(prompts)
+        job = self._job(settings)
+        with self._computing(), explained_shortage():
+            found = list(replies(job, contexts, range(len(contexts))))
+        return found[0] if isinstance(prompts, str) else found
+
+    def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
+        """Yield the continuation of a prompt as it is generated.
+
+        Args:
+            prompt: the prompt; an empty one starts a new document.
+            settings: as for `generate`.
+
+        Raises:
+            ConfigError: a setting is unknown or has an invalid value.
+            NeoXError: the prompt fills the model's longest sequence, or the device has too little memory.
+        """
+        job = self._job(settings)
+        tokens = job.tokenizer.encode(prompt) if prompt else []
+        capacity = min(job.seq_length, max(1, len(tokens)) + job.maximum_tokens)
+        with self._computing(), explained_shortage():
+            engine = job.engine(1, capacity)
+        engine.submit(job.request(tokens, 0))
+        while engine.is_busy:
+            with self._computing():
+                updates = engine.step()
+            for update in updates:
+                if update.reply is not None and update.reply.finish_reason == "prompt-too-long":
+                    raise NeoXError(f"{update.reply.message}; use a shorter prompt")
+                if update.text:
+                    yield update.text
+
+    def logits(self, text: str | Sequence[int]) -> Tensor:
+        """Return logits_SV of the token after each token of a text, over the tokenizer's vocabulary.
+
+        Args:
+            text: a text, or token ids.
+
+        Raises:
+            NeoXError: it has no token, more than the model's longest sequence, or one outside the vocabulary.
+        """
+        tokens = self.tokenizer.encode(text) if isinstance(text, str) else [int(token) for token in text]
+        longest, entries = self.config.model.seq_length, self.tokenizer.vocab_size
+        if not tokens:
+            raise NeoXError("there are no logits of an empty text; pass a text or token ids")
+        if len(tokens) > longest:
+            raise NeoXError(
+                f"the text has {len(tokens):,} tokens, but seq-length is {longest:,}; pass at most as many"
+            )
+        if not 0 <= min(tokens) <= max(tokens) < entries:
+            raise NeoXError(
+                f"token {max(tokens) if max(tokens) >= entries else min(tokens)} is outside the vocabulary, "
+                f"which has {entries:,} entries; pass ids of the model's tokenizer"
+            )
+        with self._computing(), explained_shortage():
+            return self.module(torch.tensor([tokens], device=self.device))[0, :, :entries]
+
+    def copy_to(self, module: nn.Module) -> None:
+        """Copy the weights to a module with the same logical parameters; see `Trainer(start_from=...)`.
+
+        Raises:
+            NeoXError: it is a model of another architecture or vocabulary.
+        """
+        held = dict(named_logical_parameters(self.module))
+        wanted = dict(named_logical_parameters(module))
+        for name in sorted(held.keys() ^ wanted.keys()):
+            has, lacks = (
+                ("this model", "the training's") if name in held else ("the training's", "this model")
+            )
+            raise NeoXError(
+                f"{has} has {name}, and {lacks} does not; start from model.settings in the configuration"
+            )
+        with torch.no_grad():
+            for name, parameter in wanted.items():
+                there = tuple(parameter.logical.shape)  # type: ignore[attr-defined]
+                if there != tuple(held[name].shape):
+                    raise NeoXError(
+                        f"{name} has the shape {tuple(held[name].shape)} here and {there} in the training; "
+                        "start from model.settings in the configuration"
+                    )
+                parameter.copy_(held[name])
+
+    def _forward(self) -> Forward:
+        """Return a forward pass with caches of its own, so that texts may be generated in turns."""
+        return Forward(
+            self.module, hidden_size=self.config.model.hidden_size, vocab_size=self.tokenizer.vocab_size
+        )
+
+    def _job(self, settings: Mapping[str, Any]) -> Job:
+        generation = _changed(self.config.generation, settings)
+        config = self.config.model_copy(update={"generation": generation})
+        return job_of(config, self._forward(), self.tokenizer, SINGLE_PROCESS, reads_every_token=False)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            with plain_state(), torch.no_grad(), our_errors():
+                yield
+        finally:
+            self.module.train(was_training)
+
+
+def _changed(section: GenerationSection, settings: Mapping[str, Any]) -> GenerationSection:
+    """Return the section with other values.
+
+    Raises:
+        ConfigError: a name or a value is wrong.
+    """
+    names = set(GenerationSection.model_fields)
+    problems = [
+        Problem(name, "is not a parameter of generation", "use one of docs/generation.md")
+        for name in settings.keys() - names
+    ]
+    try:
+        changed = GenerationSection.model_validate(
+            {**section.model_dump(), **{name: value for name, value in settings.items() if name in names}}
+        )
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            name = str(detail["loc"][0])
+            problems.append(Problem(name, *sentence_about(name, detail), value=in_words(settings[name])))
+    if problems:
+        raise config_error(problems, ["generate"])
+    return changed
+
+
+def load_model(source: NeoXConfig | str | Path, *, precision: Precision | None = None) -> Model:
+    """Load a model on this process's device: the current GPU, or the CPU.
+
+    Args:
+        source: a folder of checkpoints (its latest is loaded) or one checkpoint in it; a folder of a model of
+            transformers (GPT-NeoX, Llama, Mistral, GPT-2, Qwen2); or a configuration, whose `load` names the
+            folder or object store.
+        precision: dtype of the weights and activations; None: that of the training; of a model of
+            transformers, that in which it is stored.
+
+    Raises:
+        ConfigError: the configuration is invalid.
+        NeoXError: there is no model, or it cannot be loaded.
+    """
+    if precision not in (None, *get_args(Precision)):
+        raise NeoXError(f"precision {precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
+    with plain_state(), our_errors(), explained_shortage():
+        if isinstance(source, NeoXConfig):
+            return _of_config(source, precision)
+        folder = Path(source)
+        if (folder / "config.json").is_file():
+            return _of_hf(open_hf(folder), precision)
+        return _of_checkpoint(_checkpoint_in(folder), precision)
+
+
+def _of_config(config: NeoXConfig, precision: Precision | None) -> Model:
+    if config.checkpoint.load is None:
+        raise NeoXError("the configuration has no weights to load; set load to a folder with checkpoints")
+    resolved = resolved_for(config, "model")
+    if precision is not None:
+        resolved = replace(resolved, derived=replace(resolved.derived, precision=precision))
+    tokenizer = load_tokenizer(config)
+    forward = load_forward(resolved, config.checkpoint.load, SINGLE_PROCESS, tokenizer)
+    return Model(forward.model, resolved, tokenizer)
+
+
+def _checkpoint_in(folder: Path) -> Checkpoint:
+    if (folder / MANIFEST).is_file():
+        return Checkpoint(folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"there is no folder {folder}; check the path")
+    latest = find_latest(folder)
+    if latest is None:
+        raise CheckpointError(
+            f"{folder} contains no checkpoint, and no model of transformers; pass the folder that save names"
+        )
+    return Checkpoint(latest)
+
+
+def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None) -> Model:
+    checkpoint.check_shapes()
+    dtype = DTYPES[precision or checkpoint.precision]
+    module = _built(checkpoint.resolved, checkpoint.vocab_size, dtype)
+    load_into(module, checkpoint, dtype)
+    return Model(module, checkpoint.resolved, checkpoint.tokenizer())
+
+
+def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:
+    settings = found.settings(found.folder.absolute()) | TRAINING
+    text = as_text(settings, str(found.folder / "config.json"))
+    resolved = resolve(load_config([], texts=[text]), devices=1)
+    module = _built(resolved, found.rows, DTYPES[precision or resolved.derived.precision])
+    parameters = dict(named_logical_parameters(module))
+    shapes = {name: tuple(each.logical.shape) for name, each in parameters.items()}  # type: ignore[attr-defined]
+    for tensor in found.reader.plan(shapes):
+        values, start = parameters[tensor.ours].data.view(-1), 0
+        for chunk in found.reader.chunks(tensor):
+            values[start : start + chunk.numel()] = chunk.reshape(-1)
+            start += chunk.numel()
+    return Model(module, resolved, found.tokenizer.tokenizer)
+
+
+def _built(resolved: Resolved, rows: int, dtype: torch.dtype) -> SequentialModel:
+    """Return an uninitialized model on this process's device."""
+    device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    module = build_sequential(resolved, rows, device=device)
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return module

@@ -1,0 +1,370 @@
+"""A training in this process, in parts: steps, callbacks, saves."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from neox_config import NeoXConfig
+from neox_config.derive.curricula import custom_curricula
+from neox_config.errors import ConfigError, NeoXError
+from neox_config.facts.checkpoints import checkpoint_name, iteration_of
+from neox_config.facts.difficulty import DifficultySchedule
+from neox_model.api.alone import OwnState, groups_of_one
+from neox_model.api.configuration import resolved_for
+from neox_model.api.model import Model
+from neox_model.assembly.model import build_stage
+from neox_model.assembly.zero_sharding import gathered_parameter
+from neox_model.checkpoint.directory import find_latest
+from neox_model.generate.run import as_plain_model
+from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.parallel.logical import named_logical_parameters
+from neox_model.train.hooks.base import Hook
+from neox_model.train.read_back import read_back
+from neox_model.train.run import Run, open_training
+from neox_model.train.saving import claim_folder, save_training
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
+from neox_model.train.training import Additions, Training
+from neox_model.worker import our_errors
+
+__all__ = ["Step", "Trainer"]
+
+logger = logging.getLogger(__name__)
+
+Schedule = Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one iteration of a training did.
+
+    Args:
+        iteration: its number, from 1.
+        loss: mean loss of its batch, nats per token; None if the batch was left out after a loss spike.
+        learning_rate: of its update.
+        grad_norm: 2-norm of its gradients before clipping; None if it was not computed.
+        skipped: its update was skipped: a gradient or the loss was not finite, or the loss was a spike.
+        tokens: tokens that the training has read so far.
+    """
+
+    iteration: int
+    loss: float | None
+    learning_rate: float
+    grad_norm: float | None
+    skipped: bool
+    tokens: int
+
+
+class Trainer:
+    """A training of a configuration in this process: the same as `neox-launch` with one device.
+
+    Use it as a context manager, or call `close`. Between the calls, the random generators, signal handlers,
+    garbage collection and torch's defaults of the program are its own; `close` leaves no process group.
+    Ctrl-C during `train` ends the training after the iteration, and saves it if `save` is configured.
+
+    Args:
+        config: the configuration. Its `load` continues a training, as always.
+        callback: called after each iteration, with its results.
+        curriculum: the function of a curriculum with `schedule_type: custom`: from an iteration (from 1) to
+            the largest difficulty, such as the length of samples. It is called once for every iteration when
+            the training starts. With several such curricula, a dictionary from the name of the metric
+            (`curriculum_learning` for the older block) to its function.
+        start_from: a model whose weights the training starts from.
+
+    Raises:
+        ConfigError: the configuration is invalid, or requires more than one process.
+        NeoXError: the training cannot be set up.
+    """
+
+    def __init__(
+        self,
+        config: NeoXConfig,
+        *,
+        callback: Callable[[Step], object] | None = None,
+        curriculum: Schedule | Mapping[str, Schedule] | None = None,
+        start_from: Model | None = None,
+    ) -> None:
+        self._is_running = self._has_ended = self._has_failed = self._is_closed = False
+        self._resources = ExitStack()
+        difficulties = _difficulties(config, curriculum)
+        if start_from is not None and config.checkpoint.load is not None and not config.checkpoint.finetune:
+            raise ConfigError(
+                "start_from and load are both given, and each has weights to start from; remove one of them"
+            )
+        self._own = OwnState()
+        hooks = [] if callback is None else [_CallbackHook(callback, self._own, self._rate)]
+        additions = Additions(
+            hooks=hooks,
+            difficulties=difficulties,
+            fill=_nothing if start_from is None else start_from.copy_to,
+        )
+        with self._inside():
+            resolved = resolved_for(config, "train", has_functions=bool(difficulties))
+            with ExitStack() as resources:
+                groups = resources.enter_context(groups_of_one(resolved))
+                self._run: Run = resources.enter_context(open_training(groups, resolved, additions))
+                self._resources = resources.pop_all()
+        self._saved = self.iteration
+
+    @property
+    def config(self) -> NeoXConfig:
+        """Return the configuration."""
+        return self._run.training.config
+
+    @property
+    def iteration(self) -> int:
+        """Return the number of finished iterations."""
+        return self._run.training.state.iteration
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether no iteration is left: all are finished, or the training was stopped."""
+        return self._has_ended
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Return why the training ended before its last iteration, such as a signal; None if it did not."""
+        return self._run.training.state.stop_reason
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Return the loss of the last evaluation by part (valid, test), nats per token."""
+        return {part: found.loss for part, found in self._run.evaluator.results.items() if part != "train"}
+
+    def train(self, iterations: int | None = None) -> None:
+        """Train for some iterations, or until the last one, with the configured evaluations and saves.
+
+        Args:
+            iterations: number of iterations; None: all that are left.
+
+        Raises:
+            NeoXError: the training failed, has ended, or is closed.
+        """
+        if iterations is not None and iterations < 1:
+            raise NeoXError(f"{iterations} iterations cannot be trained; pass at least 1, or nothing for all")
+        self._refuse("train")
+        if self._has_ended:
+            why = (
+                self.stop_reason or f"all {self._run.training.state.last_iteration:,} iterations are finished"
+            )
+            raise NeoXError(f"the training has ended: {why}; open another Trainer, with a larger train-iters")
+        self._is_running = True
+        try:
+            with self._inside():
+                self._run.loop.run(iterations)
+                if self._run.training.state.finished:
+                    self._has_ended = True
+                    self._run.export()
+        except BaseException:
+            self._has_failed = True
+            with self._inside():
+                self._run.loop.pause()
+            raise
+        finally:
+            self._is_running = False
+
+    def save(self, folder: str | Path | None = None) -> Path:
+        """Save a checkpoint from which `neox-launch` and `Trainer` continue, and return its folder.
+
+        Args:
+            folder: the folder of checkpoints; None: that of `save`.
+
+        Raises:
+            NeoXError: it cannot be written, the last iteration's loss or gradients are not finite, or the
+                training failed or is closed.
+        """
+        self._refuse("save", while_running=True)
+        training = self._run.training
+        target = folder if folder is not None else training.config.checkpoint.save
+        if target is None:
+            raise NeoXError("there is no folder to save to; pass one, or set save in the configuration")
+        with self._inside(), ExitStack() as stack:
+            if not _is_same(target, training.config.checkpoint.save):
+                stack.enter_context(claim_folder(str(target), training.groups, training.storage))
+            self._run.before_save()
+            save_training(training, Path(target))
+        self._saved = self.iteration
+        return Path(target) / checkpoint_name(self.iteration)
+
+    def model(self) -> Model:
+        """Return a copy of the model as it is now, which generates text and computes logits.
+
+        Raises:
+            NeoXError: the training failed or is closed.
+        """
+        self._refuse("copy the model", while_running=True)
+        with self._inside(), self._run.training.engine.update.with_shared_weights():
+            return _copy_of(self._run.training)
+
+    def close(self) -> None:
+        """End the training and release everything; a warning names iterations that were not saved."""
+        if self._is_closed:
+            return
+        if self._is_running:
+            raise NeoXError("a callback cannot close its Trainer; close it after train() has returned")
+        if not self._has_ended and not self._has_failed:
+            self._warn_of_loss()
+        self._run.training.state.request_stop("closed")
+        self._has_ended = True
+        resources, self._resources = self._resources, ExitStack()
+        self._is_closed = True
+        with self._inside():
+            resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        with (
+            self._own.exchanged(),
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+            our_errors(),
+        ):
+            yield
+
+    def _refuse(self, action: str, *, while_running: bool = False) -> None:
+        """Refuse an action that is not possible now."""
+        if self._is_running and not while_running:
+            raise NeoXError(f"a callback cannot {action}; do it after train() has returned")
+        if self._is_closed:
+            raise NeoXError(f"cannot {action}: the Trainer is closed; open another one")
+        if self._has_failed:
+            raise NeoXError(f"cannot {action}: the training has failed; open another Trainer")
+
+    def _warn_of_loss(self) -> None:
+        save = self.config.checkpoint.save
+        latest = None if save is None else find_latest(Path(save))
+        saved = max(self._saved, 0 if latest is None else iteration_of(latest.name) or 0)
+        if self.iteration > saved:
+            logger.warning(
+                "iterations %d to %d are not saved; call save() before close()", saved + 1, self.iteration
+            )
+
+    def _rate(self) -> Tensor | float:
+        schedule: LearningRateSchedule = self._run.training.schedule
+        return schedule.current_rate
+
+
+class _CallbackHook(Hook):
+    """Calls a function of the program after every iteration, in the program's own state.
+
+    Args:
+        callback: the function.
+        own: the training's state.
+        rate: returns the learning rate of the next update.
+    """
+
+    def __init__(self, callback: Callable[[Step], object], own: OwnState, rate: Callable[[], float]) -> None:
+        self._callback, self._own, self._rate = callback, own, rate
+        self._next_rate: Tensor | float = 0.0
+
+    def on_start(self, state: TrainState) -> None:
+        """Note the first learning rate."""
+        self._next_rate = self._rate()
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Read the results from the device, and call the function."""
+        loss, norm, skipped, rate = read_back(
+            [report.loss, report.grad_norm, report.skipped, self._next_rate]
+        )
+        assert rate is not None, "every update has a learning rate"
+        step = Step(
+            iteration=state.iteration,
+            loss=loss,
+            learning_rate=float(rate),
+            grad_norm=norm,
+            skipped=bool(skipped),
+            tokens=state.tokens,
+        )
+        self._next_rate = self._rate()
+        with self._own.exchanged():
+            self._callback(step)
+
+
+def _nothing(model: nn.Module) -> None:
+    """Keep the weights that the configuration initializes."""
+
+
+def _is_same(folder: str | Path, other: str | None) -> bool:
+    return other is not None and Path(folder).resolve() == Path(other).resolve()
+
+
+def _copy_of(training: Training) -> Model:
+    """Return a copy of a training's model, without what divides it."""
+    resolved, tokenizer = training.resolved, training.tokenizer
+    module = build_stage(as_plain_model(resolved), SINGLE_PROCESS, vocab_size=tokenizer.vocab_size)
+    copies = dict(named_logical_parameters(module))
+    for name, parameter in named_logical_parameters(training.model):
+        with gathered_parameter(parameter, training.groups):
+            copies[name].data = parameter.data.detach().clone()
+    return Model(module, resolved, tokenizer)
+
+
+def _difficulties(
+    config: NeoXConfig, curriculum: Schedule | Mapping[str, Schedule] | None
+) -> dict[str, DifficultySchedule]:
+    """Return the schedules of the custom curricula by name, from the program's functions.
+
+    Raises:
+        ConfigError: there are other curricula than functions, or one gives a value that is not possible.
+    """
+    blocks = custom_curricula(config)
+    if isinstance(curriculum, Mapping):
+        functions = dict(curriculum)
+    else:
+        functions = (
+            {} if curriculum is None else dict.fromkeys(list(blocks)[:1] or ["curriculum"], curriculum)
+        )
+    for name in sorted(functions.keys() ^ blocks.keys()):
+        raise ConfigError(
+            f"curriculum has a function for {name}, which is no enabled block with schedule_type: custom; "
+            "set that in the configuration, or remove the function"
+            if name in functions
+            else f"{name} has schedule_type: custom, but no function; pass it as Trainer(curriculum=...)"
+        )
+    return {
+        name: _tabulated(name, blocks[name], function, config.training.iterations)
+        for name, function in functions.items()
+    }
+
+
+def _tabulated(name: str, block: Any, function: Schedule, iterations: int) -> DifficultySchedule:
+    """Return the function's values, checked, as a schedule that counts iterations from 0.
+
+    Raises:
+        ConfigError: a value is no whole number, outside the block's limits, or less than the one before.
+    """
+    values: list[int] = []
+    smallest = block.min_difficulty
+    for iteration in range(1, iterations + 1):
+        value = function(iteration)
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ConfigError(
+                f"the function of {name} returns {value!r} for iteration {iteration}, which is no "
+                "whole number; return an int"
+            )
+        if not smallest <= value <= block.max_difficulty:
+            raise ConfigError(
+                f"the function of {name} returns {value} for iteration {iteration}, but must return "
+                f"{smallest} to {block.max_difficulty}: between min_difficulty and max_difficulty, and no "
+                "less than for the iteration before"
+            )
+        smallest = int(value)
+        values.append(smallest)
+    return lambda iteration: values[min(iteration, iterations - 1)]

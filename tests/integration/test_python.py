@@ -1,0 +1,350 @@
+"""The interface for programs: docs/python.md runs, and a training in parts is that of neox-launch."""
+
+import gc
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import neox_model
+from neox_data.indexed import IndexedDatasetWriter
+from support.corpus import write_corpus
+from support.launches import launch, write_job
+from support.settings import SMALL_TRAINING
+from support.sources import ROOT
+
+SETTINGS: dict[str, Any] = SMALL_TRAINING | {
+    "train_iters": 6,
+    "save_interval": 100,
+    "log_interval": 1,
+    "split": "80,10,10",
+    "eval_interval": 3,
+    "eval_iters": 1,
+}
+PRECISIONS = ("fp32", "bfloat16")
+
+
+def blocks_of(document: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_corpus(tmp_path)
+
+
+def config_of(data: str, **changes: Any) -> Any:
+    return neox_model.load_config(SETTINGS, {"data_path": data}, overrides=changes)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Every stored tensor of the latest checkpoint: weights, the optimizer's states, random generators."""
+    from safetensors.torch import load_file
+
+    latest = folder / (folder / "latest").read_text().strip()
+    found: dict[str, torch.Tensor] = {}
+    for shard in sorted(latest.glob("*.safetensors")):
+        found |= load_file(shard)
+    return found
+
+
+def assert_same(one: Path, other: Path) -> None:
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert len(ours) > 20
+    for name in ours:
+        assert torch.equal(ours[name], theirs[name]), name
+
+
+# The document
+
+
+@pytest.mark.slow
+def test_the_document_runs_as_it_is_shown(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    from support.hf_models import ENTRIES, write_model, write_tokenizer
+
+    monkeypatch.chdir(tmp_path)
+    for folder in ("configs", "quickstart/data"):
+        Path(folder).mkdir(parents=True)
+    shutil.copy(ROOT / "configs/quickstart.yml", "configs")
+    shutil.copy(write_tokenizer(tmp_path), "quickstart/tokenizer.json")
+    generator = np.random.default_rng(0)
+    for prefix in ("quickstart/data/stdlib_text_document", "pythia-data"):
+        with IndexedDatasetWriter(Path(prefix), dtype=np.uint16) as writer:
+            for length in generator.integers(200, 600, size=300):
+                writer.append(generator.integers(0, ENTRIES, size=length).astype(np.uint16))
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": ENTRIES}
+    write_model(tmp_path / "pythia", "gpt_neox", sizes | {"intermediate_size": 64})
+    names: dict[str, Any] = {}
+    for block in blocks_of(ROOT / "docs/python.md"):
+        exec(compile(block, "docs/python.md", "exec"), names)
+    assert names["trainer"].iteration == 8
+    assert len(names["losses"]) == 20
+    assert names["losses"][-1] < names["losses"][0]
+    assert names["logits_SV"].shape[1] == ENTRIES
+    assert [len(reply.tokens) <= 20 for reply in names["replies"]] == [True] * 3
+    assert Path("tuned/global_step5").is_dir()
+    assert "did you mean hidden" in capsys.readouterr().out
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    program = "import sys, neox_model; neox_model.load_config; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+    assert set(neox_model.__all__) <= set(dir(neox_model))
+    assert [name for name in neox_model.__all__ if getattr(neox_model, name).__name__ != name] == []
+
+
+# The same training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_training_in_parts_is_that_of_neox_launch(tmp_path, data, precision):
+    config = {"precision": precision, "data_path": data}
+    job = write_job(tmp_path, SETTINGS | config | {"save": str(tmp_path / "launched"), "num_gpus": 1})
+    done = launch(tmp_path, "--config", str(job), seconds=200)
+    assert done.returncode == 0, done.stderr
+    seen: list[int] = []
+
+    def draw(step: neox_model.Step) -> None:
+        seen.append(step.iteration)
+        torch.rand(3), random.random(), np.random.rand()
+
+    torch.manual_seed(5)
+    with neox_model.Trainer(config_of(data, precision=precision), callback=draw) as trainer:
+        trainer.train(2)
+        torch.rand(7)
+        trainer.model().generate("abc", maximum_tokens=2, temperature=1.0)
+        trainer.save(tmp_path / "half")
+        trainer.train(1)
+        trainer.train()
+        trainer.save(tmp_path / "ours")
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert_same(tmp_path / "launched", tmp_path / "ours")
+
+    # neox-launch continues what was saved in the middle.
+    resumed = {"load": str(tmp_path / "half"), "save": str(tmp_path / "rest"), "num_gpus": 1}
+    done = launch(
+        tmp_path, "--config", str(write_job(tmp_path, SETTINGS | config | resumed)), seconds=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert_same(tmp_path / "launched", tmp_path / "rest")
+
+
+# What a program keeps
+
+
+def test_nothing_of_a_training_is_left_in_the_process(data, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(1), random.seed(2), np.random.seed(3)
+        expected = torch.rand(3), random.random(), np.random.rand()
+        torch.manual_seed(1), random.seed(2), np.random.seed(3)
+        with torch.no_grad(), neox_model.Trainer(config_of(data)) as trainer:
+            trainer.train(2)
+            assert {number: signal.getsignal(number) for number in handlers} == handlers
+            assert gc.isenabled()
+            model = trainer.model()
+            assert model.generate("ab", maximum_tokens=3).tokens
+            assert {parameter.dtype for parameter in model.module.parameters()} == {torch.float32}
+        assert torch.get_default_dtype() == torch.float64
+        drawn = torch.rand(3), random.random(), np.random.rand()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(drawn[0], expected[0])
+    assert drawn[1:] == expected[1:]
+    assert not torch.distributed.is_initialized()
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+    assert (os.environ.get("RANK"), os.environ.get("WORLD_SIZE")) == ("0", None)
+
+
+def test_two_trainings_in_turns_are_two_trainings_one_after_another(data):
+    def train(turns: list[tuple[int, int]]) -> list[torch.Tensor]:
+        seeds = (1, 2)
+        trainers = [neox_model.Trainer(config_of(data, seed=seed)) for seed in seeds]
+        for which, iterations in turns:
+            trainers[which].train(iterations)
+        found = [trainer.model().logits("abcdef") for trainer in trainers]
+        for trainer in trainers:
+            trainer.close()
+        return found
+
+    in_turns = train([(0, 1), (1, 2), (0, 1), (1, 1), (0, 1)])
+    in_order = train([(0, 3), (1, 3)])
+    assert torch.equal(in_turns[0], in_order[0])
+    assert torch.equal(in_turns[1], in_order[1])
+    assert not torch.equal(in_turns[0], in_turns[1])
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_model_of_a_training_is_a_copy(data):
+    with neox_model.Trainer(config_of(data)) as trainer:
+        before = trainer.model()
+        logits = before.logits("abc")
+        trainer.train(1)
+        assert torch.equal(before.logits("abc"), logits)
+        assert not torch.equal(trainer.model().logits("abc"), logits)
+
+
+# Errors
+
+
+def test_a_callback_that_fails_ends_the_training_and_its_error_is_raised(data):
+    def fail(step: neox_model.Step) -> None:
+        raise KeyError(step.iteration)
+
+    handler = signal.getsignal(signal.SIGINT)
+    with neox_model.Trainer(config_of(data), callback=fail) as trainer:
+        with pytest.raises(KeyError, match="1"):
+            trainer.train()
+        assert signal.getsignal(signal.SIGINT) is handler
+        assert gc.isenabled()
+        for action in (trainer.train, trainer.save, trainer.model):
+            with pytest.raises(neox_model.NeoXError, match="the training has failed"):
+                action()
+    assert not torch.distributed.is_initialized()
+
+
+def test_an_interrupted_training_is_saved_and_says_why_it_ended(tmp_path, data):
+    def interrupt(step: neox_model.Step) -> None:
+        if step.iteration == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    config = config_of(data, save=str(tmp_path / "saved"))
+    with neox_model.Trainer(config, callback=interrupt) as trainer:
+        trainer.train()
+        assert trainer.stop_reason == "Ctrl-C received"
+        with pytest.raises(neox_model.NeoXError, match="has ended: Ctrl-C"):
+            trainer.train()
+    assert (tmp_path / "saved" / "latest").read_text() == f"global_step{trainer.iteration}\n"
+    assert trainer.iteration < 6
+
+
+def test_what_is_not_saved_is_named(data, caplog):
+    with neox_model.Trainer(config_of(data)) as trainer:
+        trainer.train(2)
+    assert "iterations 1 to 2 are not saved" in caplog.text
+    with pytest.raises(neox_model.NeoXError, match="the Trainer is closed"):
+        trainer.train()
+
+
+def test_a_callback_may_save_but_not_train_or_close(tmp_path, data):
+    found: list[Any] = []
+
+    def act(step: neox_model.Step) -> None:
+        found.append(trainer.save(tmp_path / "saved"))
+        for action in (trainer.train, trainer.close):
+            with pytest.raises(neox_model.NeoXError, match="a callback cannot"):
+                action()
+
+    with neox_model.Trainer(config_of(data), callback=act) as trainer:
+        trainer.train(1)
+    assert found == [tmp_path / "saved" / "global_step1"]
+    assert neox_model.load_model(found[0]).logits("abc").shape == (3, 512)
+
+
+def test_one_process_of_several_is_refused(data, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(neox_model.NeoXError, match="this process is one of several"):
+        neox_model.Trainer(config_of(data))
+
+
+@pytest.mark.parametrize(
+    ("sources", "arguments", "message"),
+    [
+        ((), {}, "no configuration was given"),
+        ((3,), {}, "cannot be loaded from a value of type int"),
+        (({"num-layers": object()},), {}, "the dictionary contains a value that is no YAML"),
+        (({"nun-layers": 2},), {}, "did you mean num-layers"),
+        ((), {"text": "num-layers: 2\nnum-layers: 3"}, "line 2  num-layers"),
+        (("missing.yml",), {}, "file not found"),
+    ],
+)
+def test_a_configuration_that_is_wrong_is_one_exception(sources, arguments, message):
+    with pytest.raises(neox_model.ConfigError, match=message):
+        neox_model.load_config(*sources, **arguments)
+
+
+def test_a_configuration_is_the_same_from_a_file_a_text_and_a_dictionary(tmp_path, data):
+    settings = SETTINGS | {"data_path": data}
+    path = write_job(tmp_path, settings)
+    ours = neox_model.load_config(settings)
+    assert ours == neox_model.load_config(path)
+    assert ours == neox_model.load_config(text=json.dumps(settings))
+    assert ours == neox_model.load_config(path, overrides={"train_iters": np.int64(6)})
+    assert neox_model.load_config(path, overrides={"train-iters": 9}).training.train_iters == 9
+
+
+def test_settings_of_generation_are_checked(data):
+    with neox_model.Trainer(config_of(data)) as trainer:
+        model = trainer.model()
+    with pytest.raises(neox_model.ConfigError, match=r"temperatur\n +is not a parameter of generation"):
+        model.generate("a", temperatur=1.0)
+    with pytest.raises(neox_model.ConfigError, match=r"top_p: 3\n +must be at most 1"):
+        list(model.stream("a", top_p=3))
+    for text, message in (("", "empty text"), ("a" * 17, "seq-length is 16"), ([512], "outside the voc")):
+        with pytest.raises(neox_model.NeoXError, match=message):
+            model.logits(text)
+
+
+@pytest.mark.parametrize(
+    ("curriculum", "message"),
+    [
+        (None, "no function"),
+        (lambda iteration: 20, "returns 20 for iteration 1, but must return 8 to 16"),
+        (lambda iteration: 16 - iteration, "returns 14 for iteration 2, but must return 15 to 16"),
+        (lambda iteration: 8.5, "no whole number"),
+        ({"seqlen": lambda iteration: 8}, "has schedule_type: custom, but no function"),
+    ],
+)
+def test_a_curriculum_that_is_wrong_is_refused(data, curriculum, message):
+    with pytest.raises(neox_model.ConfigError, match=message):
+        neox_model.Trainer(config_of(data, curriculum_learning=CUSTOM), curriculum=curriculum)
+
+
+CUSTOM = {
+    "enabled": True,
+    "curriculum_type": "seqlen",
+    "min_difficulty": 8,
+    "max_difficulty": 16,
+    "schedule_type": "custom",
+}
+
+
+def test_a_curriculum_of_a_function_is_the_configured_one_with_the_same_lengths(data):
+    steps = {"difficulty": [8, 12, 16], "max_step": [2, 4]}
+    discrete = CUSTOM | {"schedule_type": "fixed_discrete", "schedule_config": steps}
+
+    def grow(iteration: int) -> int:
+        return 8 if iteration <= 2 else 12 if iteration <= 4 else 16
+
+    def train(block: dict[str, Any], function: Any) -> tuple[list[int], torch.Tensor]:
+        tokens: list[int] = []
+        config = config_of(data, curriculum_learning=block)
+        with neox_model.Trainer(
+            config, curriculum=function, callback=lambda step: tokens.append(step.tokens)
+        ) as trainer:
+            trainer.train()
+            return tokens, trainer.model().logits("abcdef")
+
+    ours, theirs = train(CUSTOM, grow), train(discrete, None)
+    assert ours[0] == theirs[0] == [16, 32, 56, 80, 112, 144]
+    assert torch.equal(ours[1], theirs[1])
+    with pytest.raises(neox_model.ConfigError, match="curriculum has a function for curriculum, which is no"):
+        train(discrete, grow)
