@@ -80,7 +80,7 @@ class Forward:
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return the logits_RV of hidden states, without padding. Collective over the last stage's ranks."""
-        with torch.no_grad(), self._model.autocast():
+        with torch.no_grad(), self.model.autocast():
             logits_R1V = self._head(hidden_RD.unsqueeze(0))
             return gather_vocabulary(logits_R1V, self._tensor, self.vocab_size)[:, 0]
 
