@@ -136,9 +136,7 @@ def test_a_training_in_parts_is_that_of_neox_launch(tmp_path, data, precision):
 
     # neox-launch continues what was saved in the middle.
     resumed = {"load": str(tmp_path / "half"), "save": str(tmp_path / "rest"), "num_gpus": 1}
-    done = launch(
-        tmp_path, "--config", str(write_job(tmp_path, SETTINGS | config | resumed)), seconds=200
-    )
+    done = launch(tmp_path, "--config", str(write_job(tmp_path, SETTINGS | config | resumed)), seconds=200)
     assert done.returncode == 0, done.stderr
     assert_same(tmp_path / "launched", tmp_path / "rest")
 
