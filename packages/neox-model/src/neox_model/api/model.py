@@ -288,7 +288,7 @@ def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None) -> Model
 
 
 def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:
-    settings = found.settings(found.folder.absolute()) | TRAINING
+    settings = {**found.settings(found.folder.absolute()), **TRAINING}
     text = as_text(settings, str(found.folder / "config.json"))
     resolved = resolve(load_config([], texts=[text]), devices=1)
     module = _built(resolved, found.rows, DTYPES[precision or resolved.derived.precision])

@@ -23,6 +23,7 @@ from neox_model.api.model import Model
 from neox_model.assembly.model import build_stage
 from neox_model.assembly.zero_sharding import gathered_parameter
 from neox_model.checkpoint.directory import find_latest
+from neox_model.checkpoint.save_lock import save_lock
 from neox_model.generate.run import as_plain_model
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import SINGLE_PROCESS
@@ -30,7 +31,7 @@ from neox_model.parallel.logical import named_logical_parameters
 from neox_model.train.hooks.base import Hook
 from neox_model.train.read_back import read_back
 from neox_model.train.run import Run, open_training
-from neox_model.train.saving import claim_folder, save_training
+from neox_model.train.saving import save_training
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 from neox_model.train.training import Additions, Training
@@ -189,7 +190,7 @@ class Trainer:
             raise NeoXError("there is no folder to save to; pass one, or set save in the configuration")
         with self._inside(), ExitStack() as stack:
             if not _is_same(target, training.config.checkpoint.save):
-                stack.enter_context(claim_folder(str(target), training.groups, training.storage))
+                stack.enter_context(save_lock(Path(target), training.groups, storage=training.storage))
             self._run.before_save()
             save_training(training, Path(target))
         self._saved = self.iteration
@@ -270,7 +271,9 @@ class _CallbackHook(Hook):
         rate: returns the learning rate of the next update.
     """
 
-    def __init__(self, callback: Callable[[Step], object], own: OwnState, rate: Callable[[], float]) -> None:
+    def __init__(
+        self, callback: Callable[[Step], object], own: OwnState, rate: Callable[[], Tensor | float]
+    ) -> None:
         self._callback, self._own, self._rate = callback, own, rate
         self._next_rate: Tensor | float = 0.0
 
