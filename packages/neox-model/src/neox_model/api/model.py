@@ -146,7 +146,7 @@ class Model:
         tokens = self.tokenizer.encode(text) if isinstance(text, str) else [int(token) for token in text]
         longest, entries = self.config.model.seq_length, self.tokenizer.vocab_size
         if not tokens:
-            raise NeoXError("there are no logits of an empty text; pass a text or token ids")
+            raise NeoXError("an empty text has no logits; pass a text or token ids")
         if len(tokens) > longest:
             raise NeoXError(
                 f"the text has {len(tokens):,} tokens, but seq-length is {longest:,}; pass at most as many"

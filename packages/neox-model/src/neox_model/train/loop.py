@@ -49,7 +49,7 @@ class Loop:
             hook.on_end(state)
 
     def pause(self) -> None:
-        """Give back what hooks changed in this process; for programs that go on after the loop was left."""
+        """Give back what hooks changed in this process; for programs that continue without it."""
         with ExitStack() as stack:
             for hook in self._hooks:
                 stack.callback(hook.on_pause, self._state)
