@@ -130,7 +130,9 @@ def write_model(
 
     kind = getattr(transformers, _CLASSES[family])
     ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
-    model = kind(kind.config_class(**settings, **ids, initializer_range=0.2))
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model = kind(kind.config_class(**settings, **ids, initializer_range=0.2))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from neox_model.checkpoint.contents import Manifest
 from neox_model.convert import from_hf as importing
@@ -109,3 +110,53 @@ def test_checkpoints_that_differ_in_an_option_of_no_class_are_different(tmp_path
     result = verify(tmp_path / "one", tmp_path / "other")
     assert result["verdict"] == "different"
     assert result["differences"] == ["apply_residual_connection_post_layernorm is false in A and true in B"]
+
+
+def test_older_names_and_a_copy_of_the_tied_embedding_are_the_same_model(tmp_path):
+    sizes = {"n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 8, "vocab_size": ENTRIES}
+    write_model(tmp_path / "new", "gpt2", sizes)
+    shutil.copytree(tmp_path / "new", tmp_path / "old")
+    path = tmp_path / "old" / "model.safetensors"
+    tensors = {name.removeprefix("transformer."): values for name, values in load_file(path).items()}
+    embedding = tensors["wte.weight"]
+    extra = {"h.0.attn.bias": torch.ones(8, 8), "lm_head.weight": embedding.clone()}
+    save_file({**tensors, **extra}, path)
+    assert verify(tmp_path / "old", tmp_path / "new") == {
+        "verdict": "equal",
+        "differences": [],
+        "tensors": 16,
+    }
+    save_file({**tensors, "lm_head.weight": -embedding}, path)
+    result = verify(tmp_path / "old", tmp_path / "new")
+    assert result["differences"] == ["lm_head.weight is only in A"]
+    save_file({**tensors, "transformer.wte.weight": embedding.clone()}, path)
+    with pytest.raises(ConversionError, match=r"contains .*wte\.weight a second time under another name"):
+        verify(tmp_path / "old", tmp_path / "new")
+
+
+def test_a_checkpoint_is_compared_in_the_type_of_the_weights_whatever_older_files_add(tmp_path, monkeypatch):
+    small = {name: value for name, value in LLAMA.items() if name not in ("architectures", "model_type")}
+    write_model(tmp_path / "theirs", "llama", small)
+    with monkeypatch.context() as patch:
+        patch.setattr(importing, "prove", lambda *arguments, **options: {})
+        importing.from_hf(tmp_path / "theirs", tmp_path / "ours")
+    path = write_model(tmp_path / "half", "llama", small, dtype=torch.float16) / "model.safetensors"
+    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    save_file({**load_file(path), **extra}, path)
+    assert verify(tmp_path / "ours", tmp_path / "half")["verdict"] == "equal"
+
+
+def test_a_configuration_with_which_transformers_cannot_compute_is_one_message(tmp_path):
+    settings = {**LLAMA, "num_hidden_layers": 2}
+    settings = {
+        name: value for name, value in settings.items() if name not in ("architectures", "model_type")
+    }
+    write_model(tmp_path / "theirs", "qwen2", {**settings, "num_key_value_heads": 2})
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    # transformers builds a mask of a window for the first layer, but the window is switched off.
+    kinds = ["sliding_attention", "full_attention"]
+    config |= {"use_sliding_window": False, "sliding_window": 8, "layer_types": kinds}
+    (tmp_path / "theirs" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ProofError, match="transformers cannot compute a Qwen2Model with its config"):
+        importing.from_hf(tmp_path / "theirs", tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]

@@ -15,6 +15,7 @@ from neox_model.optional import require
 
 __all__ = [
     "adapted_names",
+    "computed",
     "load_adapted_model",
     "load_config",
     "load_model",
@@ -159,6 +160,16 @@ def _with_one_layer(values: dict[str, Any], layer: int, config: Any) -> dict[str
     if values.get("layer_types"):
         values["layer_types"] = [values["layer_types"][layer]]
     return values
+
+
+def computed(model: Any, *arguments: Any, **options: Any) -> Any:
+    """Return what a model computes.
+
+    Raises:
+        ProofError: it cannot compute with its configuration.
+    """
+    with _reporting(ProofError, f"cannot compute a {type(model).__name__} with its config.json"):
+        return model(*arguments, **options)
 
 
 def parameter_name(model: nn.Module, weight: Any) -> str | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from neox_config.derive.resume import in_effect
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.problems import in_words
 from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_model.convert.architecture import Architecture, differences
@@ -52,22 +53,47 @@ class _Theirs:
         self.family = family_of_config(config)
         self.architecture = self.family.read(config)
         self._files = WeightFiles(folder)
-        self._names = {
-            name: stored for name, stored in self._files.tensors.items() if not self.family.is_ignored(name)
-        }
+        self._names = self._found()
+
+    def _found(self) -> dict[str, str]:
+        """Return today's names of the tensors -> those in the files; without a copy of the tied embedding.
+
+        Raises:
+            ConversionError: two of the files' tensors have the same name today.
+        """
+        stored = [name for name in self._files.tensors if not self.family.is_ignored(name)]
+        names = {self.family.usual_name(name): name for name in stored}
+        if len(names) < len(stored):
+            again = sorted(set(stored) - set(names.values()))
+            raise ConversionError(
+                f"{self._files.folder} contains {', '.join(again)} a second time under another name; copy it "
+                "again"
+            )
+        table = {row.ours: f"{row.theirs[0]}.weight" for row in self.family.outside}
+        embedding, head = table[TOKEN_EMBEDDING.removesuffix(".weight")], table["lm_head"]
+        if self.architecture.tied and head in names and self._are_equal(names[head], names.get(embedding)):
+            del names[head]
+        return names
+
+    def _are_equal(self, one: str, other: str | None) -> bool:
+        tensors = self._files.tensors
+        if other is None or tensors[one].shape != tensors[other].shape:
+            return False
+        pairs = zip(self._files.row_chunks(one), self._files.row_chunks(other), strict=True)
+        return all(torch.equal(a, b) for a, b in pairs)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Return the shapes of the tensors by name."""
-        return {name: stored.shape for name, stored in self._names.items()}
+        return {name: self._files.tensors[stored].shape for name, stored in self._names.items()}
 
     def dtype(self, name: str) -> torch.dtype:
         """Return a tensor's stored dtype."""
-        return self._names[name].dtype
+        return self._files.tensors[self._names[name]].dtype
 
     def row_chunks(self, name: str) -> Iterator[Tensor]:
         """Yield a tensor's rows, some at a time."""
-        return self._files.row_chunks(name)
+        return self._files.row_chunks(self._names[name])
 
 
 def verify(

@@ -234,6 +234,12 @@ class Family:
             (each for each in (name, name.removeprefix(self.base_prefix), *others) if each in there), None
         )
 
+    def usual_name(self, stored: str) -> str:
+        """Return the name that today's version gives to a tensor in a file of any version."""
+        name = self.other_names.get(stored, stored)
+        outside = {f"{each}.weight" for row in self.outside for each in row.theirs}
+        return name if name in outside or name.startswith(self.base_prefix) else self.base_prefix + name
+
     def is_ignored(self, name: str) -> bool:
         """Return whether a stored tensor is no weight."""
         return name.endswith(self.ignored) if self.ignored else False

@@ -79,10 +79,9 @@ def _is_copy(sides: Sides, files: WeightFiles, name: str) -> bool:
 
 
 def _check_vocabulary(sides: Sides, files: WeightFiles, model: Any) -> None:
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     model.tie_weights()
-    head = model.get_output_embeddings().weight
-    is_tied = head is model.get_input_embeddings().weight
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    is_tied = head is embedding
     if is_tied != sides.checkpoint.architecture.tied:
         raise ProofError(
             f"{sides.family.class_name} {'ties' if is_tied else 'does not tie'} the output projection to the "

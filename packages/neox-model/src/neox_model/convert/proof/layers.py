@@ -16,7 +16,7 @@ from neox_model.convert.checkpoints import build_sequential
 from neox_model.convert.errors import ProofError
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.sides import Sides, dtype_of
-from neox_model.convert.reference import one_layer_model
+from neox_model.convert.reference import computed, one_layer_model
 from neox_model.convert.weights import WeightFiles
 from neox_model.layers.positions import RotaryPosition
 from neox_model.parallel.logical import named_logical_parameters
@@ -43,7 +43,7 @@ def compare_layers(sides: Sides, files: WeightFiles, figures: Figures) -> None:
         ProofError: a layer differs.
     """
     windows = sides.checkpoint.architecture.windows
-    dtype = dtype_of(files)
+    dtype = dtype_of(sides, files)
     seen: set[int | None] = set()
     pair = None
     for layer, window in enumerate(windows):
@@ -117,7 +117,7 @@ class _Pair:
                 ours = ours + position(torch.arange(length).unsqueeze(1))
             for each in stack:
                 ours = each(ours)
-            theirs = self._theirs(inputs_embeds=hidden_BSD, use_cache=False).last_hidden_state
+            theirs = computed(self._theirs, inputs_embeds=hidden_BSD, use_cache=False).last_hidden_state
         return ours.transpose(0, 1), theirs
 
     def compare_rotary(self, sides: Sides, figures: Figures) -> None:

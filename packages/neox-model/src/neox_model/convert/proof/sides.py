@@ -42,7 +42,7 @@ class Sides:
         return self._config[0]
 
 
-def dtype_of(files: WeightFiles) -> torch.dtype:
+def dtype_of(sides: Sides, files: WeightFiles) -> torch.dtype:
     """Return the dtype that our weights are rounded to: that of all of theirs; float32 if theirs differ."""
-    found = {stored.dtype for stored in files.tensors.values()}
+    found = {stored.dtype for name, stored in files.tensors.items() if not sides.family.is_ignored(name)}
     return found.pop() if len(found) == 1 else torch.float32

@@ -11,7 +11,7 @@ from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.layers import longest
 from neox_model.convert.proof.sides import Sides, dtype_of
 from neox_model.convert.proof.texts import real_text
-from neox_model.convert.reference import load_model
+from neox_model.convert.reference import computed, load_model
 from neox_model.convert.weights import WeightFiles
 from neox_model.layers.attention.kv_cache import logits_in_parts
 
@@ -29,7 +29,7 @@ def compare_whole(sides: Sides, files: WeightFiles, figures: Figures) -> None:
     """
     theirs = load_model(sides.folder, sides.family)
     ours = build_sequential(sides.checkpoint.resolved, sides.checkpoint.vocab_size)
-    load_into(ours, sides.checkpoint, dtype_of(files))
+    load_into(ours, sides.checkpoint, dtype_of(sides, files))
     compare_logits(sides, ours, theirs, figures)
 
 
@@ -76,7 +76,7 @@ def _ours(model: nn.Module, tokens_BS: Tensor, rows: int) -> Tensor:
 
 
 def _theirs(model: Any, tokens_BS: Tensor, rows: int) -> Tensor:
-    logits: Tensor = model(tokens_BS, use_cache=False).logits
+    logits: Tensor = computed(model, tokens_BS, use_cache=False).logits
     return logits[:, -_COMPARED_POSITIONS:, :rows]
 
 
@@ -86,7 +86,8 @@ def _compare_padded(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, 
     lengths = [max(1, length - row * (length // batch)) for row in range(batch)]
     mask_BS = torch.stack([torch.arange(length) >= length - each for each in lengths]).long()
     positions_BS = (mask_BS.cumsum(1) - 1).clamp(min=0)
-    padded = theirs(tokens_BS, attention_mask=mask_BS, position_ids=positions_BS, use_cache=False).logits
+    inputs = {"attention_mask": mask_BS, "position_ids": positions_BS, "use_cache": False}
+    padded = computed(theirs, tokens_BS, **inputs).logits
     for row, each in enumerate(lengths):
         mine = _ours(ours, tokens_BS[row : row + 1, length - each :], rows)
         figures.compare(
@@ -100,16 +101,14 @@ def _compare_cached(ours: nn.Module, theirs: Any, tokens_BS: Tensor, rows: int, 
     steps: Sequence[Tensor] = [tokens_BS[:, :prompt], *tokens_BS[:, prompt:].split(1, dim=1)]
     past, found = None, []
     for step in steps if tokens_BS.shape[1] > prompt else steps[:1]:
-        output = theirs(step, past_key_values=past, use_cache=True)
+        output = computed(theirs, step, past_key_values=past, use_cache=True)
         past = output.past_key_values
         found.append(output.logits[..., :rows])
     cached = torch.cat(found, dim=1)
     length = tokens_BS.shape[1]
     mine = logits_in_parts(ours, tokens_BS, (0, *range(prompt, length), length))[..., :rows]
     figures.compare("cached", mine, cached, where=" logits")
-    figures.compare(
-        "cached and whole", mine, theirs(tokens_BS, use_cache=False).logits[..., :rows], where=" logits"
-    )
+    figures.compare("cached and whole", mine, _theirs(theirs, tokens_BS, rows), where=" logits")
 
 
 def _compare_windows(sides: Sides, ours: nn.Module, theirs: Any, random: Any, figures: Figures) -> None:
