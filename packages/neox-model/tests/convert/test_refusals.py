@@ -389,7 +389,7 @@ def test_a_checkpoint_of_other_tensors_is_refused(ours, change, message):
         ({"norm": "othernorm"}, "was written by another version, whose parameters this one cannot read"),
         (
             {"lora_rank": 4},
-            "contains low-rank adapters alone; merge them into their base",
+            "contains low-rank adapters alone; export them with neox-convert to-peft",
         ),
     ],
 )

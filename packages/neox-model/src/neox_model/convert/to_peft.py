@@ -223,7 +223,7 @@ def _prove(exported: _Exported, sides: Sides, folder: Path, figures: Figures) ->
     _compare_products(exported, stored, figures)
     if counted["parameters"] <= WHOLE_LIMIT:
         theirs = load_adapted_model(sides.folder, sides.family, folder)
-        compare_logits(sides, _our_model(exported, dtype_of(files)), theirs, figures)
+        compare_logits(sides, _our_model(exported, dtype_of(sides, files)), theirs, figures)
     else:
         compare_layers(sides, files, figures)
     return counted["parameters"]
