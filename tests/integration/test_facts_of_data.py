@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
-from neox_config.facts.splits import PARTS, empty_parts
+from neox_config.facts.splits import PARTS, empty_parts, parts_with_documents, training_documents
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_data.indexed import layout
 from neox_data.splits import split_documents
@@ -33,6 +33,22 @@ def test_the_header_of_an_index_is_read_as_it_is_written(index, magic, header):
     read = header.unpack(written.tobytes())
     assert [read[0].rstrip(b"\0"), *read[1:]] == [magic.rstrip(b"\0"), *values[1:]]
     assert header.size == index.header_dtype.itemsize
+
+
+def test_the_documents_of_each_part_are_counted_alike():
+    random = np.random.RandomState(0)
+    for _ in range(2000):
+        shares = random.choice([0.0, 1e-6, 0.1, 1 / 3, 1.0, 5.0, 30.0, 969.0], size=random.randint(1, 4))
+        if not shares.sum():
+            continue
+        split = "/".join(map(str, shares.tolist()))
+        count = int(random.choice([0, 1, 2, 3, 7, 100, 99_999, 2**31]))
+        parts = split_documents(split, count)
+        assert training_documents(split, count) == len(parts["train"]), (split, count)
+        assert parts_with_documents(split, count) == [part for part in PARTS if len(parts[part])], (
+            split,
+            count,
+        )
 
 
 @pytest.mark.parametrize("split", ["969, 30, 1", "1,1,1", "0.9/0.1", "1", "0,0,1", "1e-3,5,0.2"])

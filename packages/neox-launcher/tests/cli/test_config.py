@@ -146,6 +146,34 @@ def test_a_file_is_checked_for_its_cluster(minimal):
     assert "does not divide the 6 devices" in result.stderr
 
 
+WITHOUT_DATA = ("--set", "train-iters=null", "--set", "train-epochs=3", "--set", "data-path=absent")
+
+
+@pytest.mark.parametrize("command", ["check", "show", "estimate"])
+def test_passes_over_absent_data_are_described_as_far_as_they_are_known(minimal, command):
+    result = run(command, minimal, *WITHOUT_DATA)
+    assert result.exit_code == 0, result.output
+    note = " ".join(result.stderr.split())
+    assert "train-epochs: 3 depends on the data, whose index cannot be read here: absent.idx" in note
+    assert "train-iters and what follows from it are not known and not checked" in note
+    if command == "show":
+        assert "train_batch_size: " in result.stdout
+        assert "lr_decay_iters: " not in result.stdout.partition("# On ")[2]
+        given = run(command, minimal, *WITHOUT_DATA, "--set", "lr-decay-iters=7").stdout
+        assert "# lr_decay_iters: 7" in given.partition("# On ")[2]
+    if command == "estimate":
+        timed = run(command, minimal, *WITHOUT_DATA, "--tflops", 100)
+        assert (timed.exit_code, timed.stdout) == (0, result.stdout)
+
+
+@pytest.mark.parametrize("arguments", [("schedule",), ("check", "--files")])
+def test_what_requires_the_data_refuses_passes_over_absent_data(minimal, arguments):
+    command, *more = arguments
+    result = run(command, minimal, *WITHOUT_DATA, *more)
+    assert result.exit_code == 2
+    assert "absent.idx" in result.stderr
+
+
 def test_all_three_batch_sizes_imply_the_devices(minimal):
     result = run("show", minimal, "--set", "train-batch-size=12", "--set", "gas=2")
     assert "# data_parallel_size: 3" in result.stdout

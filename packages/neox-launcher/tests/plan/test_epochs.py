@@ -8,6 +8,7 @@ from neox_config import load_config
 from neox_config.errors import ConfigError
 from neox_launcher.plan.dataset_files import count_tokens
 from neox_launcher.plan.epochs import samples_of_passes, with_iterations
+from neox_launcher.plan.planning import Request, plan_launch
 
 SIZES = (40, 0, 25, 35, 100)
 
@@ -89,6 +90,18 @@ def test_data_that_cannot_be_read_is_named(load_epochs, tmp_path):
     assert problem.remedy == "run the command where the data is, or set train-iters instead"
     (tmp_path / "absent.idx").write_bytes(b"MMIDIDX\0\0 short")
     assert "ends after 15 bytes" in refusal(load_epochs(**{"data-path": tmp_path / "absent"})).what
+
+
+def test_the_doctor_does_not_read_the_data(minimal, tmp_path):
+    values = ("train-iters=null", "train-epochs=2", f"data-path={tmp_path / 'absent'}")
+
+    def plan_of(program):
+        request = Request(program=program, paths=(str(minimal),), overrides=values)
+        return plan_launch(request, gpus=0, environment={})
+
+    assert plan_of("doctor").resolved.config.training.iterations == 1
+    with pytest.raises(ConfigError, match="cannot be read here"):
+        plan_of("train")
 
 
 def test_less_data_than_a_batch_is_refused(load_epochs):

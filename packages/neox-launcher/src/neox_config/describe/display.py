@@ -61,7 +61,7 @@ def show_config(config: NeoXConfig, *, changed: bool = False) -> str:
 
 def show_derived(resolved: Resolved) -> str:
     """Return the derived values and how they are computed, as YAML comments."""
-    values = resolved.derived.model_dump(mode="json")
+    values = _derived(resolved)
     rows = [
         (f"# {name}: {json.dumps(value, allow_nan=False)}", _DERIVED_BY[name])
         for name, value in values.items()
@@ -79,12 +79,22 @@ def show_difference(one: Resolved, other: Resolved) -> str:
             name = ".".join(path[1:])
             sides = ((ones.get(path), one.config), (others.get(path), other.config))
             lines += [name, *(f"  {in_words(value)}  # {_place(name, config)}" for value, config in sides)]
-    derived = [resolved.derived.model_dump(mode="json") for resolved in (one, other)]
+    derived = [_derived(resolved) for resolved in (one, other)]
     for name, value in derived[0].items():
-        if value != derived[1][name]:
+        if name in derived[1] and value != derived[1][name]:
             texts = (in_words(value), in_words(derived[1][name]))
             lines += [f"{name} (derived)", *(f"  {text}  # from {_DERIVED_BY[name]}" for text in texts)]
     return "\n".join(lines)
+
+
+def _derived(resolved: Resolved) -> dict[str, Any]:
+    """Return the derived values, without those that follow from an unknown number of iterations."""
+    values = resolved.derived.model_dump(mode="json")
+    schedule = resolved.config.lr_schedule
+    is_given = schedule.lr_decay_iters is not None and schedule.lr_decay_fraction is None
+    if resolved.config.training.train_iters is None and not is_given:
+        del values["lr_decay_iters"]
+    return values
 
 
 def _values_in_effect(config: NeoXConfig) -> dict[str, Any]:

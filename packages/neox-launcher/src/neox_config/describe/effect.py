@@ -33,6 +33,7 @@ READERS = {
     "parallelism": "neox_config.derive.resolve",
     "precision": "neox_model.engine.build",
     "tokenizer": "neox_model.processes",
+    "train_epochs": "neox_launcher.plan.epochs",
     "training": "neox_model.train.build_hooks",
     "zero": "neox_config.derive.engine_json",
 }
@@ -47,7 +48,7 @@ def declared_in(parameter: Parameter) -> str:
 
 def read_by(parameter: Parameter) -> str:
     """Return the module that reads the section or block of a parameter."""
-    keys = [key for key in READERS if parameter.name.startswith(f"{key}.")]
+    keys = [key for key in READERS if f"{parameter.name}.".startswith(f"{key}.")]
     return READERS[max(keys, key=len, default=section_of(parameter.name.partition(".")[0]))]
 
 

@@ -9,6 +9,17 @@ from neox_config.facts.stores import has_credentials, is_url
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
+_BLEND_REPORT = "set train-iters (neox-data blend-report --config shows the passes), or pack-impl: packed"
+# Reason and remedy, by whether every pass reads every document once.
+_PASSES_OF_WHOLE_DOCUMENTS = {
+    False: ("is not defined with samples that repeat documents as they fit", _BLEND_REPORT),
+    True: (
+        "cannot be computed before the training: the samples of a pass are known only after all "
+        "documents are packed",
+        _BLEND_REPORT,
+    ),
+}
+
 
 def the_length_of_training_is_given_once(c: NeoXConfig) -> Iterator[Problem]:
     """Require train_iters or train_epochs, and refuse both."""
@@ -36,8 +47,8 @@ def a_pass_reads_one_dataset_in_order(c: NeoXConfig) -> Iterator[Problem]:
             "set train-iters (neox-data blend-report shows the passes), or merge them with neox-data merge",
         )
     if c.data.pack_impl != "packed":
-        what = f"is not defined with pack-impl: {c.data.pack_impl}, whose samples depend on their number"
-        yield Problem("train_epochs", what, "set train-iters, or pack-impl: packed")
+        what, remedy = _PASSES_OF_WHOLE_DOCUMENTS[c.data.pack_impl == "best_fit"]
+        yield Problem("train_epochs", f"{what} (pack-impl: {c.data.pack_impl})", remedy)
     if enabled_sampling(c) is not None:
         yield Problem(
             "train_epochs",

@@ -4,15 +4,16 @@ from collections.abc import Callable
 
 import click
 
-from neox_config import NeoXConfig, Resolved, resolve
+from neox_config import NeoXConfig, Resolved
 from neox_config.estimate.shapes import fewest_devices
 from neox_config.files import why_not_readable
-from neox_launcher.plan.epochs import with_iterations
+from neox_config.problems import list_problems
+from neox_launcher.plan.epochs import note_on_iterations, resolve_with_data, resolve_without_data
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.hostfile import read_hostfile
 from neox_launcher.resources.hosts import Pool, select
 
-__all__ = ["MOST_DEVICES", "cluster_options", "hosts_for", "resolve_for"]
+__all__ = ["MOST_DEVICES", "cluster_options", "hosts_for", "resolve_for", "show_note_on_iterations"]
 
 # Upper limit of --devices, far beyond any cluster.
 MOST_DEVICES = 10**7
@@ -34,27 +35,38 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     return devices(hostfile(command))
 
 
-def resolve_for(config: NeoXConfig, *, devices: int | None, hostfile: str | None) -> Resolved:
+def resolve_for(
+    config: NeoXConfig, *, devices: int | None, hostfile: str | None, requires_data: bool = False
+) -> Resolved:
     """Resolve the configuration for a number of devices or for the hosts of a hostfile.
 
     Args:
         config: loaded configuration. Its own hostfile is used if it exists on this machine.
         devices: number of devices of the whole job, or None.
         hostfile: path of a hostfile, or None; excludes `devices`.
+        requires_data: refuse absent data on which the number of iterations depends (`train_epochs`); False:
+            leave `train_iters` None.
 
     Raises:
         NeoXError: the configuration or the hostfile is invalid.
     """
+    resolve_it = resolve_with_data if requires_data else resolve_without_data
     hosts = hosts_for(config, devices=devices, hostfile=hostfile)
     if hosts is not None:
         count = sum(len(host.slots) for host in hosts)
-        config = with_iterations(config, devices=count, hosts=len(hosts))
-        return resolve(config, devices=count, hosts=len(hosts))
+        return resolve_it(config, devices=count, hosts=len(hosts))
     launch = config.launch
     if devices is None and launch.num_gpus is not None and launch.num_gpus > 0:
         devices = launch.num_gpus * max(1, launch.num_nodes or 1)
     devices = devices or fewest_devices(config)
-    return resolve(with_iterations(config, devices=devices), devices=devices)
+    return resolve_it(config, devices=devices)
+
+
+def show_note_on_iterations(config: NeoXConfig) -> None:
+    """Print a note if the number of iterations is not known here, because the data is absent."""
+    notes = note_on_iterations(config)
+    if notes:
+        click.echo(list_problems(notes, config.files, called="note") + "\n", err=True)
 
 
 def hosts_for(config: NeoXConfig, *, devices: int | None, hostfile: str | None) -> tuple[Host, ...] | None:

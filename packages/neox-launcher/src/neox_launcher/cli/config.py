@@ -21,10 +21,11 @@ from neox_config.read.load import draft_config
 from neox_config.read.migrate import migrate_file, replace_file
 from neox_config.schema.not_yet import not_built_yet
 from neox_config.schema.parameter import InvalidValue
-from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for
+from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for, show_note_on_iterations
 from neox_launcher.cli.commands import Commands
 from neox_launcher.cli.estimate import register
 from neox_launcher.cli.schedule import show_course
+from neox_launcher.plan.epochs import note_on_iterations
 from neox_launcher.plan.planning import refuse_hosts
 from neox_launcher.plan.preflight import check_files, notes_on_data
 from neox_launcher.resources.hosts import missing_hostfile
@@ -91,7 +92,7 @@ def check(
     if with_files:
         problems += [*unbuilt, *check_files(config, program="train"), *_other_files(config)]
     else:
-        notes += [*unbuilt, *_note_on_hostfile(config)]
+        notes += [*unbuilt, *_note_on_hostfile(config), *note_on_iterations(config)]
     if notes:
         click.echo(list_problems(notes, config.files, called="note") + "\n", err=True)
     if problems:
@@ -214,7 +215,7 @@ def schedule(points: int, at: tuple[int, ...], plot: Path | None, **options: Any
     """Print and draw the learning rate, batch size, sequence length, a changing momentum and curricula."""
     if plot is not None and plot.suffix.lower() != ".png":
         raise click.UsageError(f"--output {plot}: the picture is a PNG; choose a name that ends in .png")
-    resolved = _resolved(**options)
+    resolved = _resolved(**options, requires_data=True)
     try:
         show_course(resolved, points=points, at=at, plot=plot)
     except NeoXError as error:
@@ -270,10 +271,14 @@ def _resolved(
     overrides: tuple[str, ...],
     devices: int | None,
     hostfile: str | None,
+    *,
+    requires_data: bool = False,
 ) -> Resolved:
     try:
         config = load_config(files, overrides=overrides, directory=directory)
-        return resolve_for(config, devices=devices, hostfile=hostfile)
+        found = resolve_for(config, devices=devices, hostfile=hostfile, requires_data=requires_data)
+        show_note_on_iterations(found.config)
+        return found
     except NeoXError as error:
         _fail(error)
 

@@ -21,7 +21,12 @@ from neox_config.estimate.shapes import (
     shape_of,
 )
 from neox_config.estimate.suggest import ATTAINED_TFLOPS, Cluster, suggest
-from neox_launcher.cli.cluster import MOST_DEVICES, cluster_options, resolve_for
+from neox_launcher.cli.cluster import (
+    MOST_DEVICES,
+    cluster_options,
+    resolve_for,
+    show_note_on_iterations,
+)
 
 __all__ = ["parse_bytes", "register"]
 
@@ -165,10 +170,11 @@ def _estimate_command(
     """Estimate parameters, memory, operations, communication and time of a training without starting it."""
     config = load_config(files, overrides=overrides, directory=directory)
     resolved = resolve_for(config, devices=devices, hostfile=hostfile)
+    show_note_on_iterations(resolved.config)
     result, origin = estimate_resolved(resolved, vocab_size=vocab_size)
     click.echo(render_estimate(result, device_memory=device_memory, vocabulary_origin=origin))
     speed = tflops or (mfu * peak_tflops if mfu else None)
-    if speed is not None:
+    if speed is not None and resolved.config.training.train_iters is not None:
         click.echo(render_training_time(result, iterations=resolved.config.training.iterations, tflops=speed))
 
 

@@ -2,15 +2,71 @@
 
 from functools import partial
 
-from neox_config import NeoXConfig, resolve
+from neox_config import NeoXConfig, Resolved, resolve
+from neox_config.errors import ConfigError
 from neox_config.facts.splits import training_documents
 from neox_config.problems import Problem, config_error, in_words, place_of
 from neox_config.rules import broken_rules
 from neox_launcher.plan.dataset_files import count_tokens, index_path
 
-__all__ = ["samples_of_passes", "with_iterations"]
+__all__ = [
+    "DataNotReadableError",
+    "note_on_iterations",
+    "resolve_with_data",
+    "resolve_without_data",
+    "samples_of_passes",
+    "with_iterations",
+    "without_passes",
+]
 
 _NAME = "train_epochs"
+
+
+class DataNotReadableError(ConfigError):
+    """The number of iterations depends on data whose index cannot be read."""
+
+
+def resolve_with_data(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
+    """Resolve a configuration with the number of iterations that its data gives.
+
+    Raises:
+        ConfigError: as `with_iterations` and `resolve`.
+    """
+    return resolve(with_iterations(config, devices=devices, hosts=hosts), devices=devices, hosts=hosts)
+
+
+def resolve_without_data(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
+    """Resolve a configuration like `resolve_with_data`, or as far as possible where its data is absent.
+
+    `train_iters` is then None in the result, and derived values that follow from it have no meaning.
+
+    Raises:
+        ConfigError: as `with_iterations` and `resolve`, except for absent data.
+    """
+    try:
+        return resolve_with_data(config, devices=devices, hosts=hosts)
+    except DataNotReadableError:
+        return Resolved(
+            config=config, derived=resolve(without_passes(config), devices=devices, hosts=hosts).derived
+        )
+
+
+def note_on_iterations(config: NeoXConfig) -> list[Problem]:
+    """Return a note if the number of iterations is not known here, because the data is absent."""
+    if config.training.train_epochs is None or config.training.train_iters is not None:
+        return []
+    try:
+        _tokens(config)
+    except DataNotReadableError as error:
+        (problem,) = error.problems
+        what = f"{problem.what}; train-iters and what follows from it are not known and not checked"
+        return [Problem(_NAME, what, "run the command where the data is", problem.value, problem.place)]
+    return []
+
+
+def without_passes(config: NeoXConfig) -> NeoXConfig:
+    """Return the configuration of a program that trains nothing, with any number of iterations."""
+    return _with(config, train_iters=config.training.train_iters or 1)
 
 
 def with_iterations(config: NeoXConfig, *, devices: int, hosts: int = 1) -> NeoXConfig:
@@ -22,14 +78,14 @@ def with_iterations(config: NeoXConfig, *, devices: int, hosts: int = 1) -> NeoX
         hosts: number of hosts, for messages.
 
     Raises:
-        ConfigError: the index of the data cannot be read, the data is smaller than a batch, or a setting does
-            not fit the number of iterations.
+        DataNotReadableError: the index of the data cannot be read.
+        ConfigError: the data is smaller than a batch, or a setting does not fit the number of iterations.
     """
     epochs = config.training.train_epochs
     if epochs is None or config.training.train_iters is not None:
         return config
     # The batch size does not depend on the number of iterations.
-    batch = resolve(_with(config, train_iters=1), devices=devices, hosts=hosts).derived.train_batch_size
+    batch = resolve(without_passes(config), devices=devices, hosts=hosts).derived.train_batch_size
     prefix, tokens = _tokens(config)
     samples = samples_of_passes(
         epochs, tokens, seq_length=config.model.seq_length, is_lazy=config.data.sample_order == "lazy"
@@ -73,7 +129,8 @@ def _tokens(config: NeoXConfig) -> tuple[str, int]:
         reason = error.strerror if isinstance(error, OSError) else error
         what = f"depends on the data, whose index cannot be read here: {index_path(prefix)}: {reason}"
         remedy = "run the command where the data is, or set train-iters instead"
-        raise _error(config, what, remedy) from error
+        unreadable = _error(config, what, remedy)
+        raise DataNotReadableError(str(unreadable), unreadable.problems) from error
 
 
 def _with(config: NeoXConfig, **changes: int | None) -> NeoXConfig:
@@ -81,7 +138,7 @@ def _with(config: NeoXConfig, **changes: int | None) -> NeoXConfig:
     return changed.with_origin(sources=config.sources, notices=config.notices, files=config.files)
 
 
-def _error(config: NeoXConfig, what: str, remedy: str) -> Exception:
+def _error(config: NeoXConfig, what: str, remedy: str) -> ConfigError:
     problem = Problem(_NAME, what, remedy)
     value = in_words(config.training.train_epochs)
     return config_error([problem.located(place_of(config.sources, _NAME), value)], config.files)
