@@ -28,7 +28,7 @@ class TrainingSection(Section, resume="training"):
         doc="Number of passes over the training data, instead of train-iters: as many iterations as possible "
         "without reading a token more often. If more passes are set when a training resumes, sample-order "
         "gpt_neox shuffles all passes anew, and its remaining samples contain some tokens more often and "
-        "others less often than that; with lazy, whose passes are shuffled one by one, the training goes on "
+        "others less often than that; with lazy, whose passes are shuffled one by one, the training continues "
         "as if it had been started with them. With T tokens of training documents, E passes have "
         "floor((E*T - 1) / seq-length) samples, or E * floor((T - 1) / seq-length) with sample-order lazy; "
         "train-iters is that divided by the global batch size, rounded down. It is computed when a command "
