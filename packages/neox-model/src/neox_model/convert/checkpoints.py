@@ -30,11 +30,21 @@ from neox_model.convert.weights import CHUNK
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["VOCABULARY", "Checkpoint", "build_sequential", "fusions_off", "load_into", "tensor_shapes"]
+__all__ = [
+    "MODEL_SECTIONS",
+    "VOCABULARY",
+    "Checkpoint",
+    "build_sequential",
+    "fusions_off",
+    "load_into",
+    "model_of",
+    "tensor_shapes",
+]
 
 VOCABULARY = (TOKEN_EMBEDDING, "lm_head.weight")
 """Weights with one row per entry of the vocabulary."""
-_MODEL_SECTIONS = ("model", "attention", "tokenizer")
+MODEL_SECTIONS = ("model", "attention", "tokenizer")
+"""Sections of the configuration that determine the logits, and the tokenizer."""
 
 
 class Checkpoint:
@@ -109,9 +119,14 @@ class Checkpoint:
         step = max(1, CHUNK // max(1, row))
         total = shape[0] if count is None else count
         for start in range(0, total, step):
-            values = torch.empty((min(total, start + step) - start, *shape[1:]), dtype=self.dtype(name))
-            self._fill(name, values.view(-1), start * row)
-            yield values
+            yield self.rows(name, start, min(total, start + step))
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Return some rows of a weight in its stored dtype."""
+        row = self.manifest.tensors[name].shape[1:]
+        values = torch.empty((stop - start, *row), dtype=self.dtype(name))
+        self._fill(name, values.view(-1), start * prod(row))
+        return values
 
     def _fill(self, name: str, values: Tensor, start: int) -> None:
         record = self.manifest.tensors[name]
@@ -173,11 +188,29 @@ class Checkpoint:
 
 
 def _model_of(manifest: Manifest, folder: Path) -> Resolved:
-    """Return the model's parameters in a manifest, without what affects only how it is computed."""
-    recorded, kinds = manifest.config, sections()
+    try:
+        return model_of(manifest.config)
+    except (ValidationError, ConfigError) as error:
+        raise ConversionError(
+            f"{folder} was written by another version, whose parameters this one cannot read: {error}; "
+            "convert it with that version"
+        ) from error
+
+
+def model_of(recorded: Mapping[str, Any]) -> Resolved:
+    """Return the model's parameters in recorded values, without what affects only how it is computed.
+
+    Args:
+        recorded: values by name, as `flat_values` returns them; others than the model's are not used.
+
+    Raises:
+        ConfigError: they are not those of a model of this version.
+        ValidationError: likewise.
+    """
+    kinds = sections()
     values: dict[str, dict[str, Any]] = {
         section: {name: recorded[name] for name in kinds[section].model_fields.keys() & recorded.keys()}
-        for section in _MODEL_SECTIONS
+        for section in MODEL_SECTIONS
     }
     if "mlp_width" not in recorded:
         # Earlier versions recorded it under this name.
@@ -185,14 +218,7 @@ def _model_of(manifest: Manifest, folder: Path) -> Resolved:
     # Required of every configuration, and without effect on the model.
     values["training"] = {"train_micro_batch_size_per_gpu": 1, "train_iters": 1}
     values["optimizer"] = {"optimizer": {"type": "Adam", "params": {"lr": 1.0, "weight_decay": 0.0}}}
-    try:
-        config = NeoXConfig.from_sections(values)
-        return resolve(_without_fused_operators(config), devices=1)
-    except (ValidationError, ConfigError) as error:
-        raise ConversionError(
-            f"{folder} was written by another version, whose parameters this one cannot read: {error}; "
-            "convert it with that version"
-        ) from error
+    return resolve(_without_fused_operators(NeoXConfig.from_sections(values)), devices=1)
 
 
 def _without_fused_operators(config: NeoXConfig) -> NeoXConfig:

@@ -163,6 +163,45 @@ def write_peft(
     _report(output, result)
 
 
+@main.command("from-neox", cls=_Command)
+@click.argument("folder", metavar="DIR", type=_FOLDER)
+@_OUTPUT
+@click.option(
+    "--config",
+    multiple=True,
+    type=_FOLDER,
+    metavar="FILE",
+    help="Configuration that the model was trained with, if DIR does not record it; may be repeated.",
+)
+@click.option(
+    "--trim-vocab", is_flag=True, help="Leave out rows of the embedding that the tokenizer does not use."
+)
+@_VOCAB_FILE
+@_MERGE_FILE
+def read_gpt_neox(
+    folder: Path,
+    output: Path,
+    config: tuple[Path, ...],
+    trim_vocab: bool,
+    vocab_file: Path | None,
+    merge_file: Path | None,
+) -> None:
+    """Write a checkpoint of GPT-NeoX as a checkpoint of ours, with a configuration.
+
+    DIR is global_stepN with the files layer_*-model_*-model_states.pt or mp_rank_*_model_states.pt, or the
+    folder with the file latest. Optimizer states are not converted.
+    """
+    result = _with_torch("from_neox").from_neox(
+        folder,
+        output,
+        config=config,
+        trim_vocab=trim_vocab,
+        vocab_file=vocab_file,
+        merge_file=merge_file,
+    )
+    _report(output, result)
+
+
 @main.command(cls=_Command)
 @click.argument("one", metavar="A", type=_FOLDER)
 @click.argument("other", metavar="B", type=_FOLDER)

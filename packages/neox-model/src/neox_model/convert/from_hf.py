@@ -32,7 +32,7 @@ from neox_model.convert.tokenizer_files import (
     rows_to_keep,
     write_json,
 )
-from neox_model.convert.weights import WeightFiles
+from neox_model.convert.weights import PRECISIONS, WeightFiles
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
 from neox_model.processes import recorded_values
 from neox_model.versions import package_versions
@@ -40,8 +40,6 @@ from neox_model.versions import package_versions
 __all__ = ["HuggingFaceModel", "Reader", "from_hf", "open_hf"]
 
 logger = logging.getLogger(__name__)
-
-_PRECISIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str, Any]:
@@ -161,7 +159,7 @@ class Reader:
     def precision(self) -> str:
         """Return the precision to train in: that of most stored elements."""
         dtypes = [stored.dtype for stored in self._files.tensors.values()]
-        return _PRECISIONS.get(max(set(dtypes), key=dtypes.count), "fp32")
+        return PRECISIONS.get(max(set(dtypes), key=dtypes.count), "fp32")
 
     def plan(self, shapes: dict[str, tuple[int, ...]]) -> list[Tensors]:
         """Return our tensors with theirs; each of theirs is stored with the shape that ours requires.

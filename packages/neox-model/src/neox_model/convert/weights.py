@@ -23,19 +23,21 @@ from neox_model.checkpoint.shard_file import ShardFile
 from neox_model.checkpoint.shards import raw_bytes
 from neox_model.convert.errors import ConversionError
 
-__all__ = ["CHUNK", "Stored", "WeightFiles", "Written", "write_weights"]
+__all__ = ["CHUNK", "PRECISIONS", "UNREADABLE", "Stored", "WeightFiles", "Written", "write_weights"]
 
 CHUNK = 2**24
 """Elements that are read at once."""
+PRECISIONS: Mapping[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+"""Precision to train in, by the dtype of stored weights; others: "fp32"."""
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLED, _PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _FILE_BYTES = 5_000_000_000
-# What torch raises for files that are damaged, or contain something other than tensors.
-_UNREADABLE = (
+UNREADABLE = (
     *(UnpicklingError, RuntimeError, EOFError, LookupError, TypeError, ValueError, AttributeError, OSError),
     *(AssertionError, ArithmeticError, MemoryError, zipfile.BadZipFile, struct.error),
 )
+"""What torch raises for files that are damaged, or contain something other than what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ def _unpickled(path: Path) -> Mapping[str, Tensor]:
         )
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConversionError(
             f"{path} contains something other than tensors, or is damaged, and was not loaded: {reason}"

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,15 @@ TRAINING: Mapping[str, Any] = {
 """Parameters of a training that continues an imported model."""
 
 
-def write_settings(path: Path, model: Mapping[str, Any], *, source: Path, output: Path) -> None:
+def write_settings(
+    path: Path,
+    model: Mapping[str, Any],
+    *,
+    source: Path,
+    output: Path,
+    command: str = "from-hf",
+    notes: Sequence[str] = (),
+) -> None:
     """Write a configuration that trains, generates with and evaluates the model.
 
     Args:
@@ -43,18 +51,21 @@ def write_settings(path: Path, model: Mapping[str, Any], *, source: Path, output
         model: parameters of the model and its tokenizer.
         source: the folder that it came from.
         output: the folder that will contain it.
+        command: the conversion.
+        notes: further lines of its comment.
     """
     settings = {**model, **TRAINING, "load": str(output), "finetune": True}
     grouped = {name for names in _GROUPS.values() for name in names}
     groups = {_MODEL: [name for name in settings if name not in grouped], **_GROUPS}
     here = shlex.quote(str(output / path.name))
     lines = [
-        f"# Written by neox-convert from-hf from {_value(str(source))}.",
+        f"# Written by neox-convert {command} from {_value(str(source))}.",
         "#",
         f"#   neox-launch generate --config {here}",
         f"#   neox-launch --config {here} --set data-path=PREFIX --set save=FOLDER",
         "#",
         "# To resume such a training, also pass --set load=FOLDER --set finetune=false.",
+        *(f"# {note}".rstrip() for note in notes),
     ]
     for title, names in groups.items():
         lines += ["", f"# --- {title}"]

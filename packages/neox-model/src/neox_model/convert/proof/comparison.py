@@ -17,10 +17,11 @@ class Figures:
 
     Args:
         limit: what is considered rounding.
+        other: what neox-model is compared with, for messages.
     """
 
-    def __init__(self, limit: float = LIMIT) -> None:
-        self.limit = limit
+    def __init__(self, limit: float = LIMIT, *, other: str = "transformers") -> None:
+        self.limit, self._other = limit, other
         self._largest: dict[str, float] = {}
 
     def compare(self, what: str, ours: Tensor, theirs: Tensor, *, where: str = "") -> None:
@@ -29,7 +30,7 @@ class Figures:
         Args:
             what: the kind of comparison, which is recorded.
             ours: our result.
-            theirs: the result of transformers.
+            theirs: the other result.
             where: what exactly was compared, for messages.
 
         Raises:
@@ -44,7 +45,7 @@ class Figures:
         if not difference <= self.limit:
             found = f"{difference:.3g}" if math.isfinite(difference) else "not a finite number"
             raise ProofError(
-                f"{what}{where}: the results of neox-model and transformers differ by {found} of the "
+                f"{what}{where}: the results of neox-model and {self._other} differ by {found} of the "
                 f"largest, more than {self.limit:g}; this is not the same model"
             )
         self._largest[what] = max(self._largest.get(what, 0.0), difference)

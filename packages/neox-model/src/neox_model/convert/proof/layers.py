@@ -21,7 +21,7 @@ from neox_model.convert.weights import WeightFiles
 from neox_model.layers.positions import RotaryPosition
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["compare_layers", "longest"]
+__all__ = ["compare_layers", "longest", "one_layer"]
 
 _LONGEST = 2048
 _SHORT = 16
@@ -76,7 +76,7 @@ class _Pair:
     def __init__(self, sides: Sides, layer: int) -> None:
         self.window = sides.checkpoint.architecture.windows[layer]
         self._width = sides.checkpoint.architecture.hidden_size
-        self._ours = build_sequential(_one_layer(sides.checkpoint.resolved, layer), 1)
+        self._ours = build_sequential(one_layer(sides.checkpoint.resolved, layer), 1)
         self._theirs: Any = one_layer_model(sides.config, sides.family, layer)
 
     def fill(self, sides: Sides, files: WeightFiles, layer: int, dtype: torch.dtype) -> None:
@@ -137,7 +137,8 @@ class _Pair:
             figures.compare("rotary tables", mine[:length], half, where=f" ({what})")
 
 
-def _one_layer(resolved: Resolved, layer: int) -> Resolved:
+def one_layer(resolved: Resolved, layer: int) -> Resolved:
+    """Return a model with one layer of the kind of layer `layer`."""
     kind = resolved.derived.attention_types[layer]
     config = resolved.config
     update = {

@@ -1,0 +1,172 @@
+"""Write a checkpoint of GPT-NeoX as a checkpoint of ours, with a configuration."""
+
+import json
+import logging
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from neox_config import load_config, resolve
+from neox_config.derive.resume import SAMPLES_PER_ITERATION
+from neox_config.facts.checkpoints import LATEST, MANIFEST, checkpoint_name
+from neox_model.checkpoint.contents import Layout, Manifest
+from neox_model.checkpoint.shards import write_durably
+from neox_model.checkpoint.stream import StreamedTensor, write_streamed_shards
+from neox_model.convert.architecture import architecture_of
+from neox_model.convert.checkpoints import Checkpoint, tensor_shapes
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.neox.files import NeoXFiles, find_folder
+from neox_model.convert.neox.progress import recorded_progress
+from neox_model.convert.neox.proof import compare_blocks, compare_rows
+from neox_model.convert.neox.settings import Settings, read_settings
+from neox_model.convert.neox.tensors import Joined, joined_tensors
+from neox_model.convert.neox.tokenizer import NamedTokenizer, find_named_tokenizer
+from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.proof import provenance
+from neox_model.convert.proof.comparison import Figures
+from neox_model.convert.tokenizer_files import padding_multiple, rows_to_keep, write_json
+from neox_model.convert.weights import PRECISIONS
+from neox_model.convert.yaml_file import CONFIGURATION, write_settings
+from neox_model.processes import recorded_values
+from neox_model.versions import package_versions
+
+__all__ = ["from_neox"]
+
+logger = logging.getLogger(__name__)
+
+_NOTES = (
+    "",
+    "Optimizer states were not converted. To continue at the recorded iteration with new ones, instead of",
+    "starting at iteration 0, also pass",
+    "  --set finetune=false --set no-load-optim=true --set no-load-rng=true --set override-lr-scheduler=true",
+)
+
+
+def from_neox(
+    folder: Path,
+    output: Path,
+    *,
+    config: Sequence[Path] = (),
+    trim_vocab: bool = False,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+) -> dict[str, Any]:
+    """Write a checkpoint of GPT-NeoX as one of ours, and prove that it is the same model.
+
+    Args:
+        folder: `global_stepN`, or the folder with `latest`.
+        output: the folder to create: `latest`, `global_stepN`, `model.yml` and the tokenizer's files.
+        config: the files that the model was trained with; empty: those that it records.
+        trim_vocab: leave out rows of the embedding without an entry in the tokenizer.
+        vocab_file: the tokenizer's file, if it is not where the configuration says.
+        merge_file: its second file.
+
+    Returns:
+        The contents of `verification.json`.
+
+    Raises:
+        NeoXError: the checkpoint cannot be read or built, or the written one differs.
+    """
+    refuse_existing(output)
+    files = NeoXFiles(find_folder(folder))
+    iteration = _iteration(files)
+    settings = read_settings(files, config)
+    tokenizer = find_named_tokenizer(
+        settings.config.tokenizer, files.folder, vocab_file=vocab_file, merge_file=merge_file
+    )
+    rows = rows_to_keep(tokenizer.tokenizer, settings.rows, trim_vocab=trim_vocab)
+    multiple = padding_multiple(tokenizer.tokenizer.vocab_size, rows)
+    shapes = tensor_shapes(settings.resolved, rows)
+    plan = joined_tensors(files, architecture_of(settings.resolved), shapes, settings.rows)
+    parameters = settings.parameters() | {
+        "make-vocab-size-divisible-by": multiple,
+        "precision": PRECISIONS.get(files.dtype(plan[-1].key), "fp32"),
+        **tokenizer.settings(output.absolute()),
+    }
+    with folder_written_aside(output) as aside:
+        tokenizer.copy(aside)
+        write_settings(
+            aside / CONFIGURATION,
+            parameters,
+            source=folder,
+            output=output.absolute(),
+            command="from-neox",
+            notes=_NOTES,
+        )
+        checkpoint = _write_checkpoint(aside, files, settings, plan, tokenizer, iteration)
+        result = _prove(files, checkpoint, plan)
+        write_json(aside / "verification.json", result)
+    logger.warning(
+        "%s is of iteration %s; its optimizer states were not converted: a training from %s starts at "
+        "iteration 0 with new ones, and can be continued at that iteration as the file describes",
+        *(files.folder, f"{iteration:,}", output / CONFIGURATION),
+    )
+    return result
+
+
+def _iteration(files: NeoXFiles) -> int:
+    found = files.recorded("iteration")
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise ConversionError(
+            f"{files.folder}/mp_rank_00_model_states.pt records no iteration; only checkpoints of GPT-NeoX "
+            "itself are read"
+        )
+    return found
+
+
+def _write_checkpoint(
+    aside: Path,
+    files: NeoXFiles,
+    settings: Settings,
+    plan: Sequence[Joined],
+    tokenizer: NamedTokenizer,
+    iteration: int,
+) -> Checkpoint:
+    """Write `global_stepN` and `latest`, and return the checkpoint."""
+    folder = aside / checkpoint_name(iteration)
+    folder.mkdir()
+    architecture = architecture_of(settings.resolved)
+    joined = {each.ours: each for each in plan}
+    streamed = [StreamedTensor(each.ours, each.shape, files.dtype(each.key)) for each in plan]
+    records, sizes = write_streamed_shards(
+        folder, streamed, lambda name: joined[name].chunks(files, architecture)
+    )
+    resolved = resolve(load_config([aside / CONFIGURATION]), devices=1)
+    config = json.loads(json.dumps(recorded_values(resolved, tokenizer.tokenizer), allow_nan=False))
+    del config[SAMPLES_PER_ITERATION]  # That of model.yml is not that of the training.
+    manifest = Manifest(
+        iteration=iteration,
+        layout=Layout(data=1, model=1, pipe=1),
+        config=config,
+        tensors=records,
+        **recorded_progress(files, settings.config, iteration),
+        files=sizes,
+        packages=package_versions(),
+    )
+    write_durably(folder / MANIFEST, manifest.to_json())
+    write_durably(aside / LATEST, checkpoint_name(iteration) + "\n")
+    return Checkpoint(folder)
+
+
+def _prove(files: NeoXFiles, checkpoint: Checkpoint, plan: Sequence[Joined]) -> dict[str, Any]:
+    """Compare the written checkpoint with the files, and return what was seen."""
+    checkpoint.check_shapes()
+    figures = Figures(other="the ranks of GPT-NeoX's checkpoint")
+    compare_rows(files, checkpoint, figures)
+    compare_blocks(files, checkpoint, figures)
+    read = {each.key for each in plan}
+    return {
+        "verdict": "equal",
+        "class": "a checkpoint of GPT-NeoX",
+        "iteration": checkpoint.manifest.iteration,
+        "tensor_parallel_ranks": files.ranks,
+        "tensors": len(checkpoint.shapes),
+        "parameters": sum(prod(shape) for shape in checkpoint.shapes.values()),
+        "tensors_read": len(read) * files.ranks,
+        "constants_compared": sorted(str(key) for key in files.parts.keys() - read),
+        "largest_differences": figures.plain(),
+        "limit": figures.limit,
+        "optimizer_states": "not converted",
+        **provenance(files.folder, checkpoint.folder, packages=()),
+    }

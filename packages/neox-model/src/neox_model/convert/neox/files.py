@@ -1,0 +1,246 @@
+"""The files of a checkpoint of GPT-NeoX, whichever of its layouts they have.
+
+| written with | weights | keys |
+| --- | --- | --- |
+| `pipe_parallel_size` of 1 or more, versions 1.0 and 2.0 | `layer_NN-model_MM-model_states.pt` | of a layer |
+| `pipe_parallel_size: 0` | `mp_rank_MM_model_states.pt`, in `module` | `sequential.N.` and of a layer |
+
+NN is the layer, MM the tensor-parallel rank: 0 is the embedding, 2 the first block, the final norm follows
+one number after the last block, and an output projection of its own after it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_config.facts.checkpoints import LATEST
+from neox_config.problems import in_words
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.neox.records import read_record
+from neox_model.convert.weights import CHUNK
+
+__all__ = ["Key", "NeoXFiles", "find_folder"]
+
+_LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
+_RANK = re.compile(r"mp_rank_(\d+)_model_states\.pt")
+_SEQUENTIAL = re.compile(r"sequential\.(\d+)\.(.+)")
+_COMPLETE = "copy the checkpoint again, with all its files"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """A tensor of all ranks: the number of its layer, and its name in it."""
+
+    layer: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} of layer {self.layer:02d}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor of one rank: its file and place, shape and dtype."""
+
+    path: Path
+    place: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def find_folder(given: Path) -> Path:
+    """Return the folder of one checkpoint: `given`, or the one that its file `latest` names.
+
+    Raises:
+        ConversionError: there is none.
+    """
+    if not given.is_dir():
+        raise ConversionError(f"{given} is not a folder; pass the folder of a checkpoint of GPT-NeoX")
+    if any(_LAYER.fullmatch(path.name) or _RANK.fullmatch(path.name) for path in given.iterdir()):
+        return given
+    latest = given / LATEST
+    if not latest.is_file():
+        raise ConversionError(
+            f"{given} contains neither files of a checkpoint of GPT-NeoX (layer_00-model_00-model_states.pt, "
+            "mp_rank_00_model_states.pt) nor a file latest; pass the folder global_stepN"
+        )
+    try:
+        name = latest.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConversionError(f"cannot read {latest}: {error}; pass the folder global_stepN") from error
+    if Path(name).name != name or not (given / name).is_dir():
+        raise ConversionError(f"{latest} names {name!r}, which is no folder in {given}; pass the right one")
+    return given / name
+
+
+class NeoXFiles:
+    """The tensors and the recorded state of a checkpoint.
+
+    Args:
+        folder: with `layer_*` and `mp_rank_*` files.
+
+    Attributes:
+        folder: likewise.
+        state: what the file of rank 0 records, without weights.
+        ranks: number of tensor-parallel ranks.
+        parts: key -> the tensor of each rank.
+
+    Raises:
+        ConversionError: a file is missing or damaged, or files do not belong together.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        states = {rank: folder / name for (rank,), name in _matching(folder, _RANK)}
+        layers = dict(_matching(folder, _LAYER))
+        if not states:
+            raise ConversionError(f"{folder} contains no mp_rank_00_model_states.pt; {_COMPLETE}")
+        _require_all(folder, states.keys(), "mp_rank_{:02d}_model_states.pt")
+        self.state = _same_state(states)
+        if layers:
+            self.ranks = 1 + max(rank for _, rank in layers)
+            found = _of_layers({place: folder / name for place, name in layers.items()}, self.ranks)
+        else:
+            self.ranks = len(states)
+            found = _of_ranks(states)
+        self.parts = self._complete(found)
+
+    def _complete(self, found: Mapping[Key, Mapping[int, _Part]]) -> dict[Key, tuple[_Part, ...]]:
+        parts = {}
+        for key, by_rank in found.items():
+            missing = [rank for rank in range(self.ranks) if rank not in by_rank]
+            if missing:
+                raise ConversionError(
+                    f"{self.folder}: {key} is missing on rank {missing[0]} of {self.ranks}; {_COMPLETE}"
+                )
+            dtypes = {part.dtype for part in by_rank.values()}
+            if len(dtypes) > 1:
+                raise ConversionError(f"{self.folder}: {key} has different dtypes on the ranks; {_COMPLETE}")
+            parts[key] = tuple(by_rank[rank] for rank in range(self.ranks))
+        return parts
+
+    def recorded(self, name: str) -> Any:
+        """Return an entry of the recorded state; None if there is none."""
+        return self.state.get(name)
+
+    def shapes(self, key: Key) -> list[tuple[int, ...]]:
+        """Return the shape on each rank."""
+        return [part.shape for part in self.parts[key]]
+
+    def dtype(self, key: Key) -> torch.dtype:
+        """Return the dtype, which is the same on all ranks."""
+        return self.parts[key][0].dtype
+
+    def whole(self, key: Key, rank: int) -> Tensor:
+        """Return a copy of the tensor of a rank.
+
+        Raises:
+            ConversionError: a value is not finite, or the file changed.
+        """
+        return self._elements(key, rank, 0, prod(self.parts[key][rank].shape)).view(
+            self.parts[key][rank].shape
+        )
+
+    def row_chunks(self, key: Key, rank: int) -> Iterator[Tensor]:
+        """Yield the rows of the tensor of a rank, some at a time."""
+        shape = self.parts[key][rank].shape
+        row = prod(shape[1:])
+        step = max(1, CHUNK // max(1, row))
+        for start in range(0, shape[0], step):
+            stop = min(shape[0], start + step)
+            yield self._elements(key, rank, start * row, stop * row).view(stop - start, *shape[1:])
+
+    def _elements(self, key: Key, rank: int, start: int, stop: int) -> Tensor:
+        """Return a copy of a part; the file is mapped only meanwhile, because pages count as memory."""
+        part = self.parts[key][rank]
+        found: Any = read_record(part.path)
+        for name in part.place:
+            found = found[name]
+        values: Tensor = found.detach().reshape(-1)[start:stop].clone()
+        if not bool(values.isfinite().all()):
+            raise ConversionError(
+                f"{part.path}: {key.name} contains values that are not finite; convert another checkpoint"
+            )
+        return values
+
+
+def _matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[tuple[int, ...], str]]:
+    """Yield the numbers in the names of files, and the names."""
+    for path in sorted(folder.iterdir()):
+        if found := pattern.fullmatch(path.name):
+            yield tuple(int(number) for number in found.groups()), path.name
+
+
+def _require_all(folder: Path, there: Any, name: str) -> None:
+    for number in range(max(there) + 1):
+        if number not in there:
+            raise ConversionError(f"{folder} contains no {name.format(number)}; {_COMPLETE}")
+
+
+def _same_state(paths: Mapping[int, Path]) -> dict[str, Any]:
+    """Return the recorded state of rank 0; the iteration and the arguments are the same on all ranks."""
+    states = {}
+    for rank, path in paths.items():
+        record = read_record(path)
+        states[rank] = {name: value for name, value in record.items() if name not in ("module", "optimizer")}
+    for rank, state in states.items():
+        for name in ("iteration", "args"):
+            if state.get(name) != states[0].get(name):
+                raise ConversionError(
+                    f"{paths[rank]} records another {name} than {paths[0].name}; {_COMPLETE}"
+                )
+    return states[0]
+
+
+def _of_layers(paths: Mapping[tuple[int, ...], Path], ranks: int) -> dict[Key, dict[int, _Part]]:
+    """Return the tensors in files of layers."""
+    found: dict[Key, dict[int, _Part]] = {}
+    for layer in sorted({layer for layer, _ in paths}):
+        for rank in range(ranks):
+            path = paths.get((layer, rank))
+            if path is None:
+                folder = next(iter(paths.values())).parent
+                name = f"layer_{layer:02d}-model_{rank:02d}-model_states.pt"
+                raise ConversionError(f"{folder} contains no {name}; {_COMPLETE}")
+            for name, tensor in _tensors(path, read_record(path)):
+                place = _Part(path, (name,), tuple(tensor.shape), tensor.dtype)
+                found.setdefault(Key(layer, name), {})[rank] = place
+    return found
+
+
+def _of_ranks(paths: Mapping[int, Path]) -> dict[Key, dict[int, _Part]]:
+    """Return the tensors in files of ranks."""
+    found: dict[Key, dict[int, _Part]] = {}
+    for rank, path in paths.items():
+        module = read_record(path).get("module")
+        if not isinstance(module, Mapping) or not module:
+            raise ConversionError(
+                f"{path.parent} contains no weights: neither files of layers "
+                f"(layer_00-model_00-model_states.pt) nor the entry module in {path.name}; {_COMPLETE}"
+            )
+        for name, tensor in _tensors(path, module):
+            match = _SEQUENTIAL.fullmatch(name)
+            if match is None:
+                raise ConversionError(
+                    f"{path} contains {name}, but the weights of GPT-NeoX begin with sequential.N.; pass a "
+                    "checkpoint that GPT-NeoX wrote"
+                )
+            place = _Part(path, ("module", name), tuple(tensor.shape), tensor.dtype)
+            found.setdefault(Key(int(match[1]), match[2]), {})[rank] = place
+    return found
+
+
+def _tensors(path: Path, record: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    for name, value in record.items():
+        if not isinstance(value, Tensor):
+            raise ConversionError(
+                f"{path}: {name} is {in_words(value) if value is None else type(value).__name__}, not a "
+                "tensor; only layers of plain tensors are read (TransformerEngine stores states between them)"
+            )
+        yield name, value

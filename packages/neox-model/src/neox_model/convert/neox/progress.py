@@ -1,0 +1,52 @@
+"""The state of a training, for one that continues at its iteration with new optimizer states."""
+
+from dataclasses import asdict
+from typing import Any
+
+from neox_config import NeoXConfig
+from neox_config.derive.learning_rate import learning_rate_curve
+from neox_config.derive.resolve import decay_iterations
+from neox_model.checkpoint.comparison import CURVE_CLASS
+from neox_model.convert.neox.files import NeoXFiles
+
+__all__ = ["recorded_progress"]
+
+
+def recorded_progress(files: NeoXFiles, config: NeoXConfig, iteration: int) -> dict[str, Any]:
+    """Return the entries of a manifest that describe a training.
+
+    Samples are counted as DeepSpeed recorded them; a file that records none gives no state, so that a
+    training can start from the weights, but not continue.
+
+    Args:
+        files: the checkpoint.
+        config: the configuration that it was trained with.
+        iteration: finished iterations.
+    """
+    samples, skipped = (_count(files, name) for name in ("global_samples", "skipped_steps"))
+    if samples is None or (samples == 0) != (iteration == 0):
+        return {}
+    curve = learning_rate_curve(config, decay_iterations=decay_iterations(config))
+    evaluations = iteration // config.training.eval_interval
+    batch = samples // iteration if iteration else 0
+    return {
+        "training": {
+            "iteration": iteration,
+            "samples": samples,
+            "tokens": samples * config.model.seq_length,
+            "skipped_iterations": skipped or 0,
+            "validation_samples": evaluations * config.training.eval_iters * batch,
+            "batch_sizes": [[0, batch]] if iteration and samples % iteration == 0 else [],
+        },
+        "engine": {"global_steps": iteration, "global_samples": samples},
+        "schedule": {
+            CURVE_CLASS: type(curve).__name__,
+            "curve": asdict(curve),
+            "applied_updates": iteration - (skipped or 0),
+        },
+    }
+
+
+def _count(files: NeoXFiles, name: str) -> int | None:
+    found = files.recorded(name)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found >= 0 else None

@@ -1,0 +1,276 @@
+"""Prove that a written checkpoint computes what the stored ranks compute together.
+
+The ranks are not joined here: each computes its heads and its part of the feed-forward block from its own
+tensors, and the results are added, as in tensor-parallel training. Nothing of the conversion's tables is
+used. Each block is compared with neox-model's, built from the written checkpoint; embeddings and the output
+projection are compared value by value.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_model.convert.checkpoints import Checkpoint, build_sequential
+from neox_model.convert.errors import ProofError
+from neox_model.convert.neox.files import Key, NeoXFiles
+from neox_model.convert.proof.comparison import Figures
+from neox_model.convert.proof.layers import one_layer
+from neox_model.parallel.logical import named_logical_parameters
+
+__all__ = ["compare_blocks", "compare_rows"]
+
+_TOKENS = 16
+_SCALES = (1.0, 1e-3)
+_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "geglu": functional.gelu,
+    "relu": functional.relu,
+    "reglu": functional.relu,
+    "softsign": functional.softsign,
+    "swish": functional.silu,
+    "silu": functional.silu,
+    "swiglu": functional.silu,
+    "mish": functional.mish,
+    "glu": torch.sigmoid,
+    "bilinear": lambda x: x,
+}
+_GATED = {name for name, facts in ACTIVATION_FACTS.items() if facts.is_gated}
+
+
+def compare_rows(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures) -> None:
+    """Compare embeddings and output projection with the rows of the ranks, value by value.
+
+    Raises:
+        ProofError: they differ.
+    """
+    after = checkpoint.architecture.num_layers + 4
+    vocabulary = {TOKEN_EMBEDDING: Key(0, "word_embeddings.weight")}
+    if not checkpoint.architecture.tied:
+        vocabulary["lm_head.weight"] = Key(after, "final_linear.weight")
+    for name, key in vocabulary.items():
+        first = 0
+        for rank in range(files.ranks):
+            for chunk in _chunks_of(files, key, rank, checkpoint.shapes[name]):
+                rows = chunk[: checkpoint.vocab_size - first]
+                written = checkpoint.rows(name, first, first + rows.shape[0])
+                _require_same(name, written, rows, figures)
+                first += rows.shape[0]
+    name = "embedding.position_embeddings.weight"
+    if name in checkpoint.shapes:
+        stored = files.whole(Key(0, "position_embeddings.weight"), files.ranks - 1)
+        _require_same(name, checkpoint.whole(name), stored, figures)
+
+
+def _require_same(name: str, written: Tensor, stored: Tensor, figures: Figures) -> None:
+    if not torch.equal(written, stored):
+        raise ProofError(f"{name} differs from the stored one; this is not the same model")
+    figures.compare("rows", written.float(), stored.float())
+
+
+def _chunks_of(files: NeoXFiles, key: Key, rank: int, whole: tuple[int, ...]) -> Iterator[Tensor]:
+    """Yield rows; a projection that is divided over the hidden size is joined first."""
+    if files.shapes(key)[rank][1:] == whole[1:]:
+        yield from files.row_chunks(key, rank)
+    elif rank == 0:
+        yield torch.cat([files.whole(key, each) for each in range(files.ranks)], dim=1)
+
+
+def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures) -> None:
+    """Compare every block, with the final norm, on random hidden states of two sizes.
+
+    Raises:
+        ProofError: a block differs.
+    """
+    architecture, attention = checkpoint.architecture, checkpoint.resolved.config.attention
+    kinds = checkpoint.resolved.derived.attention_types
+    # In one block of a sparse pattern, and in a window, attention is plain causal attention.
+    visible = [each for each in architecture.windows if each is not None]
+    if any(kind != "global" for kind in kinds):
+        visible.append(attention.sparsity_config.block)
+    length = min(_TOKENS, architecture.max_positions, *visible)
+    pair: tuple[str, _Ours] | None = None
+    for index, kind in enumerate(kinds):
+        if pair is None or pair[0] != kind:
+            pair = (kind, _Ours(checkpoint, index))
+        pair[1].fill(index)
+        ranks = _Ranks(files, checkpoint, index)
+        generator = torch.Generator().manual_seed(index)
+        hidden_SD = torch.randn(length, architecture.hidden_size, generator=generator)
+        hidden_BSD = torch.stack([hidden_SD * scale for scale in _SCALES])
+        results = zip(pair[1].run(hidden_BSD), ranks.run(hidden_BSD.double()).float(), strict=True)
+        for scale, (here, there) in zip(_SCALES, results, strict=True):
+            where = f" {index}, {length} tokens, hidden states of size {scale:g}"
+            figures.compare("layer", here, there, where=where)
+
+
+class _Ours:
+    """A block of neox-model with the final norm.
+
+    Args:
+        checkpoint: the written one.
+        index: a block of the kind.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, index: int) -> None:
+        self._checkpoint = checkpoint
+        self._model = build_sequential(one_layer(checkpoint.resolved, index), 1)
+
+    def fill(self, index: int) -> None:
+        """Load the weights of a block."""
+        outside = (TOKEN_EMBEDDING, "lm_head.weight", "embedding.position_embeddings.weight")
+        with torch.no_grad():
+            for name, parameter in named_logical_parameters(self._model):
+                if name not in outside:
+                    stored = name.replace("layers.0.", f"layers.{index}.", 1)
+                    parameter.copy_(self._checkpoint.whole(stored))
+
+    def run(self, hidden_BSD: Tensor) -> Tensor:
+        """Return the results of the block and the final norm."""
+        _, *stack, _ = self._model.stack
+        hidden_SBD = hidden_BSD.transpose(0, 1)
+        with torch.no_grad():
+            for each in stack:
+                hidden_SBD = each(hidden_SBD)
+        return hidden_SBD.transpose(0, 1)
+
+
+class _Ranks:
+    """A block as the ranks compute it, in float64.
+
+    Args:
+        files: the checkpoint of GPT-NeoX.
+        checkpoint: the written one, for the parameters of its model.
+        index: the block.
+    """
+
+    def __init__(self, files: NeoXFiles, checkpoint: Checkpoint, index: int) -> None:
+        self._files, self._a = files, checkpoint.architecture
+        self._attention = checkpoint.resolved.config.attention
+        self._layer = index + 2
+        self._names = {key.name for key in files.parts if key.layer == self._layer}
+
+    def run(self, hidden_BSD: Tensor) -> Tensor:
+        """Return the results of the block and the final norm."""
+        first = self._norm(self._layer, "input_layernorm", hidden_BSD)
+        attended = self._added("attention.dense", lambda rank: self._heads(rank, first))
+        hidden = hidden_BSD + attended
+        before = hidden_BSD if self._a.parallel_residual else hidden
+        second = self._norm(self._layer, "post_attention_layernorm", before)
+        stem = next(
+            each for each in ("linear2", "dense_4h_to_h", "w2") if f"mlp.{each}.weight" in self._names
+        )
+        hidden = hidden + self._added(f"mlp.{stem}", lambda rank: self._inner(rank, second))
+        return self._norm(self._a.num_layers + 3, "norm", hidden)
+
+    def _tensor(self, name: str, rank: int, layer: int | None = None) -> Tensor | None:
+        key = Key(self._layer if layer is None else layer, name)
+        return self._files.whole(key, rank).double() if key in self._files.parts else None
+
+    def _linear(self, stem: str, rank: int, inputs: Tensor, *, bias: bool = True) -> Tensor:
+        weight = self._tensor(f"{stem}.weight", rank)
+        assert weight is not None, stem
+        return functional.linear(inputs, weight, self._tensor(f"{stem}.bias", rank) if bias else None)
+
+    def _added(self, stem: str, inputs: Callable[[int], Tensor]) -> Tensor:
+        """Return the sum over ranks of an output projection.
+
+        With a parallel residual the bias of every rank is in the sum; otherwise it is added once, after it.
+        """
+        ranks, every = range(self._files.ranks), self._a.parallel_residual
+        parts = [self._linear(stem, rank, inputs(rank), bias=every or rank == 0) for rank in ranks]
+        return torch.stack(parts).sum(dim=0)
+
+    def _norm(self, layer: int, stem: str, inputs: Tensor) -> Tensor:
+        last, a = self._files.ranks - 1, self._a
+        names = ("weight", "scale", "g")
+        found = (self._tensor(f"{stem}.{name}", last, layer) for name in names)
+        weight = next(each for each in found if each is not None)
+        if a.norm == "layernorm":
+            bias = self._tensor(f"{stem}.bias", last, layer)
+            return functional.layer_norm(inputs, weight.shape, weight, bias, a.norm_epsilon)
+        if a.norm == "rmsnorm":
+            return weight * inputs / (inputs.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt()
+        return weight * inputs / inputs.norm(dim=-1, keepdim=True).clamp(min=a.norm_epsilon)
+
+    def _inner(self, rank: int, inputs: Tensor) -> Tensor:
+        """Return the inner activations of a rank."""
+        activation = _ACTIVATIONS[self._a.activation]
+        if "mlp.w1.weight" in self._names:
+            return activation(self._linear("mlp.w1", rank, inputs)) * self._linear("mlp.w3", rank, inputs)
+        stem = "mlp.linear1" if "mlp.linear1.weight" in self._names else "mlp.dense_h_to_4h"
+        inner = self._linear(stem, rank, inputs)
+        if self._a.activation not in _GATED:
+            return activation(inner)
+        width = inner.shape[-1] // 2
+        return inner[..., :width] * activation(inner[..., width:])
+
+    def _heads(self, rank: int, inputs: Tensor) -> Tensor:
+        """Return the results of the heads of a rank, next to each other."""
+        a, ranks = self._a, self._files.ranks
+        width, queries, keys = a.hidden_size // a.heads, a.heads // ranks, a.kv_heads // ranks
+        mixed = self._linear("attention.query_key_value", rank, inputs)
+        results, length = [], inputs.shape[-2]
+        for head in range(queries):
+            if a.heads == a.kv_heads:
+                query, key, value = (mixed[..., (3 * head + n) * width :][..., :width] for n in range(3))
+            else:
+                shared = head * keys // queries
+                places = (head, queries + shared, queries + keys + shared)
+                query, key, value = (mixed[..., place * width :][..., :width] for place in places)
+            scores = self._rotated(query) @ self._rotated(key).mT / math.sqrt(width)
+            scores = scores + self._bias(rank, head, head + rank * queries, length, width)
+            seen = torch.ones(length, length, dtype=torch.bool).tril()
+            results.append(scores.masked_fill(~seen, -math.inf).softmax(-1) @ value)
+        return torch.cat(results, dim=-1)
+
+    def _rotated(self, states_BSD: Tensor) -> Tensor:
+        """Return queries or keys of a head, turned by their positions."""
+        if self._a.positions != "rotary":
+            return states_BSD
+        length, width = states_BSD.shape[-2:]
+        channels = int(width * self._a.rotary_fraction)
+        half = channels // 2
+        rates = self._a.rotary_base ** -(torch.arange(half, dtype=torch.float64) * 2 / channels)
+        turned = torch.polar(
+            torch.ones(length, half, dtype=torch.float64),
+            torch.arange(length, dtype=torch.float64).unsqueeze(1) * rates,
+        )
+        pairs = torch.complex(states_BSD[..., :half], states_BSD[..., half:channels]) * turned
+        return torch.cat([pairs.real, pairs.imag, states_BSD[..., channels:]], dim=-1)
+
+    def _bias(self, rank: int, local: int, head: int, length: int, width: int) -> Tensor:
+        """Return what is added to the scores of a head, by query and key."""
+        place = torch.arange(length)
+        distance = (place.unsqueeze(1) - place).clamp(min=0)
+        if self._a.positions == "alibi":
+            return -_slope(head, self._a.heads) * distance.double()
+        if self._a.positions == "rpe":
+            table = self._tensor("attention.rpe.weight", rank)
+            assert table is not None
+            return table[self._buckets(distance), local] * math.sqrt(width)
+        return torch.zeros(length, length, dtype=torch.float64)
+
+    def _buckets(self, distance: Tensor) -> Tensor:
+        """Return the bucket of each distance: one each for near ones, logarithmic for far ones."""
+        count, far = self._attention.rpe_num_buckets, self._attention.rpe_max_distance
+        exact = count // 2
+        beyond = [
+            min(count - 1, exact + int(math.log(each / exact) / math.log(far / exact) * (count - exact)))
+            if each >= exact
+            else each
+            for each in range(int(distance.max()) + 1)
+        ]
+        return torch.tensor(beyond)[distance]
+
+
+def _slope(head: int, heads: int) -> float:
+    power = 2 ** int(math.log2(heads))
+    if head < power:
+        return 2.0 ** (-8 * (head + 1) / power)
+    return 2.0 ** (-8 * (2 * (head - power) + 1) / (2 * power))

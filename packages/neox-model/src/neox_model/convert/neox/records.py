@@ -1,0 +1,109 @@
+"""Read what torch.save wrote for GPT-NeoX, without running anything in it.
+
+torch's own restricted unpickler reads the file (`torch.load(weights_only=True)`): it calls no function and
+builds no object whose name is not allowed, and it has tensors, dictionaries and numbers. The names allowed in
+addition are below. None of them is imported: an argument object becomes a dictionary, and what a conversion
+does not use, such as the state of a random generator, becomes an object without behavior. Another unpickler
+would have to repeat torch's for tensors, and a subclass of Python's runs what it does not forbid.
+"""
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.weights import UNREADABLE
+
+__all__ = ["Arguments", "read_record"]
+
+
+class Arguments(dict[str, Any]):
+    """An object with attributes, such as the arguments of a program, as a dictionary."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Take the attributes."""
+        if not isinstance(state, Mapping):
+            raise TypeError("the attributes of an argument object are not a dictionary")
+        self.update(state)
+
+
+class Unused:
+    """A value that no conversion uses; it keeps nothing and does nothing."""
+
+    def __new__(cls, *_: Any) -> "Unused":
+        """Take any arguments."""
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any) -> None:
+        """Keep nothing."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep nothing."""
+
+
+_ARGUMENTS = (
+    "argparse.Namespace",
+    "types.SimpleNamespace",
+    "megatron.neox_arguments.arguments.NeoXArgs",
+)
+_UNUSED = (
+    # States of random generators.
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+    "numpy.core.multiarray.scalar",
+    "numpy._core.multiarray.scalar",
+    "numpy.ndarray",
+    "numpy.dtype",
+    # States of loss scaling.
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+)
+
+
+def read_record(path: Path) -> Mapping[str, Any]:
+    """Return the dictionary in a file; its tensors are mapped into memory.
+
+    Raises:
+        ConversionError: the file is damaged, has another format, or contains something that is not allowed.
+    """
+    _require_format(path)
+    allowed = [(Arguments, name) for name in _ARGUMENTS] + [(Unused, name) for name in _UNUSED]
+    with torch.serialization.safe_globals(allowed):
+        try:
+            unknown = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+            found = None if unknown else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except UNREADABLE as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ConversionError(
+                f"{path} is damaged, or contains something other than tensors and plain values, and was not "
+                f"loaded: {reason}; copy it again"
+            ) from error
+    if unknown:
+        raise ConversionError(
+            f"{path} contains {', '.join(unknown)}, which is neither a tensor nor a plain value; nothing in "
+            "the file was run, and it was not loaded; use a checkpoint from a source that you trust, saved "
+            "without it"
+        )
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise ConversionError(f"{path} does not contain a dictionary; copy it again")
+    return found
+
+
+def _require_format(path: Path) -> None:
+    """Check that a file is an archive whose parts are not compressed, because they are mapped."""
+    try:
+        if not zipfile.is_zipfile(path):
+            raise ConversionError(
+                f"{path} is in torch's format of before version 1.6, or damaged; load it with a program "
+                "that you trust and save it with a later version, or copy it again"
+            )
+        with zipfile.ZipFile(path) as archive:
+            is_stored = all(part.compress_type == zipfile.ZIP_STORED for part in archive.infolist())
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ConversionError(f"cannot read {path}: {error}; copy it again") from error
+    if not is_stored:
+        raise ConversionError(f"{path} was compressed after it was saved; unpack it and save it again")

@@ -1,0 +1,216 @@
+"""The configuration of a checkpoint of GPT-NeoX: what it records, or the files that it was trained with."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pydantic import ValidationError
+
+from neox_config import NeoXConfig, Resolved, load_config
+from neox_config.derive.resume import flat_values
+from neox_config.errors import ConfigError
+from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.problems import in_words
+from neox_model.convert.architecture import architecture_of, obstacles_in
+from neox_model.convert.checkpoints import MODEL_SECTIONS, fusions_off, model_of
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.neox.files import Key, NeoXFiles
+from neox_model.convert.neox.tensors import FIRST_BLOCK
+
+__all__ = ["Settings", "read_settings"]
+
+_CONFIGS = "configs"
+# Recorded arguments that follow from others and from the number of ranks.
+_DERIVED = ("padded_vocab_size", "model_parallel_size")
+# Without these, recorded arguments do not determine the model.
+_NEEDED = ("num_layers", "hidden_size", "num_attention_heads", "pos_emb", "norm", "no_weight_tying")
+_EMBEDDING = Key(0, "word_embeddings.weight")
+_FORMER_NAMES = {"SPMTokenizer": "SentencePieceTokenizer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is known about a model and its training.
+
+    Args:
+        config: the configuration that it was trained with.
+        resolved: the model alone, with plain operators.
+        rows: stored entries of the vocabulary.
+    """
+
+    config: NeoXConfig
+    resolved: Resolved
+    rows: int
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters of the model that have not their default, with their names in files."""
+        config = self.resolved.config
+        found: dict[str, Any] = {}
+        for name in MODEL_SECTIONS[:2]:
+            section = getattr(config, name)
+            found |= section.model_dump(mode="json", exclude_defaults=True, exclude=set(fusions_off(section)))
+        found["seq_length"] = self.config.model.seq_length
+        return {name.replace("_", "-"): value for name, value in found.items()}
+
+
+def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
+    """Return the settings of a checkpoint.
+
+    Args:
+        files: the checkpoint.
+        given: configuration files; empty: those that it records.
+
+    Raises:
+        ConversionError: there are none, they are invalid or incomplete, or differ from what is recorded.
+    """
+    arguments = files.recorded("args")
+    arguments = dict(arguments) if isinstance(arguments, Mapping) else {}
+    config = _configuration(files, given, arguments)
+    if _EMBEDDING not in files.parts:
+        raise ConversionError(f"{files.folder} does not contain {_EMBEDDING}; copy the checkpoint again")
+    rows = sum(shape[0] for shape in files.shapes(_EMBEDDING))
+    _compare_recorded(files, config, arguments, rows)
+    recorded = flat_values(config) | _stored(files, config)
+    try:
+        resolved = model_of(recorded)
+    except (ConfigError, ValidationError) as error:
+        raise ConversionError(f"the model of {files.folder} cannot be built: {error}") from error
+    _refuse_options(files, config, resolved)
+    return Settings(config, resolved, rows)
+
+
+def _configuration(files: NeoXFiles, given: Sequence[Path], arguments: Mapping[str, Any]) -> NeoXConfig:
+    folder = files.folder / _CONFIGS
+    recorded = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+    try:
+        if given or recorded:
+            return load_config(given or recorded)
+        if all(name in arguments for name in _NEEDED):
+            return _of_arguments(arguments)
+    except ConfigError as error:
+        where = "" if given else " that it records; correct a copy and pass it as --config"
+        raise ConversionError(f"{files.folder}: the configuration{where}: {error}") from error
+    raise ConversionError(
+        f"{files.folder} records no configuration ({_CONFIGS}/*.yml, or all arguments); pass the files that "
+        "the model was trained with as --config FILE --config FILE ..."
+    )
+
+
+def _of_arguments(arguments: Mapping[str, Any]) -> NeoXConfig:
+    """Return the configuration of recorded arguments; a name that is not known is an error that names it."""
+    plain = {name: value for name, value in arguments.items() if value is not None and name not in _DERIVED}
+    try:
+        text = json.dumps(plain, default=repr, allow_nan=False)
+    except ValueError as error:
+        raise ConversionError(
+            f"the recorded arguments contain a number that is not finite ({error}); pass the files that the "
+            "model was trained with as --config"
+        ) from error
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "arguments.yml"
+        path.write_text(text)
+        return load_config([path])
+
+
+def _compare_recorded(files: NeoXFiles, config: NeoXConfig, arguments: Mapping[str, Any], rows: int) -> None:
+    """Compare the recorded arguments with the configuration and the files."""
+    known = flat_values(config)
+    shaping = {name for section in MODEL_SECTIONS for name in type(getattr(config, section)).model_fields}
+    here = {name: value for name, value in known.items() if name in shaping}
+    here |= {"padded_vocab_size": rows, "model_parallel_size": files.ranks}
+    for name, value in arguments.items():
+        if name not in known.keys() | here.keys():
+            raise ConversionError(
+                f"{files.folder} records {name}: {in_words(value)}, which is not known; only checkpoints of "
+                "GPT-NeoX itself are read"
+            )
+        if name in here and value is not None and _FORMER_NAMES.get(str(value), value) != here[name]:
+            what = "the files have" if name in _DERIVED else "the configuration has"
+            raise ConversionError(
+                f"{files.folder} records {name}: {in_words(value)}, but {what} {in_words(here[name])}; pass "
+                "the configuration that it was trained with as --config, and all files of the checkpoint"
+            )
+
+
+def _stored(files: NeoXFiles, config: NeoXConfig) -> dict[str, Any]:
+    """Return the parameters that follow from the stored tensors, and not from the configuration alone."""
+    found: dict[str, Any] = {
+        # GPT-NeoX ignores it, so that every layer has its own weights.
+        "num_unique_layers": None,
+        # GPT-NeoX reads it, and builds the biases of layer norms anyway.
+        "use_bias_in_norms": config.model.use_bias_in_norms
+        or Key(FIRST_BLOCK, "input_layernorm.bias") in files.parts,
+    }
+    width = _mlp_width(files, config)
+    if width is not None:
+        found |= {"mlp_width": width, "intermediate_size": None, "expansion_factor": None}
+        found["mlp_multiple_of"] = 1
+    return found
+
+
+def _mlp_width(files: NeoXFiles, config: NeoXConfig) -> int | None:
+    """Return the stored inner width of the MLP; versions of GPT-NeoX computed it differently.
+
+    Raises:
+        ConversionError: the configuration states a width, and no version computes the stored one from it.
+    """
+    is_gated = ACTIVATION_FACTS[config.model.activation].is_gated
+    names = {"mlp.linear1.weight": is_gated, "mlp.dense_h_to_4h.weight": is_gated, "mlp.w1.weight": False}
+    for name, is_double in names.items():
+        key = Key(FIRST_BLOCK, name)
+        if key in files.parts:
+            width = sum(shape[0] for shape in files.shapes(key)) // (2 if is_double else 1)
+            _check_width(files, config, key, width)
+            return width
+    return None
+
+
+def _check_width(files: NeoXFiles, config: NeoXConfig, key: Key, width: int) -> None:
+    model = config.model
+    size = model.intermediate_size
+    if model.expansion_factor is not None:
+        size = int(model.expansion_factor * model.hidden_size)
+    facts, multiple = ACTIVATION_FACTS[model.activation], model.mlp_multiple_of
+    computed = facts.mlp_width(model.hidden_size, size, multiple)
+    if model.mlp_width is not None:
+        allowed = {model.mlp_width}
+    elif size is not None:
+        allowed = {computed, size}  # Before September 2024 the size of w1, w2 and w3 was exact.
+    elif facts.is_gated:
+        # Half of the size since September 2024, and multiples of 256 in Llama before.
+        half, third = 8 * model.hidden_size // 3 // 2, 8 * model.hidden_size // 3
+        allowed = {computed, -(-half // multiple) * multiple, -(-third // 256) * 256}
+    else:
+        allowed = {computed}
+    if width not in allowed:
+        expected = " or ".join(f"{each:,}" for each in sorted(allowed))
+        raise ConversionError(
+            f"{files.folder}: {key} gives an MLP width of {width:,}, but the configuration {expected} "
+            "(mlp-width, intermediate-size, expansion-factor, activation); pass the configuration that it "
+            "was trained with as --config"
+        )
+
+
+def _refuse_options(files: NeoXFiles, config: NeoXConfig, resolved: Resolved) -> None:
+    """Refuse options that GPT-NeoX does not have, or whose meaning depends on its version."""
+    refused = [str(each) for each in obstacles_in(resolved) if each.option.startswith(_REFUSED)]
+    refused += [
+        f"attention-config: {kind}"
+        for kind in dict.fromkeys(resolved.derived.attention_types)
+        if kind in ("gmlp", "amlp")
+    ]
+    if config.attention.apply_query_key_layer_scaling and config.attention.pos_emb == "rpe":
+        refused.append("apply-query-key-layer-scaling with pos-emb: rpe")
+    if architecture_of(resolved).rotary_scaling:
+        refused.append("rotary-scaling, which GPT-NeoX does not have")
+    if refused:
+        raise ConversionError(
+            f"{files.folder}: a model with {'; '.join(refused)} cannot be read: what it computes depends on "
+            "the version of GPT-NeoX, or differs from neox-model; there is no conversion of it"
+        )
+
+
+_REFUSED = ("apply-residual-connection-post-layernorm",)

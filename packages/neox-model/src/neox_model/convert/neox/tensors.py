@@ -1,0 +1,309 @@
+"""Our tensors from the parts that GPT-NeoX's tensor-parallel ranks stored."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_model.convert.architecture import Architecture
+from neox_model.convert.checkpoints import VOCABULARY
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.forms import SEPARATE_QKV
+from neox_model.convert.neox.files import Key, NeoXFiles
+
+__all__ = ["FIRST_BLOCK", "Joined", "joined_tensors"]
+
+Shape = tuple[int, ...]
+FIRST_BLOCK = 2
+"""Number of the first block's layer; 0 is the embedding, and 1 has no weights."""
+_TOLERANCE = 2.0**-7
+_GATED = {name for name, facts in ACTIVATION_FACTS.items() if facts.is_gated}
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """How the parts of the ranks become one tensor.
+
+    Args:
+        part: our whole shape, number of ranks -> the shape on each rank; None if it cannot be divided so.
+        values: files, key, architecture -> the whole tensor.
+        rows_follow: the whole tensor is the rows of rank 0, then those of rank 1, .., so that it can be read
+            in chunks.
+    """
+
+    part: Callable[[Shape, int], Shape | None]
+    values: Callable[[NeoXFiles, Key, Architecture], Tensor]
+    rows_follow: bool = False
+
+
+def _divided(shape: Shape, dim: int, ranks: int) -> Shape | None:
+    if dim >= len(shape) or shape[dim] % ranks:
+        return None
+    return (*shape[:dim], shape[dim] // ranks, *shape[dim + 1 :])
+
+
+def _parts(files: NeoXFiles, key: Key) -> list[Tensor]:
+    return [files.whole(key, rank) for rank in range(files.ranks)]
+
+
+def _rows(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:
+    return torch.cat(_parts(files, key))
+
+
+def _columns(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:
+    return torch.cat(_parts(files, key), dim=1)
+
+
+def _copies(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:
+    first, *others = _parts(files, key)
+    for rank, other in enumerate(others, 1):
+        if not torch.equal(first, other):
+            raise ConversionError(
+                f"{files.folder}: {key} must be the same on all ranks, but differs between rank 0 and rank "
+                f"{rank}; convert another checkpoint"
+            )
+    return first
+
+
+def _sum(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:
+    """Add the parts: with a parallel residual each rank adds its own before the results are summed."""
+    parts = _parts(files, key)
+    return torch.stack(parts).double().sum(dim=0).to(parts[0].dtype)
+
+
+def _half(number: int) -> Callable[[NeoXFiles, Key, Architecture], Tensor]:
+    def half(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:
+        return torch.cat([part.chunk(2)[number] for part in _parts(files, key)])
+
+    return half
+
+
+def _grouped(files: NeoXFiles, key: Key, architecture: Architecture) -> Tensor:
+    """Join projections whose ranks store all their queries, then their keys, then their values."""
+    width = architecture.hidden_size // architecture.heads // files.ranks
+    counts = [width * heads for heads in (architecture.heads, architecture.kv_heads, architecture.kv_heads)]
+    split = [part.split(counts) for part in _parts(files, key)]
+    return SEPARATE_QKV.to_ours(tuple(torch.cat(same) for same in zip(*split, strict=True)), architecture)
+
+
+def _both_halves(shape: Shape, ranks: int) -> Shape | None:
+    return _divided((2 * shape[0], *shape[1:]), 0, 2 * ranks) and (2 * shape[0] // ranks, *shape[1:])
+
+
+ROWS = Join(lambda shape, ranks: _divided(shape, 0, ranks), _rows, rows_follow=True)
+COLUMNS = Join(lambda shape, ranks: _divided(shape, 1, ranks), _columns)
+COPIES = Join(lambda shape, _: shape, _copies)
+SUM = Join(lambda shape, _: shape, _sum)
+FIRST_HALF, SECOND_HALF = Join(_both_halves, _half(0)), Join(_both_halves, _half(1))
+GROUPED = Join(lambda shape, ranks: _divided(shape, 0, ranks), _grouped)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """One tensor of ours and its parts.
+
+    Args:
+        ours: logical name.
+        shape: whole shape, of which the first rows are used.
+        key: the parts.
+        join: how they are joined.
+    """
+
+    ours: str
+    shape: Shape
+    key: Key
+    join: Join
+
+    def chunks(self, files: NeoXFiles, architecture: Architecture) -> Iterator[Tensor]:
+        """Yield the values in row-major order."""
+        if not self.join.rows_follow:
+            yield self.join.values(files, self.key, architecture)
+            return
+        missing = self.shape[0]
+        for rank in range(files.ranks):
+            for chunk in files.row_chunks(self.key, rank):
+                yield chunk[:missing]
+                missing -= min(missing, chunk.shape[0])
+
+
+def joined_tensors(
+    files: NeoXFiles, architecture: Architecture, shapes: Mapping[str, Shape], rows: int
+) -> list[Joined]:
+    """Return our tensors with their parts, whose shapes fit; every stored tensor is used or known.
+
+    Args:
+        files: the checkpoint.
+        architecture: of the model.
+        shapes: logical name -> whole shape of all our tensors.
+        rows: stored entries of the vocabulary; `shapes` may have fewer.
+
+    Raises:
+        ConversionError: a tensor is missing, additional or of another shape.
+    """
+    found = [_joined(files, architecture, name, shape, rows) for name, shape in shapes.items()]
+    used = {joined.key for joined in found}
+    for key in sorted(files.parts.keys() - used):
+        expected = _buffer(key, architecture)
+        if expected is None:
+            raise ConversionError(
+                f"{files.folder} contains {key}, which the model of its configuration does not have; pass "
+                "the configuration that it was trained with as --config"
+            )
+        _check_buffer(files, key, expected)
+    return found
+
+
+def _joined(files: NeoXFiles, architecture: Architecture, name: str, shape: Shape, rows: int) -> Joined:
+    module, _, kind = name.rpartition(".")
+    _, index, part = _place(module)
+    choices = _inside(architecture, index, part, kind) if index is not None else _outside(architecture, name)
+    if not choices:
+        raise ConversionError(f"GPT-NeoX's checkpoints have no place for {name}; this model cannot be read")
+    for key, joins in choices:
+        if key in files.parts:
+            _refuse_older_groups(files, architecture, key)
+            stored = (rows, *shape[1:]) if name in VOCABULARY else shape
+            return Joined(name, shape, key, _fitting(files, key, joins, stored))
+    names = " or ".join(dict.fromkeys(str(key) for key, _ in choices))
+    raise ConversionError(
+        f"{files.folder} does not contain {names}, which the model of its configuration has; pass the "
+        "configuration that it was trained with as --config, or copy the checkpoint again"
+    )
+
+
+_Choices = list[tuple[Key, tuple[Join, ...]]]
+_IN_BLOCK: Mapping[str, tuple[str, Mapping[str, tuple[Join, ...]]]] = {
+    "attention.dense": ("attention.dense", {"weight": (COLUMNS,)}),
+    "attention.core.position": ("attention.rpe", {"weight": (COLUMNS,)}),
+}
+_NORMS = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
+# Names of a norm's weight: of layer norms and fused norms, of rmsnorm, and of scalenorm.
+_NORM_WEIGHTS = {"layernorm": ("weight",), "rmsnorm": ("scale", "weight"), "scalenorm": ("g",)}
+# Since September 2024, and before.
+_MLP_IN, _MLP_OUT = ("mlp.linear1", "mlp.dense_h_to_4h"), ("mlp.linear2", "mlp.dense_4h_to_h")
+# Gate and input of the feed-forward block of Llama before September 2024, which stored them apart.
+_APART = {"mlp.gate": "mlp.w1", "mlp.up": "mlp.w3", "mlp.down": "mlp.w2"}
+
+
+def _place(module: str) -> tuple[str, int | None, str]:
+    first, _, rest = module.partition(".")
+    index, _, part = rest.partition(".")
+    return ("layers", int(index), part) if first == "layers" else ("", None, module)
+
+
+def _inside(architecture: Architecture, index: int, part: str, kind: str) -> _Choices:
+    """Return where a tensor of a block may be, and how it may be joined."""
+    layer = FIRST_BLOCK + index
+    if part in _NORMS:
+        return _norm(architecture, layer, _NORMS[part], kind)
+    if part == "attention.qkv":
+        join = ROWS if architecture.kv_heads == architecture.heads else GROUPED
+        return [(Key(layer, f"attention.query_key_value.{kind}"), (join,))]
+    after = (SUM if architecture.parallel_residual else COPIES,) if kind == "bias" else (COLUMNS,)
+    if part in _IN_BLOCK:
+        stem, joins = _IN_BLOCK[part]
+        return [(Key(layer, f"{stem}.{kind}"), joins.get(kind, after))]
+    if part == "mlp.down":
+        return [(Key(layer, f"{stem}.{kind}"), after) for stem in (*_MLP_OUT, _APART[part])]
+    if part not in _APART:
+        return []
+    half = SECOND_HALF if part == "mlp.gate" else FIRST_HALF
+    join = half if architecture.activation in _GATED else ROWS
+    together: _Choices = [(Key(layer, f"{stem}.{kind}"), (join,)) for stem in _MLP_IN]
+    return [*together, (Key(layer, f"{_APART[part]}.{kind}"), (ROWS,))]
+
+
+def _norm(architecture: Architecture, layer: int, stem: str, kind: str) -> _Choices:
+    names = _NORM_WEIGHTS[architecture.norm] if kind == "weight" else (kind,)
+    return [(Key(layer, f"{stem}.{name}"), (COPIES,)) for name in names]
+
+
+def _outside(architecture: Architecture, name: str) -> _Choices:
+    """Return where a tensor outside the blocks may be, and how it may be joined."""
+    after = FIRST_BLOCK + architecture.num_layers
+    if name.startswith("final_norm."):
+        return _norm(architecture, after + 1, "norm", name.rpartition(".")[2])
+    places: Mapping[str, tuple[Key, tuple[Join, ...]]] = {
+        "embedding.word_embeddings.weight": (Key(0, "word_embeddings.weight"), (ROWS,)),
+        "embedding.position_embeddings.weight": (Key(0, "position_embeddings.weight"), (COPIES,)),
+        # In 2021 the output projection could be divided over the hidden size.
+        "lm_head.weight": (Key(after + 2, "final_linear.weight"), (ROWS, COLUMNS)),
+    }
+    return [places[name]] if name in places else []
+
+
+def _refuse_older_groups(files: NeoXFiles, architecture: Architecture, key: Key) -> None:
+    """Refuse shared keys and values in the order of versions before September 2024."""
+    is_shared = architecture.kv_heads != architecture.heads
+    if not is_shared or not key.name.startswith("attention.query_key_value."):
+        return
+    if Key(key.layer, "mlp.linear1.weight") not in files.parts:
+        other = next((each.name for each in sorted(files.parts) if each.name.startswith("mlp.")), "no mlp.*")
+        raise ConversionError(
+            f"{files.folder}: {key} belongs to num_kv_heads: {architecture.kv_heads}, but layer "
+            f"{key.layer:02d} contains {other} instead of mlp.linear1.weight: the version of GPT-NeoX that "
+            "wrote it stored queries, keys and values in another order, which is not read; load and save the "
+            "model with GPT-NeoX's convert_neox_to_hf.py of that version, and use neox-convert from-hf"
+        )
+
+
+def _fitting(files: NeoXFiles, key: Key, joins: tuple[Join, ...], shape: Shape) -> Join:
+    """Return the join whose parts have the stored shapes."""
+    found = files.shapes(key)
+    for join in joins:
+        if all(each == join.part(shape, files.ranks) for each in found):
+            return join
+    expected = joins[0].part(shape, files.ranks)
+    rank = next(number for number, each in enumerate(found) if each != expected)
+    what = f"requires {expected}" if expected else f"has {shape}, which cannot be divided by {files.ranks}"
+    raise ConversionError(
+        f"{files.folder}: {key} has the shape {found[rank]} on rank {rank} of {files.ranks}, but the model "
+        f"of the configuration {what}; pass the configuration that it was trained with as --config"
+    )
+
+
+def _buffer(key: Key, architecture: Architecture) -> Tensor | None:
+    """Return the values of a stored constant; None if the key is none."""
+    positions = architecture.positions
+    if key.name == "attention.rotary_emb.inv_freq" and positions == "rotary":
+        head = architecture.hidden_size // architecture.heads
+        return _frequencies(int(head * architecture.rotary_fraction), architecture.rotary_base)
+    if key == Key(0, "position_embeddings.inv_freq") and positions == "sinusoidal":
+        return _frequencies(architecture.hidden_size, 10000.0)
+    if key.name == "attention.alibi_embed.slopes" and positions == "alibi":
+        return _slopes(architecture.heads)
+    return None
+
+
+def _frequencies(channels: int, base: float) -> Tensor:
+    return base ** -(torch.arange(0, channels, 2, dtype=torch.float64) / channels)
+
+
+def _slopes(heads: int) -> Tensor:
+    """Return the slopes of ALiBi: powers of two, and between them for other numbers of heads.
+
+    Source: arXiv:2108.12409, and its appendix for numbers of heads that are no power of two.
+    """
+    power = 2 ** (heads.bit_length() - 1)
+    whole = 2.0 ** (-8.0 * torch.arange(1, power + 1, dtype=torch.float64) / power)
+    between = 2.0 ** (-4.0 * torch.arange(1, 2 * power + 1, 2, dtype=torch.float64) / power)
+    return torch.cat([whole, between[: heads - power]])
+
+
+def _check_buffer(files: NeoXFiles, key: Key, expected: Tensor) -> None:
+    """Check a stored constant, which may have been rounded to 16 bit, and whose ranks may have parts."""
+    parts = _parts(files, key)
+    stored = torch.cat(parts) if sum(map(prod, files.shapes(key))) == expected.numel() else parts[0]
+    if any(part.shape != parts[0].shape for part in parts) or stored.shape != expected.shape:
+        found = f"has the shape {tuple(stored.shape)}, not {tuple(expected.shape)}"
+    elif not torch.allclose(stored.double(), expected, rtol=_TOLERANCE, atol=1e-7):
+        found = f"ends with {float(stored[-1]):.4g}, not with {float(expected[-1]):.4g}"
+    else:
+        return
+    raise ConversionError(
+        f"{files.folder}: {key} {found}, as the configuration requires (num-attention-heads, rotary-pct, "
+        "rotary-emb-base); pass the configuration that it was trained with as --config"
+    )

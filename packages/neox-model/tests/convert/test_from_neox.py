@@ -1,0 +1,337 @@
+"""Checkpoints in GPT-NeoX's layouts become the models of transformers from which they were written."""
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+import yaml
+
+from neox_config import load_config
+from neox_model.checkpoint.contents import Manifest
+from neox_model.convert import from_neox as importing
+from neox_model.convert.checkpoints import Checkpoint, build_sequential, load_into
+from neox_model.convert.errors import ConversionError, ProofError
+from neox_model.convert.from_neox import from_neox
+from neox_model.convert.neox import proof, tensors
+from neox_model.convert.neox.records import Arguments, read_record
+from support.hf_models import ENTRIES
+from support.neox_checkpoints import argument_objects, gpt2, llama, pythia, write_neox
+
+SOURCES = {
+    "parallel": pythia,
+    "sequential residual, tied": lambda: pythia(parallel=False, tied=True, pct=1.0),
+    "grouped": llama,
+    "Llama, w1 w2 w3": lambda: llama(shared=1, apart=True),
+    "Llama, linear1": lambda: llama(shared=1),
+    "learned": gpt2,
+}
+
+
+def assert_same_logits(source, folder, *, model=None, limit=1e-5):
+    """Compare logits with those of transformers, on whole sequences."""
+    tokens_BS = torch.randint(ENTRIES, (2, 32), generator=torch.Generator().manual_seed(3))
+    checkpoint = Checkpoint(folder)
+    ours = build_sequential(checkpoint.resolved, checkpoint.vocab_size)
+    load_into(ours, checkpoint, torch.float32)
+    with torch.no_grad():
+        here, there = ours(tokens_BS), (model or source.model)(tokens_BS).logits
+    assert float((here - there).abs().max() / there.abs().max()) < limit
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "layout"),
+    [
+        *((kind, 2, "2.0") for kind in SOURCES),
+        ("parallel", 1, "1.0"),
+        ("grouped", 2, "1.0"),
+        ("parallel", 2, "sequential"),
+        ("grouped", 1, "sequential"),
+    ],
+)
+def test_logits_are_those_of_transformers(tmp_path, kind, ranks, layout):
+    source = SOURCES[kind]()
+    result = from_neox(write_neox(tmp_path / "theirs", source, ranks=ranks, layout=layout), tmp_path / "ours")
+    assert_same_logits(source, tmp_path / "ours" / "global_step30")
+    assert (tmp_path / "ours" / "latest").read_text().strip() == "global_step30"
+    assert Manifest.read(tmp_path / "ours" / "global_step30").iteration == 30
+    assert result == json.loads((tmp_path / "ours" / "verification.json").read_text())
+    assert result["tensors_read"] == ranks * sum(map(len, source.layers.values()))
+    assert result["tensor_parallel_ranks"] == ranks
+
+
+def test_weights_of_16_bits_keep_their_bits(tmp_path):
+    source = pythia()
+    write_neox(tmp_path / "theirs", source, dtype=torch.bfloat16)
+    from_neox(tmp_path / "theirs" / "global_step30", tmp_path / "ours")
+    checkpoint = Checkpoint(tmp_path / "ours" / "global_step30")
+    for name, stored in {
+        "embedding.word_embeddings.weight": source.layers[0]["word_embeddings.weight"],
+        "layers.1.attention.qkv.weight": source.layers[3]["attention.query_key_value.weight"],
+        "lm_head.weight": source.layers[6]["final_linear.weight"],
+    }.items():
+        assert torch.equal(checkpoint.whole(name), stored.to(torch.bfloat16))
+    assert load_config([tmp_path / "ours" / "model.yml"]).precision.precision == "bfloat16"
+
+
+def test_padding_of_the_vocabulary_is_left_out_on_request(tmp_path):
+    source = pythia()
+    write_neox(tmp_path / "theirs", source, ranks=2)
+    from_neox(tmp_path / "theirs", tmp_path / "ours", trim_vocab=True)
+    checkpoint = Checkpoint(tmp_path / "ours" / "global_step30")
+    assert torch.equal(checkpoint.whole("lm_head.weight"), source.layers[6]["final_linear.weight"][:ENTRIES])
+
+
+def rewrite(path, change):
+    record = torch.load(path, weights_only=False)
+    change(record)
+    torch.save(record, path)
+
+
+def converted(folder, source=None, **options):
+    """Convert a checkpoint, changed by `change`, of two ranks."""
+    change, named = options.pop("change", None), options.pop("file", None)
+    write_neox(folder / "theirs", source or pythia(), **{"ranks": 2, **options})
+    if change is not None:
+        rewrite(folder / "theirs" / "global_step30" / named, change)
+    return from_neox(folder / "theirs", folder / "ours")
+
+
+FIRST, RANK = "layer_02-model_00-model_states.pt", "mp_rank_00_model_states.pt"
+
+
+def test_stored_constants_are_compared_and_left_out(tmp_path):
+    rates = 10000.0 ** -(torch.arange(0, 2, 2) / 2)
+    source = pythia()
+    for layer in (2, 3):
+        source.layers[layer]["attention.rotary_emb.inv_freq"] = rates.half()
+    result = converted(tmp_path, source)
+    assert result["constants_compared"] == [
+        "attention.rotary_emb.inv_freq of layer 02", "attention.rotary_emb.inv_freq of layer 03"
+    ]  # fmt: skip
+
+
+def test_another_rotary_base_shows_in_stored_constants(tmp_path):
+    source = pythia(pct=1.0)
+    rates = 9000.0 ** -(torch.arange(0, 8, 2) / 8)
+    source.layers[2]["attention.rotary_emb.inv_freq"] = rates
+    with pytest.raises(ConversionError, match=r"inv_freq of layer 02 ends with .* rotary-emb-base"):
+        converted(tmp_path, source)
+
+
+def drop(name):
+    return lambda record: record.pop(name)
+
+
+def put(name, value):
+    return lambda record: record.update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        (FIRST, drop("mlp.dense_h_to_4h.bias"), "mlp.dense_h_to_4h.bias of layer 02 is missing on rank 0"),
+        (FIRST, put("attention.extra", torch.ones(2)), "attention.extra of layer 02 is missing on rank 1"),
+        (FIRST, put("input_layernorm.weight", torch.zeros(32)), "weight of layer 02 must be the same"),
+        (FIRST, put("attention.dense.weight", torch.zeros(32, 17)), r"has the shape \(32, 17\) on rank 0"),
+        (FIRST, put("attention.dense.weight", torch.zeros(32, 16).half()), "different dtypes"),
+        (FIRST, put("attention.dense.weight", torch.full((32, 16), float("nan"))), "not finite"),
+        (FIRST, put("mlp._extra_state", None), "mlp._extra_state is null, not a tensor; .*TransformerEngine"),
+        (RANK, put("iteration", 31), "mp_rank_01_model_states.pt records another iteration"),
+        (RANK, put("args", {"num_layers": 2}), "records another args"),
+    ],
+)  # fmt: skip
+def test_files_that_do_not_belong_together_are_refused(tmp_path, file, change, message):
+    with pytest.raises(ConversionError, match=message):
+        converted(tmp_path, file=file, change=change)
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("layer_03-model_01-model_states.pt", "contains no layer_03-model_01"),
+        ("mp_rank_00_model_states.pt", "contains no mp_rank_00"),
+        ("configs/model.yml", "records no configuration .*--config"),
+    ],
+)
+def test_a_missing_file_is_named(tmp_path, name, message):
+    write_neox(tmp_path / "theirs", pythia(), ranks=2)
+    (tmp_path / "theirs" / "global_step30" / name).unlink()
+    with pytest.raises(ConversionError, match=message):
+        from_neox(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_missing_layers_and_additional_ones_are_named(tmp_path):
+    source = pythia()
+    source.layers[4] = source.layers.pop(3)
+    with pytest.raises(ConversionError, match=r"does not contain .* of layer 03"):
+        converted(tmp_path / "a", source)
+    source = pythia()
+    source.layers[7] = {"final_linear.weight": source.layers[6]["final_linear.weight"]}
+    with pytest.raises(ConversionError, match=r"contains final_linear\.weight of layer 07"):
+        converted(tmp_path / "b", source)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"hidden_size": 64}, "records hidden_size: 64, but the configuration has 32"),
+        ({"model_parallel_size": 4}, "records model_parallel_size: 4, but the files have 2"),
+        ({"padded_vocab_size": 512}, "records padded_vocab_size: 512, but the files have 288"),
+        ({"memory_size": 3}, "records memory_size: 3, which is not known"),
+    ],
+)
+def test_recorded_arguments_are_compared(tmp_path, arguments, message):
+    with pytest.raises(ConversionError, match=message):
+        converted(tmp_path, changes={"args": arguments})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"norm": "rmsnorm"}, "input_layernorm.bias of layer 02, which the model .* does not have"),
+        ({"no_weight_tying": False}, "contains final_linear.weight of layer 06"),
+        ({"num_kv_heads": 2}, "mlp.dense_4h_to_h.bias instead of mlp.linear1.weight"),
+        ({"pos_emb": "learned"}, "does not contain position_embeddings.weight of layer 00"),
+        ({"activation": "swiglu", "intermediate_size": 600}, "width of 64, but the configuration 200 or 600"),
+        ({"apply_residual_connection_post_layernorm": True}, "apply-residual-connection-post-layernorm"),
+        ({"gpt_j_tied": True}, "gpt_j_tied"),
+        ({"num_layers": 3}, "records num_layers: 2, but the configuration has 3"),
+    ],
+)  # fmt: skip
+def test_a_configuration_of_another_model_is_refused(tmp_path, settings, message):
+    write_neox(tmp_path / "theirs", pythia(), ranks=2, configs=False)
+    config = tmp_path / "model.yml"
+    config.write_text(yaml.safe_dump(pythia().config | {"model_parallel_size": 2} | settings))
+    with pytest.raises(ConversionError, match=message):
+        from_neox(tmp_path / "theirs", tmp_path / "ours", config=[config])
+
+
+def test_an_argument_object_becomes_a_dictionary_and_gives_the_configuration(tmp_path):
+    source = pythia()
+    with argument_objects() as kind:
+        arguments = kind()
+        arguments.__dict__ |= source.config | {"padded_vocab_size": ENTRIES + 8, "model_parallel_size": 2}
+        write_neox(tmp_path / "theirs", source, ranks=2, configs=False, changes={"args": arguments})
+    recorded = read_record(tmp_path / "theirs" / "global_step30" / RANK)["args"]
+    assert type(recorded) is Arguments
+    assert recorded["rotary_pct"] == 0.25
+    from_neox(tmp_path / "theirs", tmp_path / "ours")
+    assert_same_logits(source, tmp_path / "ours" / "global_step30")
+
+
+class Malicious:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("file", [FIRST, RANK])
+def test_code_in_a_file_does_not_run_and_is_named(tmp_path, file):
+    with pytest.raises(ConversionError, match=r"contains posix\.mkdir, .* nothing in the file was run"):
+        converted(tmp_path, file=file, change=put("more", Malicious(tmp_path / "ran")))
+    assert not (tmp_path / "ran").exists()
+    torch.load(tmp_path / "theirs" / "global_step30" / file, weights_only=False)
+    assert (tmp_path / "ran").is_dir()  # The file does harm where it is unpickled.
+
+
+def test_an_allowed_name_runs_nothing(tmp_path):
+    class Other:
+        def __reduce__(self):
+            return torch.nn.Module, ()
+
+    torch.save({"more": Other()}, tmp_path / "file.pt")
+    with pytest.raises(ConversionError, match=r"contains torch\.nn\.modules\.module\.Module"):
+        read_record(tmp_path / "file.pt")
+
+
+def test_the_format_of_before_version_1_6_is_refused(tmp_path):
+    torch.save({"one": torch.ones(1)}, tmp_path / "file.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(ConversionError, match=r"format of before version 1\.6"):
+        read_record(tmp_path / "file.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "file.pt").read_bytes()[:50])
+    with pytest.raises(ConversionError, match=r"before version 1\.6, or damaged"):
+        read_record(tmp_path / "cut.pt")
+
+
+def test_a_compressed_archive_is_refused(tmp_path):
+    torch.save({"one": torch.ones(1)}, tmp_path / "file.pt")
+    shutil.unpack_archive(tmp_path / "file.pt", tmp_path / "parts", "zip")
+    shutil.make_archive(str(tmp_path / "again"), "zip", tmp_path / "parts")
+    with pytest.raises(ConversionError, match="compressed after it was saved"):
+        read_record(tmp_path / "again.zip")
+
+
+@pytest.mark.parametrize(
+    ("kind", "join", "wrong"),
+    [
+        ("parallel", "ROWS", lambda files, key, a: tensors._rows(files, key, a).flip(0)),
+        ("parallel", "COLUMNS", lambda files, key, a: torch.cat(tensors._parts(files, key)[::-1], 1)),
+        ("parallel", "SUM", lambda files, key, a: tensors._parts(files, key)[0]),
+        ("parallel", "COPIES", lambda files, key, a: tensors._copies(files, key, a).roll(1)),
+        ("grouped", "GROUPED", lambda files, key, a: tensors._grouped(files, key, a).roll(8, 0)),
+        ("grouped", "FIRST_HALF", tensors._half(1)),
+    ],
+)
+def test_a_wrong_join_is_found_before_anything_is_written(tmp_path, monkeypatch, kind, join, wrong):
+    right = getattr(tensors, join)
+    monkeypatch.setattr(tensors, join, tensors.Join(right.part, wrong))
+    with pytest.raises(ProofError, match="this is not the same model"):
+        converted(tmp_path, SOURCES[kind]())
+    assert not (tmp_path / "ours").exists()
+
+
+def other(folder, *, ranks, **settings):
+    """Convert a checkpoint of random weights, for options that transformers does not have."""
+    source = gpt2()
+    source.config |= settings
+    heads = settings.get("num_attention_heads", 4)
+    del source.layers[0]["position_embeddings.weight"]
+    generator = torch.Generator().manual_seed(5)
+    for number in (2, 3, 5):
+        layer = source.layers[number]
+        if settings.get("norm") == "scalenorm":
+            for name in [name for name in layer if "norm" in name]:
+                stem, _, kind = name.rpartition(".")
+                del layer[name]
+                if kind == "weight":
+                    layer[f"{stem}.g"] = torch.full((1,), 0.7)
+        if number != 5 and settings["pos_emb"] == "rpe":
+            layer["attention.rpe.weight"] = torch.randn(32, heads, generator=generator)
+        if number != 5 and settings["pos_emb"] == "alibi":
+            layer["attention.alibi_embed.slopes"] = 2.0 ** (-8 * torch.arange(1, heads + 1) / heads)
+    return converted(folder, source, ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"pos_emb": "alibi"},
+        {"pos_emb": "rpe", "norm": "scalenorm"},
+        {"pos_emb": "none", "activation": "gelu", "bias_gelu_fusion": True},
+        {"pos_emb": "sinusoidal", "activation": "mish"},
+        {"pos_emb": "none", "attention_config": [[["global", "local"], 1]]},
+    ],
+)
+def test_options_that_transformers_does_not_have_are_proven(tmp_path, settings):
+    assert other(tmp_path, ranks=2, **settings)["largest_differences"]["layer"] < 1e-5
+
+
+def test_a_wrong_bias_of_positions_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(proof, "_slope", lambda head, heads: 0.3)
+    with pytest.raises(ProofError, match="this is not the same model"):
+        other(tmp_path, ranks=1, pos_emb="alibi")
+
+
+def test_a_killed_conversion_leaves_nothing(tmp_path, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importing, "compare_blocks", stop)
+    with pytest.raises(KeyboardInterrupt):
+        converted(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
