@@ -71,7 +71,8 @@ def read_record(path: Path) -> Mapping[str, Any]:
         ConversionError: the file is damaged, has another format, or contains something that is not allowed.
     """
     _require_format(path)
-    allowed = [(Arguments, name) for name in _ARGUMENTS] + [(Unused, name) for name in _UNUSED]
+    allowed: list[Any] = [(Arguments, name) for name in _ARGUMENTS]
+    allowed += [(Unused, name) for name in _UNUSED]
     with torch.serialization.safe_globals(allowed):
         try:
             unknown = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
