@@ -209,7 +209,7 @@ def _refuse_options(files: NeoXFiles, config: NeoXConfig, resolved: Resolved) ->
     if refused:
         raise ConversionError(
             f"{files.folder}: a model with {'; '.join(refused)} cannot be read: what it computes depends on "
-            "the version of GPT-NeoX, or differs from neox-model; there is no conversion of it"
+            "the version of GPT-NeoX, or differs from neox-model; only a model without it can be converted"
         )
 
 

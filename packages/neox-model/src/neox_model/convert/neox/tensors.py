@@ -283,7 +283,7 @@ def _frequencies(channels: int, base: float) -> Tensor:
 
 
 def _slopes(heads: int) -> Tensor:
-    """Return the slopes of ALiBi: powers of two, and between them for other numbers of heads.
+    Source: arXiv:2108.12409, and its code for numbers of heads other than powers of two.
 
     Source: arXiv:2108.12409, and its appendix for numbers of heads that are no power of two.
     """
