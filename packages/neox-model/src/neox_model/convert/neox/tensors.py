@@ -283,9 +283,9 @@ def _frequencies(channels: int, base: float) -> Tensor:
 
 
 def _slopes(heads: int) -> Tensor:
-    Source: arXiv:2108.12409, and its code for numbers of heads other than powers of two.
+    """Return the slopes of ALiBi: powers of two, and between them for other numbers of heads.
 
-    Source: arXiv:2108.12409, and its appendix for numbers of heads that are no power of two.
+    Source: arXiv:2108.12409, and its code for numbers of heads other than powers of two.
     """
     power = 2 ** (heads.bit_length() - 1)
     whole = 2.0 ** (-8.0 * torch.arange(1, power + 1, dtype=torch.float64) / power)
