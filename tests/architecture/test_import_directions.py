@@ -72,12 +72,16 @@ ROOMS = {
         "checkpoint": {"engine", "parallel", "versions", "errors"},
         "train": {
             *("assembly", "checkpoint", "engine", "metrics", "optim", "parallel", "processes", "worker"),
-            *("convert", "torch_compat", "versions", "optional", "errors"),
+            *("convert", "generate", "scoring", "torch_compat", "versions", "optional", "errors"),
         },
         "generate": {"assembly", "checkpoint", "layers", "parallel", "processes", "worker", "errors"},
+        "scoring": {
+            *("assembly", "checkpoint", "generate", "parallel", "processes", "versions"),
+            *("optional", "errors"),
+        },
         "evaluate": {
-            *("assembly", "checkpoint", "engine", "train", "parallel", "processes", "worker"),
-            "errors",
+            *("assembly", "checkpoint", "engine", "train", "generate", "scoring", "parallel", "processes"),
+            *("worker", "errors"),
         },
         "verify": {"checkpoint", "metrics", "worker", "errors"},
         # -- programs and notebooks
@@ -95,14 +99,14 @@ ROOMS = {
 # Rooms of neox_model that may read configurations; the others take plain arguments.
 READS_CONFIGURATION = (
     *("worker", "doctor", "processes", "assembly", "engine", "checkpoint", "train", "generate"),
-    *("evaluate", "verify", "inspection", "convert", "api"),
+    *("evaluate", "scoring", "verify", "inspection", "convert", "api"),
 )
 # What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
 # that one handler reports them all; the others have nothing to do with a configuration.
 NOT_CONFIGURATION = tuple(
     f"neox_config.{room}" for room in ("errors", "atomic", "finite_json", "output", "facts")
 )
-READS_DATA = ("worker", "processes", "train", "generate", "evaluate", "convert", "api")
+READS_DATA = ("worker", "processes", "train", "generate", "scoring", "evaluate", "convert", "api")
 # What a worker of neox_model may import of the launcher: its own side of it, and the preflight checks, which
 # a worker that was started by hand runs itself.
 LAUNCHER_FOR_WORKERS = (
@@ -120,6 +124,7 @@ FENCES = {
     ),
     "fsspec": ("neox_model.checkpoint.object_store",),
     "apex": ("neox_kernels",),
+    "lm_eval": ("neox_model.scoring.harness",),
     "matplotlib": ("neox_launcher.cli.schedule_chart", "neox_model.report", "neox_data.indexed.chart"),
     "rich": (
         *("neox_launcher.controller.live_display", "neox_launcher.controller.live_line"),

@@ -35,10 +35,6 @@ READ_BY_RULES_ALONE = {
     "steps_per_print",  # log_interval follows from it
     "zero_allow_untested_optimizer",
 }
-# Read together with a parameter that is not implemented yet; no effect without it.
-WAIT_FOR_ANOTHER = {
-    "eval_results_prefix": "eval_tasks",
-}
 
 
 def declares_or_describes(source: Source) -> bool:
@@ -80,22 +76,13 @@ def top_level_names() -> set[str]:
 
 def test_every_parameter_is_read_or_refused():
     unread = {name for name in top_level_names() if not is_read(name)}
-    accounted = (
-        READ_BY_RULES_ALONE
-        | set(WAIT_FOR_ANOTHER)
-        | {name.partition(".")[0] for name in (*NOT_YET, *REFUSED)}
-    )
+    accounted = READ_BY_RULES_ALONE | {name.partition(".")[0] for name in (*NOT_YET, *REFUSED)}
     assert unread - accounted == set()
 
 
 def test_parameters_listed_as_unread_are_unread():
-    """So that an entry leaves these tables when its parameter is built."""
-    listed = READ_BY_RULES_ALONE | set(WAIT_FOR_ANOTHER)
-    assert {name for name in listed if is_read(name)} == set()
-
-
-def test_parameters_that_depend_on_another_depend_on_one_not_built():
-    assert set(WAIT_FOR_ANOTHER.values()) <= set(NOT_YET)
+    """So that an entry leaves this table when its parameter is built."""
+    assert {name for name in READ_BY_RULES_ALONE if is_read(name)} == set()
 
 
 def test_entries_of_not_yet_are_parameters():

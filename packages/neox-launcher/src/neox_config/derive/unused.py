@@ -29,6 +29,9 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
     "profile or memory_profiling is true": lambda config: (
         config.logging.profile or config.logging.memory_profiling
     ),
+    "eval_tasks or eval_data is set": lambda config: (
+        config.generation.eval_tasks is not None or config.generation.eval_data is not None
+    ),
     "scheduler.type is null": lambda config: config.optimizer.scheduler.type is None,
     "scheduler.type is null, or its total_num_steps is needed and null": uses_decay_iterations,
     "type is OneCycle and cycle_momentum is true": lambda config: (

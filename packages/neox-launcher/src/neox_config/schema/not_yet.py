@@ -35,8 +35,6 @@ def _on(instead: str = "remove it") -> NotYet:
 
 
 NOT_YET: Mapping[str, NotYet] = {
-    "eval_tasks": _on(),
-    "char_level_ppl": _on(),
     "eigenvalue.enabled": _on(),
     "compression_training.layer_reduction.enabled": _on(),
     "compression_training.weight_quantization.shared_parameters.enabled": _on(),

@@ -134,6 +134,8 @@ def describe(config: NeoXConfig, experiment: Experiment, *, log_dir: Path) -> di
         "train_iters": profiled_iterations(config)[1],
         "lr_decay_iters": decay_iterations(config),
         "eval_iters": 0,
+        "eval_tasks": None,
+        "eval_data": None,
         "log_interval": 1,
         "log_dir": str(log_dir),
         "use_wandb": False,

@@ -56,8 +56,8 @@ _ADVICE_ON_WORDS: Mapping[str, str] = {
     "explain": "explain is a command of neox-config: neox-config explain WORD",
 }
 _ADVICE_ON_OPTIONS: Mapping[str, str] = {
-    "eval_tasks": "tasks of the evaluation harness are not implemented yet; neox-launch evaluate prints the "
-    "validation and test loss",
+    "eval_tasks": "use neox-launch evaluate --tasks NAME,..., or --set eval-tasks=[NAME,...] for evaluations "
+    "during a training",
     "conf_dir": "use -d DIR",
     "conf_file": "use --config FILE",
     "deepspeed": "it is always used as configured; leave it out",

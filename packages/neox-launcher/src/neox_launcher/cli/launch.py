@@ -128,10 +128,53 @@ def generate(common: tuple[Request, DryRun], /, prompt: str | None, **options: A
 
 @main.command()
 @request_options
+@click.option(
+    "--tasks",
+    "--eval_tasks",
+    metavar="NAME,...",
+    help="Tasks of lm-evaluation-harness, separated by commas. Same as --set eval-tasks=[NAME,...].",
+)
+@click.option("--data", metavar="DATA", help="Texts: a dataset or files. Same as --set eval-data=DATA.")
+@click.option(
+    "--include-path", metavar="DIR", help="Folder with further tasks. Same as --set eval-include-path=DIR."
+)
+@click.option(
+    "--num-fewshot",
+    type=click.IntRange(min=0),
+    help="Examples before each question. Same as --set eval-num-fewshot=N.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    help="Maximum number of questions of each task and of documents. Same as --set eval-limit=N.",
+)
 @click.pass_obj
-def evaluate(common: tuple[Request, DryRun], /, **options: Any) -> None:
-    """Print the validation and test loss of the latest checkpoint in `load`."""
-    _launch(*_merged(common, "evaluate", **options))
+def evaluate(
+    common: tuple[Request, DryRun],
+    /,
+    tasks: str | None,
+    data: str | None,
+    include_path: str | None,
+    num_fewshot: int | None,
+    limit: int | None,
+    **options: Any,
+) -> None:
+    """Evaluate the latest checkpoint in `load`.
+
+    On tasks (--tasks) and texts (--data) if they are given here or in the configuration, otherwise on the
+    validation and test data.
+    """
+    request, dry_run = _merged(common, "evaluate", **options)
+    names = [literal_text(name.strip()) for name in (tasks or "").split(",") if name.strip()]
+    given = {
+        "eval_tasks": None if tasks is None else f"[{', '.join(names)}]",
+        "eval_data": None if data is None else literal_text(data),
+        "eval_include_path": None if include_path is None else literal_text(include_path),
+        "eval_num_fewshot": num_fewshot,
+        "eval_limit": limit,
+    }
+    settings = tuple(f"{name}={value}" for name, value in given.items() if value is not None)
+    _launch(replace(request, overrides=(*request.overrides, *settings)), dry_run)
 
 
 @main.command()

@@ -1,6 +1,7 @@
 """Preflight checks: find what would make the workers of a plan fail, before any of them is started."""
 
 import codecs
+import glob
 import importlib.util
 import json
 import os
@@ -27,7 +28,7 @@ from neox_config.files import why_not_readable
 from neox_config.problems import Place, Problem, config_error, in_words, place_of
 from neox_config.schema.not_yet import not_built_yet
 from neox_config.schema.parameter import InvalidValue
-from neox_launcher.plan.dataset_files import check_indexed_files, count_documents, manifest_path
+from neox_launcher.plan.dataset_files import check_indexed_files, count_documents, index_path, manifest_path
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.resuming import PARTIAL_LOADS
 from neox_launcher.resources.host import Host
@@ -162,10 +163,14 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             _base_of_adapters,
             _vocabulary,
             _packages,
+            _texts_and_tasks,
             _store_to_upload_to,
             _store_to_load_from,
         ),
-        "evaluate": (_datasets, _evaluations, _tokenizer, *loaded),
+        "evaluate": (
+            *((_texts_and_tasks,) if _evaluates_texts(config) else (_datasets, _evaluations)),
+            *(_tokenizer, *loaded),
+        ),
         "generate": (_tokenizer, _prompts, _generated_file, *loaded),
         "prompts": (_prompts, _generated_file),
         "model": (_tokenizer, *loaded),
@@ -221,6 +226,36 @@ def _evaluations(config: NeoXConfig) -> Iterator[Problem]:
         what = f"leaves no document for validation and the test: {data.data_path} has {count:,}"
         problem = Problem("split", what, "give one of them a larger share", value=in_words(data.split))
         yield problem.located(place_of(config.sources, "split") or _beside(config, "data_path"), None)
+
+
+def _evaluates_texts(config: NeoXConfig) -> bool:
+    return bool(config.generation.eval_tasks) or config.generation.eval_data is not None
+
+
+def _texts_and_tasks(config: NeoXConfig) -> Iterator[Problem]:
+    """Check what an evaluation on tasks and texts reads and writes."""
+    section = config.generation
+    if section.eval_tasks:
+        yield from _missing("eval_tasks", "lm_eval", install="'neox-model[eval]'")
+        if section.eval_include_path is not None and not os.path.isdir(section.eval_include_path):
+            yield Problem("eval_include_path", "is not a folder", "check the path")
+    if section.eval_data is not None:
+        yield from _texts(config, section.eval_data)
+    folder = Path(section.eval_results_prefix or ".").parent
+    if _evaluates_texts(config) and (reason := _why_not_writable(folder)) is not None:
+        yield Problem("eval_results_prefix", f"cannot be written to: {reason}", "choose another folder")
+
+
+def _texts(config: NeoXConfig, source: str) -> Iterator[Problem]:
+    if os.path.lexists(index_path(source)):
+        found = check_indexed_files(source)
+        if found is not None:
+            yield Problem("eval_data", found, _dataset_remedy(source, found))
+        else:
+            yield from _made_with_another_tokenizer(config, "eval_data", source)
+    elif not os.path.lexists(source) and not glob.has_magic(source) and "," not in source:
+        what = f"does not exist, and neither does the dataset {index_path(source)}"
+        yield Problem("eval_data", what, "check the path (relative to the working directory)")
 
 
 def _made_with_another_tokenizer(config: NeoXConfig, name: str, prefix: str) -> Iterator[Problem]:
@@ -338,12 +373,12 @@ def _store_packages(name: str, url: str | None) -> Iterator[Problem]:
         yield from _missing(name, package)
 
 
-def _missing(name: str, package: str) -> Iterator[Problem]:
+def _missing(name: str, package: str, *, install: str | None = None) -> Iterator[Problem]:
     """Yield a problem if a package is not installed, but neox-model, which uses it, is installed here."""
     if importlib.util.find_spec("neox_model") is None or importlib.util.find_spec(package) is not None:
         return
     what = f"needs the package {package}, which is not installed here"
-    yield Problem(name, what, f"pip install {package}")
+    yield Problem(name, what, f"pip install {install or package}")
 
 
 def _why_not_writable(path: Path) -> str | None:

@@ -192,6 +192,7 @@ def _for_phase(config: NeoXConfig, folder: Path, *, span: Span, last: int, evalu
                 eval_iters=config.training.eval_iters if evaluates else 0,
                 adlr_autoresume=False,
             ),
+            "generation": config.generation.replaced(eval_tasks=None, eval_data=None),
             "logging": config.logging.replaced(
                 log_dir=str(folder / "log"),
                 tensorboard_dir=None,

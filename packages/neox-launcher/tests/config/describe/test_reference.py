@@ -73,7 +73,6 @@ ASKED = {
     "include": "x",
     "exclude": "x",
     "num_unique_layers": "2",
-    "eval_tasks": "[x]",
     "comet.api_key": "x",
 }
 NEEDS = {

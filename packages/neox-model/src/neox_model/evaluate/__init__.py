@@ -1,1 +1,1 @@
-"""Loss and perplexity of a checkpoint: `python -m neox_model.evaluate`."""
+"""Evaluation of a checkpoint: `python -m neox_model.evaluate`."""

@@ -12,8 +12,8 @@ __all__ = ["main"]
 @click.command()
 @request_options
 def main(resolved: str | None, paths: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Print the validation and test loss of the latest checkpoint in `load`, as one worker of a job."""
-    program = "neox_model.evaluate.perplexity:evaluate_from"
+    """Evaluate the latest checkpoint in `load`, as one worker of a job."""
+    program = "neox_model.evaluate.run:evaluate_from"
     code = run_worker(program, resolved=resolved, paths=paths, overrides=overrides, preflight="evaluate")
     exit_worker(code)
 

@@ -26,6 +26,7 @@ from neox_model.checkpoint.storage import find_storage
 from neox_model.engine.build import build_forward, prepare_engine
 from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
+from neox_model.train.characters import character_count
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import check_tokenizers
 from neox_model.train.data.position import Position
@@ -33,13 +34,13 @@ from neox_model.train.data.streams import build_datasets, choose_weighting, open
 from neox_model.train.engine_step import as_micro_batches
 from neox_model.train.evaluate import Evaluator
 
-__all__ = ["evaluate_from"]
+__all__ = ["evaluate_parts"]
 
 logger = logging.getLogger(__name__)
 
 
-def evaluate_from(resolved: Resolved) -> str:
-    """Evaluate the latest checkpoint in `load` as one rank; call it on every rank.
+def evaluate_parts(resolved: Resolved) -> str:
+    """Return the validation and test loss of the latest checkpoint in `load`; call it on every rank.
 
     Returns:
         One line per part, with loss and perplexity.
@@ -74,6 +75,7 @@ def evaluate_from(resolved: Resolved) -> str:
         iterations=config.training.eval_iters,
         accumulation=resolved.derived.accumulation,
         samples_per_iteration=resolved.derived.train_batch_size,
+        characters=character_count(config, tokenizer, groups),
     )
     firsts = {"valid": position.validation_samples, "test": 0}
     names = {"valid": "validation", "test": "test"}

@@ -20,6 +20,9 @@ from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 
 __all__ = ["Forward"]
 
+# Rows of logits that exist at a time when texts are scored: 100 MB for a vocabulary of 50,000.
+_SCORED_ROWS = 512
+
 
 class Forward:
     """The forward pass of this rank's layers, with a cache of earlier tokens or without.
@@ -78,11 +81,44 @@ class Forward:
                 return None
             return torch.as_tensor(hidden)
 
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return the logits_RV of hidden states, without padding. Collective over the last stage's ranks."""
+    def logits(self, hidden_RD: Tensor, vocab_size: int | None = None) -> Tensor:
+        """Return the logits_RV of hidden states. Collective over the last stage's ranks.
+
+        Args:
+            hidden_RD: hidden states before the head.
+            vocab_size: number of entries; None: those of the tokenizer, without padding.
+        """
         with torch.no_grad(), self.model.autocast():
             logits_R1V = self._head(hidden_RD.unsqueeze(0))
-            return gather_vocabulary(logits_R1V, self._tensor, self.vocab_size)[:, 0]
+            return gather_vocabulary(logits_R1V, self._tensor, vocab_size or self.vocab_size)[:, 0]
+
+    def log_probabilities(
+        self, tokens_BS: Tensor, places: tuple[Tensor, Tensor], targets_N: Tensor, *, vocab_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return, on every rank, log-probabilities of tokens, and whether each is the most likely one.
+
+        Nothing is cached. Logits exist for a part of the places at a time.
+
+        Args:
+            tokens_BS: token ids; rows are padded at their end.
+            places: (row, index of a token) after which each target stands.
+            targets_N: the token at each place.
+            vocab_size: entries of the vocabulary over which probabilities add up to 1.
+        """
+        positions_BS = torch.arange(tokens_BS.shape[1], device=self.device).expand_as(tokens_BS)
+        hidden_SBD = self.hidden_after(tokens_BS, positions_BS, None)
+        values_N = torch.zeros(len(targets_N), device=self.device)
+        is_greedy_N = torch.zeros_like(targets_N)
+        if hidden_SBD is not None:
+            rows_N, columns_N = places
+            for start in range(0, len(targets_N), _SCORED_ROWS):
+                part = slice(start, start + _SCORED_ROWS)
+                logits_NV = self.logits(hidden_SBD[columns_N[part], rows_N[part]], vocab_size)
+                values_NV = logits_NV.float().log_softmax(-1)
+                values_N[part] = values_NV.gather(1, targets_N[part].unsqueeze(1))[:, 0]
+                is_greedy_N[part] = (logits_NV.argmax(-1) == targets_N[part]).long()
+        values_N, is_greedy_N = self.share([values_N, is_greedy_N])
+        return values_N, is_greedy_N.bool()
 
     def share(self, found: Sequence[Tensor]) -> list[Tensor]:
         """Return the tensors of the first tensor-parallel rank of the last stage, on every rank.

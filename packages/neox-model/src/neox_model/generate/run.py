@@ -19,6 +19,7 @@ from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.generation import generation_mode
 from neox_config.errors import NeoXError
 from neox_data.tokenizers import Tokenizer
+from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
 from neox_model.assembly.model import build_stage
 from neox_model.assembly.zero_sharding import gathered_parameter, without_zero
@@ -34,7 +35,15 @@ from neox_model.generate.sampling import Sampling
 from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 
-__all__ = ["as_plain_model", "explained_shortage", "generate_from", "job_of", "load_forward"]
+__all__ = [
+    "as_plain_model",
+    "build_forward_model",
+    "explained_shortage",
+    "forward_of",
+    "generate_from",
+    "job_of",
+    "load_forward",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -96,9 +105,7 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
     storage = find_storage(resolved.config, groups)
     cache = resolved.config.checkpoint.store_cache
     directory = folder_with_weights(load, groups, cache=cache, storage=storage)
-    model = build_stage(as_plain_model(resolved), groups, vocab_size=tokenizer.vocab_size)
-    for param in model.parameters():
-        param.data = param.data.to(DTYPES[resolved.derived.precision])
+    model = build_forward_model(resolved, groups, tokenizer)
     recorded = recorded_values(resolved, tokenizer)
     base = load_base(
         base_of_adapters(resolved.config),
@@ -109,6 +116,19 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
         writable=partial(gathered_parameter, groups=groups),
     )
     load_weights(directory, model=model, groups=groups, config=recorded | base, storage=storage)
+    return forward_of(model, resolved, groups, tokenizer)
+
+
+def build_forward_model(resolved: Resolved, groups: Groups, tokenizer: Tokenizer) -> SequentialModel:
+    """Build this rank's part of the model, with uninitialized weights. Collective over all ranks."""
+    model = build_stage(as_plain_model(resolved), groups, vocab_size=tokenizer.vocab_size)
+    for param in model.parameters():
+        param.data = param.data.to(DTYPES[resolved.derived.precision])
+    return model
+
+
+def forward_of(model: SequentialModel, resolved: Resolved, groups: Groups, tokenizer: Tokenizer) -> Forward:
+    """Return the forward pass of this rank's part of the model."""
     return Forward(
         model.eval(),
         hidden_size=resolved.config.model.hidden_size,

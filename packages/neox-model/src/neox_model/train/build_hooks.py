@@ -27,6 +27,7 @@ from neox_model.metrics.timers import Phases, Timers
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.train.about import device_name
+from neox_model.train.copied_model import copied_forward
 from neox_model.train.data.documents import documents_of
 from neox_model.train.data.position import Ranges
 from neox_model.train.evaluate import Evaluator
@@ -37,6 +38,7 @@ from neox_model.train.hooks.checkpoint import CheckpointHook
 from neox_model.train.hooks.copies import CopiesHook
 from neox_model.train.hooks.drop_tokens import DropTokensHook
 from neox_model.train.hooks.evaluate import EvaluateHook
+from neox_model.train.hooks.evaluate_texts import EvaluateTextsHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.gradients import GradientNormsHook, NoiseScaleHook, ZeroGradientsHook
 from neox_model.train.hooks.guard import NonfiniteGuard
@@ -111,6 +113,7 @@ def build_hooks(
         guard,
         *([] if copies is None else [copies]),
         _build_evaluation(training, evaluator, outputs, timers, log),
+        *_text_evaluation(training, outputs, timers, log),
         *_norms(training, writers, log),
         *_gradient_hooks(training, writers, log),
     ]
@@ -225,6 +228,22 @@ def _build_evaluation(
         before_evaluation=log.write_pending,
         while_evaluating=lambda name: progress.phase(f"evaluating ({name})", iteration=state.iteration),
         events=outputs.events,
+    )
+
+
+def _text_evaluation(training: Training, outputs: Outputs, timers: Timers, log: LogHook) -> Iterator[Hook]:
+    if training.texts is None:
+        return
+    progress, state = outputs.progress, training.state
+    yield EvaluateTextsHook(
+        training.texts,
+        partial(copied_forward, training),
+        interval=training.config.training.eval_interval,
+        writes_files=bool(training.config.generation.eval_results_prefix),
+        writers=outputs.writers,
+        timers=timers,
+        before_evaluation=log.write_pending,
+        while_evaluating=lambda name: progress.phase(f"evaluating ({name})", iteration=state.iteration),
     )
 
 

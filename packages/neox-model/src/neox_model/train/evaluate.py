@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from neox_model.train.characters import CharacterCount, noted
 from neox_model.train.data.batch import Batch
 
 __all__ = ["BatchStream", "Evaluation", "Evaluator"]
@@ -19,17 +20,38 @@ class Evaluation:
 
     Args:
         loss: mean of the micro-batches' losses, nats per token.
+        tokens_per_character: of the texts; None if it is not counted.
     """
 
     loss: float
+    tokens_per_character: float | None = None
 
     @property
     def perplexity(self) -> float:
         """Return the exponential of the loss, infinity if it is too large for a float."""
-        return math.inf if self.loss >= 700 else math.exp(self.loss)
+        return _exponential(self.loss)
+
+    @property
+    def perplexity_per_character(self) -> float | None:
+        """Return exp(loss x tokens / characters), GPT-NeoX's definition; None if it is not counted."""
+        return (
+            None if self.tokens_per_character is None else _exponential(self.loss * self.tokens_per_character)
+        )
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Return the results as metrics of an evaluation with this name."""
+        found = {f"loss/{name}": self.loss, f"perplexity/{name}": self.perplexity}
+        per_character = self.perplexity_per_character
+        return found if per_character is None else found | {f"perplexity_per_character/{name}": per_character}
 
     def __str__(self) -> str:
-        return f"loss {self.loss:.4f}, perplexity {self.perplexity:.4g}"
+        found = f"loss {self.loss:.4f}, perplexity {self.perplexity:.4g}"
+        per_character = self.perplexity_per_character
+        return found if per_character is None else f"{found}, perplexity per character {per_character:.4g}"
+
+
+def _exponential(value: float) -> float:
+    return math.inf if value >= 700 else math.exp(value)
 
 
 class BatchStream(Protocol):
@@ -54,6 +76,7 @@ class Evaluator:
         iterations: iterations per evaluation, each of `accumulation` micro-batches.
         accumulation: micro-batches per iteration.
         samples_per_iteration: over all data-parallel ranks.
+        characters: counts characters for the perplexity per character; None: it is not computed.
 
     Attributes:
         results: the last evaluation of each part.
@@ -68,7 +91,9 @@ class Evaluator:
         iterations: int,
         accumulation: int,
         samples_per_iteration: int,
+        characters: CharacterCount | None = None,
     ) -> None:
+        self._characters = characters
         self.results: dict[str, Evaluation] = {}
         self.samples = iterations * samples_per_iteration
         self._mean_loss = mean_loss
@@ -82,7 +107,10 @@ class Evaluator:
 
     def evaluate(self, part: str, first: int) -> Evaluation:
         """Evaluate on the samples of a part starting at sample `first`. Collective over all ranks."""
+        sequences: list[list[int]] = []
         with closing(self._open_stream[part](first)) as stream:
-            loss = self._mean_loss(stream, self._iterations * self._accumulation)
-        self.results[part] = Evaluation(float(loss))
+            batches = iter(stream) if self._characters is None else noted(iter(stream), sequences)
+            loss = self._mean_loss(batches, self._iterations * self._accumulation)
+        ratio = None if self._characters is None else self._characters.tokens_per_character(sequences)
+        self.results[part] = Evaluation(float(loss), ratio)
         return self.results[part]

@@ -24,9 +24,11 @@ from neox_model.metrics.writers.base import MetricWriter
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
+from neox_model.scoring.evaluation import TextEvaluation, evaluates_texts
 from neox_model.train.about import about_run
 from neox_model.train.build_hooks import build_hooks
 from neox_model.train.build_step import build_forward_check, build_recent_losses, build_step
+from neox_model.train.characters import character_count
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import check_passes, check_tokenizers
 from neox_model.train.data.position import Position
@@ -153,6 +155,8 @@ def _build_training(
     check_tokenizers(resolved, tokenizer)
     if groups.world.rank == 0:
         check_export(resolved, tokenizer)
+    # Before the model is built, so that an unknown task is reported at once.
+    texts = TextEvaluation(resolved, tokenizer, groups) if evaluates_texts(resolved) else None
     load = folder_to_load(config, groups, storage)
     position = position_in(config, load, groups)
     check_passes(resolved, position)
@@ -192,6 +196,7 @@ def _build_training(
         uploads=uploads,
         base=base,
         difficulties=additions.difficulties,
+        texts=texts,
     )
     return training, position
 
@@ -262,6 +267,7 @@ def _build_evaluator(
         iterations=training.config.training.eval_iters,
         accumulation=derived.accumulation,
         samples_per_iteration=derived.train_batch_size,
+        characters=character_count(training.config, training.tokenizer, training.groups),
     )
 
 

@@ -18,6 +18,7 @@ from neox_model.metrics.events import Events
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.processes import recorded_values
+from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.data.datasets import Datasets
 from neox_model.train.data.position import Position
 from neox_model.train.data.sample_digest import digest_of_samples
@@ -39,6 +40,7 @@ class Additions:
 
     hooks: Sequence[Hook] = ()
     difficulties: Mapping[str, DifficultySchedule] = field(default_factory=dict)
+    texts: TextEvaluation | None = None
     fill: Callable[[nn.Module], None] = lambda model: None
 
 
@@ -59,6 +61,7 @@ class Training(RunParts):
         uploads: uploads to an object store, on rank 0 if they are configured.
         base: what a checkpoint of adapters records about the model that they are added to; empty without.
         difficulties: the schedules of custom curricula, by the name of their block.
+        texts: evaluates tasks and texts; None: none are configured.
     """
 
     schedule: LearningRateSchedule

@@ -93,9 +93,53 @@ class GenerationSection(Section, resume="free"):
         doc="Recompute the whole sequence for each token instead of caching keys and values.",
     )
     eval_results_prefix: str = param(
-        "", origin="NeoX", used_when="eval_tasks is set", doc="Prefix of the name of the results file."
+        "",
+        origin="NeoX",
+        used_when="eval_tasks or eval_data is set",
+        doc="Beginning of the name of the results file, with its folder: "
+        "PREFIX_eval_results_yy-mm-dd-HH-MM.json. Evaluations during training write a file only if it is "
+        "set; neox-launch evaluate always writes one.",
     )
     eval_tasks: tuple[str, ...] | None = param(
-        None, origin="NeoX", none_means="no tasks", doc="Tasks of lm-evaluation-harness to evaluate."
+        None,
+        origin="NeoX",
+        none_means="no tasks",
+        doc="Tasks of lm-evaluation-harness to evaluate, by neox-launch evaluate and every eval_interval "
+        "iterations of a training. Requires pip install 'neox-model[eval]'.",
     )
-    char_level_ppl: bool = param(False, origin="NeoX", doc="Also report the perplexity per character.")
+    eval_include_path: str | None = param(
+        None,
+        origin="ours",
+        none_means="only tasks of the harness",
+        used_when="eval_tasks is set",
+        doc="Folder with further tasks for eval_tasks. The harness runs Python functions that they name.",
+    )
+    eval_num_fewshot: int | None = param(
+        None,
+        origin="ours",
+        ge=0,
+        none_means="as each task declares",
+        used_when="eval_tasks is set",
+        doc="Number of examples before each question of a task.",
+    )
+    eval_limit: int | None = param(
+        None,
+        origin="ours",
+        gt=0,
+        none_means="all",
+        used_when="eval_tasks or eval_data is set",
+        doc="Maximum number of questions of each task, and of documents of eval_data.",
+    )
+    eval_data: str | None = param(
+        None,
+        origin="ours",
+        none_means="no further data",
+        doc="Texts whose perplexity and bits per byte are computed, by neox-launch evaluate and every "
+        "eval_interval iterations of a training: the prefix of an indexed dataset, or a file, folder or "
+        "pattern that preprocess_data reads.",
+    )
+    char_level_ppl: bool = param(
+        False,
+        origin="NeoX",
+        doc="Also report the perplexity per character, exp(loss x tokens / characters), of evaluations.",
+    )

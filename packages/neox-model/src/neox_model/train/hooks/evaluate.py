@@ -72,9 +72,8 @@ class EvaluateHook(Hook):
         began = time.monotonic()
         with self._timers.measure("evaluate"), self._while_evaluating(name):
             evaluation = self._evaluator.evaluate(part, first)
-        metrics = {f"loss/{name}": evaluation.loss, f"perplexity/{name}": evaluation.perplexity}
         for writer in self._writers:
-            writer.write(metrics, state.iteration)
+            writer.write(evaluation.metrics(name), state.iteration)
             writer.flush()
         self._events.record(
             "evaluation",

@@ -1,0 +1,161 @@
+"""Evaluate a model on the configured tasks (`eval_tasks`) and texts (`eval_data`)."""
+
+import importlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from neox_config import Resolved
+from neox_config.errors import NeoXError
+from neox_data.tokenizers import Tokenizer
+from neox_model.assembly.model import padded_vocab_size
+from neox_model.generate.batch import Batch
+from neox_model.generate.engine import Engine
+from neox_model.generate.forward import Forward
+from neox_model.optional import require
+from neox_model.parallel.groups import Groups
+from neox_model.processes import flat_values
+from neox_model.scoring.perplexity import measure_perplexity
+from neox_model.scoring.results import Results, write_results
+from neox_model.scoring.scorer import Scorer
+from neox_model.versions import package_versions
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["TextEvaluation", "evaluates_texts"]
+
+
+def evaluates_texts(resolved: Resolved) -> bool:
+    """Return True if tasks or texts are configured."""
+    section = resolved.config.generation
+    return bool(section.eval_tasks) or section.eval_data is not None
+
+
+class TextEvaluation:
+    """Evaluates any number of times, after loading the tasks once. Every rank builds it.
+
+    Args:
+        resolved: the configuration.
+        tokenizer: the model's tokenizer.
+        groups: this job's process groups.
+
+    Raises:
+        MissingPackageError: lm_eval is not installed.
+        ConfigError: there is no such task, or it cannot be loaded.
+    """
+
+    def __init__(self, resolved: Resolved, tokenizer: Tokenizer, groups: Groups) -> None:
+        self._resolved, self._tokenizer, self._groups = resolved, tokenizer, groups
+        section = resolved.config.generation
+        self._harness: ModuleType | None = None
+        self._tasks: Any = None
+        if section.eval_tasks:
+            require("lm_eval", because="eval-tasks", install="'neox-model[eval]'")
+            self._harness = importlib.import_module("neox_model.scoring.harness")
+            with _random_states_kept():
+                self._tasks = self._harness.Tasks(
+                    section.eval_tasks,
+                    include_path=section.eval_include_path,
+                    num_fewshot=section.eval_num_fewshot,
+                    limit=section.eval_limit,
+                )
+
+    def run(self, forward: Callable[[], Forward], *, iteration: int) -> Results | None:
+        """Evaluate a model. Collective over all ranks; returns the results on rank 0, else None.
+
+        Args:
+            forward: returns the model's forward pass.
+            iteration: finished updates of its weights.
+
+        Raises:
+            NeoXError: a text cannot be read or scored, or there is too little memory.
+        """
+        began = time.monotonic()
+        try:
+            with _random_states_kept():
+                return self._run(forward(), iteration, began)
+        except torch.OutOfMemoryError as error:
+            raise NeoXError(
+                f"the device has too little memory for the evaluation: {error}; set a smaller "
+                "train-micro-batch-size-per-gpu (its tokens are evaluated together) or generation-batch-size"
+            ) from error
+
+    def _run(self, forward: Forward, iteration: int, began: float) -> Results | None:
+        config, section = self._resolved.config, self._resolved.config.generation
+        scorer = Scorer(
+            forward,
+            vocab_size=padded_vocab_size(config, self._tokenizer.vocab_size),
+            seq_length=config.model.seq_length,
+            batch_tokens=self._resolved.derived.micro_batch_size * config.model.seq_length,
+        )
+        perplexity = tasks = None
+        if section.eval_data is not None:
+            perplexity = measure_perplexity(
+                section.eval_data, scorer, self._tokenizer, self._groups, limit=section.eval_limit
+            )
+        if self._harness is not None:
+            tasks = self._tasks.run(self._model(self._harness, forward, scorer))
+        if self._groups.world.rank:
+            return None
+        return Results(
+            iteration=iteration,
+            perplexity=perplexity,
+            per_character=section.char_level_ppl,
+            tasks=tasks,
+            tables="" if self._harness is None else self._harness.table_of(tasks),
+            seconds=time.monotonic() - began,
+        )
+
+    def _model(self, harness: "ModuleType", forward: Forward, scorer: Scorer) -> Any:
+        settings, config = self._resolved.config.generation, self._resolved.config
+
+        def engine(slots: int, capacity: int) -> Engine:
+            batch = Batch(forward, slots=slots, capacity=capacity, recompute=settings.recompute)
+            return Engine(batch, self._tokenizer)
+
+        return harness.HarnessModel(
+            scorer,
+            engine,
+            self._tokenizer,
+            self._groups,
+            batch_size=settings.generation_batch_size,
+            seed=config.training.seed if settings.sampling_seed is None else settings.sampling_seed,
+        )
+
+    def write(self, results: Results, *, checkpoint: str | None) -> None:
+        """Write the file of the results. On rank 0.
+
+        Args:
+            results: what to write.
+            checkpoint: folder of the weights; None: those of the running training.
+        """
+        about = {
+            "checkpoint": checkpoint,
+            "packages": package_versions() | self._harness_version(),
+            "configuration": flat_values(self._resolved.config),
+        }
+        write_results(self._resolved.config.generation.eval_results_prefix, results, about)
+
+    def _harness_version(self) -> dict[str, str]:
+        if self._harness is None:
+            return {}
+        return {"lm_eval": importlib.import_module("importlib.metadata").version("lm_eval")}
+
+
+@contextmanager
+def _random_states_kept() -> Iterator[None]:
+    """Restore the random states of Python, numpy and torch afterwards; the harness uses them."""
+    kept = random.getstate(), np.random.get_state()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])

@@ -1,0 +1,253 @@
+"""Tasks of lm-evaluation-harness (lm_eval): our model as one of its models, and running tasks.
+
+Every rank runs the harness on the requests of its replica, so that the ranks of a copy of the model make the
+same calls. The results of all replicas are gathered on rank 0.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import evaluate as metric_hub
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.evaluator import evaluate
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import make_table
+
+from neox_config.errors import ConfigError
+from neox_config.problems import did_you_mean
+from neox_data.tokenizers import Tokenizer
+from neox_model.checkpoint.outcome import gather
+from neox_model.errors import ModelError
+from neox_model.generate.engine import Engine, Request
+from neox_model.generate.sampling import Sampling
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.random import mixed_seed
+from neox_model.scoring.scorer import Part, Scorer, rolling_parts
+
+__all__ = ["HarnessModel", "Tasks", "table_of"]
+
+# As in the harness: the default of its command line, and of its models.
+_FEWSHOT_SEED = 1234
+_MAXIMUM_TOKENS = 256
+# Arguments of generation that change nothing at these values.
+_NO_EFFECT: Mapping[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True, "min_p": 0.0}
+
+
+class HarnessModel(TemplateLM):
+    """A copy of our model, with the interface of a model of the harness.
+
+    Args:
+        scorer: computes log-likelihoods.
+        engine: builds an engine for this number of sequences and for sequences of this many tokens.
+        tokenizer: the model's tokenizer.
+        groups: this job's process groups.
+        batch_size: maximum number of texts that are generated together.
+        seed: random seed of sampled texts.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        engine: Callable[[int, int], Engine],
+        tokenizer: Tokenizer,
+        groups: Groups,
+        *,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        # The harness distributes requests over these.
+        self._rank, self._world_size = groups.data.rank, groups.data.size
+        self._device = torch.device("cpu")
+        self._scorer, self._engine = scorer, engine
+        self._encode, self._decode, self._end = tokenizer.encode, tokenizer.decode, tokenizer.end_of_document
+        self._groups = groups
+        self._batch_size, self._seed = batch_size, seed
+
+    @property
+    def eot_token_id(self) -> int:
+        """Return the id of end-of-document, before which no text is seen."""
+        return self._end
+
+    @property
+    def max_length(self) -> int:
+        """Return the maximum number of tokens of the model's input."""
+        return self._scorer.seq_length
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Return a name for caches of requests; none are used."""
+        return "neox"
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Return the ids of a text; no token is added before or after them."""
+        return self._encode(string)
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the values of all replicas. Collective over all ranks."""
+        return torch.cat([one.reshape(-1) for one in self._of_replicas(tensor)])
+
+    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """Return the objects of all replicas, on one of them. Collective over all ranks."""
+        found = self._of_replicas(obj)
+        return found if self.rank == dst else None
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self._of_replicas(None)
+
+    def _of_replicas(self, item: Any) -> list[Any]:
+        """Return what the ranks with this rank's part of the model give, by replica."""
+        items = gather(self._groups.control, item)
+        return [items[rank] for rank in self._groups.data.ranks]
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        """Return (log-likelihood, whether it is the greedy text) of each (texts, context, continuation)."""
+        scores = self._scorer.score([Part(context, continuation) for _, context, continuation in requests])
+        return [(score.log_likelihood, score.is_greedy) for score in scores]
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Return the log-likelihood of each whole text, after end-of-document."""
+        parts = [
+            rolling_parts(self._encode(request.args[0]), prefix=self._end, seq_length=self.max_length)
+            for request in requests
+        ]
+        scores = iter(self._scorer.score([part for each in parts for part in each]))
+        return [sum(next(scores).log_likelihood for _ in each) for each in parts]
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Return the continuation of each context, up to its first stop string.
+
+        A context that leaves no room for the maximum number of tokens loses its beginning.
+        """
+        if not requests:
+            return []
+        seen: Counter[Any] = Counter()
+        made = []
+        for request in requests:
+            seen[request.doc_id] += 1
+            made.append(self._request(*request.args, number=(request.doc_id, seen[request.doc_id])))
+        capacity = max(max(1, len(one.prompt)) + one.maximum_tokens for one in made)
+        order = sorted(range(len(made)), key=lambda number: -len(made[number].prompt))
+        engine = self._engine(min(self._batch_size, len(made)), min(self.max_length, capacity))
+        replies = dict(zip(order, engine.replies([made[number] for number in order]), strict=True))
+        return [replies[number].text for number in range(len(made))]
+
+    def _request(self, context: str, given: Mapping[str, Any], *, number: tuple[Any, int]) -> Request:
+        settings = dict(normalize_gen_kwargs(dict(given), _MAXIMUM_TOKENS))
+        maximum_tokens = int(settings.pop("max_gen_toks"))
+        until = settings.pop("until", None) or []
+        stop_strings = tuple(one for one in ([until] if isinstance(until, str) else until) if one)
+        is_sampled = bool(settings.pop("do_sample", False))
+        temperature = float(settings.pop("temperature", 1.0))
+        sampling = Sampling(
+            temperature=temperature if is_sampled else 0.0,
+            top_k=int(settings.pop("top_k", 0) or 0),
+            top_p=float(settings.pop("top_p", 0.0) or 0.0),
+            repetition_penalty=float(settings.pop("repetition_penalty", 1.0)),
+            seed=mixed_seed("task", self._seed, *number),
+        )
+        unknown = [name for name, value in settings.items() if value != _NO_EFFECT.get(name)]
+        if unknown:
+            raise ModelError(
+                f"a task sets {', '.join(unknown)} in generation_kwargs, which this model does not have; use "
+                "until, max_gen_toks, do_sample, temperature, top_k, top_p and repetition_penalty"
+            )
+        room = self.max_length - maximum_tokens
+        if room <= 0:
+            raise ModelError(
+                f"a task generates up to {maximum_tokens:,} tokens, but seq-length is {self.max_length:,}; "
+                "set a smaller max_gen_toks in its generation_kwargs"
+            )
+        return Request(
+            prompt=self._encode(context)[-room:] if context else [],
+            maximum_tokens=maximum_tokens,
+            sampling=sampling,
+            stop_strings=stop_strings,
+        )
+
+
+class Tasks:
+    """Tasks that were found and loaded, which may run many times.
+
+    Args:
+        names: names of tasks, groups or tags.
+        include_path: folder with further tasks; None: only those of the harness.
+        num_fewshot: examples before each question; None: as each task declares.
+        limit: examples of each task; None: all.
+
+    Raises:
+        ConfigError: there is no such task, or it cannot be loaded.
+    """
+
+    def __init__(
+        self, names: Sequence[str], *, include_path: str | None, num_fewshot: int | None, limit: int | None
+    ) -> None:
+        logging.getLogger("lm_eval").setLevel(logging.WARNING)
+        manager = TaskManager(include_path=include_path)
+        for name in names:
+            if name not in manager.all_tasks:
+                hint = did_you_mean(name, manager.all_tasks)
+                where = "" if include_path is None else f" and {include_path}"
+                what = f"eval-tasks: there is no task {name!r} in lm_eval{where}"
+                raise ConfigError(f"{what}; {hint or 'see lm_eval ls tasks'}")
+        with _only_local_metrics() as refused:
+            try:
+                self._loaded = manager.load(list(names))
+            except (OSError, ValueError, LookupError, TypeError, ImportError, RuntimeError) as error:
+                raise ConfigError(
+                    f"eval-tasks: {', '.join(names)} cannot be loaded: {type(error).__name__}: {error}; "
+                    "correct the task, or make its data available on this host"
+                ) from error
+        if refused:
+            raise ConfigError(
+                f"eval-tasks: the metric {', '.join(refused)} is not part of lm_eval and would be "
+                "downloaded; use a metric of lm_eval, or process_results"
+            )
+        self._limit = limit
+        for task in self._loaded["tasks"].values():
+            own = task.get_config("num_fewshot")
+            # As the harness does: a task that declares 0 always has no examples.
+            if own is None or (num_fewshot is not None and own != 0):
+                task.set_config(key="num_fewshot", value=num_fewshot or 0)
+
+    def run(self, model: HarnessModel) -> dict[str, Any] | None:
+        """Run the tasks. Collective over all ranks; returns the harness's results on rank 0, else None."""
+        for task in self._loaded["tasks"].values():
+            # Each run draws the same examples.
+            task.set_fewshot_seed(seed=_FEWSHOT_SEED)
+        found = evaluate(lm=model, task_dict=self._loaded, limit=self._limit, log_samples=False)
+        return None if found is None else dict(found)
+
+
+def table_of(results: Mapping[str, Any]) -> str:
+    """Return the results of tasks, and of groups if there are any, as text."""
+    tables = [make_table(results)]
+    if results.get("groups"):
+        tables.append(make_table(results, "groups"))
+    return "\n".join(tables).rstrip()
+
+
+@contextmanager
+def _only_local_metrics() -> Iterator[list[str]]:
+    """Refuse metrics that the harness would download, as programs, and run; yield their names."""
+    refused: list[str] = []
+
+    def refuse(name: str, *_: Any, **__: Any) -> None:
+        refused.append(name)
+        raise ModelError(f"the metric {name} would be downloaded")
+
+    kept = metric_hub.load
+    metric_hub.load = refuse
+    try:
+        yield refused
+    finally:
+        metric_hub.load = kept

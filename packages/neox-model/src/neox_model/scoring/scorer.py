@@ -1,0 +1,152 @@
+"""Compute log-likelihoods of continuations, in batches of different lengths.
+
+Every rank of a copy of the model makes the same calls with the same arguments, and gets the same results.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from neox_model.errors import ModelError
+from neox_model.generate.forward import Forward
+
+__all__ = ["Part", "Score", "Scorer", "rolling_parts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Tokens whose log-likelihood is wanted.
+
+    Args:
+        context: the tokens before them, at least one; if there is no room for all, the last ones are used.
+        continuation: the tokens.
+    """
+
+    context: Sequence[int]
+    continuation: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What the model computes for a continuation.
+
+    Args:
+        log_likelihood: sum over its tokens, natural logarithm.
+        is_greedy: True if each token is the most likely one.
+    """
+
+    log_likelihood: float
+    is_greedy: bool
+
+
+class Scorer:
+    """Computes log-likelihoods with one copy of the model.
+
+    Probabilities are those of the loss in training: they add up to 1 over the model's whole vocabulary, with
+    its padding.
+
+    Args:
+        forward: the model's forward pass.
+        vocab_size: entries of the model's vocabulary.
+        seq_length: maximum number of tokens of the model's input.
+        batch_tokens: maximum number of tokens of one forward pass, with padding; one sequence is always
+            processed.
+
+    Attributes:
+        forward: the model's forward pass.
+        seq_length: maximum number of tokens of the model's input.
+    """
+
+    def __init__(self, forward: Forward, *, vocab_size: int, seq_length: int, batch_tokens: int) -> None:
+        self.forward, self.seq_length = forward, seq_length
+        self._vocab_size = vocab_size
+        self._batch_tokens = batch_tokens
+
+    def score(self, parts: Sequence[Part]) -> list[Score]:
+        """Return the score of each part, in their order. Longest ones are computed first.
+
+        Raises:
+            ModelError: a continuation is empty or longer than `seq_length`, or a result is not finite.
+        """
+        rows = [self._tokens_of(part) for part in parts]
+        order = sorted(range(len(parts)), key=lambda number: -len(rows[number]))
+        found: dict[int, Score] = {}
+        for numbers in self._batches(order, rows):
+            counts = [len(parts[one].continuation) for one in numbers]
+            scores = self._score([rows[one] for one in numbers], counts)
+            found |= dict(zip(numbers, scores, strict=True))
+        return [found[number] for number in range(len(parts))]
+
+    def _tokens_of(self, part: Part) -> list[int]:
+        """Return the tokens that are used: the input of the model and, behind it, one more."""
+        if not part.continuation or not part.context:
+            raise ModelError("a text to score has no tokens; remove it from the task")
+        if len(part.continuation) > self.seq_length:
+            raise ModelError(
+                f"a text to score has {len(part.continuation):,} tokens, more than seq-length "
+                f"({self.seq_length:,}); remove it from the task, or use a model with a larger seq-length"
+            )
+        room = self.seq_length + 1 - len(part.continuation)
+        return [*part.context[-room:], *part.continuation]
+
+    def _batches(self, order: Sequence[int], rows: Sequence[Sequence[int]]) -> Iterator[Sequence[int]]:
+        """Divide numbers of rows, longest first, so that each batch has at most `batch_tokens` tokens."""
+        first = 0
+        while first < len(order):
+            count = max(1, self._batch_tokens // (len(rows[order[first]]) - 1))
+            yield order[first : first + count]
+            first += count
+
+    def _score(self, rows: Sequence[Sequence[int]], scored: Sequence[int]) -> list[Score]:
+        """Score the last tokens of each row in one forward pass.
+
+        Args:
+            rows: the tokens.
+            scored: number of tokens at the end of each row that are scored.
+        """
+        longest, device = len(rows[0]) - 1, self.forward.device
+        padded = [[*row[:-1], *[0] * (longest + 1 - len(row))] for row in rows]
+        tokens_BS = torch.tensor(padded, device=device)
+        places = [
+            (number, index)
+            for number, (row, count) in enumerate(zip(rows, scored, strict=True))
+            for index in range(len(row) - 1 - count, len(row) - 1)
+        ]
+        rows_N, columns_N = torch.tensor(places, device=device).unbind(1)
+        targets = [token for row, count in zip(rows, scored, strict=True) for token in row[-count:]]
+        values_N, is_greedy_N = self.forward.log_probabilities(
+            tokens_BS, (rows_N, columns_N), torch.tensor(targets, device=device), vocab_size=self._vocab_size
+        )
+        sums = [float(values) for values in _sums(values_N.double().cpu(), scored)]
+        if not all(map(math.isfinite, sums)):
+            raise ModelError(
+                "the model's output is not finite, so texts cannot be scored; use another checkpoint, or the "
+                "precision in which it was trained"
+            )
+        greedy = [bool(part.all()) for part in is_greedy_N.cpu().split(list(scored))]
+        return [Score(*both) for both in zip(sums, greedy, strict=True)]
+
+
+def _sums(values_N: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
+    return [values.sum() for values in values_N.split(list(counts))]
+
+
+def rolling_parts(tokens: Sequence[int], *, prefix: int, seq_length: int) -> list[Part]:
+    """Divide a text into parts in which each token occurs once, as the evaluation harness does.
+
+    Each part has `seq_length` tokens, the last one those that are left, with as many tokens before them as
+    fit. The first token of the others follows one token of the part before.
+
+    Args:
+        tokens: the text.
+        prefix: the token before the text, end-of-document.
+        seq_length: maximum number of tokens of the model's input.
+    """
+    parts = []
+    whole = [prefix, *tokens]
+    for first in range(1, len(whole), seq_length):
+        stop = min(first + seq_length, len(whole))
+        parts.append(Part(whole[max(0, stop - 1 - seq_length) : first], whole[first:stop]))
+    return parts

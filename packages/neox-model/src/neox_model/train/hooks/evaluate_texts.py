@@ -1,0 +1,73 @@
+"""Evaluate on tasks and texts every `eval_interval` iterations, and when the training is complete."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from neox_model.generate.forward import Forward
+from neox_model.metrics.timers import Timers
+from neox_model.metrics.writers.base import MetricWriter
+from neox_model.scoring.evaluation import TextEvaluation
+from neox_model.train.hooks.base import Hook
+from neox_model.train.state import TrainState
+from neox_model.train.step import StepReport
+
+__all__ = ["EvaluateTextsHook"]
+
+logger = logging.getLogger(__name__)
+
+
+class EvaluateTextsHook(Hook):
+    """Evaluates the weights of the moment, and writes and logs the results.
+
+    Args:
+        evaluation: what is evaluated.
+        forward: returns the forward pass of a copy of the model.
+        interval: iterations between evaluations.
+        writes_files: write a file of each evaluation.
+        writers: receive the results as metrics.
+        timers: measures the evaluation as the activity `evaluate`.
+        before_evaluation: called first, so that training metrics are written before the evaluation's.
+        while_evaluating: function of the name of the evaluation that returns a context manager around it.
+    """
+
+    def __init__(
+        self,
+        evaluation: TextEvaluation,
+        forward: Callable[[], Forward],
+        *,
+        interval: int,
+        writes_files: bool,
+        writers: Sequence[MetricWriter],
+        timers: Timers,
+        before_evaluation: Callable[[], None],
+        while_evaluating: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._evaluation, self._forward = evaluation, forward
+        self._interval, self._writes_files = interval, writes_files
+        self._writers, self._timers = writers, timers
+        self._before_evaluation, self._while_evaluating = before_evaluation, while_evaluating
+
+    def on_step(self, state: TrainState, report: StepReport) -> None:
+        """Evaluate every `interval` iterations, unless shutdown is urgent or `on_end` follows."""
+        is_left_out = state.iteration >= state.last_iteration or state.is_hurried
+        if state.iteration % self._interval == 0 and not is_left_out:
+            self._evaluate(state)
+
+    def on_end(self, state: TrainState) -> None:
+        """Evaluate unless the training was stopped before its last iteration."""
+        if state.stop_reason is None:
+            self._evaluate(state)
+
+    def _evaluate(self, state: TrainState) -> None:
+        self._before_evaluation()
+        with self._timers.measure("evaluate"), self._while_evaluating("tasks and texts"):
+            results = self._evaluation.run(self._forward, iteration=state.iteration)
+        if results is None:
+            return
+        for writer in self._writers:
+            writer.write(results.metrics(), state.iteration)
+            writer.flush()
+        if self._writes_files:
+            self._evaluation.write(results, checkpoint=None)
+        logger.info("iteration %d: evaluation in %.1f s\n%s", state.iteration, results.seconds, results)

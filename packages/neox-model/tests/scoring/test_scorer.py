@@ -1,0 +1,224 @@
+"""Log-likelihoods of texts under a model whose next token depends on the last one alone."""
+
+import json
+import math
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from neox_data.indexed import IndexedDatasetWriter
+from neox_data.tokenizers import build_tokenizer
+from neox_model.errors import ModelError
+from neox_model.generate.forward import Forward
+from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.scoring import perplexity
+from neox_model.scoring.perplexity import measure_perplexity, ratio_of
+from neox_model.scoring.results import Results, write_results
+from neox_model.scoring.scorer import Part, Scorer, rolling_parts
+
+TOKENIZER = build_tokenizer("CharLevelTokenizer")
+END, ENTRIES = TOKENIZER.end_of_document, TOKENIZER.vocab_size + 3
+TABLE = torch.randn(ENTRIES, ENTRIES, generator=torch.Generator().manual_seed(0))
+LOGS = TABLE.double().log_softmax(-1)
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.zeros(1))
+        self.sizes: list[tuple[int, ...]] = []
+
+    def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
+        self.sizes.append(tuple(inputs[0].shape))
+        return TABLE[inputs[0].t()]
+
+
+class Head(nn.Module):
+    def forward(self, hidden_SBV: Tensor) -> Tensor:
+        return hidden_SBV.transpose(0, 1)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = nn.ModuleList([Body(), Head()])
+
+    def autocast(self) -> torch.no_grad:
+        return torch.no_grad()
+
+
+def scorer(*, seq_length: int = 8, batch_tokens: int = 16) -> Scorer:
+    forward = Forward(Model(), hidden_size=4, vocab_size=TOKENIZER.vocab_size)
+    return Scorer(forward, vocab_size=ENTRIES, seq_length=seq_length, batch_tokens=batch_tokens)
+
+
+def expected(tokens: list[int]) -> float:
+    """Log-likelihood of all tokens but the first."""
+    return sum(float(LOGS[before, after]) for before, after in pairwise(tokens))
+
+
+PARTS = [
+    Part([1], [2, 3]),
+    Part([5, 6, 7], [8]),
+    Part([9] * 20, [1, 2, 3]),
+    Part([4], [0] * 8),
+    Part([2], [7]),
+]
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 8, 16, 10_000])
+def test_scores_are_sums_over_the_tokens_for_any_batch(batch_tokens):
+    scores = scorer(batch_tokens=batch_tokens).score(PARTS)
+    for part, score in zip(PARTS, scores, strict=True):
+        assert score.log_likelihood == pytest.approx(
+            expected([part.context[-1], *part.continuation]), abs=1e-5
+        )
+
+
+def test_batches_have_at_most_the_given_tokens_and_long_texts_come_first():
+    made = scorer(batch_tokens=16)
+    made.score(PARTS)
+    sizes = made.forward._body[0].sizes
+    assert sizes[0] == (2, 8)
+    assert all(rows * length <= 16 for rows, length in sizes)
+    assert sum(rows for rows, _ in sizes) == len(PARTS)
+
+
+def test_greedy_means_that_every_token_is_the_most_likely_one():
+    first = int(TABLE[3].argmax())
+    second = int(TABLE[first].argmax())
+    parts = [Part([3], [first, second]), Part([3], [first, second - 1]), Part([3], [first])]
+    assert [score.is_greedy for score in scorer().score(parts)] == [True, False, True]
+
+
+def test_texts_that_cannot_be_scored_are_refused():
+    with pytest.raises(ModelError, match="has 9 tokens, more than seq-length"):
+        scorer().score([Part([1], [0] * 9)])
+    with pytest.raises(ModelError, match="has no tokens"):
+        scorer().score([Part([1], [])])
+
+
+def test_an_output_that_is_not_finite_is_refused(monkeypatch):
+    monkeypatch.setitem(globals(), "TABLE", TABLE * math.nan)
+    with pytest.raises(ModelError, match="not finite"):
+        scorer().score(PARTS)
+
+
+@pytest.mark.parametrize("seq_length", [1, 2, 7, 16])
+@pytest.mark.parametrize("count", [0, 1, 6, 7, 8, 14, 33])
+def test_rolling_parts_have_each_token_once_and_the_tokens_before_it(count, seq_length):
+    tokens = list(range(100, 100 + count))
+    parts = rolling_parts(tokens, prefix=END, seq_length=seq_length)
+    assert [token for part in parts for token in part.continuation] == tokens
+    whole = [END, *tokens]
+    for part in parts:
+        row = [*part.context, *part.continuation]
+        start = whole.index(row[0])
+        assert whole[start : start + len(row)] == row
+        assert len(row) - 1 <= seq_length
+    if count > seq_length:
+        assert len(parts[-1].context) + len(parts[-1].continuation) == seq_length + 1
+
+
+def test_rolling_parts_are_those_of_the_harness():
+    utils = pytest.importorskip("lm_eval.utils")
+    for count, length in [(1, 1), (5, 7), (7, 7), (8, 7), (40, 7)]:
+        tokens = list(range(count))
+        windows = utils.get_rolling_token_windows(
+            token_list=tokens, prefix_token=END, max_seq_len=length, context_len=1
+        )
+        theirs = [tuple(map(list, utils.make_disjoint_window(window))) for window in windows]
+        parts = rolling_parts(tokens, prefix=END, seq_length=length)
+        assert [(list(part.context), list(part.continuation)) for part in parts] == theirs
+
+
+TEXTS = ["été 你好", "", "a", *(f"text number {number} " * (1 + number % 5) for number in range(35))]
+
+
+def measure(source, **options):
+    return measure_perplexity(str(source), scorer(), TOKENIZER, SINGLE_PROCESS, **options)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+def test_perplexity_is_that_of_all_tokens_and_counts_what_was_read(corpus):
+    found = measure(corpus)
+    codes = [TOKENIZER.encode(text) for text in TEXTS]
+    loss = -sum(expected([END, *tokens]) for tokens in codes)
+    tokens = sum(map(len, codes))
+    num_bytes, characters = sum(len(text.encode()) for text in TEXTS), sum(map(len, TEXTS))
+    assert (found.documents, found.empty_documents, found.tokens) == (len(TEXTS) - 1, 1, tokens)
+    assert (found.num_bytes, found.characters) == (num_bytes, characters)
+    assert found.loss.value == pytest.approx(loss / tokens, rel=1e-6)
+    assert found.bits_per_byte.value == pytest.approx(loss / num_bytes / math.log(2), rel=1e-6)
+    rows = found.rows(per_character=True)
+    assert rows["perplexity"].value == pytest.approx(math.exp(loss / tokens), rel=1e-6)
+    assert rows["perplexity_per_character"].value == pytest.approx(math.exp(loss / characters), rel=1e-6)
+    assert "perplexity_per_character" not in found.rows(per_character=False)
+    assert found.units == "documents"
+    assert found.loss.low < found.loss.value < found.loss.high
+
+
+def test_an_indexed_dataset_has_the_perplexity_of_its_texts(corpus, tmp_path):
+
+    with IndexedDatasetWriter(tmp_path / "tokens", dtype=np.uint16) as writer:
+        for text in TEXTS:
+            writer.append(np.array([*TOKENIZER.encode(text), END], dtype=np.uint16))
+    texts, tokens = measure(corpus), measure(tmp_path / "tokens")
+    assert texts.loss == tokens.loss
+    assert texts.bits_per_byte == tokens.bits_per_byte
+    assert {**texts.counts(), "source": ""} == {**tokens.counts(), "source": ""}
+
+
+def test_few_documents_have_intervals_over_parts(corpus):
+    found = measure(corpus, limit=6)
+    assert (found.documents, found.empty_documents, found.units) == (5, 1, "parts")
+    one = measure(corpus, limit=1)
+    assert one.units == "parts"
+
+
+def test_the_number_of_documents_in_one_call_changes_nothing(corpus, monkeypatch):
+    whole = measure(corpus)
+    monkeypatch.setattr(perplexity, "_AT_ONCE", 3)
+    assert measure(corpus).loss.value == pytest.approx(whole.loss.value, rel=1e-9)
+
+
+def test_intervals_contain_the_ratio_nearly_as_often_as_they_claim():
+
+    draw = np.random.default_rng(0)
+    hits = 0
+    for _ in range(1000):
+        sizes = draw.integers(1, 50, size=200)
+        losses = sizes * 2.0 + draw.normal(size=200) * np.sqrt(sizes)
+        found = ratio_of(losses, sizes.astype(float))
+        hits += found.low < 2.0 < found.high
+    assert 930 <= hits <= 970
+
+
+def test_results_files_are_not_replaced_and_have_the_name_of_gpt_neox(corpus, tmp_path, monkeypatch):
+
+    results = Results(
+        iteration=7, perplexity=measure(corpus), per_character=False, tasks=None, tables="", seconds=1.5
+    )
+    paths = [write_results(str(tmp_path / "new" / "run"), results, {"checkpoint": "runs"}) for _ in range(2)]
+    assert paths[0] != paths[1]
+    assert re.fullmatch(r"run_eval_results_\d\d(-\d\d){4}\.json", paths[0].name)
+    found = json.loads(paths[1].read_text())
+    assert (found["iteration"], found["checkpoint"]) == (7, "runs")
+    assert found["perplexity"]["loss"]["value"] == results.perplexity.loss.value
+    assert found["perplexity"]["documents"] == len(TEXTS) - 1
+    metrics = results.metrics()
+    assert metrics["eval_data/loss"] == results.perplexity.loss.value
+    assert set(metrics) == {"eval_data/loss", "eval_data/perplexity", "eval_data/bits_per_byte"}
+    monkeypatch.chdir(tmp_path)
+    assert write_results("", results, {}).name.startswith("eval_results_")

@@ -1,0 +1,190 @@
+"""Tasks of the evaluation harness: our numbers are those of its Hugging Face backend, on every layout."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from support.distributed import run_ranks
+from support.harness_tasks import MODEL, OFFLINE, TASKS, write_tasks
+from support.hf_models import write_model
+
+pytest.importorskip("lm_eval")
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.slow
+
+PAIRS = [
+    ("", "return"),
+    ("def f(", "x):"),
+    ("import random ", " settings"),
+    ("a " * 120, "model layer"),
+    ("for value in", " folder:\n    return None" * 3),
+    ("<|endoftext|>", "été 你好"),
+]
+STORIES = ["", "x", "def write_model(folder): " * 20]
+PROMPTS = ["def", "import random\n" * 20, "return the tokenizer for", "x" * 5]
+
+
+def run_backend(exported, tasks, dtype="float32"):
+    """Results of the harness's own backend, in this process."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    model = HFLM(exported, device="cpu", dtype=dtype, batch_size=4, softmax_dtype="float32")
+    found = simple_evaluate(
+        model, tasks=list(TASKS), task_manager=TaskManager(include_path=tasks), log_samples=False
+    )
+    return {"tasks": plain(found["results"]), **direct(model, Instance)}
+
+
+def run_ours(load, tasks, settings=()):
+    """Results of our model, on each rank; None where there are no results of tasks."""
+    import torch.distributed as dist
+    from lm_eval.api.instance import Instance
+
+    from neox_config import load_config, resolve
+    from neox_model.generate.run import load_forward
+    from neox_model.parallel.topology import create_groups
+    from neox_model.processes import load_tokenizer
+    from neox_model.scoring.evaluation import TextEvaluation
+    from neox_model.scoring.scorer import Scorer
+
+    overrides = [f"eval-tasks=[{', '.join(TASKS)}]", f"eval-include-path={tasks}", *settings]
+    config = load_config([Path(load, "model.yml")], overrides=overrides)
+    resolved = resolve(config, devices=dist.get_world_size())
+    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    tokenizer = load_tokenizer(config)
+    evaluation = TextEvaluation(resolved, tokenizer, groups)
+    forward = load_forward(resolved, load, groups, tokenizer)
+    found = [evaluation.run(lambda: forward, iteration=0) for _ in range(2)]
+    scorer = Scorer(forward, vocab_size=MODEL["vocab_size"], seq_length=96, batch_tokens=200)
+    model = evaluation._model(evaluation._harness, forward, scorer)
+    results = {"tasks": None, **direct(model, Instance)}
+    if found[0] is not None:
+        assert plain(found[0].tasks["results"]) == plain(found[1].tasks["results"]), "runs are repeatable"
+        counts = {name: n["effective"] for name, n in found[0].tasks["n-samples"].items()}
+        results |= {"tasks": plain(found[0].tasks["results"]), "counts": counts, "text": str(found[0])}
+        results["metrics"] = found[0].metrics()
+    return results
+
+
+def direct(model, instance):
+    """Requests of every kind, without tasks."""
+
+    def ask(kind, arguments):
+        return getattr(model, kind)(
+            [instance(kind, {}, arguments=one, idx=0, doc_id=number) for number, one in enumerate(arguments)]
+        )
+
+    settings = {"until": ["t"], "max_gen_toks": 12, "do_sample": False}
+    return {
+        "pairs": [list(pair) for pair in ask("loglikelihood", PAIRS)],
+        "stories": ask("loglikelihood_rolling", [(story,) for story in STORIES]),
+        "texts": ask("generate_until", [(prompt, dict(settings)) for prompt in PROMPTS]),
+    }
+
+
+def plain(results):
+    return {
+        task: {key: value for key, value in values.items() if isinstance(value, int | float)}
+        for task, values in results.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tasks")
+    convert = [sys.executable, "-P", "-m", "neox_model.convert"]
+    write_model(folder / "theirs", "llama", MODEL)
+    for arguments in (
+        ["from-hf", "theirs", "--output", "imported"],
+        ["to-hf", "--load", "imported", "--output", "exported"],
+    ):
+        subprocess.run([*convert, *arguments], cwd=folder, check=True, timeout=300)
+    environment = {**OFFLINE, "HF_HOME": str(folder / "cache")}
+    return SimpleNamespace(
+        folder=folder,
+        imported=str(folder / "imported"),
+        exported=str(folder / "exported"),
+        tasks=str(write_tasks(folder / "local")),
+        environment=environment,
+    )
+
+
+def ours(files, *settings, size=1):
+    found = run_ranks(
+        run_ours,
+        size=size,
+        environment=files.environment,
+        load=files.imported,
+        tasks=files.tasks,
+        settings=settings,
+    )
+    assert all(one["pairs"] == found[0]["pairs"] for one in found), "ranks agree"
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def alone(files):
+    return ours(files)
+
+
+@pytest.fixture(scope="module")
+def backend(files):
+    return run_ranks(
+        run_backend, size=1, environment=files.environment, exported=files.exported, tasks=files.tasks
+    )[0]
+
+
+def assert_equal(found, expected, tolerance=1e-5):
+    for (value, is_greedy), (wanted, was_greedy) in zip(found["pairs"], expected["pairs"], strict=True):
+        assert value == pytest.approx(wanted, rel=tolerance, abs=tolerance)
+        assert is_greedy == was_greedy
+    assert found["stories"] == pytest.approx(expected["stories"], rel=tolerance, abs=tolerance)
+    assert found["texts"] == expected["texts"]
+    assert found["tasks"].keys() == expected["tasks"].keys() == set(TASKS)
+    for task, values in expected["tasks"].items():
+        for key, value in values.items():
+            exact = key.startswith(("acc", "exact_match"))
+            wanted = value if exact else pytest.approx(value, rel=tolerance)
+            if "stderr" not in key:
+                assert found["tasks"][task][key] == wanted, (task, key)
+
+
+def test_the_harness_gives_the_numbers_of_its_hugging_face_backend(alone, backend):
+    assert_equal(alone, backend)
+    assert any(text for text in alone["texts"])
+    assert alone["stories"][0] == 0
+    assert alone["counts"] == dict(zip(TASKS, (17, 17, 15, 8, 11), strict=True))
+    assert 0 < alone["tasks"]["local_choices"]["acc,none"] < 1
+    assert alone["metrics"]["task/local_choices/acc"] == alone["tasks"]["local_choices"]["acc,none"]
+    assert "local_stories" in alone["text"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [(("model-parallel-size=2",), 2), ((), 2), (("pipe-parallel-size=2",), 2)],
+    ids=["tensor parallel", "data parallel", "pipeline"],
+)
+def test_layouts_give_the_numbers_of_one_process(files, alone, settings, size):
+    assert_equal(ours(files, *settings, size=size), alone)
+
+
+def test_16_bit_gives_the_numbers_of_the_backend_up_to_rounding(files):
+    found = ours(files, "precision=bf16")
+    expected = run_ranks(
+        run_backend,
+        size=1,
+        environment=files.environment,
+        exported=files.exported,
+        tasks=files.tasks,
+        dtype="bfloat16",
+    )[0]
+    for (value, _), (wanted, _) in zip(found["pairs"], expected["pairs"], strict=True):
+        assert value == pytest.approx(wanted, rel=0.02, abs=0.1)
+    for task, name in (("local_stories", "bits_per_byte,none"), ("local_cloze", "perplexity,none")):
+        assert found["tasks"][task][name] == pytest.approx(expected["tasks"][task][name], rel=0.05)
