@@ -24,6 +24,7 @@ PAIRS = [
     ("<|endoftext|>", "été 你好"),
 ]
 STORIES = ["", "x", "def write_model(folder): " * 20]
+WORDS = [f"{first} {second}" for first in ("def", "x", "return") for second in ("a", "b", "(", "model", "1")]
 PROMPTS = ["def", "import random\n" * 20, "return the tokenizer for", "x" * 5]
 
 
@@ -81,8 +82,12 @@ def direct(model, instance):
         )
 
     settings = {"until": ["t"], "max_gen_toks": 12, "do_sample": False}
+    one = {"until": [], "max_gen_toks": 1, "do_sample": False}
+    texts = ask("generate_until", [(prompt, dict(one)) for prompt in WORDS])
+    # Some tokens are no whole characters.
+    likely = [pair for pair in zip(WORDS, texts, strict=True) if pair[1] and pair[1].isascii()]
     return {
-        "pairs": [list(pair) for pair in ask("loglikelihood", PAIRS)],
+        "pairs": [list(pair) for pair in ask("loglikelihood", [*PAIRS, *likely])],
         "stories": ask("loglikelihood_rolling", [(story,) for story in STORIES]),
         "texts": ask("generate_until", [(prompt, dict(settings)) for prompt in PROMPTS]),
     }
@@ -158,6 +163,7 @@ def assert_equal(found, expected, tolerance=1e-5):
 def test_the_harness_gives_the_numbers_of_its_hugging_face_backend(alone, backend):
     assert_equal(alone, backend)
     assert any(text for text in alone["texts"])
+    assert {is_greedy for _, is_greedy in alone["pairs"]} == {True, False}
     assert alone["stories"][0] == 0
     assert alone["counts"] == dict(zip(TASKS, (17, 17, 15, 8, 11), strict=True))
     assert 0 < alone["tasks"]["local_choices"]["acc,none"] < 1

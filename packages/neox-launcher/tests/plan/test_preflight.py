@@ -86,6 +86,42 @@ def test_packages_of_object_stores_are_checked_for_each_program_that_uses_them(l
     assert found == ["load"]
 
 
+@pytest.mark.parametrize("program", ["train", "evaluate"])
+def test_tasks_require_the_harness_and_their_folder(load, files, monkeypatch, program):
+    text = SETTINGS + "eval-tasks: [piqa]\neval-include-path: missing\neval-results-prefix: data.bin/x\n"
+    installed = {"neox_model"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if name in installed else None)
+    found = {one.name: one for one in check_files(load(text), program=program) if "eval" in one.name}
+    assert set(found) == {"eval_tasks", "eval_include_path", "eval_results_prefix"}
+    assert found["eval_tasks"].what == "needs the package lm_eval, which is not installed here"
+    assert found["eval_tasks"].remedy == "pip install 'neox-model[eval]'"
+    assert found["eval_tasks"].place.line == 4
+    installed.add("lm_eval")
+    text = SETTINGS + "eval-tasks: [piqa]\n"
+    assert [one for one in check_files(load(text), program=program) if "eval" in one.name] == []
+
+
+def test_data_to_evaluate_is_a_dataset_or_files(load, files):
+    def problems(value):
+        found = check_files(load(f"{SETTINGS}eval-data: {value}\n"), program="evaluate")
+        return [(one.name, one.what) for one in found if one.name != "load"]
+
+    (files / "texts.jsonl").write_text('{"text": "a"}')
+    assert problems("texts.jsonl") == problems("data") == problems("'*.txt'") == []
+    (found,) = problems("text.jsonl")
+    assert found == ("eval_data", "does not exist, and neither does the dataset text.jsonl.idx")
+    (files / "half.idx").write_bytes(b"")
+    (found,) = problems("half")
+    assert found[0] == "eval_data"
+
+
+def test_evaluations_on_tasks_and_texts_need_no_training_data(load, files):
+    (files / "texts.txt").write_text("a")
+    text = SETTINGS.replace("data-path: data\n", "").replace("data-path: data", "")
+    names = {one.name for one in check_files(load(text + "\neval-data: texts.txt\n"), program="evaluate")}
+    assert "data_path" not in names
+
+
 @pytest.mark.parametrize(
     ("folders", "remedy"),
     [

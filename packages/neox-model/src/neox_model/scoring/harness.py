@@ -5,6 +5,7 @@ same calls. The results of all replicas are gathered on rank 0.
 """
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ __all__ = ["HarnessModel", "Tasks", "table_of"]
 # As in the harness: the default of its command line, and of its models.
 _FEWSHOT_SEED = 1234
 _MAXIMUM_TOKENS = 256
+# For standard errors of metrics that have no formula; these are then known to about 2 %.
+_RESAMPLES = 1000
 # Arguments of generation that change nothing at these values.
 _NO_EFFECT: Mapping[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True, "min_p": 0.0}
 
@@ -191,7 +194,7 @@ class Tasks:
     def __init__(
         self, names: Sequence[str], *, include_path: str | None, num_fewshot: int | None, limit: int | None
     ) -> None:
-        logging.getLogger("lm_eval").setLevel(logging.WARNING)
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
         manager = TaskManager(include_path=include_path)
         for name in names:
             if name not in manager.all_tasks:
@@ -224,7 +227,15 @@ class Tasks:
         for task in self._loaded["tasks"].values():
             # Each run draws the same examples.
             task.set_fewshot_seed(seed=_FEWSHOT_SEED)
-        found = evaluate(lm=model, task_dict=self._loaded, limit=self._limit, log_samples=False)
+        # Otherwise the harness starts processes, which a process with threads of gloo and CUDA must not.
+        os.environ["DISABLE_MULTIPROC"] = "1"
+        found = evaluate(
+            lm=model,
+            task_dict=self._loaded,
+            limit=self._limit,
+            bootstrap_iters=_RESAMPLES,
+            log_samples=False,
+        )
         return None if found is None else dict(found)
 
 

@@ -1,0 +1,165 @@
+"""Evaluations on texts and tasks during a training: the same on every layout, and without effect on it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.corpus import write_corpus
+from support.distributed import run_ranks
+from support.harness_tasks import OFFLINE, write_tasks
+from support.settings import resolved_from
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, Any] = {
+    "num_layers": 3,
+    "seq_length": 32,
+    "max_position_embeddings": 32,
+    "pos_emb": "rotary",
+    "make_vocab_size_divisible_by": 19,
+    "tokenizer_type": "CharLevelTokenizer",
+    "split": "80,10,10",
+    "train_iters": 4,
+    "train_micro_batch_size_per_gpu": 4,
+    "optimizer": {"type": "Adam", "params": {"lr": 0.003}},
+    "init_method_std": 0.02,
+    "log_interval": 1,
+    "eval_interval": 2,
+    "eval_iters": 1,
+    "char_level_ppl": True,
+}
+TWO = {"train_micro_batch_size_per_gpu": 2}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "ZeRO 3": {"zero_optimization": {"stage": 3}} | TWO,
+    "tensor and sequence parallel": {"model_parallel_size": 2, "sequence_parallel": True},
+    "pipeline": {"pipe_parallel_size": 2},
+}
+DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1, "precision": "bfloat16"}
+# Texts of more than one window and of other characters, and one without any.
+TEXTS = ["abcdefgh" * 9, "", "é 你好", *("fghijk" * (1 + number % 7) for number in range(33))]
+
+
+def train(folder: str, name: str, settings: dict[str, Any]) -> None:
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train.run import train_in
+
+    settings = SETTINGS | settings | {"data_path": f"{folder}/corpus", "log_dir": f"{folder}/{name}"}
+    resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
+    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+    train_in(groups, resolved)
+
+
+def train_all(folder: str, runs: dict[str, dict[str, Any]]) -> None:
+    for name, settings in runs.items():
+        train(folder, name, settings)
+
+
+def evaluate_checkpoint(folder: str) -> dict[str, float]:
+    """Metrics of the last checkpoint of the single process, as `neox-launch evaluate` computes them."""
+    from neox_model.generate.run import load_forward
+    from neox_model.parallel.topology import create_groups
+    from neox_model.processes import load_tokenizer
+    from neox_model.scoring.evaluation import TextEvaluation
+
+    settings = SETTINGS | {"eval_data": f"{folder}/texts.jsonl", "load": f"{folder}/saved"}
+    resolved = resolved_from(settings | {"data_path": f"{folder}/corpus"})
+    groups = create_groups(1, 1)
+    tokenizer = load_tokenizer(resolved.config)
+    forward = load_forward(resolved, f"{folder}/saved", groups, tokenizer)
+    results = TextEvaluation(resolved, tokenizer, groups).run(lambda: forward, iteration=4)
+    assert results is not None
+    return results.metrics()
+
+
+def record(folder: Path) -> dict[int, dict[str, float]]:
+    """Iteration -> metrics."""
+    found: dict[int, dict[str, float]] = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        values = json.loads(line)
+        if "event" not in values:
+            found.setdefault(values["iteration"], {}).update(values)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated")
+    write_corpus(folder)
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    texts = {"eval_data": str(folder / "texts.jsonl"), "eval_results_prefix": str(folder / "files" / "run")}
+    one = {
+        "one": texts | {"save": str(folder / "saved"), "save_interval": 4},
+        "dropout": DROPOUT,
+        "dropout, evaluated": DROPOUT | texts,
+    }
+    run_ranks(train_all, size=1, folder=str(folder), runs=one)
+    two = {name: layout | texts for name, layout in LAYOUTS.items()}
+    run_ranks(train_all, size=2, folder=str(folder), runs=two)
+    return folder
+
+
+NAMES = ("eval_data/loss", "eval_data/bits_per_byte", "eval_data/perplexity_per_character")
+
+
+def test_texts_are_evaluated_at_the_interval_and_at_the_end(folder):
+    found = record(folder / "one")
+    assert [iteration for iteration, values in found.items() if NAMES[0] in values] == [2, 4]
+    assert found[4][NAMES[0]] < found[2][NAMES[0]] < 6.5
+    files = sorted((folder / "files").iterdir())
+    assert len(files) == 2 * (2 + len(LAYOUTS))
+    contents = [json.loads(path.read_text()) for path in files]
+    assert {one["iteration"] for one in contents} == {2, 4}
+    assert all(one["perplexity"]["documents"] == len(TEXTS) - 1 for one in contents)
+    assert all(one["packages"]["torch"] for one in contents)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_give_the_results_of_one_process(folder, layout):
+    found, expected = record(folder / layout), record(folder / "one")
+    for iteration in (2, 4):
+        for name in (*NAMES, "loss/validation", "perplexity_per_character/validation"):
+            assert found[iteration][name] == pytest.approx(expected[iteration][name], rel=1e-5), name
+
+
+def test_the_checkpoint_has_the_results_of_the_training(folder):
+    (found,) = run_ranks(evaluate_checkpoint, size=1, folder=str(folder))
+    last = record(folder / "one")[4]
+    assert found == {name: last[name] for name in found}
+    assert len(found) == 4
+
+
+def test_evaluations_change_nothing_in_the_training(folder):
+    plain, evaluated = record(folder / "dropout"), record(folder / "dropout, evaluated")
+    for iteration in range(1, 5):
+        assert evaluated[iteration]["loss/train"] == plain[iteration]["loss/train"]
+    assert plain[4]["loss/validation"] == evaluated[4]["loss/validation"]
+
+
+def test_the_perplexity_per_character_is_that_of_the_tokens(folder):
+    """With one token per character, they are equal."""
+    for values in record(folder / "one").values():
+        if "loss/validation" in values:
+            assert values["perplexity_per_character/validation"] == pytest.approx(
+                values["perplexity/validation"], rel=1e-9
+            )
+
+
+def test_tasks_are_evaluated_in_a_pipeline(folder, tmp_path):
+    pytest.importorskip("lm_eval")
+    tasks = {
+        "eval_tasks": ["local_choices_fewshot", "local_answers"],
+        "eval_include_path": str(write_tasks(tmp_path / "tasks")),
+        "eval_limit": 3,
+        "seq_length": 128,
+        "max_position_embeddings": 128,
+    }
+    runs = {"tasks": tasks | LAYOUTS["pipeline"]}
+    environment = {**OFFLINE, "HF_HOME": str(tmp_path / "cache")}
+    run_ranks(train_all, size=2, folder=str(folder), runs=runs, environment=environment)
+    found = record(folder / "tasks")
+    for iteration in (2, 4):
+        assert 0 <= found[iteration]["task/local_choices_fewshot/acc"] <= 1
+        assert "task/local_answers/exact_match" in found[iteration]
