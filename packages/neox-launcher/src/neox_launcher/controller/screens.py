@@ -186,10 +186,12 @@ def _saves(config: NeoXConfig) -> str:
 
 
 def _evaluates(config: NeoXConfig) -> str:
-    training = config.training
-    if not training.eval_iters:
+    training, section = config.training, config.generation
+    evaluated = [f"{training.eval_iters:,} batches"] if training.eval_iters else []
+    evaluated += list(section.eval_tasks or ()) + ([section.eval_data] if section.eval_data else [])
+    if not evaluated:
         return ""
-    return f"every {training.eval_interval:,} iterations and at the end, {training.eval_iters:,} batches"
+    return f"every {training.eval_interval:,} iterations and at the end, {', '.join(evaluated)}"
 
 
 def _logs(config: NeoXConfig) -> str:
