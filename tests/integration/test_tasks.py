@@ -124,6 +124,7 @@ def ours(files, *settings, size=1):
     found = run_ranks(
         run_ours,
         size=size,
+        timeout_seconds=900,
         environment=files.environment,
         load=files.imported,
         tasks=files.tasks,
@@ -141,7 +142,12 @@ def alone(files):
 @pytest.fixture(scope="module")
 def backend(files):
     return run_ranks(
-        run_backend, size=1, environment=files.environment, exported=files.exported, tasks=files.tasks
+        run_backend,
+        size=1,
+        timeout_seconds=900,
+        environment=files.environment,
+        exported=files.exported,
+        tasks=files.tasks,
     )[0]
 
 
@@ -185,6 +191,7 @@ def test_16_bit_gives_the_numbers_of_the_backend_up_to_rounding(files):
     expected = run_ranks(
         run_backend,
         size=1,
+        timeout_seconds=900,
         environment=files.environment,
         exported=files.exported,
         tasks=files.tasks,

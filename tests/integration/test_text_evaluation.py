@@ -158,7 +158,7 @@ def test_tasks_are_evaluated_in_a_pipeline(folder, tmp_path):
     }
     runs = {"tasks": tasks | LAYOUTS["pipeline"]}
     environment = {**OFFLINE, "HF_HOME": str(tmp_path / "cache")}
-    run_ranks(train_all, size=2, folder=str(folder), runs=runs, environment=environment)
+    run_ranks(train_all, size=2, folder=str(folder), runs=runs, environment=environment, timeout_seconds=900)
     found = record(folder / "tasks")
     for iteration in (2, 4):
         assert 0 <= found[iteration]["task/local_choices_fewshot/acc"] <= 1
