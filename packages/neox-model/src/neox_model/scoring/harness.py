@@ -195,7 +195,7 @@ class Tasks:
         self, names: Sequence[str], *, include_path: str | None, num_fewshot: int | None, limit: int | None
     ) -> None:
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
-        manager = TaskManager(include_path=include_path)
+        manager = _manager_of(names, include_path)
         for name in names:
             if name not in manager.all_tasks:
                 hint = did_you_mean(name, manager.all_tasks)
@@ -237,6 +237,15 @@ class Tasks:
             log_samples=False,
         )
         return None if found is None else dict(found)
+
+
+def _manager_of(names: Sequence[str], include_path: str | None) -> TaskManager:
+    """Return a manager that knows the tasks; reading those of the harness takes seconds."""
+    if include_path is not None:
+        manager = TaskManager(include_path=include_path, include_defaults=False)
+        if set(names) <= set(manager.all_tasks):
+            return manager
+    return TaskManager(include_path=include_path)
 
 
 def table_of(results: Mapping[str, Any]) -> str:

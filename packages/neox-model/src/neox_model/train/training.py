@@ -40,7 +40,6 @@ class Additions:
 
     hooks: Sequence[Hook] = ()
     difficulties: Mapping[str, DifficultySchedule] = field(default_factory=dict)
-    texts: TextEvaluation | None = None
     fill: Callable[[nn.Module], None] = lambda model: None
 
 
@@ -73,6 +72,7 @@ class Training(RunParts):
     uploads: Uploads | None
     base: dict[str, Any] = field(default_factory=dict)
     difficulties: Mapping[str, DifficultySchedule] = field(default_factory=dict)
+    texts: TextEvaluation | None = None
 
     @property
     def config(self) -> NeoXConfig:
