@@ -294,6 +294,8 @@ def test_settings_of_generation_are_checked(data):
         model = trainer.model()
     with pytest.raises(neox_model.ConfigError, match=r"temperatur\n +is not a parameter of generation"):
         model.generate("a", temperatur=1.0)
+    with pytest.raises(neox_model.ConfigError, match="contains an empty string"):
+        model.generate("a", stop_strings=["b", ""])
     with pytest.raises(neox_model.ConfigError, match=r"top_p: 3\n +must be at most 1"):
         list(model.stream("a", top_p=3))
     for text, message in (("", "empty text"), ("a" * 17, "seq-length is 16"), ([512], "outside the voc")):

@@ -3,11 +3,12 @@ import torch
 from torch import Tensor, nn
 
 from neox_config.derive.generation import generation_mode
+from neox_config.errors import NeoXError
 from neox_data.tokenizers import build_tokenizer
 from neox_model.generate.batch import Batch
 from neox_model.generate.engine import Engine, Request
 from neox_model.generate.forward import Forward
-from neox_model.generate.run import as_plain_model
+from neox_model.generate.run import as_plain_model, explained_shortage
 from neox_model.generate.sampling import Sampling
 from support.settings import resolved_from
 
@@ -202,3 +203,11 @@ def test_an_update_contains_the_end_of_the_document_and_the_reply_does_not():
     assert [token for update in updates for token in update.new.tokens] == [*TOKENIZER.encode("b"), END]
     assert [row[0][0] for update in updates for row in update.new.top] == [*TOKENIZER.encode("b"), END]
     assert updates[-1].reply.tokens == TOKENIZER.encode("b")
+
+
+def test_too_little_memory_on_the_host_names_the_settings_and_other_errors_stay_theirs():
+    message = "too little memory: .*; set a smaller generation-batch-size"
+    with pytest.raises(NeoXError, match=message), explained_shortage():
+        torch.empty(2**60)
+    with pytest.raises(RuntimeError, match="size of tensor a"), explained_shortage():
+        torch.ones(2) + torch.ones(3)

@@ -36,6 +36,11 @@ def test_temperature_zero_is_greedy_with_any_filters(filters):
     assert drawn([Sampling(temperature=0.0, **filters)], LOGITS[None], 3).flatten().tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-38, 1e-46])
+def test_a_temperature_close_to_zero_is_almost_greedy(temperature):
+    assert drawn([Sampling(temperature=temperature)], 50 * LOGITS[None], 3).flatten().tolist() == [2, 2, 2]
+
+
 @pytest.mark.parametrize(("count", "expected"), [(1, [2]), (2, [0, 2]), (3, [0, 2, 3]), (9, [0, 1, 2, 3])])
 def test_top_k_keeps_the_likeliest(count, expected):
     assert kept(top_k=min(count, 4)) == expected

@@ -12,6 +12,12 @@ from neox_config.rules import RULES
 
 # rule -> (text that breaks it, where, part of the sentence, text that does not)
 EXAMPLES = {
+    "stop_strings_have_characters": (
+        '--set stop-strings=["."," ",""]',
+        "stop_strings",
+        "contains an empty string, which ends every text\nremove it",
+        '--set stop-strings=["."," "]',
+    ),
     "heads_divide_the_width": (
         "--set num-attention-heads=5",
         "num_attention_heads",

@@ -16,6 +16,7 @@ from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import MANIFEST
 from neox_config.problems import Problem, config_error, in_words
 from neox_config.read.wording import sentence_about
+from neox_config.rules import broken_rules
 from neox_config.schema.sections.generation import GenerationSection
 from neox_data.tokenizers import Tokenizer
 from neox_model.api.alone import plain_state
@@ -191,8 +192,7 @@ class Model:
         )
 
     def _job(self, settings: Mapping[str, Any]) -> Job:
-        generation = _changed(self.config.generation, settings)
-        config = self.config.model_copy(update={"generation": generation})
+        config = _changed(self.config, settings)
         return job_of(config, self._forward(), self.tokenizer, SINGLE_PROCESS, reads_every_token=False)
 
     @contextmanager
@@ -206,8 +206,8 @@ class Model:
             self.module.train(was_training)
 
 
-def _changed(section: GenerationSection, settings: Mapping[str, Any]) -> GenerationSection:
-    """Return the section with other values.
+def _changed(config: NeoXConfig, settings: Mapping[str, Any]) -> NeoXConfig:
+    """Return the configuration with other parameters of generation.
 
     Raises:
         ConfigError: a name or a value is wrong.
@@ -218,16 +218,22 @@ def _changed(section: GenerationSection, settings: Mapping[str, Any]) -> Generat
         for name in settings.keys() - names
     ]
     try:
-        changed = GenerationSection.model_validate(
-            {**section.model_dump(), **{name: value for name, value in settings.items() if name in names}}
+        section = GenerationSection.model_validate(
+            {
+                **config.generation.model_dump(),
+                **{name: value for name, value in settings.items() if name in names},
+            }
         )
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             name = str(detail["loc"][0])
             problems.append(Problem(name, *sentence_about(name, detail), value=in_words(settings[name])))
+    else:
+        config = config.model_copy(update={"generation": section})
+        problems += [problem for problem in broken_rules(config, {}) if problem.name in names]
     if problems:
         raise config_error(problems, ["generate"])
-    return changed
+    return config
 
 
 def load_model(source: NeoXConfig | str | Path, *, precision: Precision | None = None) -> Model:

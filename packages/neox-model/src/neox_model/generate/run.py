@@ -47,6 +47,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_NO_HOST_MEMORY = "DefaultCPUAllocator: "
 # On a device whose results are read back, every eighth token; on a CPU every token, which costs nothing.
 _STEPS_PER_READ = 8
 
@@ -83,7 +84,10 @@ def explained_shortage() -> Iterator[None]:
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        # On a CPU the error has no class of its own.
+        if not isinstance(error, torch.OutOfMemoryError) and _NO_HOST_MEMORY not in str(error):
+            raise
         raise NeoXError(
             f"the device has too little memory: {error}; set a smaller generation-batch-size or "
             "maximum-tokens, or divide the model with model-parallel-size"

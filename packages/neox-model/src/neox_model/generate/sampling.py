@@ -35,6 +35,8 @@ class Sampling:
 
 
 GREEDY = Sampling()
+# Smaller ones have the same distribution, but the divided logits are infinite.
+_SMALLEST_TEMPERATURE = 1e-30
 
 
 def penalized(logits_BV: Tensor, seen_BV: Tensor, penalty_B: Tensor) -> Tensor:
@@ -118,7 +120,8 @@ class SamplingTable:
             draws: maximum number of its tokens.
         """
         self._settings[slot] = settings
-        numbers = (settings.temperature or 1.0, settings.top_p, settings.repetition_penalty)
+        temperature = max(settings.temperature, _SMALLEST_TEMPERATURE) if settings.temperature else 1.0
+        numbers = (temperature, settings.top_p, settings.repetition_penalty)
         self._numbers_B3[slot] = torch.tensor(numbers)
         self._top_k_B[slot] = min(settings.top_k, self._vocab_size)
         self._is_greedy_B[slot] = settings.temperature == 0.0
