@@ -4,11 +4,12 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from neox_config import load_config
 from neox_model.convert.from_hf import from_hf
 from neox_model.convert.to_hf import to_hf
-from neox_model.convert.weights import WeightFiles
+from neox_model.convert.weights import WeightFiles, Written, write_weights
 from support.hf_models import ENTRIES, FAMILIES, random_settings, write_model
 
 
@@ -69,3 +70,31 @@ def test_padding_of_the_vocabulary_is_left_out_on_request(tmp_path):
     settings = {name: load_config([tmp_path / name / "model.yml"]).model for name in ("padded", "trimmed")}
     assert settings["padded"].make_vocab_size_divisible_by == 9  # 280 entries and 288 rows.
     assert settings["trimmed"].make_vocab_size_divisible_by == 1
+
+
+@pytest.mark.slow
+def test_parts_a_chat_template_and_settings_of_generation_are_kept(tmp_path):
+    """A folder with an older config.json."""
+    folder = write_model(tmp_path / "theirs", "llama", {**SMALL, "vocab_size": ENTRIES}, dtype=torch.bfloat16)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    planned = [Written(name, tuple(each.shape), each.dtype) for name, each in tensors.items()]
+    parts = write_weights(
+        folder, planned, ((name, [each]) for name, each in tensors.items()), file_bytes=3000
+    )
+    assert len(parts) > 2
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]
+    config |= {"rope_theta": 777.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    generation = {"eos_token_id": [0, 5], "temperature": 0.7, "do_sample": True}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    from_hf(folder, tmp_path / "ours")
+    to_hf(tmp_path / "ours" / "global_step0", tmp_path / "back")
+    assert_same_weights(folder, tmp_path / "back")
+    template, back = "chat_template.jinja", tmp_path / "back"
+    assert (back / template).read_text() == (folder / template).read_text()
+    assert json.loads((back / "generation_config.json").read_text()) == generation
+    rope = json.loads((back / "config.json").read_text())["rope_parameters"]
+    assert rope == {"rope_type": "linear", "factor": 2.0, "rope_theta": 777.0}

@@ -1,0 +1,64 @@
+"""What is stored but does not change logits is compared too."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from neox_model.convert import from_hf as importing
+from neox_model.convert.errors import ProofError
+from neox_model.convert.verify import verify
+from support.hf_models import ENTRIES, write_model
+
+
+@pytest.fixture
+def pair(tmp_path, monkeypatch):
+    """Return a function that writes a model of transformers and its checkpoint."""
+
+    def write(family, settings):
+        theirs = write_model(tmp_path / "theirs", family, {**settings, "vocab_size": ENTRIES})
+        with monkeypatch.context() as patch:
+            patch.setattr(importing, "prove", lambda *arguments, **options: {})
+            importing.from_hf(theirs, tmp_path / "ours")
+        return tmp_path / "ours", theirs
+
+    return write
+
+
+def add(folder, name, place):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors[name][place] += 1.0
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_a_bias_of_keys_without_effect_is_compared(pair):
+    """Scores of a query all grow by the same number, which its softmax removes."""
+    ours, theirs = pair("gpt2", {"n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 8})
+    add(theirs, "transformer.h.0.attn.c_attn.bias", torch.arange(8, 16))
+    with pytest.raises(ProofError, match=r"8 values of transformer\.h\.0\.attn\.c_attn\.bias in .* are not "):
+        verify(ours, theirs)
+
+
+@pytest.mark.parametrize("place", [0, 2_049, 2_099])
+def test_every_learned_position_is_compared(pair, place):
+    ours, theirs = pair("gpt2", {"n_embd": 4, "n_head": 1, "n_layer": 1, "n_positions": 2_100})
+    add(theirs, "transformer.wpe.weight", (place, 0))
+    with pytest.raises(
+        ProofError, match=r"1 values of transformer\.wpe\.weight in .* are not those of embed"
+    ):
+        verify(ours, theirs)
+
+
+def test_an_option_without_effect_on_this_model_is_compared(pair):
+    """The only pair of channels that is rotated turns by one radian per token, whatever the base is."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    ours, theirs = pair("gpt_neox", {**sizes, "max_position_embeddings": 16, "rope_parameters": rope})
+    config = json.loads((theirs / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 500.0
+    (theirs / "config.json").write_text(json.dumps(config))
+    message = r"is of another model than .*: rotary-emb-base: 10,?000(\.0)? \(there: 500(\.0)?\)"
+    with pytest.raises(ProofError, match=message):
+        verify(ours, theirs)
