@@ -209,6 +209,11 @@ def test_a_configuration_of_another_model_is_refused(tmp_path, settings, message
         from_neox(tmp_path / "theirs", tmp_path / "ours", config=[config])
 
 
+def test_heads_that_ranks_cannot_divide_are_refused(tmp_path):
+    with pytest.raises(ConversionError, match="2 tensor-parallel ranks, which cannot divide num-kv-heads: 1"):
+        converted(tmp_path, llama(shared=4))
+
+
 def test_an_argument_object_becomes_a_dictionary_and_gives_the_configuration(tmp_path):
     source = pythia()
     with argument_objects() as kind:

@@ -143,6 +143,15 @@ def joined_tensors(
     Raises:
         ConversionError: a tensor is missing, additional or of another shape.
     """
+    for name, count in (
+        ("num-attention-heads", architecture.heads),
+        ("num-kv-heads", architecture.kv_heads),
+    ):
+        if count % files.ranks:
+            raise ConversionError(
+                f"{files.folder} has {files.ranks} tensor-parallel ranks, which cannot divide {name}: {count}"
+                "; pass the configuration that it was trained with as --config"
+            )
     found = [_joined(files, architecture, name, shape, rows) for name, shape in shapes.items()]
     used = {joined.key for joined in found}
     for key in sorted(files.parts.keys() - used):
