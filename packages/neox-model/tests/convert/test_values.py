@@ -6,10 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from neox_config import load_config, resolve
 from neox_model.convert import from_hf as importing
+from neox_model.convert.architecture import architecture_of, settings_of
 from neox_model.convert.errors import ProofError
+from neox_model.convert.families import FAMILIES as TABLES
 from neox_model.convert.verify import verify
-from support.hf_models import ENTRIES, write_model
+from neox_model.convert.yaml_file import write_settings
+from support.hf_models import ENTRIES, FAMILIES, random_settings, write_model
 
 
 @pytest.fixture
@@ -62,3 +66,17 @@ def test_an_option_without_effect_on_this_model_is_compared(pair):
     message = r"is of another model than .*: rotary-emb-base: 10,?000(\.0)? \(there: 500(\.0)?\)"
     with pytest.raises(ProofError, match=message):
         verify(ours, theirs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_our_settings_give_the_architecture_back(family, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    for seed in range(1, 11):
+        kind = getattr(transformers, TABLES[family].class_name).config_class
+        kind(**random_settings(family, seed)).save_pretrained(tmp_path)
+        architecture = TABLES[family].read(json.loads((tmp_path / "config.json").read_text()))
+        path = tmp_path / "model.yml"
+        settings = settings_of(architecture) | {"precision": "fp32", "tokenizer-type": "CharLevelTokenizer"}
+        write_settings(path, settings, source=tmp_path, output=tmp_path)
+        assert architecture_of(resolve(load_config([path]), devices=1)) == architecture
+        assert TABLES[family].read(TABLES[family].write(architecture)) == architecture
