@@ -241,6 +241,36 @@ def test_what_is_not_saved_is_named(data, caplog):
         trainer.train()
 
 
+def test_a_trainer_that_is_never_closed_ends_with_the_program(tmp_path, data):
+    program = (
+        "import sys, neox_model\n"
+        f"config = neox_model.load_config({str(write_job(tmp_path, SETTINGS | {'data_path': data}))!r})\n"
+        "trainer = neox_model.Trainer(config, callback=lambda step: print(step.iteration))\n"
+        "trainer.train(1)\n"
+        "print(neox_model.Trainer(config).iteration)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    # DeepSpeed logs to standard output.
+    assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, ["1", "0"])
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gpt2", "llama", "mistral", "qwen2"])
+def test_a_model_of_transformers_has_its_logits(tmp_path, family):
+    transformers = pytest.importorskip("transformers")
+    from support.hf_models import random_settings, write_model
+
+    folder = write_model(tmp_path / "model", family, random_settings(family, 3))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    model = neox_model.load_model(folder)
+    tokens = model.tokenizer.encode("a text of some tokens")[: model.config.model.seq_length]
+    with torch.no_grad():
+        expected = theirs(torch.tensor([tokens])).logits[0, :, : model.tokenizer.vocab_size]
+    assert torch.allclose(model.logits(tokens), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    with pytest.raises(neox_model.NeoXError, match="in the model of start_from but not of the training"):
+        model.copy_to(torch.nn.Module())
+
+
 def test_a_callback_may_save_but_not_train_or_close(tmp_path, data):
     found: list[Any] = []
 

@@ -169,11 +169,10 @@ class Model:
         held = dict(named_logical_parameters(self.module))
         wanted = dict(named_logical_parameters(module))
         for name in sorted(held.keys() ^ wanted.keys()):
-            has, lacks = (
-                ("this model", "the training's") if name in held else ("the training's", "this model")
-            )
+            has, lacks = ("start_from", "the training") if name in held else ("the training", "start_from")
             raise NeoXError(
-                f"{has} has {name}, and {lacks} does not; start from model.settings in the configuration"
+                f"{name} is in the model of {has} but not of {lacks}; start from model.settings in the "
+                "configuration"
             )
         with torch.no_grad():
             for name, parameter in wanted.items():

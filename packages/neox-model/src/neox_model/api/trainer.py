@@ -8,6 +8,7 @@ from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
@@ -95,7 +96,6 @@ class Trainer:
         start_from: Model | None = None,
     ) -> None:
         self._is_running = self._has_ended = self._has_failed = self._is_closed = False
-        self._resources = ExitStack()
         difficulties = _difficulties(config, curriculum)
         if start_from is not None and config.checkpoint.load is not None and not config.checkpoint.finetune:
             raise ConfigError(
@@ -113,7 +113,8 @@ class Trainer:
             with ExitStack() as resources:
                 groups = resources.enter_context(groups_of_one(resolved))
                 self._run: Run = resources.enter_context(open_training(groups, resolved, additions))
-                self._resources = resources.pop_all()
+                # Also when the program ends, or forgets the Trainer.
+                self._release = finalize(self, _release, resources.pop_all(), self._run.training.state)
         self._saved = self.iteration
 
     @property
@@ -214,12 +215,9 @@ class Trainer:
             raise NeoXError("a callback cannot close its Trainer; close it after train() has returned")
         if not self._has_ended and not self._has_failed:
             self._warn_of_loss()
-        self._run.training.state.request_stop("closed")
-        self._has_ended = True
-        resources, self._resources = self._resources, ExitStack()
-        self._is_closed = True
+        self._has_ended = self._is_closed = True
         with self._inside():
-            resources.close()
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -298,6 +296,11 @@ class _CallbackHook(Hook):
         self._next_rate = self._rate()
         with self._own.exchanged():
             self._callback(step)
+
+
+def _release(resources: ExitStack, state: TrainState) -> None:
+    state.request_stop("closed")
+    resources.close()
 
 
 def _nothing(model: nn.Module) -> None:
