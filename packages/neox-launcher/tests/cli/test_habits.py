@@ -150,3 +150,25 @@ def test_the_prompt_of_generate_is_taken_literally(requests, text):
     assert first == "seed=1"
     name, _, value = setting.partition("=")
     assert (name, yaml.safe_load(value)) == ("prompt", text)
+
+
+def test_the_options_of_evaluate_are_parameters(requests):
+    options = ["--tasks", "piqa, a:b", "--data", "x: y.jsonl", "--num-fewshot", "0", "--limit", "7"]
+    run("evaluate", "a.yml", "--set", "seed=1", *options, "--include-path", "C")
+    ((request, _),) = requests
+    found = dict(one.split("=", 1) for one in request.overrides)
+    assert {name: yaml.safe_load(value) for name, value in found.items()} == {
+        "seed": 1,
+        "eval_tasks": ["piqa", "a:b"],
+        "eval_data": "x: y.jsonl",
+        "eval_include_path": "C",
+        "eval_num_fewshot": 0,
+        "eval_limit": 7,
+    }
+
+
+def test_tasks_without_a_name_are_refused(requests):
+    done = run("evaluate", "a.yml", "--tasks", " , ")
+    assert done.exit_code == 2
+    assert "--tasks names no task" in done.output
+    assert requests == []

@@ -166,6 +166,8 @@ def evaluate(
     """
     request, dry_run = _merged(common, "evaluate", **options)
     names = [literal_text(name.strip()) for name in (tasks or "").split(",") if name.strip()]
+    if tasks is not None and not names:
+        raise click.UsageError("--tasks names no task; write names separated by commas.")
     given = {
         "eval_tasks": None if tasks is None else f"[{', '.join(names)}]",
         "eval_data": None if data is None else literal_text(data),
