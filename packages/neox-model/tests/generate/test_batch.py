@@ -113,7 +113,7 @@ def test_a_sequence_that_enters_later_or_moves_to_another_slot_continues_as_alon
 def test_padding_rows_of_the_vocabulary_are_never_chosen():
     forward = forward_of(small("learned positions, layernorm, tied", make_vocab_size_divisible_by=64))
     with torch.no_grad():
-        for name, parameter in named_logical_parameters(forward._model):
+        for name, parameter in named_logical_parameters(forward.model):
             if name == "embedding.word_embeddings.weight":
                 parameter[VOCABULARY:] = parameter[:VOCABULARY].abs().max() * 50
     settings = [Sampling(temperature=5.0, seed=seed) for seed in range(len(PROMPTS))]
@@ -253,7 +253,7 @@ def test_greedy_tokens_are_those_of_transformers(kind, penalty):
     forward = forward_of(settings, vocab_size=50)
     weights = dict(theirs.named_parameters())
     with torch.no_grad():
-        for name, parameter in named_logical_parameters(forward._model):
+        for name, parameter in named_logical_parameters(forward.model):
             parameter.copy_(theirs_as_ours(prefix, weights, name))
     generator = torch.Generator().manual_seed(6)
     prompts = [torch.randint(1, 50, (length,), generator=generator).tolist() for length in (3, 20, 9, 14, 1)]
@@ -333,7 +333,7 @@ def whole_text_TV(forward, tokens: list[int]) -> torch.Tensor:
     """Return the log-probabilities of all tokens behind each token of a text, in float64."""
     hidden = torch.tensor([tokens]), torch.arange(len(tokens)).unsqueeze(0)
     with torch.no_grad():
-        for layer in forward._model.stack:
+        for layer in forward.model.stack:
             hidden = layer(hidden)
     return hidden[0, :, :VOCABULARY].double().log_softmax(1)
 

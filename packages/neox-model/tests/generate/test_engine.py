@@ -127,13 +127,13 @@ def test_a_cancelled_request_leaves_its_slot_and_the_others_continue():
 def test_recomputation_processes_the_whole_text_for_every_token():
     made = engine(slots=2)
     list(made.replies([ask("ab", 3), ask("abc", 3)]))
-    assert made._batch._forward._model.stack[0].calls == [(2, 3), (2, 4), (2, 5)]
+    assert made._batch._forward.model.stack[0].calls == [(2, 3), (2, 4), (2, 5)]
 
 
 def test_cached_decoding_processes_one_token_of_each_text():
     made = engine(slots=2, recompute=False)
     list(made.replies([ask("ab", 3), ask("abc", 3)]))
-    assert made._batch._forward._model.stack[0].calls == [(2, 3), (2, 1), (2, 1)]
+    assert made._batch._forward.model.stack[0].calls == [(2, 3), (2, 1), (2, 1)]
 
 
 def test_sampled_replies_depend_on_the_seed_of_the_request():

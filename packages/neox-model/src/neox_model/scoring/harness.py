@@ -1,7 +1,7 @@
 """Tasks of lm-evaluation-harness (lm_eval): our model as one of its models, and running tasks.
 
-Every rank runs the harness on the requests of its replica, so that the ranks of a copy of the model make the
-same calls. The results of all replicas are gathered on rank 0.
+Every rank runs the harness on all questions, so that all build the same requests; each replica then computes
+its share of them, and all receive the results.
 """
 
 import logging
@@ -9,10 +9,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import evaluate as metric_hub
-import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
@@ -42,6 +41,9 @@ _RESAMPLES = 1000
 _NO_EFFECT: Mapping[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True, "min_p": 0.0}
 
 
+_Item, _Found = TypeVar("_Item"), TypeVar("_Found")
+
+
 class HarnessModel(TemplateLM):
     """A copy of our model, with the interface of a model of the harness.
 
@@ -65,9 +67,6 @@ class HarnessModel(TemplateLM):
         seed: int,
     ) -> None:
         super().__init__()
-        # The harness distributes requests over these.
-        self._rank, self._world_size = groups.data.rank, groups.data.size
-        self._device = torch.device("cpu")
         self._scorer, self._engine = scorer, engine
         self._encode, self._decode, self._end = tokenizer.encode, tokenizer.decode, tokenizer.end_of_document
         self._groups = groups
@@ -92,29 +91,25 @@ class HarnessModel(TemplateLM):
         """Return the ids of a text; no token is added before or after them."""
         return self._encode(string)
 
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the values of all replicas. Collective over all ranks."""
-        return torch.cat([one.reshape(-1) for one in self._of_replicas(tensor)])
+    def _shared(
+        self, items: Sequence[_Item], work: Callable[[Sequence[_Item]], list[_Found]]
+    ) -> list[_Found]:
+        """Return what `work` returns for all items, of which each replica processes every n-th. Collective.
 
-    def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """Return the objects of all replicas, on one of them. Collective over all ranks."""
-        found = self._of_replicas(obj)
-        return found if self.rank == dst else None
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        self._of_replicas(None)
-
-    def _of_replicas(self, item: Any) -> list[Any]:
-        """Return what the ranks with this rank's part of the model give, by replica."""
-        items = gather(self._groups.control, item)
-        return [items[rank] for rank in self._groups.data.ranks]
+        The harness would distribute questions itself, but then their examples depend on the number of
+        replicas.
+        """
+        replicas = self._groups.data
+        found = gather(self._groups.control, work(items[replicas.rank :: replicas.size]))
+        parts = [iter(found[rank]) for rank in replicas.ranks]
+        return [next(parts[number % replicas.size]) for number in range(len(items))]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
         """Return (log-likelihood, whether it is the greedy text) of each (texts, context, continuation)."""
-        scores = self._scorer.score([Part(context, continuation) for _, context, continuation in requests])
+        parts = [Part(context, continuation) for _, context, continuation in requests]
+        scores = self._shared(parts, self._scorer.score)
         return [(score.log_likelihood, score.is_greedy) for score in scores]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -123,7 +118,7 @@ class HarnessModel(TemplateLM):
             rolling_parts(self._encode(request.args[0]), prefix=self._end, seq_length=self.max_length)
             for request in requests
         ]
-        scores = iter(self._scorer.score([part for each in parts for part in each]))
+        scores = iter(self._shared([part for each in parts for part in each], self._scorer.score))
         return [sum(next(scores).log_likelihood for _ in each) for each in parts]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -131,18 +126,21 @@ class HarnessModel(TemplateLM):
 
         A context that leaves no room for the maximum number of tokens loses its beginning.
         """
-        if not requests:
-            return []
         seen: Counter[Any] = Counter()
         made = []
         for request in requests:
             seen[request.doc_id] += 1
             made.append(self._request(*request.args, number=(request.doc_id, seen[request.doc_id])))
-        capacity = max(max(1, len(one.prompt)) + one.maximum_tokens for one in made)
-        order = sorted(range(len(made)), key=lambda number: -len(made[number].prompt))
-        engine = self._engine(min(self._batch_size, len(made)), min(self.max_length, capacity))
-        replies = dict(zip(order, engine.replies([made[number] for number in order]), strict=True))
-        return [replies[number].text for number in range(len(made))]
+        return self._shared(made, self._generate)
+
+    def _generate(self, requests: Sequence[Request]) -> list[str]:
+        if not requests:
+            return []
+        capacity = max(max(1, len(one.prompt)) + one.maximum_tokens for one in requests)
+        order = sorted(range(len(requests)), key=lambda number: -len(requests[number].prompt))
+        engine = self._engine(min(self._batch_size, len(requests)), min(self.max_length, capacity))
+        replies = dict(zip(order, engine.replies([requests[number] for number in order]), strict=True))
+        return [replies[number].text for number in range(len(requests))]
 
     def _request(self, context: str, given: Mapping[str, Any], *, number: tuple[Any, int]) -> Request:
         settings = dict(normalize_gen_kwargs(dict(given), _MAXIMUM_TOKENS))
@@ -222,8 +220,8 @@ class Tasks:
             if own is None or (num_fewshot is not None and own != 0):
                 task.set_config(key="num_fewshot", value=num_fewshot or 0)
 
-    def run(self, model: HarnessModel) -> dict[str, Any] | None:
-        """Run the tasks. Collective over all ranks; returns the harness's results on rank 0, else None."""
+    def run(self, model: HarnessModel) -> dict[str, Any]:
+        """Run the tasks. Collective over all ranks; returns the harness's results."""
         for task in self._loaded["tasks"].values():
             # Each run draws the same examples.
             task.set_fewshot_seed(seed=_FEWSHOT_SEED)
@@ -236,7 +234,8 @@ class Tasks:
             bootstrap_iters=_RESAMPLES,
             log_samples=False,
         )
-        return None if found is None else dict(found)
+        assert found is not None, "the harness returns results on each of its ranks 0, which all ranks are"
+        return dict(found)
 
 
 def _manager_of(names: Sequence[str], include_path: str | None) -> TaskManager:
