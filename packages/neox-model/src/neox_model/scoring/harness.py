@@ -41,7 +41,8 @@ _RESAMPLES = 1000
 _NO_EFFECT: Mapping[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True, "min_p": 0.0}
 
 
-_Item, _Found = TypeVar("_Item"), TypeVar("_Found")
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
 
 
 class HarnessModel(TemplateLM):
