@@ -46,7 +46,7 @@ def folder_to_load(config: NeoXConfig, groups: Groups, storage: Storage) -> Path
                 f"{section.load} contains no checkpoint; to start from new weights, leave load out or set it "
                 "to the same URL as checkpoint-store"
             )
-        logger.info("%s contains no checkpoint: starting from newly initialized weights", section.load)
+        logger.info("%s contains no checkpoint: starting from %s", section.load, _new(config))
     elif is_url(section.load) and section.save is not None and not section.finetune:
         _warn_of_newer(folder, Path(section.save), section.load, groups)
     return folder
@@ -89,7 +89,7 @@ def load_into(training: Training, position: Position) -> bool:
         schedule_source=_schedule_source(training.config),
     )
     if iteration is None:
-        logger.info("%s contains no checkpoint: starting from newly initialized weights", section.load)
+        logger.info("%s contains no checkpoint: starting from %s", section.load, _new(training.config))
     _check_momentum(training)
     if training.state.position != position:
         raise CheckpointError(
@@ -181,3 +181,7 @@ def _log_left_out(training: Training) -> None:
         ends = dict.fromkeys((range(first, min(stop, first + size)), range(max(first, stop - size), stop)))
         named = "; ".join(documents_of(dataset, samples) for samples in ends)
         logger.warning("samples %d to %d, from %s, are left out", first, stop - 1, named)
+
+
+def _new(config: NeoXConfig) -> str:
+    return "newly initialized adapters" if config.adapters.lora_rank else "newly initialized weights"
