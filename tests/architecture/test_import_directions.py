@@ -79,6 +79,7 @@ ROOMS = {
             *("assembly", "checkpoint", "generate", "parallel", "processes", "versions"),
             *("optional", "errors"),
         },
+        "serve": {"generate", "parallel", "processes", "worker", "errors"},
         "evaluate": {
             *("assembly", "checkpoint", "engine", "train", "generate", "scoring", "parallel", "processes"),
             *("worker", "errors"),
@@ -99,14 +100,14 @@ ROOMS = {
 # Rooms of neox_model that may read configurations; the others take plain arguments.
 READS_CONFIGURATION = (
     *("worker", "doctor", "processes", "assembly", "engine", "checkpoint", "train", "generate"),
-    *("evaluate", "scoring", "verify", "inspection", "convert", "api"),
+    *("evaluate", "scoring", "verify", "inspection", "convert", "serve", "api"),
 )
 # What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
 # that one handler reports them all; the others have nothing to do with a configuration.
 NOT_CONFIGURATION = tuple(
     f"neox_config.{room}" for room in ("errors", "atomic", "finite_json", "output", "facts")
 )
-READS_DATA = ("worker", "processes", "train", "generate", "scoring", "evaluate", "convert", "api")
+READS_DATA = ("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "convert", "api")
 # What a worker of neox_model may import of the launcher: its own side of it, and the preflight checks, which
 # a worker that was started by hand runs itself.
 LAUNCHER_FOR_WORKERS = (
@@ -132,11 +133,13 @@ FENCES = {
     ),
     "peft": ("neox_model.convert.reference",),
     "safetensors": (),
+    "starlette": ("neox_model.serve",),
     "tensorboard": ("neox_model.metrics.writers.tensorboard",),
     "torch.utils.tensorboard": ("neox_model.metrics.writers.tensorboard",),
     "tokenizers": ("neox_data.tokenizers",),
     "torch": ("neox_data.loader", "neox_kernels", "neox_model"),
     "transformers": ("neox_model.convert.reference",),
+    "uvicorn": ("neox_model.serve.web",),
     "wandb": ("neox_model.metrics.writers.wandb",),
 }
 

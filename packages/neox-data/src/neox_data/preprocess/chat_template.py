@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from neox_data.errors import CorpusError
 
-__all__ = ["ChatTemplate", "Segment", "load_chat_template"]
+__all__ = ["ChatTemplate", "Segment", "find_chat_template", "load_chat_template"]
 
 # Noncharacters of Unicode, which no text uses: they mark the assistant's parts while rendering.
 _BEGIN, _END = "\ufdd0", "\ufdd1"
@@ -97,14 +97,29 @@ class ChatTemplate:
             json.dumps([self._source, self._tokens], sort_keys=True, allow_nan=False).encode()
         ).hexdigest()
 
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Return the texts of special tokens that end what the assistant writes."""
+        end = self._tokens.get("eos_token")
+        return (end,) if end else ()
+
+    def prompt(self, messages: Sequence[dict[str, Any]]) -> str:
+        """Return the text of a conversation up to where the assistant's next message begins.
+
+        Raises:
+            ValueError: the template does not accept the messages.
+        """
+        _refuse_marks(messages)
+        text = self._render(messages, add_generation_prompt=True)
+        return text.replace(_BEGIN, "").replace(_END, "")
+
     def segments(self, messages: Sequence[dict[str, Any]]) -> list[Segment]:
         """Return the text of a conversation in parts, of which those by the assistant count.
 
         Raises:
             ValueError: the template does not accept the messages, or does not show what the assistant wrote.
         """
-        if any(mark in str(message.get("content")) for message in messages for mark in (_BEGIN, _END)):
-            raise ValueError("a message contains the character U+FDD0 or U+FDD1, which no text uses")
+        _refuse_marks(messages)
         whole = self._render(messages)
         self._refuse_written_null(messages, whole)
         if _BEGIN in whole:
@@ -139,6 +154,11 @@ class ChatTemplate:
             )
         except _FAILURES as error:
             raise ValueError(f"the chat template rejects it: {type(error).__name__}: {error}") from None
+
+
+def _refuse_marks(messages: Sequence[dict[str, Any]]) -> None:
+    if any(mark in str(message.get("content")) for message in messages for mark in (_BEGIN, _END)):
+        raise ValueError("a message contains the character U+FDD0 or U+FDD1, which no text uses")
 
 
 def _marked_segments(text: str) -> list[Segment]:
@@ -181,6 +201,21 @@ def load_chat_template(path: Path) -> ChatTemplate:
     Raises:
         CorpusError: there is no template, or it is invalid.
     """
+    template = find_chat_template(path)
+    if template is None:
+        raise CorpusError(
+            f"{path} contains no chat template; name a folder that has chat_template.jinja or a "
+            "tokenizer_config.json with chat_template, or a file of Jinja"
+        )
+    return template
+
+
+def find_chat_template(path: Path) -> ChatTemplate | None:
+    """Load a chat template like `load_chat_template`. Returns None if there is none.
+
+    Raises:
+        CorpusError: it is invalid.
+    """
     folder = path if path.is_dir() else path.parent
     settings = _settings(folder / "tokenizer_config.json")
     tokens = {name: _text_of_token(name, settings, folder) for name in _TOKENS if settings.get(name)}
@@ -191,10 +226,7 @@ def load_chat_template(path: Path) -> ChatTemplate:
     if isinstance(source, list):
         source = next((one["template"] for one in source if one.get("name") == "default"), None)
     if not isinstance(source, str):
-        raise CorpusError(
-            f"{path} contains no chat template; pass --chat-template with a folder that has "
-            "chat_template.jinja or a tokenizer_config.json with chat_template, or with a file of Jinja"
-        )
+        return None
     return ChatTemplate(source, name=str(folder / "tokenizer_config.json"), tokens=tokens)
 
 

@@ -35,6 +35,7 @@ READERS = {
     "tokenizer": "neox_model.processes",
     "train_epochs": "neox_launcher.plan.epochs",
     "training": "neox_model.train.build_hooks",
+    "serving": "neox_model.serve.run",
     "zero": "neox_config.derive.engine_json",
 }
 # Suffixes of parameters that enable the block around them.

@@ -28,6 +28,7 @@ from neox_config.schema.sections.monitors import MonitorsSection
 from neox_config.schema.sections.optimizer import OptimizerSection
 from neox_config.schema.sections.parallelism import ParallelismSection
 from neox_config.schema.sections.precision import PrecisionSection
+from neox_config.schema.sections.serving import ServingSection
 from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_config.schema.sections.training import TrainingSection
 from neox_config.schema.sections.zero import ZeroSection
@@ -68,6 +69,7 @@ class NeoXConfig(BaseModel):
     tokenizer: TokenizerSection
     logging: LoggingSection
     generation: GenerationSection
+    serving: ServingSection
     engine: EngineSection
     monitors: MonitorsSection
     data_efficiency: DataEfficiencySection

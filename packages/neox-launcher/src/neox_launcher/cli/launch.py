@@ -128,6 +128,21 @@ def generate(common: tuple[Request, DryRun], /, prompt: str | None, **options: A
 
 @main.command()
 @request_options
+@click.pass_obj
+def serve(common: tuple[Request, DryRun], /, **options: Any) -> None:
+    """Serve the latest checkpoint in `load` over HTTP, to programs that use OpenAI's API.
+
+    Listens on serve.host and serve.port, by default http://127.0.0.1:8000, where a browser shows a page to
+    try the model. On Ctrl-C or SIGTERM no new requests are accepted, and the running ones are completed
+    within stop-timeout.
+
+    Exit codes: 0 stopped as requested; 1 failure; 2 invalid request, nothing was started.
+    """
+    _launch(*_merged(common, "serve", **options))
+
+
+@main.command()
+@request_options
 @click.option(
     "--tasks",
     "--eval_tasks",

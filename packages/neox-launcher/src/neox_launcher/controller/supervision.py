@@ -257,7 +257,7 @@ class _Launch:
         )
 
     def _judged(self) -> Outcome:
-        return judge(self._failures, self._signals)
+        return judge(self._failures, self._signals, stops_regularly=self._orders.is_server)
 
     def _turn(self, tools: StartCommands) -> None:
         if self._is_suspending:
@@ -485,7 +485,8 @@ class _Launch:
         elif not self._is_stopping:
             self._is_stopping = True
             hint = "" if signals[-1] == WARNING_SIGNAL else "; repeat to stop immediately"
-            when = "" if self._orders.is_interactive else " after this iteration"
+            has_iterations = not (self._orders.is_interactive or self._orders.is_server)
+            when = " after this iteration" if has_iterations else ""
             print_message(f"\n{last} received: stopping{when}{hint}\n")
             self._display.show_request("stopping")
             self._agents.send_all("stop", {"number": signals[0]})

@@ -30,7 +30,7 @@ TRAVELLING_NAMES = frozenset(
     spelling
     for name in ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
     for spelling in (name, name.upper())
-)
+) | {"NEOX_API_KEY"}
 # The devices of one host, and a process of this host.
 _STAYING = ("CUDA_VISIBLE_DEVICES", "WANDB_SERVICE")
 ENVIRONMENT_FILE = ".deepspeed_env"

@@ -19,6 +19,7 @@ __all__ = ["ANY_ENDPOINT", "PROGRAMS", "Endpoint", "LaunchPlan"]
 PROGRAMS: Mapping[str, str] = {
     "train": "neox_model.train",
     "generate": "neox_model.generate",
+    "serve": "neox_model.serve",
     "evaluate": "neox_model.evaluate",
     "doctor": "neox_model.doctor",
     "compare-trainings": "neox_model.verify",
@@ -145,6 +146,7 @@ class LaunchPlan:
             output=self.output,
             is_interactive=self.program == "generate"
             and generation_mode(self.resolved.config) == "interactive",
+            is_server=self.program == "serve",
         )
 
     def describe(self) -> str:

@@ -29,6 +29,8 @@ __all__ = ["Request", "plan_launch", "refuse_hosts"]
 _LOOPBACK = "127.0.0.1"
 _BROADCAST = "255.255.255.255"
 _HIGHEST_PORT, _PORT_DIGITS = 65535, 5
+# Programs that use one copy of the model, however many devices there are.
+_ONE_COPY = ("generate", "serve")
 # Parameters that are addresses, and the host that each is an address of.
 _ADDRESSES = {"master_addr": "the first host", "launcher_address": "this machine"}
 
@@ -38,7 +40,7 @@ class Request:
     """A request on the command line.
 
     Args:
-        program: train, generate or evaluate.
+        program: train, generate, serve or evaluate.
         paths: configuration files.
         overrides: settings as `name=value`.
         resume_overrides: settings as `name=value` that take precedence over `overrides`.
@@ -82,7 +84,7 @@ def plan_launch(
         directory=request.directory,
     )
     member, copy = find_member(env), 1
-    if request.program == "generate":
+    if request.program in _ONE_COPY:
         config = _without_training(config)
         copy = _devices_of_one_copy(config)
     if member is None:
@@ -90,7 +92,7 @@ def plan_launch(
     else:
         pool = _pool_of_members(config, member, count() or _asked_processes(config))
     hosts = select(config, pool)
-    if request.program == "generate":
+    if request.program in _ONE_COPY:
         hosts = first_workers(hosts, copy)
     is_local, folder = member is None and _are_this_machine(hosts), _working_folder()
     world = World(hosts=hosts, gpus=count() if is_local else None)

@@ -149,7 +149,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
 
     Args:
         config: configuration that names the files. Checks that read a value that was invalid are ended.
-        program: train, generate, evaluate or doctor; prompts for the prompts of generate alone, model for all
+        program: train, generate, serve, evaluate or doctor; prompts for the prompts of generate alone, model for all
             but these.
     """
     loaded: tuple[Check, ...] = (_checkpoint, _base_of_adapters, _vocabulary, _store_to_load_from)
@@ -172,6 +172,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             *(_tokenizer, *loaded),
         ),
         "generate": (_tokenizer, _prompts, _generated_file, *loaded),
+        "serve": (_tokenizer, _server, *loaded),
         "prompts": (_prompts, _generated_file),
         "model": (_tokenizer, *loaded),
         # The doctor checks the files itself, on every host.
@@ -357,6 +358,20 @@ def _packages(config: NeoXConfig) -> Iterator[Problem]:
     ):
         if is_on:
             yield from _missing(name, package)
+
+
+def _server(config: NeoXConfig) -> Iterator[Problem]:
+    """Check the packages and the files of a server."""
+    settings = config.serving.serve
+    for package in ("starlette", "uvicorn"):
+        yield from _missing("serve.port", package)
+    key = settings.api_key_file
+    reason = None if key is None else why_not_readable(key)
+    if reason is not None:
+        yield Problem("serve.api_key_file", reason, "check the path")
+    template = settings.chat_template
+    if template is not None and not Path(template).exists():
+        yield Problem("serve.chat_template", "does not exist", "check the path")
 
 
 def _store_to_upload_to(config: NeoXConfig) -> Iterator[Problem]:

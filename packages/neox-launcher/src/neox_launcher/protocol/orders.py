@@ -65,10 +65,12 @@ class Orders(AgentOrders):
     Args:
         hosts: in the order of ranks: host 0 has the ranks from 0 to its number of slots - 1, and so on.
         is_interactive: rank 0 answers prompts: Ctrl-C during a reply ends the reply, not the job.
+        is_server: the workers run until a request to stop, after which they succeed.
     """
 
     hosts: tuple[Host, ...]
     is_interactive: bool = False
+    is_server: bool = False
 
     @property
     def num_workers(self) -> int:

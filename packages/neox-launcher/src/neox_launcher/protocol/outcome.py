@@ -93,9 +93,17 @@ class Outcome:
     other_versions: Mapping[str, str] = field(default_factory=dict)
 
 
-def judge(failures: Iterable[Failure], signals: list[int]) -> Outcome:
-    """Return the outcome of a launch with these failures and requests to stop."""
+def judge(failures: Iterable[Failure], signals: list[int], *, stops_regularly: bool = False) -> Outcome:
+    """Return the outcome of a launch with these failures and requests to stop.
+
+    Args:
+        failures: of workers and hosts.
+        signals: requests to stop.
+        stops_regularly: a request to stop is how the program ends; it succeeds if no worker fails.
+    """
     in_order = sorted(failures, key=lambda failure: failure.time)
+    if signals and stops_regularly and not in_order:
+        return Outcome(exit_code=0, was_stopped=True)
     if signals:
         # Workers that are still loading are ended by the signal; only reported errors are failures.
         in_order = [failure for failure in in_order if not failure.unreported]

@@ -1,0 +1,1 @@
+"""Text from a trained model over HTTP, compatible with OpenAI's API: `python -m neox_model.serve`."""

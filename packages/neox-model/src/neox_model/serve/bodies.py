@@ -1,0 +1,173 @@
+"""The bodies of requests: fields of OpenAI's API, and what this server cannot do, refused by name."""
+
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from annotated_types import Ge, Le, MaxLen, MinLen
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from neox_model.serve.errors import ApiError
+
+__all__ = [
+    "MOST_TOP_TOKENS",
+    "ChatBody",
+    "CompletionBody",
+    "Message",
+    "SharedBody",
+    "StreamOptions",
+    "parsed",
+]
+
+MOST_TOP_TOKENS = 20
+_MOST_STOP_STRINGS = 16
+_MOST_CHOICES = 128
+_SEED_LIMIT = 2**63
+
+Text = Annotated[str, MinLen(1)]
+Tokens = Annotated[list[Annotated[int, Ge(0)]], MinLen(1)]
+# Values that change nothing, of fields that this server does not implement.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "tools": (None, []),
+    "functions": (None, []),
+    "tool_choice": (None, "none"),
+    "response_format": (None, {"type": "text"}),
+    "parallel_tool_calls": (None, True, False),
+    "modalities": (None, ["text"]),
+    # These say who asks and why, and do not change the answer.
+    "store": (None, False),
+}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Body):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class SharedBody(_Body):
+    """Fields of completions and chats. `top_k` and `repetition_penalty` are not OpenAI's."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Ge(0)] | None = None
+    n: Annotated[int, Ge(1), Le(_MOST_CHOICES)] | None = None
+    seed: Annotated[int, Ge(-_SEED_LIMIT), Le(_SEED_LIMIT - 1)] | None = None
+    stop: Text | Annotated[list[Text], MaxLen(_MOST_STOP_STRINGS)] | None = None
+    temperature: Annotated[float, Ge(0)] | None = None
+    top_p: Annotated[float, Ge(0), Le(1)] | None = None
+    top_k: Annotated[int, Ge(0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, body: Any) -> Any:
+        """Remove fields that are not implemented and have no effect; refuse those that would have one."""
+        if not isinstance(body, dict):
+            return body
+        for name, allowed in _NEUTRAL.items():
+            if name in body and name not in cls.model_fields and body[name] not in allowed:
+                raise ApiError(400, f"{name} is not supported by this server; remove it", param=name)
+        return {name: value for name, value in body.items() if name not in _NEUTRAL}
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Return the stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class CompletionBody(SharedBody):
+    """Body of /v1/completions."""
+
+    prompt: str | Annotated[list[str], MinLen(1)] | Tokens | Annotated[list[Tokens], MinLen(1)] = ""
+    echo: bool | None = None
+    logprobs: Annotated[int, Ge(0), Le(MOST_TOP_TOKENS)] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts: texts, or token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [[token for token in self.prompt if isinstance(token, int)]]
+        return [one for one in self.prompt if not isinstance(one, int)]
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError(
+                400, "max_tokens is 0, which requires echo; set max_tokens: 16", param="max_tokens"
+            )
+        return self
+
+
+class TextPart(_Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    """A message of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as templates expect it."""
+        content = self.content
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        return {"role": self.role, "content": text} | ({"name": self.name} if self.name else {})
+
+
+class ChatBody(SharedBody):
+    """Body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], MinLen(1)]
+    max_completion_tokens: Annotated[int, Ge(1)] | None = None
+    max_tokens: Annotated[int, Ge(1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Ge(0), Le(MOST_TOP_TOKENS)] | None = None
+
+    @model_validator(mode="after")
+    def _has_no_contradiction(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs requires logprobs: true", param="top_logprobs")
+        both = self.max_tokens, self.max_completion_tokens
+        if None not in both and both[0] != both[1]:
+            raise ApiError(
+                400, "max_tokens and max_completion_tokens differ; send one of them", param="max_tokens"
+            )
+        return self
+
+
+Body = TypeVar("Body", bound=SharedBody)
+
+
+def parsed(kind: type[Body], content: bytes) -> Body:
+    """Return the body of a request.
+
+    Raises:
+        ApiError: it is not JSON, or a field is unknown or wrong; the first one is named.
+    """
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        # Unions report every alternative; the message of the first one is enough.
+        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in found["loc"][:1])
+        what = f"{place}: {found['msg']}" if place else found["msg"]
+        raise ApiError(400, f"{what}; correct the request", param=place or None) from error

@@ -1,0 +1,36 @@
+"""Errors of the API, in the form of OpenAI's."""
+
+from typing import Any
+
+__all__ = ["ApiError"]
+
+# Type of each error by status.
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """Raised to answer a request with an error.
+
+    Args:
+        status: status of HTTP.
+        message: what is wrong, and what to do.
+        param: parameter of the request that is wrong.
+        code: short name of the error, for programs.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of the response."""
+        kind = _TYPES.get(self.status, "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}

@@ -1,0 +1,117 @@
+"""Refuse requests that this server must not answer, before anything of them is read.
+
+- A web page of another site can send requests to a server of this machine through the user's browser. The
+  browser names the page in the header Origin, which must then be this server.
+- A page can have its own name resolved to the address of this machine (DNS rebinding), and is then of the
+  same origin. The header Host contains that name, which must be one of this server's names. An address in
+  numbers was not resolved by a name server.
+- A key is compared in constant time.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from neox_model.serve.errors import ApiError
+
+__all__ = ["Guard"]
+
+_BEARER = "bearer "
+# Nothing is loaded from elsewhere, and no other page can show this one in a frame.
+_SAFETY = (
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; form-action 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class Guard:
+    """Checks each request before the application receives it.
+
+    Args:
+        app: the application.
+        names: names of this server, besides localhost and addresses in numbers.
+        key: clients must send it to paths below /v1; None: no key.
+    """
+
+    def __init__(self, app: ASGIApp, *, names: Sequence[str], key: str | None) -> None:
+        self._app = app
+        self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
+        self._key = None if key is None else _digest(key)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *_SAFETY]
+            await send(message)
+
+        if scope["type"] != "http":
+            # There are no WebSockets.
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        try:
+            self._check(scope["path"], Headers(scope=scope))
+        except ApiError as error:
+            headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+            # The body was not read, and is not the next request.
+            response = JSONResponse(error.body(), error.status, {**headers, "connection": "close"})
+            await response(scope, receive, send_safely)
+            return
+        await self._app(scope, receive, send_safely)
+
+    def _check(self, path: str, headers: Headers) -> None:
+        """Raise ApiError if the request must not be answered."""
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            raise ApiError(
+                403,
+                "the header Host does not name this server; use its address, localhost, or a name in "
+                "serve.allowed-hosts",
+                code="host_not_allowed",
+            )
+        origins = headers.getlist("origin")
+        if origins and origins not in ([f"http://{hosts[0]}"], [f"https://{hosts[0]}"]):
+            raise ApiError(403, "web pages of other sites may not use this server", code="origin_not_allowed")
+        if self._key is not None and (path == "/v1" or path.startswith("/v1/")):
+            given = headers.get("authorization", "")
+            has_form = given[: len(_BEARER)].lower() == _BEARER
+            if not has_form or not hmac.compare_digest(_digest(given[len(_BEARER) :].strip()), self._key):
+                raise ApiError(
+                    401,
+                    "the API key is missing or wrong; send the header Authorization: Bearer KEY",
+                    code="invalid_api_key",
+                )
+
+    def _is_ours(self, host: str) -> bool:
+        """Return whether a value of the header Host names this server; any port."""
+        name = host.lower()
+        if name.startswith("["):
+            name, bracket, port = name[1:].partition("]")
+            return bracket == "]" and _is_port(port) and _is_address(name)
+        name, colon, port = name.partition(":")
+        return _is_port(colon + port) and (name.rstrip(".") in self._names or _is_address(name))
+
+
+def _is_port(text: str) -> bool:
+    return text == "" or (text.startswith(":") and text[1:].isascii() and text[1:].isdigit())
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _digest(key: str) -> bytes:
+    # Of equal length, so that the comparison does not reveal that of the key.
+    return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()

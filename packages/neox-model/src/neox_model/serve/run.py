@@ -1,0 +1,177 @@
+"""Run a server: load the model on every rank, and answer HTTP on rank 0 until a signal requests the stop."""
+
+import logging
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from neox_config import NeoXConfig, Resolved
+from neox_config.errors import ConfigError, NeoXError
+from neox_data.errors import CorpusError
+from neox_data.preprocess.chat_template import ChatTemplate, find_chat_template, load_chat_template
+from neox_data.tokenizers import Tokenizer
+from neox_model.generate.batch import Batch
+from neox_model.generate.engine import Engine
+from neox_model.generate.run import load_forward
+from neox_model.parallel.groups import Groups
+from neox_model.processes import join_processes, leave_processes, load_tokenizer
+from neox_model.serve.app import build_app
+from neox_model.serve.calls import Calls
+from neox_model.serve.errors import ApiError
+from neox_model.serve.loop import StopSignals, run_calls
+from neox_model.serve.model import ServedModel
+from neox_model.serve.web import WebServer, listening_socket
+from neox_model.worker import show
+
+__all__ = ["KEY_VARIABLE", "serve_from"]
+
+logger = logging.getLogger(__name__)
+
+KEY_VARIABLE = "NEOX_API_KEY"
+# The part of stop_timeout in which answers are completed; the rest is for the end of the processes.
+_STOP_SHARE, _LONGEST_END_SECONDS = 0.8, 20.0
+_LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def serve_from(resolved: Resolved) -> None:
+    """Serve the latest checkpoint of the configuration's `load` folder.
+
+    Raises:
+        NeoXError: there is no checkpoint, it contains a different model, or the server cannot listen.
+    """
+    config = resolved.config
+    load = config.checkpoint.load
+    if load is None:
+        raise NeoXError("serving requires trained weights; set load to a folder with checkpoints")
+    groups = join_processes(resolved)
+    if groups.data.size > 1:
+        raise ConfigError(
+            f"{groups.world.size} processes hold {groups.data.size} copies of the model; a server has one: "
+            "start model-parallel-size x pipe-parallel-size processes, and a server for each other copy"
+        )
+    settings = config.serving.serve
+    is_first = groups.world.rank == 0
+    signals = StopSignals(decides=is_first)
+    with ExitStack() as stack:
+        # Before the weights are read, so that an address in use is reported at once.
+        key = _key(settings.api_key_file) if is_first else None
+        bound = listening_socket(settings.host, settings.port) if is_first else None
+        tokenizer = load_tokenizer(config)
+        template = _template(config) if is_first else None
+        engine = _engine(resolved, load, groups, tokenizer)
+        stack.enter_context(signals.handled())
+        if bound is None:
+            run_calls(engine, groups.control, signals, None)
+        else:
+            calls = Calls(slots=config.generation.generation_batch_size, max_waiting=settings.max_waiting)
+            app = build_app(
+                _model(config, load, tokenizer, template),
+                calls,
+                allowed_hosts=(*settings.allowed_hosts, settings.host),
+                key=key,
+                max_body=settings.max_body_bytes,
+            )
+            web = WebServer(app, bound)
+            web.start()
+            _announce(config, load, *bound.getsockname()[:2], has_key=key is not None)
+            timeout = config.launch.stop_timeout
+            seconds = max(_STOP_SHARE * timeout, timeout - _LONGEST_END_SECONDS)
+            _run_first(engine, groups, signals, calls, web, seconds)
+    leave_processes()
+
+
+def _run_first(
+    engine: Engine, groups: Groups, signals: StopSignals, calls: Calls, web: WebServer, seconds: float
+) -> None:
+    """Answer calls on rank 0; whatever ends it, clients receive an answer or an error."""
+    try:
+        run_calls(engine, groups.control, signals, calls, stop_seconds=seconds, check=web.check)
+    except torch.OutOfMemoryError as error:
+        raise _out_of_memory(error) from error
+    finally:
+        calls.fail_all(ApiError(503, "the server has ended"))
+        web.stop()
+
+
+def _engine(resolved: Resolved, load: str, groups: Groups, tokenizer: Tokenizer) -> Engine:
+    config = resolved.config
+    forward = load_forward(resolved, load, groups, tokenizer)
+    try:
+        batch = Batch(
+            forward,
+            slots=config.generation.generation_batch_size,
+            capacity=config.model.seq_length,
+            recompute=config.generation.recompute,
+        )
+    except torch.OutOfMemoryError as error:
+        raise _out_of_memory(error) from error
+    return Engine(batch, tokenizer)
+
+
+def _out_of_memory(error: torch.OutOfMemoryError) -> NeoXError:
+    return NeoXError(
+        f"the device has too little memory: {error}; set a smaller generation-batch-size or seq-length, or "
+        "divide the model with model-parallel-size"
+    )
+
+
+def _model(config: NeoXConfig, load: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> ServedModel:
+    seq_length = config.model.seq_length
+    return ServedModel(
+        name=load.rstrip("/").rpartition("/")[2] or load,
+        tokenizer=tokenizer,
+        seq_length=seq_length,
+        default_tokens=config.generation.maximum_tokens,
+        max_tokens=config.serving.serve.max_tokens or seq_length,
+        template=template,
+    )
+
+
+def _key(path: str | None) -> str | None:
+    """Return the API key of the file, else of the environment.
+
+    Raises:
+        NeoXError: the file cannot be read, or its content is not a key.
+    """
+    if path is None:
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        return key or None
+    try:
+        key = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise NeoXError(f"serve.api-key-file {path} cannot be read: {reason}; check the path") from error
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise NeoXError(
+            f"serve.api-key-file {path} must contain one key of printable ASCII, and nothing else"
+        )
+    return key
+
+
+def _template(config: NeoXConfig) -> ChatTemplate | None:
+    """Return the configured chat template, else the one in the folder of the tokenizer, else None."""
+    path, vocabulary = config.serving.serve.chat_template, config.tokenizer.vocab_file
+    try:
+        if path is not None:
+            return load_chat_template(Path(path))
+        if vocabulary is None:
+            return None
+        file = Path(vocabulary)
+        # The name of a model in a hub has no folder here.
+        folder = file if file.is_dir() else file.parent if file.is_file() else None
+        return None if folder is None else find_chat_template(folder)
+    except CorpusError as error:
+        raise NeoXError(f"serve.chat-template: {error}") from error
+
+
+def _announce(config: NeoXConfig, load: str, host: str, port: int, *, has_key: bool) -> None:
+    settings = config.serving.serve
+    if settings.host not in _LOCAL and not has_key:
+        logger.warning(
+            "every user who can reach %s can use this server: there is no API key; set serve.api-key-file",
+            settings.host,
+        )
+    shown = f"[{host}]" if ":" in host else host
+    show(f"serving {load} on http://{shown}:{port}")

@@ -1,0 +1,112 @@
+"""The thread of the web server."""
+
+import asyncio
+import logging
+import socket
+import threading
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from neox_config.errors import NeoXError
+
+__all__ = ["WebServer", "listening_socket"]
+
+logger = logging.getLogger(__name__)
+
+# For answers that are complete to reach their clients.
+_LAST_SECONDS = 5
+_START_SECONDS = 30.0
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to the address, and does not accept connections yet.
+
+    Raises:
+        NeoXError: the address is not one of this machine, or is in use.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise NeoXError(f"serve.host {host} cannot be used: {error.strerror}; set another one") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise NeoXError(
+            f"cannot listen on {host} port {port}: {error.strerror}; set serve.port to another port (0: a "
+            "free one), or serve.host to an address of this machine"
+        ) from error
+    return bound
+
+
+class WebServer:
+    """Serves an application in a thread.
+
+    Args:
+        app: the application.
+        bound: where it listens.
+    """
+
+    def __init__(self, app: ASGIApp, bound: socket.socket) -> None:
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            http="h11",
+            loop="asyncio",
+            timeout_graceful_shutdown=_LAST_SECONDS,
+        )
+        self._server = uvicorn.Server(config)
+        self._bound = bound
+        self._thread = threading.Thread(target=self._run, name="web server", daemon=True)
+        self._failure: BaseException | None = None
+        self._is_stopping = False
+        # Of each start and end of the server, at the level of information.
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+    def start(self) -> None:
+        """Start to accept connections.
+
+        Raises:
+            NeoXError: the server cannot start.
+        """
+        self._thread.start()
+        waited = threading.Event()
+        for _ in range(int(_START_SECONDS * 100)):
+            self.check()
+            if self._server.started:
+                return
+            waited.wait(0.01)
+        raise NeoXError(f"the web server has not started within {_START_SECONDS:g} s; run the command again")
+
+    def check(self) -> None:
+        """Raise an error if the server has ended.
+
+        Raises:
+            NeoXError: it has ended by itself.
+        """
+        if not self._thread.is_alive() and not self._is_stopping:
+            raise NeoXError(f"the web server has ended: {self._failure}") from self._failure
+
+    def stop(self) -> None:
+        """Complete the answers, close all connections, and end."""
+        self._is_stopping = True
+        self._server.should_exit = True
+        self._thread.join(2 * _LAST_SECONDS)
+        if self._thread.is_alive():
+            logger.warning("connections of clients are closed before they received their answers")
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._server.serve(sockets=[self._bound]))
+        except BaseException as error:  # Reported by the thread that computes.
+            self._failure = error
