@@ -99,7 +99,7 @@ def test_a_template_cannot_reach_python() -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "contains no chat template; pass --chat-template"),
+        ({}, "contains no chat template; name a folder"),
         ({"tokenizer_config.json": "{"}, "is not JSON"),
         ({"chat_template.jinja": "{% if"}, "is not a valid chat template"),
     ],
@@ -211,7 +211,7 @@ def test_the_template_next_to_the_vocabulary_is_the_default(corpus: Path, tokeni
 def test_a_vocabulary_without_a_template_is_no_template(corpus: Path, tokenizer_json: Path) -> None:
     result = run(corpus, tokenizer_json, "--loss-mask", "chat")
     assert result.exit_code == 2
-    assert f"{tokenizer_json.parent} contains no chat template; pass --chat-template" in result.output
+    assert f"{tokenizer_json.parent} contains no chat template; name a folder" in result.output
 
 
 def with_special(tokenizer_json: Path, folder: Path, single: str) -> Path:

@@ -26,6 +26,8 @@ __all__ = ["build_app"]
 logger = logging.getLogger(__name__)
 
 _BODY_SECONDS = 60.0
+# Read before a body that is too large is refused: a client that is still sending would miss the response.
+_DISCARDED_BYTES = 16 * 1024 * 1024
 _PAGE = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -116,19 +118,19 @@ class _Handlers:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(400, "the body must be JSON; send the header Content-Type: application/json")
-        too_large = ApiError(413, f"the body is larger than {self._max_body:,} bytes (serve.max-body-bytes)")
-        length = request.headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._max_body:
-            raise too_large
-        content = bytearray()
+        content, size = bytearray(), 0
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 async for part in request.stream():
-                    content += part
-                    if len(content) > self._max_body:
-                        raise too_large
+                    size += len(part)
+                    if size <= self._max_body:
+                        content += part
+                    elif size > self._max_body + _DISCARDED_BYTES:
+                        break
         except TimeoutError as error:
             raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS:g} s") from error
+        if size > self._max_body:
+            raise ApiError(413, f"the body is larger than {self._max_body:,} bytes (serve.max-body-bytes)")
         return bytes(content)
 
     async def _answer(
