@@ -106,7 +106,7 @@ class Server:
 @contextmanager
 def serving(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     """Start a server in a folder of `write_trained_model`, and end it after the block."""
-    log = folder / "serve.log"
+    log = folder / f"serve-{len(list(folder.glob('serve-*')))}.log"
     command = [str(LAUNCH), "serve", "job.yml", "--set", "serve.port=0", *arguments]
     with log.open("w") as file:
         process = subprocess.Popen(
