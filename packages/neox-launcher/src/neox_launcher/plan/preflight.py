@@ -149,8 +149,8 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
 
     Args:
         config: configuration that names the files. Checks that read a value that was invalid are ended.
-        program: train, generate, serve, evaluate or doctor; prompts for the prompts of generate alone, model for all
-            but these.
+        program: train, generate, serve, evaluate or doctor; prompts for the prompts of generate alone,
+            model for all but these.
     """
     loaded: tuple[Check, ...] = (_checkpoint, _base_of_adapters, _vocabulary, _store_to_load_from)
     checks: dict[str, tuple[Check, ...]] = {
