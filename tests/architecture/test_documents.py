@@ -85,7 +85,7 @@ def test_a_command_that_is_shown_exists_with_its_options(place, line):
         assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
         return
     if words[0] not in COMMANDS:
-        assert words[0] in {"pip", "source", "tensorboard", "git", "python"}
+        assert words[0] in {"curl", "pip", "source", "tensorboard", "git", "python"}
         return
     command: click.Command = COMMANDS[words[0]]
     options = {"--help"}

@@ -355,7 +355,7 @@ def test_a_port_in_use_and_a_missing_key_are_reported(folder, server):
     assert "Address already in use; set serve.port" in done.stderr
     done = launch(folder, "serve", "job.yml", "--set", "serve.api_key_file=nothing", seconds=120)
     assert done.returncode == 2
-    assert "serve.api-key-file" in done.stderr
+    assert "serve.api_key_file: nothing\n    does not exist" in done.stderr
 
 
 def test_a_browser_shows_the_page_and_generates(server, tmp_path):

@@ -28,9 +28,13 @@ class Page:
         self._session: str | None = None
 
     def open(self, address: str) -> None:
-        """Show an address."""
-        target = self._call("Target.createTarget", url=address)["targetId"]
+        """Show an address, and wait until its page is loaded."""
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._call("Page.enable")
+        self._call("Page.navigate", url=address)
+        while self._next().get("method") != "Page.loadEventFired":
+            pass
 
     def run(self, expression: str) -> Any:
         """Return the value of an expression, awaited."""

@@ -5,8 +5,6 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
-
 from neox_config import NeoXConfig, Resolved
 from neox_config.errors import ConfigError, NeoXError
 from neox_data.errors import CorpusError
@@ -14,7 +12,7 @@ from neox_data.preprocess.chat_template import ChatTemplate, find_chat_template,
 from neox_data.tokenizers import Tokenizer
 from neox_model.generate.batch import Batch
 from neox_model.generate.engine import Engine
-from neox_model.generate.run import load_forward
+from neox_model.generate.run import explained_shortage, load_forward
 from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer
 from neox_model.serve.app import build_app
@@ -87,9 +85,8 @@ def _run_first(
 ) -> None:
     """Answer calls on rank 0; whatever ends it, clients receive an answer or an error."""
     try:
-        run_calls(engine, groups.control, signals, calls, stop_seconds=seconds, check=web.check)
-    except torch.OutOfMemoryError as error:
-        raise _out_of_memory(error) from error
+        with explained_shortage():
+            run_calls(engine, groups.control, signals, calls, stop_seconds=seconds, check=web.check)
     finally:
         calls.fail_all(ApiError(503, "the server has ended"))
         web.stop()
@@ -98,23 +95,14 @@ def _run_first(
 def _engine(resolved: Resolved, load: str, groups: Groups, tokenizer: Tokenizer) -> Engine:
     config = resolved.config
     forward = load_forward(resolved, load, groups, tokenizer)
-    try:
+    with explained_shortage():
         batch = Batch(
             forward,
             slots=config.generation.generation_batch_size,
             capacity=config.model.seq_length,
             recompute=config.generation.recompute,
         )
-    except torch.OutOfMemoryError as error:
-        raise _out_of_memory(error) from error
     return Engine(batch, tokenizer)
-
-
-def _out_of_memory(error: torch.OutOfMemoryError) -> NeoXError:
-    return NeoXError(
-        f"the device has too little memory: {error}; set a smaller generation-batch-size or seq-length, or "
-        "divide the model with model-parallel-size"
-    )
 
 
 def _model(config: NeoXConfig, load: str, tokenizer: Tokenizer, template: ChatTemplate | None) -> ServedModel:
