@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from annotated_types import Ge, Le, MaxLen, MinLen
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from neox_model.serve.errors import ApiError
@@ -22,8 +21,8 @@ _MOST_STOP_STRINGS = 16
 _MOST_CHOICES = 128
 _SEED_LIMIT = 2**63
 
-Text = Annotated[str, MinLen(1)]
-Tokens = Annotated[list[Annotated[int, Ge(0)]], MinLen(1)]
+Text = Annotated[str, Field(min_length=1)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 # Values that change nothing, of fields that this server does not implement.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
@@ -59,13 +58,13 @@ class SharedBody(_Body):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Ge(0)] | None = None
-    n: Annotated[int, Ge(1), Le(_MOST_CHOICES)] | None = None
-    seed: Annotated[int, Ge(-_SEED_LIMIT), Le(_SEED_LIMIT - 1)] | None = None
-    stop: Text | Annotated[list[Text], MaxLen(_MOST_STOP_STRINGS)] | None = None
-    temperature: Annotated[float, Ge(0)] | None = None
-    top_p: Annotated[float, Ge(0), Le(1)] | None = None
-    top_k: Annotated[int, Ge(0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
+    seed: Annotated[int, Field(ge=-_SEED_LIMIT, le=_SEED_LIMIT - 1)] | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=_MOST_STOP_STRINGS)] | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -90,9 +89,14 @@ class SharedBody(_Body):
 class CompletionBody(SharedBody):
     """Body of /v1/completions."""
 
-    prompt: str | Annotated[list[str], MinLen(1)] | Tokens | Annotated[list[Tokens], MinLen(1)] = ""
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1)]
+        | Tokens
+        | Annotated[list[Tokens], Field(min_length=1)]
+    ) = ""
     echo: bool | None = None
-    logprobs: Annotated[int, Ge(0), Le(MOST_TOP_TOKENS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_TOKENS)] | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -136,11 +140,11 @@ class Message(_Body):
 class ChatBody(SharedBody):
     """Body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], MinLen(1)]
-    max_completion_tokens: Annotated[int, Ge(1)] | None = None
-    max_tokens: Annotated[int, Ge(1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Ge(0), Le(MOST_TOP_TOKENS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_TOKENS)] | None = None
 
     @model_validator(mode="after")
     def _has_no_contradiction(self) -> Self:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -67,8 +68,8 @@ class WebServer:
         )
         self._server = uvicorn.Server(config)
         self._bound = bound
-        self._thread = threading.Thread(target=self._run, name="web server", daemon=True)
-        self._failure: BaseException | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="web server")
+        self._running: Future[None] | None = None
         self._is_stopping = False
         # Of each start and end of the server, at the level of information.
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -79,7 +80,7 @@ class WebServer:
         Raises:
             NeoXError: the server cannot start.
         """
-        self._thread.start()
+        self._running = self._thread.submit(self._run)
         waited = threading.Event()
         for _ in range(int(_START_SECONDS * 100)):
             self.check()
@@ -94,19 +95,17 @@ class WebServer:
         Raises:
             NeoXError: it has ended by itself.
         """
-        if not self._thread.is_alive() and not self._is_stopping:
-            raise NeoXError(f"the web server has ended: {self._failure}") from self._failure
+        assert self._running is not None, "start() comes first"
+        if self._running.done() and not self._is_stopping:
+            error = self._running.exception()
+            raise NeoXError(f"the web server has ended: {error}; run the command again") from error
 
     def stop(self) -> None:
         """Complete the answers, close all connections, and end."""
         self._is_stopping = True
         self._server.should_exit = True
-        self._thread.join(2 * _LAST_SECONDS)
-        if self._thread.is_alive():
+        if self._running is not None and not wait([self._running], 2 * _LAST_SECONDS).done:
             logger.warning("connections of clients are closed before they received their answers")
 
     def _run(self) -> None:
-        try:
-            asyncio.run(self._server.serve(sockets=[self._bound]))
-        except BaseException as error:  # Reported by the thread that computes.
-            self._failure = error
+        asyncio.run(self._server.serve(sockets=[self._bound]))
