@@ -1,6 +1,7 @@
 """A flipped bit in one copy of a weight or state is located and ends the training before the next save."""
 
 import random
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,8 @@ def train(folder: str, data_path: str, cases: list[tuple[str, str]]) -> dict[str
 
         def with_flip(training, *rest, what=what, **named):
             flip = Flip(training.engine, "master" if what == "save" else what)
-            return [flip, *build(training, *rest, **named)]
+            built = build(training, *rest, **named)
+            return replace(built, called=[flip, *built.called])
 
         run.build_hooks = with_flip if what else build
         with world_of(2, Path(folder), name=str(number)):

@@ -13,6 +13,7 @@ from neox_config import NeoXConfig, Resolved, load_config
 from neox_config.derive.resume import flat_values
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.problems import in_words
 from neox_model.convert.architecture import architecture_of, obstacles_in
 from neox_model.convert.checkpoints import MODEL_SECTIONS, fusions_off, model_of
@@ -182,7 +183,7 @@ def _check_width(files: NeoXFiles, config: NeoXConfig, key: Key, width: int) -> 
     elif facts.is_gated:
         # Half of the size since September 2024, and multiples of 256 in Llama before.
         half, third = 8 * model.hidden_size // 3 // 2, 8 * model.hidden_size // 3
-        allowed = {computed, -(-half // multiple) * multiple, -(-third // 256) * 256}
+        allowed = {computed, _rounded_up(half, multiple), _rounded_up(third, 256)}
     else:
         allowed = {computed}
     if width not in allowed:
@@ -194,13 +195,17 @@ def _check_width(files: NeoXFiles, config: NeoXConfig, key: Key, width: int) -> 
         )
 
 
+def _rounded_up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
 def _refuse_options(files: NeoXFiles, config: NeoXConfig, resolved: Resolved) -> None:
     """Refuse options that GPT-NeoX does not have, or whose meaning depends on its version."""
     refused = [str(each) for each in obstacles_in(resolved) if each.option.startswith(_REFUSED)]
     refused += [
         f"attention-config: {kind}"
         for kind in dict.fromkeys(resolved.derived.attention_types)
-        if kind in ("gmlp", "amlp")
+        if ATTENTION_FACTS[kind].is_gmlp
     ]
     if config.attention.apply_query_key_layer_scaling and config.attention.pos_emb == "rpe":
         refused.append("apply-query-key-layer-scaling with pos-emb: rpe")

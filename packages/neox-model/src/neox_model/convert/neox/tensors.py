@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from neox_config.facts.activations import ACTIVATION_FACTS
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.convert.architecture import Architecture
 from neox_model.convert.checkpoints import VOCABULARY
 from neox_model.convert.errors import ConversionError
@@ -189,8 +190,8 @@ _IN_BLOCK: Mapping[str, tuple[str, Mapping[str, tuple[Join, ...]]]] = {
     "attention.core.position": ("attention.rpe", {"weight": (COLUMNS,)}),
 }
 _NORMS = {"norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
-# Names of a norm's weight: of layer norms and fused norms, of rmsnorm, and of scalenorm.
-_NORM_WEIGHTS = {"layernorm": ("weight",), "rmsnorm": ("scale", "weight"), "scalenorm": ("g",)}
+# Names of a norm's weight: of layer norms and fused norms, of RMS norms, and of norms with one number.
+_NORM_WEIGHTS = ("weight", "scale", "g")
 # Since September 2024, and before.
 _MLP_IN, _MLP_OUT = ("mlp.linear1", "mlp.dense_h_to_4h"), ("mlp.linear2", "mlp.dense_4h_to_h")
 # Gate and input of the feed-forward block of Llama before September 2024, which stored them apart.
@@ -207,7 +208,7 @@ def _inside(architecture: Architecture, index: int, part: str, kind: str) -> _Ch
     """Return where a tensor of a block may be, and how it may be joined."""
     layer = FIRST_BLOCK + index
     if part in _NORMS:
-        return _norm(architecture, layer, _NORMS[part], kind)
+        return _norm(layer, _NORMS[part], kind)
     if part == "attention.qkv":
         join = ROWS if architecture.kv_heads == architecture.heads else GROUPED
         return [(Key(layer, f"attention.query_key_value.{kind}"), (join,))]
@@ -225,8 +226,8 @@ def _inside(architecture: Architecture, index: int, part: str, kind: str) -> _Ch
     return [*together, (Key(layer, f"{_APART[part]}.{kind}"), (ROWS,))]
 
 
-def _norm(architecture: Architecture, layer: int, stem: str, kind: str) -> _Choices:
-    names = _NORM_WEIGHTS[architecture.norm] if kind == "weight" else (kind,)
+def _norm(layer: int, stem: str, kind: str) -> _Choices:
+    names = _NORM_WEIGHTS if kind == "weight" else (kind,)
     return [(Key(layer, f"{stem}.{name}"), (COPIES,)) for name in names]
 
 
@@ -234,9 +235,9 @@ def _outside(architecture: Architecture, name: str) -> _Choices:
     """Return where a tensor outside the blocks may be, and how it may be joined."""
     after = FIRST_BLOCK + architecture.num_layers
     if name.startswith("final_norm."):
-        return _norm(architecture, after + 1, "norm", name.rpartition(".")[2])
+        return _norm(after + 1, "norm", name.rpartition(".")[2])
     places: Mapping[str, tuple[Key, tuple[Join, ...]]] = {
-        "embedding.word_embeddings.weight": (Key(0, "word_embeddings.weight"), (ROWS,)),
+        TOKEN_EMBEDDING: (Key(0, "word_embeddings.weight"), (ROWS,)),
         "embedding.position_embeddings.weight": (Key(0, "position_embeddings.weight"), (COPIES,)),
         # In 2021 the output projection could be divided over the hidden size.
         "lm_head.weight": (Key(after + 2, "final_linear.weight"), (ROWS, COLUMNS)),
