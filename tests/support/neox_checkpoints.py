@@ -32,12 +32,14 @@ class Source:
         config: GPT-NeoX's configuration.
         layers: number of a layer -> name -> whole tensor.
         by_rank: names whose division is special -> function of (tensor, rank, ranks).
+        qkv_order: the option that the conversion requires.
     """
 
     model: Any
     config: dict[str, Any]
     layers: Layers
     by_rank: dict[str, Any] = field(default_factory=dict)
+    qkv_order: str | None = None
 
 
 BASE: dict[str, Any] = {
@@ -94,14 +96,21 @@ def pythia(*, parallel: bool = True, tied: bool = False, pct: float = 0.25) -> S
     return Source(model, BASE | config, layers)
 
 
-def llama(*, shared: int = 2, apart: bool = False) -> Source:
-    """Llama, with keys and values shared by query heads, or none shared."""
+def llama(*, shared: int = 2, apart: bool = False, order: str = "separate", has_bias: bool = False) -> Source:
+    """Llama, with keys and values shared by query heads, or none shared.
+
+    Args:
+        shared: query heads that share a key.
+        apart: the input matrices of the feed-forward block are stored apart, as before September 2024.
+        order: of the rows of query_key_value with shared keys.
+        has_bias: the projections of attention have biases.
+    """
     import transformers
 
     settings = transformers.LlamaConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4 // shared,
         intermediate_size=40, max_position_embeddings=32, vocab_size=ENTRIES + 8, rms_norm_eps=1e-6,
-        rope_parameters=_rope(777), tie_word_embeddings=False,
+        rope_parameters=_rope(777), tie_word_embeddings=False, attention_bias=has_bias,
     )  # fmt: skip
     model = _random(transformers.LlamaForCausalLM(settings))
     theirs = model.state_dict()
@@ -112,18 +121,15 @@ def llama(*, shared: int = 2, apart: bool = False) -> Source:
             for name, tensor in theirs.items()
             if name.startswith(f"model.layers.{index}.")
         }
-        queries, keys, values = (one[f"self_attn.{each}_proj"] for each in "qkv")
-        if shared == 1:  # Per head: query, key, value.
-            heads = [each.view(4, 8, 32) for each in (queries, keys, values)]
-            fused = torch.stack(heads, dim=1).reshape(96, 32)
-        else:
-            fused = torch.cat([queries, keys, values])
         layers[2 + index] = {
             "input_layernorm.scale": one["input_layernorm"],
-            "attention.query_key_value.weight": fused,
-            "attention.dense.weight": one["self_attn.o_proj"],
             "post_attention_layernorm.scale": one["post_attention_layernorm"],
         }
+        for kind, ending in {"weight": "", "bias": ".bias"}.items() if has_bias else (("weight", ""),):
+            parts = [one[f"self_attn.{each}_proj{ending}"] for each in "qkv"]
+            fused = torch.cat(parts) if shared > 1 and order == "separate" else _by_head(parts)
+            layers[2 + index][f"attention.query_key_value.{kind}"] = fused
+            layers[2 + index][f"attention.dense.{kind}"] = one[f"self_attn.o_proj{ending}"]
         gate, up, down = (one[f"mlp.{each}_proj"] for each in ("gate", "up", "down"))
         if apart:
             layers[2 + index] |= {"mlp.w1.weight": gate, "mlp.w3.weight": up, "mlp.w2.weight": down}
@@ -135,7 +141,7 @@ def llama(*, shared: int = 2, apart: bool = False) -> Source:
         "num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "seq_length": 32,
         "max_position_embeddings": 32, "pos_emb": "rotary", "rotary_pct": 1.0, "rotary_emb_base": 777,
         "no_weight_tying": True, "norm": "rmsnorm", "rms_norm_epsilon": 1e-6, "activation": "swiglu",
-        "mlp_width": 40, "use_bias_in_attn_linear": False, "use_bias_in_mlp": False,
+        "mlp_width": 40, "use_bias_in_attn_linear": has_bias, "use_bias_in_mlp": False,
     }  # fmt: skip
     if shared > 1:
         config["num_kv_heads"] = 4 // shared
@@ -148,9 +154,17 @@ def llama(*, shared: int = 2, apart: bool = False) -> Source:
         return torch.cat([half.chunk(ranks)[rank] for half in tensor.chunk(2)])
 
     special = {"mlp.linear1.weight": both_halves}
-    if shared > 1:
-        special["attention.query_key_value.weight"] = queries_keys_values
-    return Source(model, BASE | config, layers, special)
+    if shared > 1 and order == "separate":
+        special |= {f"attention.query_key_value.{kind}": queries_keys_values for kind in ("weight", "bias")}
+    return Source(model, BASE | config, layers, special, order if shared > 1 and not apart else None)
+
+
+def _by_head(parts: list[Tensor]) -> Tensor:
+    """Return rows of queries, keys and values as GPT-NeoX before 14 November 2024 reads them.
+
+    Four query heads follow each other, each with its query and a quarter of all keys and of all values.
+    """
+    return torch.cat([part.chunk(4)[head] for head in range(4) for part in parts])
 
 
 def gpt2() -> Source:

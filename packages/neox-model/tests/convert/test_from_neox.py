@@ -3,18 +3,22 @@
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from click.testing import CliRunner
 
 from neox_config import load_config
 from neox_model.checkpoint.contents import Manifest
 from neox_model.convert import from_neox as importing
 from neox_model.convert.checkpoints import Checkpoint, build_sequential, load_into
+from neox_model.convert.cli import main
 from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.from_neox import from_neox
 from neox_model.convert.neox import proof, tensors
+from neox_model.convert.neox.qkv_order import order_of
 from neox_model.convert.neox.records import Arguments, read_record
 from support.hf_models import ENTRIES
 from support.neox_checkpoints import argument_objects, gpt2, llama, pythia, write_neox
@@ -23,6 +27,11 @@ SOURCES = {
     "parallel": pythia,
     "sequential residual, tied": lambda: pythia(parallel=False, tied=True, pct=1.0),
     "grouped": llama,
+    "grouped, by head": lambda: llama(order="per-head"),
+    "grouped, biases": lambda: llama(has_bias=True),
+    "grouped, by head, biases": lambda: llama(order="per-head", has_bias=True),
+    "grouped, w1 w2 w3": lambda: llama(order="per-head", apart=True),
+    "one key": lambda: llama(shared=4, order="per-head"),
     "Llama, w1 w2 w3": lambda: llama(shared=1, apart=True),
     "Llama, linear1": lambda: llama(shared=1),
     "learned": gpt2,
@@ -43,7 +52,8 @@ def assert_same_logits(source, folder, *, model=None, limit=1e-5):
 @pytest.mark.parametrize(
     ("kind", "ranks", "layout"),
     [
-        *((kind, 2, "2.0") for kind in SOURCES),
+        *((kind, 2, "2.0") for kind in SOURCES if kind != "one key"),
+        ("one key", 1, "2.0"),
         ("parallel", 1, "1.0"),
         ("grouped", 2, "1.0"),
         ("parallel", 2, "sequential"),
@@ -52,13 +62,28 @@ def assert_same_logits(source, folder, *, model=None, limit=1e-5):
 )
 def test_logits_are_those_of_transformers(tmp_path, kind, ranks, layout):
     source = SOURCES[kind]()
-    result = from_neox(write_neox(tmp_path / "theirs", source, ranks=ranks, layout=layout), tmp_path / "ours")
+    write_neox(tmp_path / "theirs", source, ranks=ranks, layout=layout)
+    result = from_neox(tmp_path / "theirs", tmp_path / "ours", qkv_order=source.qkv_order)
     assert_same_logits(source, tmp_path / "ours" / "global_step30")
     assert (tmp_path / "ours" / "latest").read_text().strip() == "global_step30"
     assert Manifest.read(tmp_path / "ours" / "global_step30").iteration == 30
     assert result == json.loads((tmp_path / "ours" / "verification.json").read_text())
     assert result["tensors_read"] == ranks * sum(map(len, source.layers.values()))
     assert result["tensor_parallel_ranks"] == ranks
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["parallel", "sequential residual, tied", "grouped, by head, biases"])
+def test_ranks_of_16_bits_are_converted(tmp_path, kind, dtype):
+    source = SOURCES[kind]()
+    write_neox(tmp_path / "theirs", source, ranks=2, dtype=dtype)
+    from_neox(tmp_path / "theirs", tmp_path / "ours", qkv_order=source.qkv_order)
+    checkpoint = Checkpoint(tmp_path / "ours" / "global_step30")
+    if kind == "parallel":  # Each rank has its own bias, rounded; the sum is rounded once more.
+        whole = source.layers[2]["attention.dense.bias"]
+        summed = ((whole * 0.75).to(dtype).double() + (whole * 0.25).to(dtype).double()).to(dtype)
+        assert torch.equal(checkpoint.whole("layers.0.attention.dense.bias"), summed)
+    assert_same_logits(source, tmp_path / "ours" / "global_step30", limit=0.05)
 
 
 def test_weights_of_16_bits_keep_their_bits(tmp_path):
@@ -92,10 +117,11 @@ def rewrite(path, change):
 def converted(folder, source=None, **options):
     """Convert a checkpoint, changed by `change`, of two ranks."""
     change, named = options.pop("change", None), options.pop("file", None)
-    write_neox(folder / "theirs", source or pythia(), **{"ranks": 2, **options})
+    source = source or pythia()
+    write_neox(folder / "theirs", source, **{"ranks": 2, **options})
     if change is not None:
         rewrite(folder / "theirs" / "global_step30" / named, change)
-    return from_neox(folder / "theirs", folder / "ours")
+    return from_neox(folder / "theirs", folder / "ours", qkv_order=source.qkv_order)
 
 
 FIRST, RANK = "layer_02-model_00-model_states.pt", "mp_rank_00_model_states.pt"
@@ -193,7 +219,8 @@ def test_recorded_arguments_are_compared(tmp_path, arguments, message):
     [
         ({"norm": "rmsnorm"}, "input_layernorm.bias of layer 02, which the model .* does not have"),
         ({"no_weight_tying": False}, "contains final_linear.weight of layer 06"),
-        ({"num_kv_heads": 2}, "mlp.dense_4h_to_h.bias instead of mlp.linear1.weight"),
+        ({"num_kv_heads": 2}, r"attention\.query_key_value\.\w+ of layer 02 has the shape \(48,"),
+        ({"use_bias_in_mlp": False}, "use-bias-in-mlp: false, where GPT-NeoX leaves out attention"),
         ({"pos_emb": "learned"}, "does not contain position_embeddings.weight of layer 00"),
         ({"activation": "swiglu", "intermediate_size": 600}, "width of 64, but the configuration 200 or 600"),
         ({"apply_residual_connection_post_layernorm": True}, "apply-residual-connection-post-layernorm"),
@@ -212,6 +239,76 @@ def test_a_configuration_of_another_model_is_refused(tmp_path, settings, message
 def test_heads_that_ranks_cannot_divide_are_refused(tmp_path):
     with pytest.raises(ConversionError, match="2 tensor-parallel ranks, which cannot divide num-kv-heads: 1"):
         converted(tmp_path, llama(shared=4))
+
+
+def command(folder, *arguments):
+    theirs, ours = str(folder / "theirs"), str(folder / "ours")
+    return CliRunner().invoke(main, ["from-neox", theirs, "--output", ours, *arguments])
+
+
+def test_the_order_of_shared_keys_must_be_stated_where_nothing_shows_it(tmp_path):
+    write_neox(tmp_path / "theirs", llama(order="per-head"), ranks=2)
+    done = command(tmp_path)
+    assert done.exit_code == 1
+    assert "num_kv_heads: 2, and GPT-NeoX stored query_key_value in two orders" in done.output
+    assert "--qkv-order separate if the model was trained with commit 96c242e" in done.output
+    assert not (tmp_path / "ours").exists()
+    done = command(tmp_path, "--qkv-order", "per-head")
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "ours" / "verification.json").read_text())["qkv_order"] == "per-head"
+
+
+@pytest.mark.parametrize(("stored", "stated"), [("per-head", "separate"), ("separate", "per-head")])
+def test_another_order_is_another_model(tmp_path, stored, stated):
+    """The stated order decides: nothing in the files shows the right one."""
+    source = llama(order=stored)
+    write_neox(tmp_path / "theirs", source, ranks=2)
+    assert from_neox(tmp_path / "theirs", tmp_path / "ours", qkv_order=stated)["qkv_order"] == stated
+    with pytest.raises(AssertionError):
+        assert_same_logits(source, tmp_path / "ours" / "global_step30", limit=1e-2)
+
+
+def test_an_order_without_effect_is_refused(tmp_path):
+    write_neox(tmp_path / "theirs", llama(shared=1))
+    with pytest.raises(ConversionError, match=r"--qkv-order has no effect on .* its own key and value"):
+        from_neox(tmp_path / "theirs", tmp_path / "ours", qkv_order="separate")
+
+
+def test_the_order_of_older_versions_is_known_from_their_names(tmp_path):
+    source = SOURCES["grouped, w1 w2 w3"]()
+    write_neox(tmp_path / "theirs", source)
+    with pytest.raises(
+        ConversionError, match=r"--qkv-order separate is not possible .* before September 2024"
+    ):
+        from_neox(tmp_path / "theirs", tmp_path / "ours", qkv_order="separate")
+    assert from_neox(tmp_path / "theirs", tmp_path / "ours")["qkv_order"] == "per-head"
+
+
+def test_an_order_that_cannot_divide_a_head_is_refused(tmp_path):
+    files = SimpleNamespace(folder=tmp_path, parts={})
+    architecture = SimpleNamespace(heads=6, kv_heads=2, hidden_size=48)
+    with pytest.raises(ConversionError, match="a head has 8 channels, and 3 query heads share a key"):
+        order_of(files, architecture, None)
+
+
+@pytest.mark.parametrize("order", ["separate", "per-head"])
+def test_ranks_that_do_not_divide_the_width_of_a_head(tmp_path, order):
+    """Four ranks, and heads of six channels: the rows of a rank are whole heads."""
+    files = SimpleNamespace(ranks=4, parts={}, whole=lambda key, rank: rows[rank])
+    architecture = SimpleNamespace(heads=8, kv_heads=4, hidden_size=48)
+    queries, keys, values = torch.arange(48), 100 + torch.arange(24), 200 + torch.arange(24)
+    if order == "separate":
+        rows = [torch.cat([each.chunk(4)[rank] for each in (queries, keys, values)]) for rank in range(4)]
+        joined = tensors.GROUPED.values(files, None, architecture)
+    else:
+        heads = [torch.cat([each.chunk(8)[head] for each in (queries, keys, values)]) for head in range(8)]
+        rows = [torch.cat(heads[2 * rank : 2 * rank + 2]) for rank in range(4)]
+        joined = tensors.GROUPED_PER_HEAD.values(files, None, architecture)
+    groups = [
+        torch.cat([queries[12 * group :][:12], keys[6 * group :][:6], values[6 * group :][:6]])
+        for group in range(4)
+    ]
+    assert torch.equal(joined, torch.cat(groups))
 
 
 def test_an_argument_object_becomes_a_dictionary_and_gives_the_configuration(tmp_path):
@@ -279,6 +376,12 @@ def test_a_compressed_archive_is_refused(tmp_path):
         ("parallel", "SUM", lambda files, key, a: tensors._parts(files, key)[0]),
         ("parallel", "COPIES", lambda files, key, a: tensors._copies(files, key, a).roll(1)),
         ("grouped", "GROUPED", lambda files, key, a: tensors._grouped(files, key, a).roll(8, 0)),
+        (
+            "grouped, by head",
+            "GROUPED_PER_HEAD",
+            lambda files, key, a: tensors._per_head(files, key, a).roll(8, 0),
+        ),
+        ("grouped, by head", "GROUPED_PER_HEAD", lambda files, key, a: tensors._grouped(files, key, a)),
         ("grouped", "FIRST_HALF", tensors._half(1)),
     ],
 )

@@ -174,6 +174,12 @@ def write_peft(
     help="Configuration that the model was trained with, if DIR does not record it; may be repeated.",
 )
 @click.option(
+    "--qkv-order",
+    type=click.Choice(["separate", "per-head"]),
+    help="With num_kv_heads: rows of query_key_value as GPT-NeoX stores them since 13 November 2024 (commit "
+    "96c242e), all queries, keys, values, or as before, by query head. Required where both are possible.",
+)
+@click.option(
     "--trim-vocab", is_flag=True, help="Leave out rows of the embedding that the tokenizer does not use."
 )
 @_VOCAB_FILE
@@ -182,6 +188,7 @@ def read_gpt_neox(
     folder: Path,
     output: Path,
     config: tuple[Path, ...],
+    qkv_order: str | None,
     trim_vocab: bool,
     vocab_file: Path | None,
     merge_file: Path | None,
@@ -195,6 +202,7 @@ def read_gpt_neox(
         folder,
         output,
         config=config,
+        qkv_order=qkv_order,
         trim_vocab=trim_vocab,
         vocab_file=vocab_file,
         merge_file=merge_file,

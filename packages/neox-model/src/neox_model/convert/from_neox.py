@@ -19,6 +19,7 @@ from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.files import NeoXFiles, find_folder
 from neox_model.convert.neox.progress import recorded_progress
 from neox_model.convert.neox.proof import compare_blocks, compare_rows
+from neox_model.convert.neox.qkv_order import order_of
 from neox_model.convert.neox.settings import Settings, read_settings
 from neox_model.convert.neox.tensors import Joined, joined_tensors
 from neox_model.convert.neox.tokenizer import NamedTokenizer, find_named_tokenizer
@@ -48,6 +49,7 @@ def from_neox(
     output: Path,
     *,
     config: Sequence[Path] = (),
+    qkv_order: str | None = None,
     trim_vocab: bool = False,
     vocab_file: Path | None = None,
     merge_file: Path | None = None,
@@ -58,6 +60,8 @@ def from_neox(
         folder: `global_stepN`, or the folder with `latest`.
         output: the folder to create: `latest`, `global_stepN`, `model.yml` and the tokenizer's files.
         config: the files that the model was trained with; empty: those that it records.
+        qkv_order: "separate" or "per-head", the order of shared keys and values; required where names and
+            shapes do not show it.
         trim_vocab: leave out rows of the embedding without an entry in the tokenizer.
         vocab_file: the tokenizer's file, if it is not where the configuration says.
         merge_file: its second file.
@@ -72,13 +76,14 @@ def from_neox(
     files = NeoXFiles(find_folder(folder))
     iteration = _iteration(files)
     settings = read_settings(files, config)
+    order = order_of(files, architecture_of(settings.resolved), qkv_order)
     tokenizer = find_named_tokenizer(
         settings.config.tokenizer, files.folder, vocab_file=vocab_file, merge_file=merge_file
     )
     rows = rows_to_keep(tokenizer.tokenizer, settings.rows, trim_vocab=trim_vocab)
     multiple = padding_multiple(tokenizer.tokenizer.vocab_size, rows)
     shapes = tensor_shapes(settings.resolved, rows)
-    plan = joined_tensors(files, architecture_of(settings.resolved), shapes, settings.rows)
+    plan = joined_tensors(files, architecture_of(settings.resolved), shapes, settings.rows, order=order)
     parameters = settings.parameters() | {
         "make-vocab-size-divisible-by": multiple,
         "precision": PRECISIONS.get(files.dtype(plan[-1].key), "fp32"),
@@ -95,7 +100,7 @@ def from_neox(
             notes=_NOTES,
         )
         checkpoint = _write_checkpoint(aside, files, settings, plan, tokenizer, iteration)
-        result = _prove(files, checkpoint, plan)
+        result = _prove(files, checkpoint, plan, order)
         write_json(aside / "verification.json", result)
     logger.warning(
         "%s is of iteration %s; its optimizer states were not converted: a training from %s starts at "
@@ -149,18 +154,21 @@ def _write_checkpoint(
     return Checkpoint(folder)
 
 
-def _prove(files: NeoXFiles, checkpoint: Checkpoint, plan: Sequence[Joined]) -> dict[str, Any]:
+def _prove(
+    files: NeoXFiles, checkpoint: Checkpoint, plan: Sequence[Joined], order: str | None
+) -> dict[str, Any]:
     """Compare the written checkpoint with the files, and return what was seen."""
     checkpoint.check_shapes()
     figures = Figures(other="the ranks of GPT-NeoX's checkpoint")
     compare_rows(files, checkpoint, figures)
-    compare_blocks(files, checkpoint, figures)
+    compare_blocks(files, checkpoint, figures, order=order)
     read = {each.key for each in plan}
     return {
         "verdict": "equal",
         "class": "a checkpoint of GPT-NeoX",
         "iteration": checkpoint.manifest.iteration,
         "tensor_parallel_ranks": files.ranks,
+        "qkv_order": order,
         "tensors": len(checkpoint.shapes),
         "parameters": sum(prod(shape) for shape in checkpoint.shapes.values()),
         "tensors_read": len(read) * files.ranks,

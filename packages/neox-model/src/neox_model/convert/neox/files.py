@@ -25,7 +25,10 @@ from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.records import read_record
 from neox_model.convert.weights import CHUNK
 
-__all__ = ["Key", "NeoXFiles", "find_folder"]
+__all__ = ["FIRST_BLOCK", "Key", "NeoXFiles", "find_folder"]
+
+FIRST_BLOCK = 2
+"""Number of the first block's layer; 0 is the embedding, and 1 has no weights."""
 
 _LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 _RANK = re.compile(r"mp_rank_(\d+)_model_states\.pt")

@@ -81,8 +81,14 @@ def _chunks_of(files: NeoXFiles, key: Key, rank: int, whole: tuple[int, ...]) ->
         yield torch.cat([files.whole(key, each) for each in range(files.ranks)], dim=1)
 
 
-def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures) -> None:
+def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures, *, order: str | None) -> None:
     """Compare every block, with the final norm, on random hidden states of two sizes.
+
+    Args:
+        files: the checkpoint of GPT-NeoX.
+        checkpoint: the written one.
+        figures: what is seen is added to it.
+        order: of shared keys and values in GPT-NeoX's; nothing in the files shows whether it is right.
 
     Raises:
         ProofError: a block differs.
@@ -99,7 +105,7 @@ def compare_blocks(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures) -
         if pair is None or pair[0] != kind:
             pair = (kind, _Ours(checkpoint, index))
         pair[1].fill(index)
-        ranks = _Ranks(files, checkpoint, index)
+        ranks = _Ranks(files, checkpoint, index, order)
         generator = torch.Generator().manual_seed(index)
         hidden_SD = torch.randn(length, architecture.hidden_size, generator=generator)
         hidden_BSD = torch.stack([hidden_SD * scale for scale in _SCALES])
@@ -147,9 +153,11 @@ class _Ranks:
         files: the checkpoint of GPT-NeoX.
         checkpoint: the written one, for the parameters of its model.
         index: the block.
+        order: of shared keys and values.
     """
 
-    def __init__(self, files: NeoXFiles, checkpoint: Checkpoint, index: int) -> None:
+    def __init__(self, files: NeoXFiles, checkpoint: Checkpoint, index: int, order: str | None) -> None:
+        self._order = order
         self._files, self._a = files, checkpoint.architecture
         self._attention = checkpoint.resolved.config.attention
         self._layer = index + 2
@@ -181,10 +189,16 @@ class _Ranks:
         """Return the sum over ranks of an output projection.
 
         With a parallel residual the bias of every rank is in the sum; otherwise it is added once, after it.
+        The sum of the biases is rounded to their type, as a checkpoint stores it.
         """
-        ranks, every = range(self._files.ranks), self._a.parallel_residual
-        parts = [self._linear(stem, rank, inputs(rank), bias=every or rank == 0) for rank in ranks]
-        return torch.stack(parts).sum(dim=0)
+        ranks = range(self._files.ranks)
+        parts = [self._linear(stem, rank, inputs(rank), bias=False) for rank in ranks]
+        added = ranks if self._a.parallel_residual else range(1)
+        biases = [bias for rank in added if (bias := self._tensor(f"{stem}.bias", rank)) is not None]
+        if not biases:
+            return torch.stack(parts).sum(dim=0)
+        stored = self._files.dtype(Key(self._layer, f"{stem}.bias"))
+        return torch.stack(parts).sum(dim=0) + torch.stack(biases).sum(dim=0).to(stored).double()
 
     def _norm(self, layer: int, stem: str, inputs: Tensor) -> Tensor:
         last, a = self._files.ranks - 1, self._a
@@ -219,10 +233,12 @@ class _Ranks:
         for head in range(queries):
             if a.heads == a.kv_heads:
                 query, key, value = (mixed[..., (3 * head + n) * width :][..., :width] for n in range(3))
-            else:
+            elif self._order == "separate":
                 shared = head * keys // queries
                 places = (head, queries + shared, queries + keys + shared)
                 query, key, value = (mixed[..., place * width :][..., :width] for place in places)
+            else:
+                query, key, value = _of_parts(mixed, head, width=width, sharing=queries // keys)
             scores = self._rotated(query) @ self._rotated(key).mT / math.sqrt(width)
             scores = scores + self._bias(rank, head, head + rank * queries, length, width)
             seen = torch.ones(length, length, dtype=torch.bool).tril()
@@ -267,6 +283,17 @@ class _Ranks:
             for each in range(int(distance.max()) + 1)
         ]
         return torch.tensor(beyond)[distance]
+
+
+def _of_parts(mixed: Tensor, head: int, *, width: int, sharing: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return query, key and value of a head where each head stores a part of the shared key and value."""
+    part = width // sharing
+    first = head // sharing * sharing
+    starts = [other * (width + 2 * part) for other in range(first, first + sharing)]
+    own = starts[head - first]
+    keys = [mixed[..., start + width : start + width + part] for start in starts]
+    values = [mixed[..., start + width + part : start + width + 2 * part] for start in starts]
+    return mixed[..., own : own + width], torch.cat(keys, dim=-1), torch.cat(values, dim=-1)
 
 
 def _slope(head: int, heads: int) -> float:

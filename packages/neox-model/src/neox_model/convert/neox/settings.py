@@ -18,8 +18,7 @@ from neox_config.problems import in_words
 from neox_model.convert.architecture import architecture_of, obstacles_in
 from neox_model.convert.checkpoints import MODEL_SECTIONS, fusions_off, model_of
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.neox.files import Key, NeoXFiles
-from neox_model.convert.neox.tensors import FIRST_BLOCK
+from neox_model.convert.neox.files import FIRST_BLOCK, Key, NeoXFiles
 
 __all__ = ["Settings", "read_settings"]
 
@@ -209,8 +208,11 @@ def _refuse_options(files: NeoXFiles, config: NeoXConfig, resolved: Resolved) ->
     ]
     if config.attention.apply_query_key_layer_scaling and config.attention.pos_emb == "rpe":
         refused.append("apply-query-key-layer-scaling with pos-emb: rpe")
-    if architecture_of(resolved).rotary_scaling:
+    architecture = architecture_of(resolved)
+    if architecture.rotary_scaling:
         refused.append("rotary-scaling, which GPT-NeoX does not have")
+    if architecture.parallel_residual and not architecture.mlp_bias:
+        refused.append("gpt-j-residual and use-bias-in-mlp: false, where GPT-NeoX leaves out attention")
     if refused:
         raise ConversionError(
             f"{files.folder}: a model with {'; '.join(refused)} cannot be read: what it computes depends on "

@@ -13,13 +13,12 @@ from neox_model.convert.architecture import Architecture
 from neox_model.convert.checkpoints import VOCABULARY
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.forms import SEPARATE_QKV
-from neox_model.convert.neox.files import Key, NeoXFiles
+from neox_model.convert.neox.files import FIRST_BLOCK, Key, NeoXFiles
+from neox_model.convert.neox.qkv_order import PER_HEAD, SEPARATE
 
-__all__ = ["FIRST_BLOCK", "Joined", "joined_tensors"]
+__all__ = ["Joined", "joined_tensors"]
 
 Shape = tuple[int, ...]
-FIRST_BLOCK = 2
-"""Number of the first block's layer; 0 is the embedding, and 1 has no weights."""
 _TOLERANCE = 2.0**-7
 _GATED = {name for name, facts in ACTIVATION_FACTS.items() if facts.is_gated}
 
@@ -84,10 +83,21 @@ def _half(number: int) -> Callable[[NeoXFiles, Key, Architecture], Tensor]:
 
 def _grouped(files: NeoXFiles, key: Key, architecture: Architecture) -> Tensor:
     """Join projections whose ranks store all their queries, then their keys, then their values."""
-    width = architecture.hidden_size // architecture.heads // files.ranks
-    counts = [width * heads for heads in (architecture.heads, architecture.kv_heads, architecture.kv_heads)]
+    width = architecture.hidden_size // architecture.heads
+    heads, kv_heads = architecture.heads // files.ranks, architecture.kv_heads // files.ranks
+    counts = [width * heads, width * kv_heads, width * kv_heads]
     split = [part.split(counts) for part in _parts(files, key)]
     return SEPARATE_QKV.to_ours(tuple(torch.cat(same) for same in zip(*split, strict=True)), architecture)
+
+
+def _per_head(files: NeoXFiles, key: Key, architecture: Architecture) -> Tensor:
+    """Join projections whose ranks store each query head with its part of a key and of a value."""
+    width = architecture.hidden_size // architecture.heads
+    share = width * architecture.kv_heads // architecture.heads
+    whole = torch.cat(_parts(files, key))
+    by_head = whole.view(architecture.heads, width + 2 * share, *whole.shape[1:])
+    split = by_head.split([width, share, share], dim=1)
+    return SEPARATE_QKV.to_ours(tuple(same.flatten(0, 1) for same in split), architecture)
 
 
 def _both_halves(shape: Shape, ranks: int) -> Shape | None:
@@ -100,6 +110,7 @@ COPIES = Join(lambda shape, _: shape, _copies)
 SUM = Join(lambda shape, _: shape, _sum)
 FIRST_HALF, SECOND_HALF = Join(_both_halves, _half(0)), Join(_both_halves, _half(1))
 GROUPED = Join(lambda shape, ranks: _divided(shape, 0, ranks), _grouped)
+GROUPED_PER_HEAD = Join(lambda shape, ranks: _divided(shape, 0, ranks), _per_head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +142,12 @@ class Joined:
 
 
 def joined_tensors(
-    files: NeoXFiles, architecture: Architecture, shapes: Mapping[str, Shape], rows: int
+    files: NeoXFiles,
+    architecture: Architecture,
+    shapes: Mapping[str, Shape],
+    rows: int,
+    *,
+    order: str | None,
 ) -> list[Joined]:
     """Return our tensors with their parts, whose shapes fit; every stored tensor is used or known.
 
@@ -140,6 +156,7 @@ def joined_tensors(
         architecture: of the model.
         shapes: logical name -> whole shape of all our tensors.
         rows: stored entries of the vocabulary; `shapes` may have fewer.
+        order: of shared keys and values, as `order_of` returns it.
 
     Raises:
         ConversionError: a tensor is missing, additional or of another shape.
@@ -153,7 +170,11 @@ def joined_tensors(
                 f"{files.folder} has {files.ranks} tensor-parallel ranks, which cannot divide {name}: {count}"
                 "; pass the configuration that it was trained with as --config"
             )
-    found = [_joined(files, architecture, name, shape, rows) for name, shape in shapes.items()]
+    found = []
+    for name, shape in shapes.items():
+        stored = (rows, *shape[1:]) if name in VOCABULARY else shape
+        key, join = _placed(files, _choices(architecture, name, order), name, stored)
+        found.append(Joined(name, shape, key, join))
     used = {joined.key for joined in found}
     for key in sorted(files.parts.keys() - used):
         expected = _buffer(key, architecture)
@@ -166,17 +187,25 @@ def joined_tensors(
     return found
 
 
-def _joined(files: NeoXFiles, architecture: Architecture, name: str, shape: Shape, rows: int) -> Joined:
+def _choices(architecture: Architecture, name: str, order: str | None) -> "_Choices":
+    """Return where a tensor of ours may be, and how it may be joined."""
     module, _, kind = name.rpartition(".")
     _, index, part = _place(module)
-    choices = _inside(architecture, index, part, kind) if index is not None else _outside(architecture, name)
+    if index is None:
+        return _outside(architecture, name)
+    if part == "attention.qkv":
+        by_order: Mapping[str | None, Join] = {None: ROWS, SEPARATE: GROUPED, PER_HEAD: GROUPED_PER_HEAD}
+        return [(Key(FIRST_BLOCK + index, f"attention.query_key_value.{kind}"), (by_order[order],))]
+    return _inside(architecture, index, part, kind)
+
+
+def _placed(files: NeoXFiles, choices: "_Choices", name: str, stored: Shape) -> tuple[Key, Join]:
+    """Return where a tensor of ours is, and how it is joined."""
     if not choices:
         raise ConversionError(f"GPT-NeoX's checkpoints have no place for {name}; this model cannot be read")
     for key, joins in choices:
         if key in files.parts:
-            _refuse_older_groups(files, architecture, key)
-            stored = (rows, *shape[1:]) if name in VOCABULARY else shape
-            return Joined(name, shape, key, _fitting(files, key, joins, stored))
+            return key, _fitting(files, key, joins, stored)
     names = " or ".join(dict.fromkeys(str(key) for key, _ in choices))
     raise ConversionError(
         f"{files.folder} does not contain {names}, which the model of its configuration has; pass the "
@@ -209,9 +238,6 @@ def _inside(architecture: Architecture, index: int, part: str, kind: str) -> _Ch
     layer = FIRST_BLOCK + index
     if part in _NORMS:
         return _norm(layer, _NORMS[part], kind)
-    if part == "attention.qkv":
-        join = ROWS if architecture.kv_heads == architecture.heads else GROUPED
-        return [(Key(layer, f"attention.query_key_value.{kind}"), (join,))]
     after = (SUM if architecture.parallel_residual else COPIES,) if kind == "bias" else (COLUMNS,)
     if part in _IN_BLOCK:
         stem, joins = _IN_BLOCK[part]
@@ -243,21 +269,6 @@ def _outside(architecture: Architecture, name: str) -> _Choices:
         "lm_head.weight": (Key(after + 2, "final_linear.weight"), (ROWS, COLUMNS)),
     }
     return [places[name]] if name in places else []
-
-
-def _refuse_older_groups(files: NeoXFiles, architecture: Architecture, key: Key) -> None:
-    """Refuse shared keys and values in the order of versions before September 2024."""
-    is_shared = architecture.kv_heads != architecture.heads
-    if not is_shared or not key.name.startswith("attention.query_key_value."):
-        return
-    if Key(key.layer, "mlp.linear1.weight") not in files.parts:
-        other = next((each.name for each in sorted(files.parts) if each.name.startswith("mlp.")), "no mlp.*")
-        raise ConversionError(
-            f"{files.folder}: {key} belongs to num_kv_heads: {architecture.kv_heads}, but layer "
-            f"{key.layer:02d} contains {other} instead of mlp.linear1.weight: the version of GPT-NeoX that "
-            "wrote it stored queries, keys and values in another order, which is not read; load and save the "
-            "model with GPT-NeoX's convert_neox_to_hf.py of that version, and use neox-convert from-hf"
-        )
 
 
 def _fitting(files: NeoXFiles, key: Key, joins: tuple[Join, ...], shape: Shape) -> Join:
