@@ -17,6 +17,7 @@ from neox_model.convert.checkpoints import Checkpoint, build_sequential, load_in
 from neox_model.convert.cli import main
 from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.from_neox import from_neox
+from neox_model.convert.neox import files as stored_files
 from neox_model.convert.neox import proof, tensors
 from neox_model.convert.neox.qkv_order import order_of
 from neox_model.convert.neox.records import Arguments, read_record
@@ -106,6 +107,18 @@ def test_padding_of_the_vocabulary_is_left_out_on_request(tmp_path):
     from_neox(tmp_path / "theirs", tmp_path / "ours", trim_vocab=True)
     checkpoint = Checkpoint(tmp_path / "ours" / "global_step30")
     assert torch.equal(checkpoint.whole("lm_head.weight"), source.layers[6]["final_linear.weight"][:ENTRIES])
+
+
+def test_chunks_of_nothing_but_padding_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored_files, "CHUNK", 3 * 32)
+    source = pythia()
+    write_neox(tmp_path / "theirs", source, ranks=2)
+    from_neox(tmp_path / "theirs", tmp_path / "ours", trim_vocab=True)
+    checkpoint = Checkpoint(tmp_path / "ours" / "global_step30")
+    assert torch.equal(
+        checkpoint.whole("embedding.word_embeddings.weight"),
+        source.layers[0]["word_embeddings.weight"][:ENTRIES],
+    )
 
 
 def rewrite(path, change):
