@@ -101,6 +101,13 @@ def test_weights_of_16_bits_keep_their_bits(tmp_path):
     assert load_config([tmp_path / "ours" / "model.yml"]).precision.precision == "bfloat16"
 
 
+@pytest.mark.parametrize(("kind", "is_warned"), [("grouped", True), ("parallel", False)])
+def test_the_formula_of_rmsnorm_is_logged(tmp_path, caplog, kind, is_warned):
+    converted(tmp_path, SOURCES[kind]())
+    assert ("since commit 4c9f108 (9 May 2025)" in caplog.text) is is_warned
+    assert "optimizer states were not converted" in caplog.text
+
+
 def test_padding_of_the_vocabulary_is_left_out_on_request(tmp_path):
     source = pythia()
     write_neox(tmp_path / "theirs", source, ranks=2)

@@ -102,12 +102,25 @@ def from_neox(
         checkpoint = _write_checkpoint(aside, files, settings, plan, tokenizer, iteration)
         result = _prove(files, checkpoint, plan, order)
         write_json(aside / "verification.json", result)
+    _warn(files.folder, iteration, settings, output)
+    return result
+
+
+def _warn(folder: Path, iteration: int, settings: Settings, output: Path) -> None:
+    """Log what the result does not contain, or computes differently from some versions of GPT-NeoX."""
     logger.warning(
         "%s is of iteration %s; its optimizer states were not converted: a training from %s starts at "
         "iteration 0 with new ones, and can be continued at that iteration as the file describes",
-        *(files.folder, f"{iteration:,}", output / CONFIGURATION),
+        *(folder, f"{iteration:,}", output / CONFIGURATION),
     )
-    return result
+    model = settings.resolved.config.model
+    if model.norm == "rmsnorm":
+        logger.warning(
+            "rmsnorm adds rms_norm_epsilon (%g) to the mean square, as GPT-NeoX does since commit 4c9f108 "
+            "(9 May 2025); before, it added it to the root: if %s was trained with an older version, its "
+            "results differ where hidden states are small; compare its loss with neox-launch evaluate",
+            *(model.rms_norm_epsilon, folder),
+        )
 
 
 def _iteration(files: NeoXFiles) -> int:
