@@ -243,6 +243,7 @@ def test_a_client_that_disconnects_frees_its_places(server):
                 assert time.monotonic() < limit
         server.wait_for_texts(0)
     assert text_of(server, "abc")
+    assert "Traceback" not in server.log.read_text()
 
 
 def test_a_server_with_a_key_a_limit_and_a_name(folder, tmp_path):

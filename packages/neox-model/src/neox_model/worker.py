@@ -80,8 +80,8 @@ def run_worker(
         resolved: the resolved configuration, encoded by the launcher; None: use `paths` and `overrides`.
         paths: configuration files.
         overrides: `name=value` pairs that override the files.
-        preflight: program (train, generate or evaluate) whose preflight checks a worker by hand runs, as
-            neox-launch does; None runs none.
+        preflight: program (train, generate, serve or evaluate) whose preflight checks a worker by hand runs,
+            as neox-launch does; None runs none.
         saves_when_warned: the program handles SIGUSR1, a scheduler's warning, and unblocks it once it can.
             SIGUSR1 ends other programs, which have nothing to save.
 
@@ -199,7 +199,7 @@ def _read_request(
     refuse_mpi_by_hand()
     hosts = me.world_size // me.local_world_size
     config = load_config(paths, overrides=overrides)
-    if preflight == "generate":
+    if preflight in ("generate", "serve"):
         config = without_passes(config)
     config = with_iterations(config, devices=me.world_size, hosts=hosts)
     request = resolve(config, devices=me.world_size, hosts=hosts)

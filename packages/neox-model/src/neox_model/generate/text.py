@@ -74,7 +74,7 @@ class ReplyText:
             (
                 length
                 for stop in self._stop_strings
-                for length in range(1, len(stop))
+                for length in range(1, min(len(stop), len(self._text) + 1))
                 if self._text.endswith(stop[:length])
             ),
             default=0,

@@ -109,6 +109,7 @@ class Answer(ABC):
         offsets = [Offsets(self.model.tokenizer) for _ in self.requests]
         begun: set[int] = set()
         async for place, update in call.updates():
+            _refuse_nan(update)
             if place not in begun:
                 begun.add(place)
                 yield place, self._beginning(place, update, offsets[place])
@@ -124,8 +125,6 @@ class Answer(ABC):
             if reply.finish_reason not in _FINISH_REASONS:
                 raise ApiError(500, f"the text was not generated: {reply.message}")
             self._new_tokens += len(reply.tokens)
-        if any(math.isnan(value) for value in new.log_probabilities):
-            raise ApiError(500, "the model computed values that are not numbers; check its weights")
         reason = None if reply is None else _FINISH_REASONS[reply.finish_reason]
         if not self._shows_tokens:
             return Part(update.text, finish_reason=reason)
@@ -225,7 +224,7 @@ class ChatAnswer(Answer):
             text = model.template.prompt([message.for_template() for message in body.messages])
         except ValueError as error:
             raise ApiError(400, f"messages: {error}", param="messages") from error
-        tokens = model.encode(text)
+        tokens = model.encode_rendered(text)
         self._prompt_tokens = len(tokens)
         self.requests = model.requests(
             body,
@@ -257,6 +256,13 @@ class ChatAnswer(Answer):
             "logprobs": self._logprobs(part),
             "finish_reason": part.finish_reason,
         }
+
+
+def _refuse_nan(update: Update) -> None:
+    """Raise ApiError for values that JSON cannot hold."""
+    scores = () if update.prompt is None else update.prompt.log_probabilities
+    if any(math.isnan(value) for value in (*update.new.log_probabilities, *scores)):
+        raise ApiError(500, "the model computed values that are not numbers; check its weights")
 
 
 def _event(content: dict[str, Any]) -> str:

@@ -33,6 +33,8 @@ _PAGE = {
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
 }
+# As other web servers log it; no client receives it.
+_CLIENT_CLOSED = 499
 _NO_CACHE = {"cache-control": "no-store"}
 
 
@@ -59,7 +61,12 @@ def build_app(
     ]
     app = Starlette(
         routes=routes,
-        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _bug},
+        exception_handlers={
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _gone,
+            Exception: _bug,
+        },
     )
     # Paths have one spelling.
     app.router.redirect_slashes = False
@@ -137,6 +144,8 @@ class _Handlers:
         self, request: Request, prepare: Callable[[], Answer], body: CompletionBody | ChatBody
     ) -> Response:
         self._model.check_name(body.model)
+        # Before they are prepared: a small body can request millions of texts.
+        self._calls.check_count(body.count)
         # Tokenizers take a second for megabytes of text; other clients are served meanwhile.
         answer = await asyncio.to_thread(prepare)
         call = self._calls.open(answer.requests)
@@ -193,6 +202,11 @@ async def _api_error(request: Request, error: Exception) -> Response:
     if error.status == 429:
         headers["retry-after"] = "1"
     return JSONResponse(error.body(), error.status, headers)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    """Answer nobody: the client has closed the connection, which is no error of the server."""
+    return Response(status_code=_CLIENT_CLOSED)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

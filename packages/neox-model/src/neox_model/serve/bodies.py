@@ -19,10 +19,16 @@ __all__ = [
 MOST_TOP_TOKENS = 20
 _MOST_STOP_STRINGS = 16
 _MOST_CHOICES = 128
+# Every new token is compared with all beginnings of a stop string.
+_LONGEST_STOP_STRING = 256
+# More than any object of the API has.
+_MOST_FIELDS = 100
 _SEED_LIMIT = 2**63
 
-Text = Annotated[str, Field(min_length=1)]
-Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+# Lists end at their first wrong item: the errors of all items of a body of 4 MB take minutes and gigabytes.
+_LIST = Field(min_length=1, fail_fast=True)
+Stop = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP_STRING)]
+Tokens = Annotated[list[Annotated[int, Field(ge=0)]], _LIST]
 # Values that change nothing, of fields that this server does not implement.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
@@ -44,6 +50,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_fields(cls, body: Any) -> Any:
+        """Refuse an object with very many fields, each of which would be an error."""
+        if isinstance(body, dict) and len(body) > _MOST_FIELDS:
+            raise ApiError(400, f"an object has {len(body):,} fields; correct the request")
+        return body
+
 
 class StreamOptions(_Body):
     """Options of a stream."""
@@ -61,13 +75,13 @@ class SharedBody(_Body):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     n: Annotated[int, Field(ge=1, le=_MOST_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-_SEED_LIMIT, le=_SEED_LIMIT - 1)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=_MOST_STOP_STRINGS)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=_MOST_STOP_STRINGS, fail_fast=True)] | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -85,16 +99,16 @@ class SharedBody(_Body):
         """Return the stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @property
+    def count(self) -> int:
+        """Return the number of texts that are requested."""
+        return self.n or 1
+
 
 class CompletionBody(SharedBody):
     """Body of /v1/completions."""
 
-    prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1)]
-        | Tokens
-        | Annotated[list[Tokens], Field(min_length=1)]
-    ) = ""
+    prompt: str | Annotated[list[str], _LIST] | Tokens | Annotated[list[Tokens], _LIST] = ""
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP_TOKENS)] | None = None
 
@@ -106,6 +120,11 @@ class CompletionBody(SharedBody):
         if isinstance(self.prompt[0], int):
             return [[token for token in self.prompt if isinstance(token, int)]]
         return [one for one in self.prompt if not isinstance(one, int)]
+
+    @property
+    def count(self) -> int:
+        """Return the number of texts that are requested."""
+        return len(self.prompts) * (self.n or 1)
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> Self:
@@ -127,7 +146,7 @@ class Message(_Body):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True)]
     name: str | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -140,7 +159,7 @@ class Message(_Body):
 class ChatBody(SharedBody):
     """Body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], _LIST]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None

@@ -63,7 +63,12 @@ class Call:
         """Pass on an update of the text with this number, or why there are no more; from any thread."""
         if isinstance(found, tuple):
             found = found[0] - self.texts.start, found[1]
-        self.loop.call_soon_threadsafe(self._updates.put_nowait, found)
+        try:
+            self.loop.call_soon_threadsafe(self._updates.put_nowait, found)
+        except RuntimeError:
+            # The web server has ended by itself, which WebServer.check reports with the reason.
+            if not self.loop.is_closed():
+                raise
 
 
 class Calls:
@@ -90,6 +95,15 @@ class Calls:
         """Number of texts that have no reply."""
         return len(self._open)
 
+    def check_count(self, count: int) -> None:
+        """Refuse more texts than one call can ever have.
+
+        Raises:
+            ApiError: there are more.
+        """
+        if count > self._limit:
+            raise ApiError(400, f"{count:,} texts were requested; request at most {self._limit:,}")
+
     def open(self, requests: Sequence[Request]) -> Call:
         """Open a call for these texts. To be called in the event loop.
 
@@ -97,11 +111,10 @@ class Calls:
             ApiError: too many texts wait, or the server is stopping.
         """
         count = len(requests)
+        self.check_count(count)
         with self._changed:
             if self.refusal is not None:
                 raise self.refusal
-            if count > self._limit:
-                raise ApiError(400, f"{count:,} texts were requested; request at most {self._limit:,}")
             if len(self._open) + count > self._limit:
                 raise ApiError(
                     429,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from neox_data.preprocess.chat_template import ChatTemplate
 from neox_data.tokenizers import Tokenizer
+from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
 from neox_model.generate.engine import Request
 from neox_model.generate.sampling import Sampling
 from neox_model.parallel.random import mixed_seed
@@ -76,6 +77,15 @@ class ServedModel:
                 param="prompt",
             )
         return list(prompt)
+
+    def encode_rendered(self, conversation: str) -> list[int]:
+        """Return the ids of a rendered conversation, without those that the tokenizer adds to every text.
+
+        The template writes them itself, as in the data of a training (`neox_data.preprocess.loss_mask`).
+        """
+        if isinstance(self.tokenizer, LibraryBackedTokenizer):
+            return [int(token) for token in self.tokenizer.encode_parts([conversation])[0]]
+        return self.encode(conversation)
 
     def requests(
         self,

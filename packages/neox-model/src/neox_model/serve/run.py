@@ -61,7 +61,8 @@ def serve_from(resolved: Resolved) -> None:
         engine = _engine(resolved, load, groups, tokenizer)
         stack.enter_context(signals.handled())
         if bound is None:
-            run_calls(engine, groups.control, signals, None)
+            with explained_shortage():
+                run_calls(engine, groups.control, signals, None)
         else:
             calls = Calls(slots=config.generation.generation_batch_size, max_waiting=settings.max_waiting)
             app = build_app(
@@ -121,20 +122,22 @@ def _key(path: str | None) -> str | None:
     """Return the API key of the file, else of the environment.
 
     Raises:
-        NeoXError: the file cannot be read, or its content is not a key.
+        NeoXError: the file cannot be read, or the content of the file or the variable is not a key.
     """
     if path is None:
-        key = os.environ.get(KEY_VARIABLE, "").strip()
-        return key or None
+        given = os.environ.get(KEY_VARIABLE, "")
+        return _checked_key(given.strip(), KEY_VARIABLE) if given else None
     try:
         key = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise NeoXError(f"serve.api-key-file {path} cannot be read: {reason}; check the path") from error
+    return _checked_key(key, f"serve.api-key-file {path}")
+
+
+def _checked_key(key: str, source: str) -> str:
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise NeoXError(
-            f"serve.api-key-file {path} must contain one key of printable ASCII, and nothing else"
-        )
+        raise NeoXError(f"{source} must contain one key of printable ASCII, and nothing else; correct it")
     return key
 
 

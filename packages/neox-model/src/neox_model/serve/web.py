@@ -31,8 +31,10 @@ def listening_socket(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise NeoXError(f"serve.host {host} cannot be used: {error.strerror}; set another one") from error
+    except (OSError, ValueError) as error:
+        # Names that no name server can have are errors of Python's codec.
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise NeoXError(f"serve.host {host} cannot be used: {reason}; set another one") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)

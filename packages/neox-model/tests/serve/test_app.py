@@ -1,0 +1,178 @@
+"""The web application without a web server."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from neox_config.errors import NeoXError
+from neox_data.preprocess.chat_template import ChatTemplate
+from neox_data.tokenizers import Tokenizer, build_tokenizer
+from neox_model.generate.batch import NewTokens, Scores
+from neox_model.generate.engine import Reply, Update
+from neox_model.serve.answers import ChatAnswer
+from neox_model.serve.app import build_app
+from neox_model.serve.bodies import ChatBody, parsed
+from neox_model.serve.calls import Calls
+from neox_model.serve.model import ServedModel
+from neox_model.serve.run import _key
+from neox_model.serve.web import listening_socket
+
+LETTERS = build_tokenizer("CharLevelTokenizer")
+
+
+def served(tokenizer: Tokenizer, template: ChatTemplate | None = None) -> ServedModel:
+    return ServedModel(
+        name="m", tokenizer=tokenizer, seq_length=64, default_tokens=8, max_tokens=64, template=template
+    )
+
+
+async def request(
+    model: ServedModel, calls: Calls, body: dict[str, Any], *, leaves: bool
+) -> tuple[int, bytes]:
+    """Return the status and the body of the response; a client that leaves closes its connection at once."""
+    app = build_app(model, calls, allowed_hosts=(), key=None, max_body=10**6)
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "path": "/v1/completions",
+        "raw_path": b"/v1/completions",
+        "root_path": "",
+        "scheme": "http",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+    }
+    arriving = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if arriving:
+            return arriving.pop()
+        if not leaves:
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+
+class Unused(type(LETTERS)):  # type: ignore[misc]
+    """A tokenizer that must not be used."""
+
+    def encode(self, text: str) -> list[int]:
+        raise AssertionError("a request that is refused is not prepared")
+
+
+def test_a_request_for_too_many_texts_is_refused_before_it_is_prepared():
+    calls = Calls(slots=2, max_waiting=2)
+    body = {"prompt": ["a", "b"], "n": 3}
+    status, content = asyncio.run(request(served(Unused()), calls, body, leaves=False))
+    assert status == 400
+    assert b"6 texts were requested; request at most 4" in content
+
+
+def test_a_client_that_leaves_is_no_error_of_the_server():
+    calls = Calls(slots=2, max_waiting=2)
+    # An error would be raised here, as uvicorn logs it with its traceback.
+    asyncio.run(request(served(LETTERS), calls, {"prompt": "a"}, leaves=True))
+    assert calls.count == 0
+
+
+def test_scores_that_are_no_numbers_are_an_error_with_the_reason():
+    calls = Calls(slots=2, max_waiting=2)
+
+    async def client() -> tuple[int, bytes]:
+        body = {"prompt": "ab", "max_tokens": 0, "echo": True, "logprobs": 1}
+        asked = asyncio.create_task(request(served(LETTERS), calls, body, leaves=False))
+        while not calls.count:
+            await asyncio.sleep(0.01)
+        reply = Reply(
+            tokens=[],
+            log_probabilities=[],
+            text="",
+            finish_reason="maximum-tokens",
+            message=None,
+            duration_seconds=0.0,
+        )
+        scores = Scores([float("nan")], [[(1, float("nan"))]])
+        calls.deliver(0, Update(ticket=0, text="", new=NewTokens([], []), reply=reply, prompt=scores))
+        return await asked
+
+    status, content = asyncio.run(client())
+    assert (status, b"values that are not numbers" in content) == (500, True)
+
+
+def test_an_update_after_the_end_of_the_web_server_is_no_error_of_its_own():
+    calls = Calls(slots=1, max_waiting=1)
+
+    async def client() -> None:
+        calls.open(ServedModel.requests(served(LETTERS), BODY, [1], number=0, top_count=0, maximum_tokens=1))
+
+    asyncio.run(client())
+    calls.deliver(0, Update(ticket=0, text="a", new=NewTokens([], []), reply=None))
+    assert calls.count == 1
+
+
+BODY = parsed(ChatBody, b'{"messages": [{"role": "user", "content": "b"}]}')
+
+
+def test_a_rendered_conversation_has_the_beginning_that_its_template_writes_and_no_second_one(tmp_path):
+    def special(number: int, text: str) -> dict[str, Any]:
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        return {"id": number, "content": text, "special": True, **flags}
+
+    begin = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    parts = [{"Sequence": {"id": name, "type_id": kind}} for kind, name in enumerate("AB")]
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [special(0, "<s>"), special(1, "<|endoftext|>")],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [begin, parts[0]],
+            "pair": [begin, *parts],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
+        },
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {"<s>": 0, "<|endoftext|>": 1, "a": 2, "b": 3},
+            "unk_token": "a",
+        },
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=tmp_path / "tokenizer.json")
+    assert tokenizer.encode("b") == [0, 3]
+    source = "{{ bos_token }} {% for message in messages %}{{ message.content }}{% endfor %}"
+    template = ChatTemplate(source, name="chat.jinja", tokens={"bos_token": "<s>"})
+    answer = ChatAnswer(served(tokenizer, template), BODY)
+    assert list(answer.requests[0].prompt) == [0, 3]
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example", "a\0b"])
+def test_a_host_that_no_name_server_can_have_is_reported(host):
+    with pytest.raises(NeoXError, match="cannot be used"):
+        listening_socket(host, 0)
+
+
+@pytest.mark.parametrize("key", [" ", "sch\u00f6n", "two words"])
+def test_a_key_that_no_client_can_send_is_refused_wherever_it_comes_from(key, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEOX_API_KEY", key)
+    with pytest.raises(NeoXError, match="NEOX_API_KEY must contain one key"):
+        _key(None)
+    (tmp_path / "key").write_text(key)
+    with pytest.raises(NeoXError, match=r"api-key-file .* must contain one key"):
+        _key(str(tmp_path / "key"))
+    monkeypatch.setenv("NEOX_API_KEY", "")
+    assert _key(None) is None
