@@ -126,6 +126,15 @@ def test_a_cancelled_request_leaves_its_slot_and_the_others_continue():
     assert not made.is_busy
 
 
+def test_a_stream_of_short_requests_does_not_stop_a_long_one():
+    made = engine(slots=2)
+    long, texts = made.submit(ask("a", 6)), []
+    for _ in range(12):
+        made.submit(ask("h", 1))
+        texts += [update.text for update in made.step() if update.ticket == long]
+    assert "".join(texts) == "bcdefg"
+
+
 def test_recomputation_processes_the_whole_text_for_every_token():
     made = engine(slots=2)
     list(made.replies([ask("ab", 3), ask("abc", 3)]))

@@ -125,6 +125,7 @@ class Engine:
         # By slot of the batch.
         self._running: list[_Running] = []
         self._next_ticket = 0
+        self._has_advanced = True
 
     @property
     def is_busy(self) -> bool:
@@ -150,13 +151,19 @@ class Engine:
         return None
 
     def step(self) -> list[Update]:
-        """Admit waiting requests, decode some tokens, and return what is new. Collective over the copy."""
+        """Admit waiting requests, decode some tokens, and return what is new. Collective over the copy.
+
+        A call that admits may give the others no token; the next one then admits none, so that a stream of
+        new requests does not stop the running ones.
+        """
         before = len(self._running)
-        updates = self._admit()
+        updates = self._admit() if self._has_advanced or not before else []
         if not self._running:
             return updates
         steps = self._steps_per_read - (len(self._running) > before)
-        for _ in range(min(steps, *(one.room - one.chosen for one in self._running))):
+        steps = min(steps, *(one.room - one.chosen for one in self._running))
+        self._has_advanced = steps > 0
+        for _ in range(steps):
             self._batch.step()
             for running in self._running:
                 running.chosen += 1
