@@ -14,7 +14,7 @@ from neox_config.errors import NeoXError
 from neox_config.facts.learning_rate import WarmupThenDecay
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.metrics.throughput import Throughput
-from neox_model.metrics.timers import Timers
+from neox_model.metrics.timers import Phases, Timers
 from neox_model.metrics.writers.jsonl import JsonlWriter, read_metrics
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import SINGLE_RANK
@@ -28,7 +28,7 @@ from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.hooks.upload import UploadHook
-from neox_model.train.loop import train
+from neox_model.train.loop import Loop, train
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
@@ -554,7 +554,7 @@ class Memory:
         pass
 
 
-def make_log_hook(writers, *, interval=2):
+def make_log_hook(writers, *, interval=2, phases=None):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     curve = WarmupThenDecay(style="linear", peak=1.0, floor=0.0, warmup=0.0, decay_iterations=10)
     schedule = LearningRateSchedule(optimizer, curve)
@@ -567,7 +567,14 @@ def make_log_hook(writers, *, interval=2):
             if not report.skipped:
                 schedule.step()
 
-    log = LogHook(writers, schedule=schedule, throughput=throughput, timers=Timers(), interval=interval)
+    log = LogHook(
+        writers,
+        schedule=schedule,
+        throughput=throughput,
+        timers=Timers(),
+        interval=interval,
+        phases=phases,
+    )
     return Engine(), log
 
 
@@ -590,6 +597,24 @@ def test_speed_is_written_once_per_interval_and_interval_ends_are_read_one_itera
     run(*make_log_hook([memory]), Watcher(), last=5)
     assert written == [0, 0, 2, 2, 4]
     assert [number for number, m in memory.lines if "throughput/tokens_per_second" in m] == [2, 4, 5]
+
+
+def test_phases_before_a_pause_do_not_count_in_the_interval_after_it():
+    clock = iter(range(1000))
+    memory, phases = Memory(), Phases(clock=lambda: float(next(clock)))
+    engine, log = make_log_hook([memory], interval=10, phases=phases)
+
+    class Step(CountingStep):
+        def __call__(self, batches):
+            # One second by this clock.
+            with phases.measure("forward"):
+                return super().__call__(batches)
+
+    state = TrainState(last_iteration=4, samples_per_iteration=SAMPLES)
+    loop = Loop(state, Step(), iter(range(100)), [engine, log])
+    loop.run(3)
+    loop.run()
+    assert memory.lines[-1][1]["time/forward"] == 1.0
 
 
 def test_pending_metrics_are_written_before_a_checkpoint():
@@ -622,6 +647,18 @@ def test_garbage_is_collected_by_iteration_and_the_automatic_collector_comes_bac
     run(GarbageCollectionHook(interval=2), Watcher(), last=3)
     assert collected == [False] * 3
     assert gc.isenabled()
+
+
+def test_a_program_without_automatic_collection_stays_without():
+    gc.disable()
+    try:
+        state = TrainState(last_iteration=4, samples_per_iteration=SAMPLES)
+        loop = Loop(state, CountingStep(), iter(range(100)), [GarbageCollectionHook()])
+        for iterations in (2, None):
+            loop.run(iterations)
+            assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_the_record_of_a_resumed_training_is_that_of_an_uninterrupted_one(tmp_path, caplog):

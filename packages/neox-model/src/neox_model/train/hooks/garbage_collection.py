@@ -22,12 +22,13 @@ class GarbageCollectionHook(Hook):
 
     def __init__(self, interval: int = 500) -> None:
         self._interval = interval
+        self._was_enabled = True
 
     def on_start(self, state: TrainState) -> None:
         """Disable automatic collection."""
         gc.collect()
         gc.freeze()
-        gc.disable()
+        self._disable()
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Collect every `interval` iterations."""
@@ -35,15 +36,19 @@ class GarbageCollectionHook(Hook):
             gc.collect()
 
     def on_pause(self, state: TrainState) -> None:
-        """Enable automatic collection."""
+        """Enable automatic collection again, unless the program had disabled it."""
         gc.unfreeze()
-        gc.enable()
+        if self._was_enabled:
+            gc.enable()
 
     def on_resume(self, state: TrainState) -> None:
         """Disable automatic collection."""
-        gc.disable()
+        self._disable()
 
     def on_end(self, state: TrainState) -> None:
-        """Enable automatic collection again."""
-        gc.unfreeze()
-        gc.enable()
+        """Enable automatic collection again, unless the program had disabled it."""
+        self.on_pause(state)
+
+    def _disable(self) -> None:
+        self._was_enabled = gc.isenabled()
+        gc.disable()

@@ -93,6 +93,8 @@ class LogHook(Hook):
     def on_resume(self, state: TrainState) -> None:
         """Measure from here on, so that the pause does not count as training time."""
         self._timers.read()
+        if self._phases is not None:
+            self._phases.read(0.0)
         self._written_tokens, self._written_iteration = state.tokens, state.iteration
 
     def on_end(self, state: TrainState) -> None:
