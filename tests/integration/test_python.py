@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,48 @@ def test_what_is_not_saved_is_named(data, caplog):
         trainer.train()
 
 
+def ends(folder: Path) -> list[tuple[str, str | None]]:
+    """Reasons and messages of the ends in the record of a training."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [(one["reason"], one.get("message")) for one in records if one.get("event") == "end"]
+
+
+def test_a_trainer_that_is_forgotten_is_released(data):
+    trainer = neox_model.Trainer(config_of(data), callback=lambda step: None)
+    trainer.train(1)
+    forgotten = weakref.ref(trainer)
+    del trainer
+    gc.collect()
+    assert forgotten() is None
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.5])
+def test_a_number_of_iterations_that_is_none_is_refused(data, count):
+    with neox_model.Trainer(config_of(data)) as trainer:
+        with pytest.raises(neox_model.NeoXError, match="iterations cannot be trained"):
+            trainer.train(count)
+        assert trainer.iteration == 0
+
+
+def test_the_record_and_the_warning_are_true_for_every_end(tmp_path, data, caplog):
+    def train(name: str, iterations: int | None, callback: Any = None) -> str:
+        caplog.clear()
+        config = config_of(data, log_dir=str(tmp_path / name))
+        with neox_model.Trainer(config, callback=callback) as trainer:
+            trainer.train(iterations)
+        return caplog.text
+
+    # No checkpoint is saved: `save` is not set.
+    assert "iterations 1 to 6 are not saved" in train("all", None)
+    assert ends(tmp_path / "all") == [("finished", None)]
+    assert "iterations 1 to 2 are not saved" in train("part", 2)
+    assert ends(tmp_path / "part") == [("stopped", "closed")]
+    with pytest.raises(ZeroDivisionError):
+        train("failed", None, lambda step: 1 / 0)
+    assert ends(tmp_path / "failed") == [("error", "ZeroDivisionError: division by zero")]
+
+
 def test_a_trainer_that_is_never_closed_ends_with_the_program(tmp_path, data):
     program = (
         "import sys, neox_model\n"
@@ -286,6 +329,32 @@ def test_a_callback_may_save_but_not_train_or_close(tmp_path, data):
     assert neox_model.load_model(found[0]).logits("abc").shape == (3, 512)
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_training_starts_from_the_weights_of_another_model(tmp_path, data, stage):
+    with neox_model.Trainer(config_of(data)) as trainer:
+        trainer.train(2)
+        model = trainer.model()
+    zero = {"zero_optimization": {"stage": stage}, "seed": 5}
+    with neox_model.Trainer(config_of(data, **zero), start_from=model) as trainer:
+        assert torch.equal(trainer.model().logits("abc"), model.logits("abc"))
+    for finetune in (False, True):
+        config = config_of(data, load=str(tmp_path), finetune=finetune)
+        with pytest.raises(neox_model.ConfigError, match="start_from and load are both given"):
+            neox_model.Trainer(config, start_from=model)
+
+
+def test_the_length_of_a_training_may_be_given_in_passes(tmp_path, data):
+    passes = {"train_iters": None, "train_epochs": 1}
+    config = config_of(data, **passes, curriculum_learning=CUSTOM)
+    with neox_model.Trainer(config, curriculum=lambda iteration: 8) as trainer:
+        trainer.train(1)
+        trainer.save(tmp_path / "saved")
+        logits = trainer.model().logits("abc")
+    # A model needs no data.
+    config = config_of(str(tmp_path / "absent"), **passes, load=str(tmp_path / "saved"))
+    assert torch.equal(neox_model.load_model(config).logits("abc"), logits)
+
+
 def test_one_process_of_several_is_refused(data, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -299,6 +368,7 @@ def test_one_process_of_several_is_refused(data, monkeypatch):
         ((), {}, "no configuration was given"),
         ((3,), {}, "cannot be loaded from a value of type int"),
         (({"num-layers": object()},), {}, "the dictionary contains a value that is no YAML"),
+        (({"num-layers": torch.ones(2)},), {}, "the dictionary contains a value that is no YAML"),
         (({"nun-layers": 2},), {}, "did you mean num-layers"),
         ((), {"text": "num-layers: 2\nnum-layers: 3"}, "line 2  num-layers"),
         (("missing.yml",), {}, "file not found"),
@@ -324,6 +394,8 @@ def test_settings_of_generation_are_checked(data):
         model = trainer.model()
     with pytest.raises(neox_model.ConfigError, match=r"temperatur\n +is not a parameter of generation"):
         model.generate("a", temperatur=1.0)
+    with pytest.raises(neox_model.ConfigError, match=r"num_samples\n +has no effect"):
+        model.generate("a", num_samples=3)
     with pytest.raises(neox_model.ConfigError, match="contains an empty string"):
         model.generate("a", stop_strings=["b", ""])
     with pytest.raises(neox_model.ConfigError, match=r"top_p: 3\n +must be at most 1"):

@@ -11,7 +11,7 @@ from neox_config import NeoXConfig, Resolved, Text, resolve
 from neox_config import load_config as load_files
 from neox_config.errors import ConfigError
 from neox_config.problems import list_problems
-from neox_launcher.plan.epochs import with_iterations
+from neox_launcher.plan.epochs import with_iterations, without_passes
 from neox_launcher.plan.preflight import notes_on_data, refuse_worker_by_hand
 
 __all__ = ["as_text", "load_config", "resolved_for"]
@@ -66,13 +66,13 @@ def resolved_for(config: NeoXConfig, program: str, *, has_functions: bool = Fals
 
     Args:
         config: the configuration.
-        program: train or generate.
+        program: train, or model: only its model is used, and its data is not needed.
         has_functions: the program has the functions of custom curricula.
 
     Raises:
         ConfigError: a file is missing or damaged, or a setting requires more than one process.
     """
-    config = with_iterations(config, devices=1)
+    config = with_iterations(config, devices=1) if program == "train" else without_passes(config)
     resolved = resolve(config, devices=1)
     refuse_worker_by_hand(config, program=program, has_functions=has_functions)
     notices = [*config.notices, *notes_on_data(config)]
@@ -95,7 +95,7 @@ def as_text(values: Mapping[str, Any], name: str, *, precedence: int = 0) -> Tex
     try:
         # Strings of numbers that are not finite are read as such.
         content = json.dumps(_plain(values), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"the {name} contains a value that is no YAML: {error}; use plain values"
         ) from error

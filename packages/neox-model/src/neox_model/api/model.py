@@ -1,7 +1,7 @@
 """A trained model in this process: load, generate, logits."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, overload
@@ -40,6 +40,13 @@ from neox_model.worker import our_errors
 __all__ = ["Model", "Precision", "load_model"]
 
 _SECTIONS = ("model", "attention", "tokenizer")
+# Other parameters of generation are about prompts and files of the command, and evaluations.
+_SETTINGS = (
+    *("maximum_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop_strings"),
+    *("sampling_seed", "generation_batch_size", "recompute"),
+)
+
+Writable = Callable[[nn.Parameter], AbstractContextManager[object]]
 
 
 class Model:
@@ -127,7 +134,7 @@ class Model:
             engine = job.engine(1, capacity)
         engine.submit(job.request(tokens, 0))
         while engine.is_busy:
-            with self._computing():
+            with self._computing(), explained_shortage():
                 updates = engine.step()
             for update in updates:
                 if update.reply is not None and update.reply.finish_reason == "prompt-too-long":
@@ -160,8 +167,12 @@ class Model:
         with self._computing(), explained_shortage():
             return self.module(torch.tensor([tokens], device=self.device))[0, :, :entries]
 
-    def copy_to(self, module: nn.Module) -> None:
+    def copy_to(self, module: nn.Module, *, writable: Writable = nullcontext) -> None:
         """Copy the weights to a module with the same logical parameters; see `Trainer(start_from=...)`.
+
+        Args:
+            module: the module.
+            writable: context manager that allocates the memory of one of its parameters.
 
         Raises:
             NeoXError: it is a model of another architecture or vocabulary.
@@ -182,7 +193,8 @@ class Model:
                         f"{name} has the shape {tuple(held[name].shape)} here and {there} in the training; "
                         "start from model.settings in the configuration"
                     )
-                parameter.copy_(held[name])
+                with writable(parameter):
+                    parameter.copy_(held[name])
 
     def _forward(self) -> Forward:
         """Return a forward pass with caches of its own, so that texts may be generated in turns."""
@@ -211,10 +223,12 @@ def _changed(config: NeoXConfig, settings: Mapping[str, Any]) -> NeoXConfig:
     Raises:
         ConfigError: a name or a value is wrong.
     """
-    names = set(GenerationSection.model_fields)
+    names = set(_SETTINGS)
     problems = [
-        Problem(name, "is not a parameter of generation", "use one of docs/generation.md")
-        for name in settings.keys() - names
+        Problem(name, "has no effect on texts that Python requests", f"use {', '.join(_SETTINGS)}")
+        if name in GenerationSection.model_fields
+        else Problem(name, "is not a parameter of generation", "use one of docs/generation.md")
+        for name in sorted(settings.keys() - names)
     ]
     try:
         section = GenerationSection.model_validate(

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from neox_config.derive.curricula import custom_curricula
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.facts.checkpoints import checkpoint_name, iteration_of
 from neox_config.facts.difficulty import DifficultySchedule
+from neox_launcher.plan.epochs import with_iterations
 from neox_model.api.alone import OwnState, groups_of_one
 from neox_model.api.configuration import resolved_for
 from neox_model.api.model import Model
@@ -27,7 +29,7 @@ from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.save_lock import save_lock
 from neox_model.generate.run import as_plain_model
 from neox_model.optim.lr_schedule import LearningRateSchedule
-from neox_model.parallel.groups import SINGLE_PROCESS
+from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.train.hooks.base import Hook
 from neox_model.train.read_back import read_back
@@ -96,23 +98,25 @@ class Trainer:
         start_from: Model | None = None,
     ) -> None:
         self._is_running = self._has_ended = self._has_failed = self._is_closed = False
-        difficulties = _difficulties(config, curriculum)
-        if start_from is not None and config.checkpoint.load is not None and not config.checkpoint.finetune:
+        difficulties = _difficulties(with_iterations(config, devices=1), curriculum)
+        if start_from is not None and config.checkpoint.load is not None:
             raise ConfigError(
                 "start_from and load are both given, and each has weights to start from; remove one of them"
             )
         self._own = OwnState()
-        hooks = [] if callback is None else [_CallbackHook(callback, self._own, self._rate)]
+        hooks = [] if callback is None else [_CallbackHook(callback, self._own)]
         additions = Additions(
             hooks=hooks,
             difficulties=difficulties,
-            fill=_nothing if start_from is None else start_from.copy_to,
+            fill=_nothing if start_from is None else partial(_fill, start_from),
         )
         with self._inside():
             resolved = resolved_for(config, "train", has_functions=bool(difficulties))
             with ExitStack() as resources:
                 groups = resources.enter_context(groups_of_one(resolved))
                 self._run: Run = resources.enter_context(open_training(groups, resolved, additions))
+                for hook in hooks:
+                    hook.schedule = self._run.training.schedule
                 # Also when the program ends, or forgets the Trainer.
                 self._release = finalize(self, _release, resources.pop_all(), self._run.training.state)
         self._saved = self.iteration
@@ -151,7 +155,7 @@ class Trainer:
         Raises:
             NeoXError: the training failed, has ended, or is closed.
         """
-        if iterations is not None and iterations < 1:
+        if iterations is not None and not (isinstance(iterations, Integral) and iterations >= 1):
             raise NeoXError(f"{iterations} iterations cannot be trained; pass at least 1, or nothing for all")
         self._refuse("train")
         if self._has_ended:
@@ -166,10 +170,11 @@ class Trainer:
                 if self._run.training.state.finished:
                     self._has_ended = True
                     self._run.export()
-        except BaseException:
+        except BaseException as error:
             self._has_failed = True
             with self._inside():
                 self._run.loop.pause()
+                self._end_with(error)
             raise
         finally:
             self._is_running = False
@@ -213,7 +218,7 @@ class Trainer:
             return
         if self._is_running:
             raise NeoXError("a callback cannot close its Trainer; close it after train() has returned")
-        if not self._has_ended and not self._has_failed:
+        if not self._has_failed:
             self._warn_of_loss()
         self._has_ended = self._is_closed = True
         with self._inside():
@@ -226,6 +231,13 @@ class Trainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _end_with(self, error: BaseException) -> None:
+        """Release everything after a failure, which the training's record and its snapshots then contain."""
+        released = self._release.detach()
+        if released is not None:
+            resources: ExitStack = released[2][0]
+            resources.__exit__(type(error), error, error.__traceback__)
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -255,10 +267,6 @@ class Trainer:
                 "iterations %d to %d are not saved; call save() before close()", saved + 1, self.iteration
             )
 
-    def _rate(self) -> Tensor | float:
-        schedule: LearningRateSchedule = self._run.training.schedule
-        return schedule.current_rate
-
 
 class _CallbackHook(Hook):
     """Calls a function of the program after every iteration, in the program's own state.
@@ -266,18 +274,18 @@ class _CallbackHook(Hook):
     Args:
         callback: the function.
         own: the training's state.
-        rate: returns the learning rate of the next update.
     """
 
-    def __init__(
-        self, callback: Callable[[Step], object], own: OwnState, rate: Callable[[], Tensor | float]
-    ) -> None:
-        self._callback, self._own, self._rate = callback, own, rate
+    schedule: LearningRateSchedule
+    """Learning rates of the updates. Set before the training; the hook does not keep the Trainer alive."""
+
+    def __init__(self, callback: Callable[[Step], object], own: OwnState) -> None:
+        self._callback, self._own = callback, own
         self._next_rate: Tensor | float = 0.0
 
     def on_start(self, state: TrainState) -> None:
         """Note the first learning rate."""
-        self._next_rate = self._rate()
+        self._next_rate = self.schedule.current_rate
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Read the results from the device, and call the function."""
@@ -293,18 +301,24 @@ class _CallbackHook(Hook):
             skipped=bool(skipped),
             tokens=state.tokens,
         )
-        self._next_rate = self._rate()
+        self._next_rate = self.schedule.current_rate
         with self._own.exchanged():
             self._callback(step)
 
 
 def _release(resources: ExitStack, state: TrainState) -> None:
-    state.request_stop("closed")
+    if not state.finished:
+        state.request_stop("closed")
     resources.close()
 
 
-def _nothing(model: nn.Module) -> None:
+def _nothing(model: nn.Module, groups: Groups) -> None:
     """Keep the weights that the configuration initializes."""
+
+
+def _fill(source: Model, model: nn.Module, groups: Groups) -> None:
+    """Copy the weights of a model, also to parameters that ZeRO partitions."""
+    source.copy_to(model, writable=partial(gathered_parameter, groups=groups))
 
 
 def _is_same(folder: str | Path, other: str | None) -> bool:

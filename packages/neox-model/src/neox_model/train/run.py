@@ -163,7 +163,7 @@ def _build_training(
     datasets = build_datasets(resolved, position=position, difficulties=additions.difficulties)
     progress.describe(phase="building the model")
     model = build_model(resolved, groups, vocab_size=tokenizer.vocab_size)
-    additions.fill(model)
+    additions.fill(model, groups)
     base = load_base(
         base_of_adapters(config),
         model,

@@ -17,6 +17,7 @@ from neox_model.checkpoint.uploads import Uploads
 from neox_model.metrics.events import Events
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.parallel.groups import Groups
 from neox_model.processes import recorded_values
 from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.data.datasets import Datasets
@@ -35,12 +36,13 @@ class Additions:
     Args:
         hooks: called after all others.
         difficulties: the schedules of curricula with `schedule_type: custom`, by the name of their block.
-        fill: fills the model's parameters before the training, in place of their initialization.
+        fill: fills the model's parameters before the training, in place of their initialization; receives
+            the model and this rank's process groups.
     """
 
     hooks: Sequence[Hook] = ()
     difficulties: Mapping[str, DifficultySchedule] = field(default_factory=dict)
-    fill: Callable[[nn.Module], None] = lambda model: None
+    fill: Callable[[nn.Module, Groups], None] = lambda model, groups: None
 
 
 NO_ADDITIONS = Additions()
