@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from neox_config.errors import NeoXError
+from neox_data.errors import TokenizerError
 from neox_data.preprocess.chat_template import ChatTemplate
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_model.generate.batch import NewTokens, Scores
@@ -15,6 +16,7 @@ from neox_model.serve.answers import ChatAnswer
 from neox_model.serve.app import build_app
 from neox_model.serve.bodies import ChatBody, parsed
 from neox_model.serve.calls import Calls
+from neox_model.serve.errors import ApiError
 from neox_model.serve.model import ServedModel
 from neox_model.serve.run import _key
 from neox_model.serve.web import listening_socket
@@ -77,6 +79,21 @@ def test_a_request_for_too_many_texts_is_refused_before_it_is_prepared():
     status, content = asyncio.run(request(served(Unused()), calls, body, leaves=False))
     assert status == 400
     assert b"6 texts were requested; request at most 4" in content
+
+
+class Refusing(type(LETTERS)):  # type: ignore[misc]
+    """A tokenizer that cannot encode."""
+
+    def encode(self, text: str) -> list[int]:
+        raise TokenizerError("there is no token for it")
+
+
+def test_a_text_that_the_tokenizer_cannot_encode_is_the_request_s_error():
+    calls = Calls(slots=2, max_waiting=2)
+    status, content = asyncio.run(request(served(Refusing()), calls, {"prompt": "a"}, leaves=False))
+    assert (status, json.loads(content)["error"]["message"]) == (400, "prompt: there is no token for it")
+    with pytest.raises(ApiError, match="messages: there is no token"):
+        served(Refusing()).encode_rendered("a")
 
 
 def test_a_client_that_leaves_is_no_error_of_the_server():

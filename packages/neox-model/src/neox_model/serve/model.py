@@ -2,9 +2,11 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from neox_data.errors import TokenizerError
 from neox_data.preprocess.chat_template import ChatTemplate
 from neox_data.tokenizers import Tokenizer
 from neox_data.tokenizers.huggingface import LibraryBackedTokenizer
@@ -65,10 +67,11 @@ class ServedModel:
         """Return the ids of a prompt, which may be ids.
 
         Raises:
-            ApiError: an id is not in the vocabulary.
+            ApiError: an id is not in the vocabulary, or the tokenizer cannot encode the text.
         """
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt) if prompt else []
+            with _encoding("prompt"):
+                return self.tokenizer.encode(prompt) if prompt else []
         wrong = next((token for token in prompt if token >= self.tokenizer.vocab_size), None)
         if wrong is not None:
             raise ApiError(
@@ -82,10 +85,14 @@ class ServedModel:
         """Return the ids of a rendered conversation, without those that the tokenizer adds to every text.
 
         The template writes them itself, as in the data of a training (`neox_data.preprocess.loss_mask`).
+
+        Raises:
+            ApiError: the tokenizer cannot encode the text.
         """
-        if isinstance(self.tokenizer, LibraryBackedTokenizer):
-            return [int(token) for token in self.tokenizer.encode_parts([conversation])[0]]
-        return self.encode(conversation)
+        with _encoding("messages"):
+            if isinstance(self.tokenizer, LibraryBackedTokenizer):
+                return [int(token) for token in self.tokenizer.encode_parts([conversation])[0]]
+            return self.tokenizer.encode(conversation)
 
     def requests(
         self,
@@ -155,3 +162,12 @@ class ServedModel:
                 code="context_length_exceeded",
             )
         return wanted
+
+
+@contextmanager
+def _encoding(param: str) -> Iterator[None]:
+    """Answer a text that the tokenizer cannot encode with an error about this field of the request."""
+    try:
+        yield
+    except TokenizerError as error:
+        raise ApiError(400, f"{param}: {error}", param=param) from error
