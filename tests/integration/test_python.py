@@ -400,6 +400,10 @@ def test_settings_of_generation_are_checked(data):
         model.generate("a", stop_strings=["b", ""])
     with pytest.raises(neox_model.ConfigError, match=r"top_p: 3\n +must be at most 1"):
         list(model.stream("a", top_p=3))
+    # Half of a character of two code units.
+    for use in (model.logits, model.generate, lambda text: list(model.stream(text))):
+        with pytest.raises(neox_model.NeoXError, match="cannot be encoded"):
+            use("\ud800")
     for text, message in (("", "empty text"), ("a" * 17, "seq-length is 16"), ([512], "outside the voc")):
         with pytest.raises(neox_model.NeoXError, match=message):
             model.logits(text)

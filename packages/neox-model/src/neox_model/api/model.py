@@ -128,7 +128,8 @@ class Model:
             NeoXError: the prompt fills the model's longest sequence, or the device has too little memory.
         """
         job = self._job(settings)
-        tokens = job.tokenizer.encode(prompt) if prompt else []
+        with our_errors():
+            tokens = job.tokenizer.encode(prompt) if prompt else []
         capacity = min(job.seq_length, max(1, len(tokens)) + job.maximum_tokens)
         with self._computing(), explained_shortage():
             engine = job.engine(1, capacity)
@@ -151,7 +152,8 @@ class Model:
         Raises:
             NeoXError: it has no token, more than the model's longest sequence, or one outside the vocabulary.
         """
-        tokens = self.tokenizer.encode(text) if isinstance(text, str) else [int(token) for token in text]
+        with our_errors():
+            tokens = self.tokenizer.encode(text) if isinstance(text, str) else [int(token) for token in text]
         longest, entries = self.config.model.seq_length, self.tokenizer.vocab_size
         if not tokens:
             raise NeoXError("an empty text has no logits; pass a text or token ids")
