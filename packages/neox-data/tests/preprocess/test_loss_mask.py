@@ -111,6 +111,13 @@ def test_a_missing_or_damaged_template_is_reported(tmp_path: Path, files, messag
         load_chat_template(tmp_path)
 
 
+@pytest.mark.parametrize("templates", [[PLAIN], [{"name": "default"}], [{"template": PLAIN}]])
+def test_a_list_of_templates_without_the_default_one_has_none(tmp_path: Path, templates) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    with pytest.raises(CorpusError, match="contains no chat template"):
+        load_chat_template(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["config", "list", "jinja", "file"])
 def test_a_template_is_found_in_a_folder_or_file(tmp_path: Path, kind: str) -> None:
     config = {"eos_token": {"content": "</s>"}}

@@ -224,7 +224,8 @@ def find_chat_template(path: Path) -> ChatTemplate | None:
         return ChatTemplate(_read(file), name=str(file), tokens=tokens)
     source = settings.get("chat_template")
     if isinstance(source, list):
-        source = next((one["template"] for one in source if one.get("name") == "default"), None)
+        named = [one for one in source if isinstance(one, dict)]
+        source = next((one.get("template") for one in named if one.get("name") == "default"), None)
     if not isinstance(source, str):
         return None
     return ChatTemplate(source, name=str(folder / "tokenizer_config.json"), tokens=tokens)
