@@ -186,6 +186,71 @@ def test_layouts_give_the_numbers_of_one_process(files, alone, settings, size):
     assert_equal(ours(files, *settings, size=size), alone)
 
 
+HELPERS = """
+import evaluate
+
+
+def fails(doc, results):
+    return {"acc": doc["there is no such key"]}
+
+
+def downloads(doc, results):
+    return {"acc": evaluate.load("rouge")}
+"""
+# Task -> lines of its YAML.
+FAULTS = {
+    "damaged_data": "doc_to_text: a",
+    "no_function": "doc_to_text: !function helpers.absent",
+    "unknown_metric": "doc_to_text: a\nmetric_list: [{metric: bleurt}]",
+    "fails": "doc_to_text: a\nprocess_results: !function helpers.fails",
+    "downloads": "doc_to_text: a\nprocess_results: !function helpers.downloads",
+}
+
+
+def messages_of_faults(folder):
+    """Error of each task, while it is loaded or run, and which tasks are known for which names."""
+    from lm_eval.models.dummy import DummyLM
+
+    from neox_config.errors import NeoXError
+    from neox_model.scoring.harness import Tasks, _manager_of
+
+    found = {}
+    for name in FAULTS:
+        try:
+            Tasks([name], include_path=folder, num_fewshot=None, limit=None).run(DummyLM())
+        except NeoXError as error:
+            found[name] = str(error)
+    found["known"] = ["piqa" in _manager_of([name], folder).all_tasks for name in ("fails", "mine")]
+    return found
+
+
+def test_faults_of_tasks_are_errors_that_name_the_task(tmp_path):
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "helpers.py").write_text(HELPERS)
+    (folder / "mine.yaml").write_text("group: mine\ntask: [fails, piqa]\n")
+    for name, lines in FAULTS.items():
+        data = folder / f"{name}.jsonl"
+        data.write_text('{"text": "a"}\n' + ("{" if name == "damaged_data" else ""))
+        (folder / f"{name}.yaml").write_text(
+            f"task: {name}\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\n"
+            f"test_split: test\noutput_type: loglikelihood\ndoc_to_target: b\n{lines}\n"
+        )
+    environment = {**OFFLINE, "HF_HOME": str(tmp_path / "cache")}
+    (found,) = run_ranks(messages_of_faults, size=1, environment=environment, folder=str(folder))
+    # A group may contain tasks of the harness.
+    assert found.pop("known") == [False, True]
+    assert found.keys() == FAULTS.keys()
+    for name in ("unknown_metric", "downloads"):
+        assert "is not part of lm_eval and would be downloaded" in found[name]
+    assert found["damaged_data"].startswith(
+        "eval-tasks: damaged_data cannot be loaded: DatasetGenerationError"
+    )
+    assert found["no_function"].startswith("eval-tasks: no_function cannot be loaded: ")
+    assert found["fails"].startswith("eval-tasks: fails cannot be run: KeyError: 'there is no such key' (")
+    assert "helpers.py:6)" in found["fails"]
+
+
 def test_16_bit_gives_the_numbers_of_the_backend_up_to_rounding(files):
     found = ours(files, "precision=bf16")
     expected = run_ranks(

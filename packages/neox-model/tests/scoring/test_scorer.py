@@ -8,14 +8,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
+from neox_data.errors import DataError
 from neox_data.indexed import IndexedDatasetWriter
 from neox_data.tokenizers import build_tokenizer
 from neox_model.errors import ModelError
 from neox_model.generate.forward import Forward
 from neox_model.parallel.groups import SINGLE_PROCESS
-from neox_model.scoring import perplexity
+from neox_model.scoring import documents, perplexity
 from neox_model.scoring.perplexity import measure_perplexity, ratio_of
 from neox_model.scoring.results import Results, write_results
 from neox_model.scoring.scorer import Part, Scorer, rolling_parts
@@ -178,6 +180,90 @@ def test_an_indexed_dataset_has_the_perplexity_of_its_texts(corpus, tmp_path):
     assert texts.loss == tokens.loss
     assert texts.bits_per_byte == tokens.bits_per_byte
     assert {**texts.counts(), "source": ""} == {**tokens.counts(), "source": ""}
+
+
+@pytest.mark.parametrize("token", [TOKENIZER.vocab_size, -1])
+def test_a_token_that_the_tokenizer_does_not_have_is_refused(tmp_path, token):
+    with IndexedDatasetWriter(tmp_path / "tokens", dtype=np.int32) as writer:
+        writer.append(np.array([1, 2, token, END], dtype=np.int32))
+    with pytest.raises(DataError, match=rf"document 0 of .*tokens contains token {token},"):
+        measure(tmp_path / "tokens")
+
+
+def test_files_of_a_folder_that_are_not_read_are_named(tmp_path, caplog):
+    for name in ("texts.jsonl", "notes.md"):
+        (tmp_path / name).write_text('{"text": "abc"}\n')
+    assert measure(tmp_path).documents == 1
+    assert "1 files or members of archives were not read" in caplog.text
+    assert "notes.md" in caplog.text
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_document_that_would_be_skipped_is_refused(tmp_path, monkeypatch, place):
+    monkeypatch.setattr(documents, "_MOST_BYTES", 40)
+    texts = ["abc", "defg"]
+    texts.insert(2 * place, "x" * 40)
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    with pytest.raises(DataError, match=r"has a document of more than 40 bytes"):
+        measure(tmp_path / "texts.jsonl")
+
+
+BEGIN = 257
+
+
+@pytest.fixture
+def begins_texts(tmp_path):
+    """A tokenizer of bytes that adds BEGIN to the beginning of each text."""
+    library = Tokenizer(
+        models.BPE(
+            vocab={one: number for number, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))},
+            merges=[],
+        )
+    )
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(["<|endoftext|>", "<s>"])
+    library.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BEGIN)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    return build_tokenizer("HFTokenizer", vocab_file=tmp_path / "tokenizer.json")
+
+
+def test_what_a_tokenizer_adds_to_a_text_is_before_it_and_not_scored(begins_texts, tmp_path):
+    texts = ["abc", "", "d" * 20]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    with IndexedDatasetWriter(tmp_path / "tokens", dtype=np.uint16) as writer:
+        for text in texts:
+            ids = [*begins_texts.encode(text), begins_texts.end_of_document]
+            assert ids[0] == BEGIN
+            writer.append(np.array(ids, dtype=np.uint16))
+    of_texts, of_tokens = (
+        measure_perplexity(str(tmp_path / name), scorer(), begins_texts, SINGLE_PROCESS)
+        for name in ("texts.jsonl", "tokens")
+    )
+    loss = -sum(expected(begins_texts.encode(text)) for text in texts)
+    assert (of_texts.tokens, of_texts.num_bytes, of_texts.empty_documents) == (23, 23, 1)
+    assert of_texts.loss.value == pytest.approx(loss / 23, rel=1e-6)
+    assert of_texts.loss == of_tokens.loss
+    assert {**of_texts.counts(), "source": ""} == {**of_tokens.counts(), "source": ""}
+
+
+def test_the_harness_gets_the_ids_that_its_own_backend_uses(begins_texts):
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+
+    from neox_model.scoring.harness import HarnessModel
+
+    model = HarnessModel(scorer(), None, begins_texts, SINGLE_PROCESS, batch_size=1, seed=0)
+    assert model.prefix_token_id == BEGIN
+    begin, *ids = begins_texts.encode("ab")
+    assert begin == BEGIN
+    assert model.tok_encode("ab") == model.tok_encode("<s>ab") == [BEGIN, *ids]
+    assert model.tok_encode("ab", add_special_tokens=False) == ids
+    pairs = [("", "ab"), ("x", "ab")]
+    requests = [Instance("loglikelihood", {}, arguments=pair, idx=0) for pair in pairs]
+    (empty, _), (after_x, _) = model.loglikelihood(requests)
+    assert empty == pytest.approx(expected([BEGIN, *ids]), abs=1e-5)
+    assert after_x == pytest.approx(expected(begins_texts.encode("xab")[1:]), abs=1e-5)
 
 
 def test_few_documents_have_intervals_over_parts(corpus):

@@ -1,18 +1,25 @@
 """Read the documents of an indexed dataset, or of text files."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from neox_data.errors import DataError
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.indexed.layout import idx_path
 from neox_data.preprocess.inputs import find_inputs
-from neox_data.preprocess.read import CorpusReader
+from neox_data.preprocess.passed_over import PassedOver
+from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusReader
 from neox_data.tokenizers import Tokenizer
+from neox_model.scoring.texts import TextEncoder
 
 __all__ = ["ScoredDocument", "read_documents"]
 
+logger = logging.getLogger(__name__)
+
 _KEYS = ("text",)
+_MOST_BYTES = MAX_DOCUMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +27,7 @@ class ScoredDocument:
     """A document and its size.
 
     Args:
-        tokens: its ids, without end-of-document.
+        tokens: its ids, without end-of-document and other ids that the tokenizer adds to texts.
         num_bytes: of its text in UTF-8.
         num_characters: of its text.
     """
@@ -44,7 +51,8 @@ def read_documents(
         every: distance to the next one.
 
     Raises:
-        DataError: a file is missing or damaged, or a document cannot be read.
+        DataError: a file is missing or damaged, a document cannot be read, or it has a token that the
+            tokenizer does not have.
     """
     if idx_path(source).exists():
         dataset = open_indexed(source)
@@ -53,20 +61,50 @@ def read_documents(
             dataset, tokenizer, range(first, count if limit is None else min(limit, count), every)
         )
         return
-    reader = CorpusReader(find_inputs([source]), _KEYS)
-    for number, document in islice(enumerate(reader), first, limit, every):
-        (text,) = document.texts
-        yield number, ScoredDocument(tokenizer.encode(text), len(text.encode()), len(text))
+    encoder = TextEncoder(tokenizer)
+    for number, text in islice(enumerate(_texts(source)), first, limit, every):
+        yield number, ScoredDocument(encoder.inner(text), len(text.encode()), len(text))
+
+
+def _texts(source: str) -> Iterator[str]:
+    """Yield the texts of files, all or until it is closed; log which files of folders are not read."""
+    passed_over = PassedOver()
+    try:
+        reader = CorpusReader(
+            find_inputs([source], passed_over),
+            _KEYS,
+            passed_over=passed_over,
+            max_document_bytes=_MOST_BYTES,
+        )
+        for document in reader:
+            if reader.num_too_long:
+                break
+            yield document.texts[0]
+    except OSError as error:
+        raise DataError(f"eval-data {source} cannot be read: {error}; check its files") from error
+    if reader.num_too_long:
+        raise DataError(
+            f"eval-data {source} has a document of more than {_MOST_BYTES:,} bytes; divide it, or "
+            "convert it with preprocess_data --split-long-documents"
+        )
+    for line in passed_over.lines():
+        logger.warning("eval-data %s: %s", source, line)
 
 
 def _indexed(
     dataset: IndexedDataset, tokenizer: Tokenizer, numbers: range
 ) -> Iterator[tuple[int, ScoredDocument]]:
-    starts = dataset.document_starts
+    starts, encoder = dataset.document_starts, TextEncoder(tokenizer)
     for number in numbers:
         sequences = range(int(starts[number]), int(starts[number + 1]))
-        tokens = [token for one in sequences for token in dataset.get(one).tolist()]
-        if tokens and tokens[-1] == tokenizer.end_of_document:
-            tokens.pop()
+        stored = [token for one in sequences for token in dataset.get(one).tolist()]
+        # An embedding that is split over ranks would return zeros for such a token.
+        wrong = next((token for token in stored if not 0 <= token < tokenizer.vocab_size), None)
+        if wrong is not None:
+            raise DataError(
+                f"document {number:,} of {dataset.prefix} contains token {wrong:,}, but the tokenizer has "
+                f"{tokenizer.vocab_size:,} entries; configure the tokenizer with which the data was tokenized"
+            )
+        tokens = encoder.without_added(stored)
         text = tokenizer.decode(tokens)
         yield number, ScoredDocument(tokens, len(text.encode()), len(text))

@@ -6,6 +6,7 @@ its share of them, and all receive the results.
 
 import logging
 import os
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import make_table
 
-from neox_config.errors import ConfigError
+from neox_config.errors import ConfigError, NeoXError
 from neox_config.problems import did_you_mean
 from neox_data.tokenizers import Tokenizer
 from neox_model.checkpoint.outcome import gather
@@ -29,6 +30,7 @@ from neox_model.generate.sampling import Sampling
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import mixed_seed
 from neox_model.scoring.scorer import Part, Scorer, rolling_parts
+from neox_model.scoring.texts import TextEncoder
 
 __all__ = ["HarnessModel", "Tasks", "table_of"]
 
@@ -69,14 +71,20 @@ class HarnessModel(TemplateLM):
     ) -> None:
         super().__init__()
         self._scorer, self._engine = scorer, engine
-        self._encode, self._decode, self._end = tokenizer.encode, tokenizer.decode, tokenizer.end_of_document
+        self._encoder, self._end = TextEncoder(tokenizer), tokenizer.end_of_document
+        self._prefix_text = tokenizer.decode([self._encoder.prefix])
         self._groups = groups
         self._batch_size, self._seed = batch_size, seed
 
     @property
     def eot_token_id(self) -> int:
-        """Return the id of end-of-document, before which no text is seen."""
+        """Return the id of end-of-document."""
         return self._end
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Return the id of the token before a text."""
+        return self._encoder.prefix
 
     @property
     def max_length(self) -> int:
@@ -89,8 +97,15 @@ class HarnessModel(TemplateLM):
         return "neox"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Return the ids of a text; no token is added before or after them."""
-        return self._encode(string)
+        """Return the ids of a text, as the harness's Hugging Face backend does.
+
+        They include those that the tokenizer adds to a text, unless `add_special_tokens` is False or the text
+        begins with the token before texts.
+        """
+        has_prefix = add_special_tokens is None and string.startswith(self._prefix_text)
+        if has_prefix or add_special_tokens is False:
+            return self._encoder.inner(string)
+        return self._encoder.whole(string)
 
     def _shared(
         self, items: Sequence[_Item], work: Callable[[Sequence[_Item]], list[_Found]]
@@ -114,9 +129,11 @@ class HarnessModel(TemplateLM):
         return [(score.log_likelihood, score.is_greedy) for score in scores]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of each whole text, after end-of-document."""
+        """Return the log-likelihood of each whole text, after the token before texts."""
         parts = [
-            rolling_parts(self._encode(request.args[0]), prefix=self._end, seq_length=self.max_length)
+            rolling_parts(
+                self.tok_encode(request.args[0]), prefix=self.prefix_token_id, seq_length=self.max_length
+            )
             for request in requests
         ]
         scores = iter(self._shared([part for each in parts for part in each], self._scorer.score))
@@ -170,7 +187,7 @@ class HarnessModel(TemplateLM):
                 "set a smaller max_gen_toks in its generation_kwargs"
             )
         return Request(
-            prompt=self._encode(context)[-room:] if context else [],
+            prompt=self.tok_encode(context)[-room:],
             maximum_tokens=maximum_tokens,
             sampling=sampling,
             stop_strings=stop_strings,
@@ -201,19 +218,8 @@ class Tasks:
                 where = "" if include_path is None else f" and {include_path}"
                 what = f"eval-tasks: there is no task {name!r} in lm_eval{where}"
                 raise ConfigError(f"{what}; {hint or 'see lm_eval ls tasks'}")
-        with _only_local_metrics() as refused:
-            try:
-                self._loaded = manager.load(list(names))
-            except (OSError, ValueError, LookupError, TypeError, ImportError, RuntimeError) as error:
-                raise ConfigError(
-                    f"eval-tasks: {', '.join(names)} cannot be loaded: {type(error).__name__}: {error}; "
-                    "correct the task, or make its data available on this host"
-                ) from error
-        if refused:
-            raise ConfigError(
-                f"eval-tasks: the metric {', '.join(refused)} is not part of lm_eval and would be "
-                "downloaded; use a metric of lm_eval, or process_results"
-            )
+        with _guarded(names, "loaded", failure=ConfigError):
+            self._loaded = manager.load(list(names))
         self._limit = limit
         for task in self._loaded["tasks"].values():
             own = task.get_config("num_fewshot")
@@ -222,28 +228,38 @@ class Tasks:
                 task.set_config(key="num_fewshot", value=num_fewshot or 0)
 
     def run(self, model: HarnessModel) -> dict[str, Any]:
-        """Run the tasks. Collective over all ranks; returns the harness's results."""
+        """Run the tasks. Collective over all ranks; returns the harness's results.
+
+        Raises:
+            ModelError: a task fails, requests a metric that would be downloaded, or has a request that this
+                model does not serve.
+        """
         for task in self._loaded["tasks"].values():
             # Each run draws the same examples.
             task.set_fewshot_seed(seed=_FEWSHOT_SEED)
         # Otherwise the harness starts processes, which a process with threads of gloo and CUDA must not.
         os.environ["DISABLE_MULTIPROC"] = "1"
-        found = evaluate(
-            lm=model,
-            task_dict=self._loaded,
-            limit=self._limit,
-            bootstrap_iters=_RESAMPLES,
-            log_samples=False,
-        )
+        of_model = (RuntimeError, MemoryError)
+        with _guarded(list(self._loaded["tasks"]), "run", failure=ModelError, of_model=of_model):
+            found = evaluate(
+                lm=model,
+                task_dict=self._loaded,
+                limit=self._limit,
+                bootstrap_iters=_RESAMPLES,
+                log_samples=False,
+            )
         assert found is not None, "the harness returns results on each of its ranks 0, which all ranks are"
         return dict(found)
 
 
 def _manager_of(names: Sequence[str], include_path: str | None) -> TaskManager:
-    """Return a manager that knows the tasks; reading those of the harness takes seconds."""
+    """Return a manager that knows the tasks; reading those of the harness takes seconds.
+
+    They are read for groups, because a group may contain them.
+    """
     if include_path is not None:
         manager = TaskManager(include_path=include_path, include_defaults=False)
-        if set(names) <= set(manager.all_tasks):
+        if set(names) <= {*manager.all_subtasks, *manager.all_tags}:
             return manager
     return TaskManager(include_path=include_path)
 
@@ -257,8 +273,27 @@ def table_of(results: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _only_local_metrics() -> Iterator[list[str]]:
-    """Refuse metrics that the harness would download, as programs, and run; yield their names."""
+def _guarded(
+    names: Sequence[str],
+    action: str,
+    *,
+    failure: type[NeoXError],
+    of_model: tuple[type[Exception], ...] = (),
+) -> Iterator[None]:
+    """Convert what tasks raise, which are YAML, templates and functions of others; refuse their downloads.
+
+    The harness would download and run metrics that it does not have.
+
+    Args:
+        names: the tasks, for the message.
+        action: what is done with them.
+        failure: class of the error that is raised.
+        of_model: classes of errors of the model and its device, which are raised as they are.
+
+    Raises:
+        NeoXError: a task failed, or requested a metric that would be downloaded, also if the harness passed
+            over the refusal.
+    """
     refused: list[str] = []
 
     def refuse(name: str, *_: Any, **__: Any) -> None:
@@ -268,6 +303,27 @@ def _only_local_metrics() -> Iterator[list[str]]:
     kept = metric_hub.load
     metric_hub.load = refuse
     try:
-        yield refused
+        yield
+    except Exception as error:
+        if not refused and isinstance(error, (NeoXError, *of_model)):
+            raise
+        raise failure(_refusal(refused) if refused else _reason(names, action, error)) from error
     finally:
         metric_hub.load = kept
+    if refused:
+        raise failure(_refusal(refused))
+
+
+def _reason(names: Sequence[str], action: str, error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"eval-tasks: {', '.join(names)} cannot be {action}: {type(error).__name__}: {error} "
+        f"({frame.filename}:{frame.lineno}); correct the task, or make its data available on this host"
+    )
+
+
+def _refusal(metrics: Sequence[str]) -> str:
+    return (
+        f"eval-tasks: the metric {', '.join(dict.fromkeys(metrics))} is not part of lm_eval and would be "
+        "downloaded; use a metric of lm_eval, or process_results"
+    )

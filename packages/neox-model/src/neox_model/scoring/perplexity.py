@@ -1,7 +1,8 @@
 """Perplexity, bits per byte and perplexity per character of documents, with confidence intervals.
 
-Each document is scored by itself, after end-of-document: its tokens are divided into parts of `seq_length`
-tokens, and each token is predicted once.
+Each document is scored by itself, after end-of-document, or after the token that the tokenizer adds to the
+beginning of each text: its tokens are divided into parts of `seq_length` tokens, and each token is predicted
+once.
 
 The interval is that of a ratio (sum of log-likelihoods to sum of tokens, bytes or characters) in the normal
 approximation: the variance is that of the residuals of the units, which are documents, or the parts of
@@ -23,6 +24,7 @@ from neox_model.checkpoint.outcome import gather
 from neox_model.parallel.groups import Groups
 from neox_model.scoring.documents import ScoredDocument, read_documents
 from neox_model.scoring.scorer import Scorer, rolling_parts
+from neox_model.scoring.texts import TextEncoder
 
 __all__ = ["CONFIDENCE", "Perplexity", "Ratio", "measure_perplexity", "ratio_of"]
 
@@ -151,7 +153,7 @@ def measure_perplexity(
     """
     replica = groups.data
     documents = read_documents(source, tokenizer, limit=limit, first=replica.rank, every=replica.size)
-    mine = _score_documents(documents, scorer, tokenizer.end_of_document)
+    mine = _score_documents(documents, scorer, TextEncoder(tokenizer).prefix)
     # One rank of each replica counts.
     is_counted = groups.model.rank == 0 and groups.pipe.rank == 0
     found = sorted(chain.from_iterable(gather(groups.control, mine if is_counted else [])))

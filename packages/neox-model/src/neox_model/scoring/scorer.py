@@ -141,7 +141,7 @@ def rolling_parts(tokens: Sequence[int], *, prefix: int, seq_length: int) -> lis
 
     Args:
         tokens: the text.
-        prefix: the token before the text, end-of-document.
+        prefix: the token before the text.
         seq_length: maximum number of tokens of the model's input.
     """
     parts = []
