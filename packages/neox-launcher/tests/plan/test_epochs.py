@@ -7,7 +7,12 @@ import pytest
 from neox_config import load_config
 from neox_config.errors import ConfigError
 from neox_launcher.plan.dataset_files import count_tokens
-from neox_launcher.plan.epochs import samples_of_passes, with_iterations
+from neox_launcher.plan.epochs import (
+    DataNotReadableError,
+    config_for,
+    samples_of_passes,
+    with_iterations,
+)
 from neox_launcher.plan.planning import Request, plan_launch
 
 SIZES = (40, 0, 25, 35, 100)
@@ -102,6 +107,31 @@ def test_the_doctor_does_not_read_the_data(minimal, tmp_path):
     assert plan_of("doctor").resolved.config.training.iterations == 1
     with pytest.raises(ConfigError, match="cannot be read here"):
         plan_of("train")
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("generate", ""),
+        ("serve", ""),
+        ("evaluate", "eval-data: texts.txt"),
+        ("evaluate", "eval-tasks: [piqa]"),
+    ],
+)
+def test_programs_that_read_no_training_data_do_not_require_it(load_epochs, tmp_path, program, text):
+    config = load_epochs(text, **{"data-path": tmp_path / "absent"})
+    assert config_for(program, config, devices=1).training.iterations == 1
+
+
+@pytest.mark.parametrize("program", ["train", "evaluate", None])
+def test_programs_that_read_training_data_require_it(load_epochs, tmp_path, program):
+    with pytest.raises(DataNotReadableError, match="cannot be read here"):
+        config_for(program, load_epochs(**{"data-path": tmp_path / "absent"}), devices=1)
+
+
+def test_evaluations_on_texts_have_the_iterations_where_the_data_is(load_epochs):
+    config = load_epochs("eval-data: texts.txt", epochs=1)
+    assert config_for("evaluate", config, devices=1).training.iterations == 6
 
 
 def test_less_data_than_a_batch_is_refused(load_epochs):

@@ -21,7 +21,7 @@ from neox_config.errors import ConfigError, NeoXError
 from neox_config.log import configure_logging
 from neox_config.problems import list_problems
 from neox_data.errors import DataError
-from neox_launcher.plan.epochs import with_iterations, without_passes
+from neox_launcher.plan.epochs import config_for
 from neox_launcher.plan.preflight import notes_on_data, refuse_worker_by_hand, unused_by_hand
 from neox_launcher.protocol.stop_signals import block_warning, unblock_warning
 from neox_launcher.worker.ranks import RankInfo, read_rank, refuse_mpi_by_hand
@@ -199,9 +199,7 @@ def _read_request(
     refuse_mpi_by_hand()
     hosts = me.world_size // me.local_world_size
     config = load_config(paths, overrides=overrides)
-    if preflight in ("generate", "serve"):
-        config = without_passes(config)
-    config = with_iterations(config, devices=me.world_size, hosts=hosts)
+    config = config_for(preflight, config, devices=me.world_size, hosts=hosts)
     request = resolve(config, devices=me.world_size, hosts=hosts)
     if preflight is not None:
         _print_notes(me, config)

@@ -3,6 +3,7 @@
 from functools import partial
 
 from neox_config import NeoXConfig, Resolved, resolve
+from neox_config.derive.evaluation import evaluates_texts
 from neox_config.errors import ConfigError
 from neox_config.facts.splits import training_documents
 from neox_config.problems import Problem, config_error, in_words, place_of
@@ -11,6 +12,7 @@ from neox_launcher.plan.dataset_files import count_tokens, index_path
 
 __all__ = [
     "DataNotReadableError",
+    "config_for",
     "note_on_iterations",
     "resolve_with_data",
     "resolve_without_data",
@@ -20,6 +22,8 @@ __all__ = [
 ]
 
 _NAME = "train_epochs"
+# Programs that read no data of the training.
+_WITHOUT_DATA = ("generate", "serve", "doctor")
 
 
 class DataNotReadableError(ConfigError):
@@ -67,6 +71,28 @@ def note_on_iterations(config: NeoXConfig) -> list[Problem]:
 def without_passes(config: NeoXConfig) -> NeoXConfig:
     """Return the configuration of a program that trains nothing, with any number of iterations."""
     return _with(config, train_iters=config.training.train_iters or 1)
+
+
+def config_for(program: str | None, config: NeoXConfig, *, devices: int, hosts: int = 1) -> NeoXConfig:
+    """Return the configuration of a program, with `train_iters` as far as it requires them.
+
+    Args:
+        program: train, generate, serve, evaluate or doctor; None: any other, which requires them.
+        config: loaded configuration.
+        devices: number of workers of the whole job.
+        hosts: number of hosts, for messages.
+
+    Raises:
+        ConfigError: as `with_iterations`; absent data is accepted by programs that do not read it.
+    """
+    if program in _WITHOUT_DATA:
+        return without_passes(config)
+    try:
+        return with_iterations(config, devices=devices, hosts=hosts)
+    except DataNotReadableError:
+        if program == "evaluate" and evaluates_texts(config):
+            return without_passes(config)
+        raise
 
 
 def with_iterations(config: NeoXConfig, *, devices: int, hosts: int = 1) -> NeoXConfig:

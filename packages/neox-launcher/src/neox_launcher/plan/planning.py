@@ -15,7 +15,7 @@ from neox_config.errors import HostfileError, LaunchError
 from neox_config.problems import Problem, config_error, in_words, place_of
 from neox_config.schema.sections.launch import MPI_LAUNCHERS
 from neox_launcher.plan.environment import secret_variables, travelling_variables
-from neox_launcher.plan.epochs import with_iterations, without_passes
+from neox_launcher.plan.epochs import config_for
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.scheduler import Member, find_member
 from neox_launcher.resources.host import Host
@@ -97,9 +97,7 @@ def plan_launch(
     is_local, folder = member is None and _are_this_machine(hosts), _working_folder()
     world = World(hosts=hosts, gpus=count() if is_local else None)
     _check_address(config, "launcher_address", is_local=is_local)
-    if request.program == "doctor":
-        config = without_passes(config)
-    config = with_iterations(config, devices=world.size, hosts=len(hosts))
+    config = config_for(request.program, config, devices=world.size, hosts=len(hosts))
     launcher = "local" if member else _choose_launcher(config, hosts)
     return LaunchPlan(
         program=request.program,

@@ -13,6 +13,7 @@ from pathlib import Path
 from neox_config import NeoXConfig
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.curricula import LEGACY, METRICS, custom_curricula, enabled_metrics
+from neox_config.derive.evaluation import evaluates_texts
 from neox_config.derive.generation import generation_mode
 from neox_config.facts.checkpoints import (
     LATEST,
@@ -168,7 +169,7 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             _store_to_load_from,
         ),
         "evaluate": (
-            *((_texts_and_tasks,) if _evaluates_texts(config) else (_datasets, _evaluations)),
+            *((_texts_and_tasks,) if evaluates_texts(config) else (_datasets, _evaluations)),
             *(_tokenizer, *loaded),
         ),
         "generate": (_tokenizer, _prompts, _generated_file, *loaded),
@@ -229,10 +230,6 @@ def _evaluations(config: NeoXConfig) -> Iterator[Problem]:
         yield problem.located(place_of(config.sources, "split") or _beside(config, "data_path"), None)
 
 
-def _evaluates_texts(config: NeoXConfig) -> bool:
-    return bool(config.generation.eval_tasks) or config.generation.eval_data is not None
-
-
 def _texts_and_tasks(config: NeoXConfig) -> Iterator[Problem]:
     """Check what an evaluation on tasks and texts reads and writes."""
     section = config.generation
@@ -243,7 +240,7 @@ def _texts_and_tasks(config: NeoXConfig) -> Iterator[Problem]:
     if section.eval_data is not None:
         yield from _texts(config, section.eval_data)
     folder = Path(section.eval_results_prefix or ".").parent
-    if _evaluates_texts(config) and (reason := _why_not_writable(folder)) is not None:
+    if evaluates_texts(config) and (reason := _why_not_writable(folder)) is not None:
         yield Problem("eval_results_prefix", f"cannot be written to: {reason}", "choose another folder")
 
 

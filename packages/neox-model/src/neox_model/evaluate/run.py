@@ -3,6 +3,7 @@
 import logging
 
 from neox_config import Resolved
+from neox_config.derive.evaluation import evaluates_texts
 from neox_config.errors import ConfigError
 from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.load import read_training_state
@@ -10,7 +11,7 @@ from neox_model.checkpoint.storage import find_storage
 from neox_model.evaluate.perplexity import evaluate_parts
 from neox_model.generate.run import load_forward
 from neox_model.processes import join_processes, leave_processes, load_tokenizer
-from neox_model.scoring.evaluation import TextEvaluation, evaluates_texts
+from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.data.position import Position
 
 __all__ = ["evaluate_from"]
@@ -31,7 +32,7 @@ def evaluate_from(resolved: Resolved) -> str | None:
         ConfigError: `load` is not configured, or there is nothing to evaluate on.
         NeoXError: there is no checkpoint, or the evaluation failed.
     """
-    return _evaluate_texts(resolved) if evaluates_texts(resolved) else evaluate_parts(resolved)
+    return _evaluate_texts(resolved) if evaluates_texts(resolved.config) else evaluate_parts(resolved)
 
 
 def _evaluate_texts(resolved: Resolved) -> str | None:

@@ -28,13 +28,7 @@ from neox_model.versions import package_versions
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["TextEvaluation", "evaluates_texts"]
-
-
-def evaluates_texts(resolved: Resolved) -> bool:
-    """Return True if tasks or texts are configured."""
-    section = resolved.config.generation
-    return bool(section.eval_tasks) or section.eval_data is not None
+__all__ = ["TextEvaluation"]
 
 
 class TextEvaluation:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from neox_config import Resolved
 from neox_config.derive.adapters import base_of_adapters
+from neox_config.derive.evaluation import evaluates_texts
 from neox_config.errors import NeoXError
 from neox_launcher.protocol.verification import Recording
 from neox_launcher.worker.reporting import Progress
@@ -24,7 +25,7 @@ from neox_model.metrics.writers.base import MetricWriter
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import seed_streams
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
-from neox_model.scoring.evaluation import TextEvaluation, evaluates_texts
+from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.about import about_run
 from neox_model.train.build_hooks import build_hooks
 from neox_model.train.build_step import build_forward_check, build_recent_losses, build_step
@@ -156,7 +157,7 @@ def _build_training(
     if groups.world.rank == 0:
         check_export(resolved, tokenizer)
     # Before the model is built, so that an unknown task is reported at once.
-    texts = TextEvaluation(resolved, tokenizer, groups) if evaluates_texts(resolved) else None
+    texts = TextEvaluation(resolved, tokenizer, groups) if evaluates_texts(config) else None
     load = folder_to_load(config, groups, storage)
     position = position_in(config, load, groups)
     check_passes(resolved, position)
