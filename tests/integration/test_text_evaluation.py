@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.corpus import write_corpus
-from support.distributed import run_ranks
+from support.distributed import DistributedFailure, run_ranks
 from support.harness_tasks import OFFLINE, write_tasks
 from support.settings import resolved_from
 
@@ -136,6 +136,15 @@ def test_evaluations_change_nothing_in_the_training(folder):
     for iteration in range(1, 5):
         assert evaluated[iteration]["loss/train"] == plain[iteration]["loss/train"]
     assert plain[4]["loss/validation"] == evaluated[4]["loss/validation"]
+
+
+def test_a_checkpoint_is_saved_before_an_evaluation_that_may_fail(folder, tmp_path):
+    runs = {
+        "failed": {"eval_data": f"{tmp_path}/absent.jsonl", "save": f"{tmp_path}/saved", "save_interval": 2}
+    }
+    with pytest.raises(DistributedFailure, match="absent"):
+        run_ranks(train_all, size=1, folder=str(folder), runs=runs)
+    assert (tmp_path / "saved" / "latest").read_text().strip() == "global_step2"
 
 
 def test_the_perplexity_per_character_is_that_of_the_tokens(folder):

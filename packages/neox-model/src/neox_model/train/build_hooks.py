@@ -113,7 +113,6 @@ def build_hooks(
         guard,
         *([] if copies is None else [copies]),
         _build_evaluation(training, evaluator, outputs, timers, log),
-        *_text_evaluation(training, outputs, timers, log),
         *_norms(training, writers, log),
         *_gradient_hooks(training, writers, log),
     ]
@@ -130,6 +129,8 @@ def build_hooks(
             saved=None if spikes is None else spikes.saved,
         )
         hooks.append(checkpoint)
+    # After the checkpoint of the iteration: tasks and texts of others may fail.
+    hooks += _text_evaluation(training, outputs, timers, log)
     kept = kept_tokens(config)
     if kept is not None:
         hooks.append(DropTokensHook(training.model, kept.at))
