@@ -1,5 +1,6 @@
 """Tasks of the evaluation harness: our numbers are those of its Hugging Face backend, on every layout."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from support.distributed import run_ranks
 from support.harness_tasks import MODEL, OFFLINE, TASKS, write_tasks
 from support.hf_models import write_model
+from support.launches import launch
 
 pytest.importorskip("lm_eval")
 pytest.importorskip("accelerate")
@@ -175,6 +177,33 @@ def test_the_harness_gives_the_numbers_of_its_hugging_face_backend(alone, backen
     assert 0 < alone["tasks"]["local_choices"]["acc,none"] < 1
     assert alone["metrics"]["task/local_choices/acc"] == alone["tasks"]["local_choices"]["acc,none"]
     assert "local_stories" in alone["text"]
+
+
+def test_the_command_evaluates_tasks_and_texts_and_writes_a_file(files, alone, monkeypatch):
+    for name, value in files.environment.items():
+        monkeypatch.setenv(name, value)
+    (files.folder / "texts.txt").write_text("def write_model(folder): " * 20)
+    arguments = (
+        "--config",
+        "imported/model.yml",
+        "--tasks",
+        "local_choices,local_answers",
+        "--data",
+        "texts.txt",
+    )
+    prefix = ("--set", "eval-results-prefix=results/run")
+    done = launch(files.folder, "evaluate", *arguments, "--include-path", files.tasks, *prefix, seconds=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "local_answers" in done.stdout
+    assert "bits_per_byte" in done.stdout
+    (path,) = (files.folder / "results").iterdir()
+    found = json.loads(path.read_text())
+    for task in ("local_choices", "local_answers"):
+        assert plain(found["results"])[task] == alone["tasks"][task]
+    # The third of the stories.
+    expected = -alone["stories"][2] / found["perplexity"]["tokens"]
+    assert found["perplexity"]["loss"]["value"] == pytest.approx(expected, rel=1e-5)
+    assert found["checkpoint"] == "imported"
 
 
 @pytest.mark.parametrize(
