@@ -2,6 +2,7 @@
 
 import json
 import struct
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -99,6 +100,22 @@ def test_tasks_require_the_harness_and_their_folder(load, files, monkeypatch, pr
     installed.add("lm_eval")
     text = SETTINGS + "eval-tasks: [piqa]\n"
     assert [one for one in check_files(load(text), program=program) if "eval" in one.name] == []
+
+
+@pytest.mark.parametrize(
+    ("program", "prefix", "is_refused"),
+    [("train", "", False), ("train", "x", True), ("evaluate", "", True), ("evaluate", "x", True)],
+)
+def test_the_folder_of_results_is_checked_if_a_file_is_written(
+    load, files, monkeypatch, program, prefix, is_refused
+):
+    def reason(path):
+        return "it is full" if path == Path(".") else None
+
+    monkeypatch.setattr("neox_launcher.plan.preflight._why_not_writable", reason)
+    text = f"{SETTINGS}eval-data: data\neval-results-prefix: '{prefix}'\n"
+    found = [one for one in check_files(load(text), program=program) if one.name == "eval_results_prefix"]
+    assert len(found) == is_refused
 
 
 def test_data_to_evaluate_is_a_dataset_or_files(load, files):

@@ -165,11 +165,12 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             _vocabulary,
             _packages,
             _texts_and_tasks,
+            _results_of_training,
             _store_to_upload_to,
             _store_to_load_from,
         ),
         "evaluate": (
-            *((_texts_and_tasks,) if evaluates_texts(config) else (_datasets, _evaluations)),
+            *((_texts_and_tasks, _results) if evaluates_texts(config) else (_datasets, _evaluations)),
             *(_tokenizer, *loaded),
         ),
         "generate": (_tokenizer, _prompts, _generated_file, *loaded),
@@ -231,7 +232,7 @@ def _evaluations(config: NeoXConfig) -> Iterator[Problem]:
 
 
 def _texts_and_tasks(config: NeoXConfig) -> Iterator[Problem]:
-    """Check what an evaluation on tasks and texts reads and writes."""
+    """Check what an evaluation on tasks and texts reads."""
     section = config.generation
     if section.eval_tasks:
         yield from _missing("eval_tasks", "lm_eval", install="'neox-model[eval]'")
@@ -239,9 +240,19 @@ def _texts_and_tasks(config: NeoXConfig) -> Iterator[Problem]:
             yield Problem("eval_include_path", "is not a folder", "check the path")
     if section.eval_data is not None:
         yield from _texts(config, section.eval_data)
-    folder = Path(section.eval_results_prefix or ".").parent
+
+
+def _results(config: NeoXConfig) -> Iterator[Problem]:
+    """Check that the results of an evaluation on tasks and texts can be written."""
+    folder = Path(config.generation.eval_results_prefix or ".").parent
     if evaluates_texts(config) and (reason := _why_not_writable(folder)) is not None:
         yield Problem("eval_results_prefix", f"cannot be written to: {reason}", "choose another folder")
+
+
+def _results_of_training(config: NeoXConfig) -> Iterator[Problem]:
+    """Check the same for a training, which writes them only with a prefix."""
+    if config.generation.eval_results_prefix:
+        yield from _results(config)
 
 
 def _texts(config: NeoXConfig, source: str) -> Iterator[Problem]:
