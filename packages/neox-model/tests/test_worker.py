@@ -76,7 +76,7 @@ def test_configuration_files_and_overrides_make_a_request_by_hand(run, capsys, t
 
 # What neox-launch refuses before it starts anything.
 REFUSED_BY_HAND = {
-    "char-level-ppl=true": "--set char-level-ppl: true\n    is not implemented yet",
+    "eigenvalue={enabled: true}": "--set eigenvalue: true\n    is not implemented yet",
     "zero_optimization={stage: 3, zero_quantized_weights: true}": (
         "requires NVIDIA GPUs for DeepSpeed's operator quantizer"
     ),

@@ -370,7 +370,11 @@ def test_scores_are_those_of_a_forward_pass_over_the_whole_text(recompute, preci
 
 
 def scored_on_layout(sizes: dict[str, int]) -> list[list]:
-    groups = create_groups(sizes.get("model_parallel_size", 1), sizes.get("pipe_parallel_size", 1))
+    groups = (
+        create_groups(sizes.get("model_parallel_size", 1), sizes.get("pipe_parallel_size", 1))
+        if sizes
+        else SINGLE_PROCESS
+    )
     found = scored(forward_of(small(SCORED_ARCHITECTURE, **sizes), groups))
     prompts = [[] if one.prompt is None else one.prompt.log_probabilities for one in found]
     tops = [[value for row in one.top for _, value in row] for one in found]
