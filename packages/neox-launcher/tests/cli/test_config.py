@@ -22,25 +22,26 @@ def test_a_valid_file_is_reported_as_valid(minimal):
 
 
 def test_notes_are_printed_and_do_not_fail(minimal):
-    result = run("check", minimal, "--set", "rank=3", "--set", "char-level-ppl=true")
+    result = run("check", minimal, "--set", "rank=3", "--set", "eigenvalue={enabled: true}")
     assert result.exit_code == 0
     assert "command line: 2 notes" in result.stderr
-    assert "--set char-level-ppl: true\n    is not implemented yet" in result.stderr
+    assert "--set eigenvalue: true\n    is not implemented yet" in result.stderr
 
 
 def test_settings_that_are_not_implemented_are_counted_and_refused_with_files(minimal):
-    result = run("check", minimal, "--set", "char-level-ppl=true")
+    result = run("check", minimal, "--set", "eigenvalue={enabled: true}")
     assert result.stdout.endswith("neox-launch refuses 1 of them, see the notes\n")
-    result = run("check", minimal, "--set", "char-level-ppl=true", "--files")
+    result = run("check", minimal, "--set", "eigenvalue={enabled: true}", "--files")
     assert result.exit_code == 2
-    assert "--set char-level-ppl: true\n    is not implemented yet\n    remove it" in result.stderr
+    assert "--set eigenvalue: true\n    is not implemented yet\n    remove it" in result.stderr
 
 
 def test_everything_that_a_launch_would_refuse_is_reported_in_one_round(minimal, tmp_path):
     (tmp_path / "hosts").write_text("one slots=2\ntwo slots=2\n")
     more = tmp_path / "more.yml"
     more.write_text(
-        f"hostfile: {tmp_path}/hosts\nlauncher: local\nmodel-parallel-size: 3\nchar-level-ppl: true\n"
+        f"hostfile: {tmp_path}/hosts\nlauncher: local\nmodel-parallel-size: 3\n"
+        "eigenvalue: {enabled: true}\n"
         "data-path: gone\nload: gone\nsample-input-file: gone.txt\n"
     )
     result = run("check", minimal, more, "--files")
@@ -48,7 +49,7 @@ def test_everything_that_a_launch_would_refuse_is_reported_in_one_round(minimal,
     for line, sentence in {
         2: "launcher: local\n          starts workers on this machine only, but the job has another",
         3: "model-parallel-size: 3\n          does not divide the 4 devices of this job (2 hosts)",
-        4: "char-level-ppl: true\n          is not implemented yet",
+        4: "eigenvalue.enabled: true\n          is not implemented yet",
         5: "data-path: gone\n          gone.idx does not exist",
         6: "load: gone\n          contains no checkpoint",
         7: "sample-input-file: gone.txt\n          does not exist",

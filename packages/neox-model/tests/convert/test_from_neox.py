@@ -456,7 +456,7 @@ def test_a_wrong_bias_of_positions_is_found(tmp_path, monkeypatch):
 
 
 def test_a_killed_conversion_leaves_nothing(tmp_path, monkeypatch):
-    def stop(*_):
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(importing, "compare_blocks", stop)
