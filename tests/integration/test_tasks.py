@@ -203,7 +203,7 @@ def test_the_command_evaluates_tasks_and_texts_and_writes_a_file(files, alone, m
     # The third of the stories.
     expected = -alone["stories"][2] / found["perplexity"]["tokens"]
     assert found["perplexity"]["loss"]["value"] == pytest.approx(expected, rel=1e-5)
-    assert found["checkpoint"] == "imported"
+    assert found["checkpoint"] == str(files.folder / "imported")
 
 
 @pytest.mark.parametrize(

@@ -113,13 +113,13 @@ def _warn(folder: Path, iteration: int, settings: Settings, output: Path) -> Non
         "iteration 0 with new ones, and can be continued at that iteration as the file describes",
         *(folder, f"{iteration:,}", output / CONFIGURATION),
     )
-    model = settings.resolved.config.model
+    model = architecture_of(settings.resolved)
     if model.norm == "rmsnorm":
         logger.warning(
-            "rmsnorm adds rms_norm_epsilon (%g) to the mean square, as GPT-NeoX does since commit 4c9f108 "
+            "rmsnorm adds its epsilon (%g) to the mean square, as GPT-NeoX does since commit 4c9f108 "
             "(9 May 2025); before, it added it to the root: if %s was trained with an older version, its "
             "results differ where hidden states are small; compare its loss with neox-launch evaluate",
-            *(model.rms_norm_epsilon, folder),
+            *(model.norm_epsilon, folder),
         )
 
 

@@ -205,7 +205,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    """Answer nobody: the client has closed the connection, which is no error of the server."""
+    """Return a response that is not sent: the client has closed the connection, which is no error."""
     return Response(status_code=_CLIENT_CLOSED)
 
 
