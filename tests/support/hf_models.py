@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-__all__ = ["ENTRIES", "FAMILIES", "random_settings", "write_model", "write_tokenizer"]
+__all__ = ["ENTRIES", "FAMILIES", "SMALL", "random_settings", "write_model", "write_tokenizer"]
 
 FAMILIES = ("gpt_neox", "gpt2", "llama", "mistral", "qwen2")
 _CLASSES = {
@@ -20,6 +20,15 @@ _CLASSES = {
     "qwen2": "Qwen2ForCausalLM",
 }
 ENTRIES = 280
+SMALL = {
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "intermediate_size": 20,
+    "max_position_embeddings": 16,
+    "vocab_size": ENTRIES,
+}
+"""Settings of the smallest model."""
 
 
 # transformers uses this pretokenization for every model of the class Qwen2, whatever its tokenizer.json has.

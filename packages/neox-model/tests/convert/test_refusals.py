@@ -26,16 +26,8 @@ from neox_model.convert.tokenizer_files import padding_multiple
 from neox_model.convert.verify import verify
 from neox_model.convert.weights import WeightFiles, Written, write_weights
 from support.checkpoint_edits import edit_tensors
-from support.hf_models import ENTRIES, write_model
+from support.hf_models import ENTRIES, SMALL, write_model
 
-SMALL = {
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 1,
-    "intermediate_size": 20,
-    "max_position_embeddings": 16,
-    "vocab_size": ENTRIES,
-}
 NORM, DOWN = "model.norm.weight", "model.layers.0.mlp.down_proj.weight"
 EMBEDDING = "model.embed_tokens.weight"
 

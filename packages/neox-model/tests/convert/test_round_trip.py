@@ -10,7 +10,7 @@ from neox_config import load_config
 from neox_model.convert.from_hf import from_hf
 from neox_model.convert.to_hf import to_hf
 from neox_model.convert.weights import WeightFiles, Written, write_weights
-from support.hf_models import ENTRIES, FAMILIES, random_settings, write_model
+from support.hf_models import ENTRIES, FAMILIES, SMALL, random_settings, write_model
 
 
 def assert_same_weights(one, other):
@@ -47,19 +47,9 @@ def test_a_round_trip_of_random_shapes_gives_the_same_bits(tmp_path, family, see
     round_trip(tmp_path, family, random_settings(family, seed), dtype=dtype, seed=seed)
 
 
-SMALL = {
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 1,
-    "intermediate_size": 20,
-    "max_position_embeddings": 16,
-    "vocab_size": ENTRIES + 8,
-}
-
-
 @pytest.mark.slow
 def test_padding_of_the_vocabulary_is_left_out_on_request(tmp_path):
-    write_model(tmp_path / "theirs", "llama", SMALL, dtype=torch.bfloat16)
+    write_model(tmp_path / "theirs", "llama", SMALL | {"vocab_size": ENTRIES + 8}, dtype=torch.bfloat16)
     from_hf(tmp_path / "theirs", tmp_path / "padded")
     from_hf(tmp_path / "theirs", tmp_path / "trimmed", trim_vocab=True)
     to_hf(tmp_path / "padded" / "global_step0", tmp_path / "back", trim_vocab=True, dtype="fp32")
@@ -75,7 +65,7 @@ def test_padding_of_the_vocabulary_is_left_out_on_request(tmp_path):
 @pytest.mark.slow
 def test_parts_a_chat_template_and_settings_of_generation_are_kept(tmp_path):
     """A folder with an older config.json."""
-    folder = write_model(tmp_path / "theirs", "llama", {**SMALL, "vocab_size": ENTRIES}, dtype=torch.bfloat16)
+    folder = write_model(tmp_path / "theirs", "llama", SMALL, dtype=torch.bfloat16)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     planned = [Written(name, tuple(each.shape), each.dtype) for name, each in tensors.items()]

@@ -35,7 +35,7 @@ class GPT2BPETokenizer(LibraryBackedTokenizer):
                 raise TokenizerError(f"{name} {path} does not exist; correct the path")
         try:
             tokenizer = LibraryTokenizer(BPE.from_file(str(vocab_file), str(merge_file)))
-        except Exception as error:  # The library raises nothing more specific.
+        except Exception as error:  # tokenizers raises Exception itself.
             raise TokenizerError(
                 f"{vocab_file} and {merge_file} are not GPT-2's vocabulary and merges: {error}; copy them "
                 "again"

@@ -144,7 +144,7 @@ class LibraryBackedTokenizer(Tokenizer):
             encodings: list[Encoding] = self.library_tokenizer.encode_batch_fast(
                 list(texts), add_special_tokens=adds_special
             )
-        except Exception as error:  # The library raises nothing more specific.
+        except Exception as error:  # tokenizers raises Exception itself.
             raise TokenizerError(
                 f"{self._source} cannot encode a text: {error}; repair or skip it"
             ) from error
@@ -223,7 +223,7 @@ def _load_tokenizer_json(path: Path) -> LibraryTokenizer:
         raise TokenizerError(f"vocab_file {path} does not exist; set it to the path of a tokenizer.json")
     try:
         return LibraryTokenizer.from_file(str(path))
-    except Exception as error:  # The library raises nothing more specific.
+    except Exception as error:  # tokenizers raises Exception itself.
         raise TokenizerError(
             f"{path} is not a valid tokenizer.json of the tokenizers library: {error}; "
             f"train one with neox-data train-tokenizer, or copy it again"
@@ -233,7 +233,7 @@ def _load_tokenizer_json(path: Path) -> LibraryTokenizer:
 def _load_from_hub(name: str) -> LibraryTokenizer:
     try:
         return LibraryTokenizer.from_pretrained(name)
-    except Exception as error:  # The library raises nothing more specific.
+    except Exception as error:  # tokenizers raises Exception itself.
         raise TokenizerError(
             f"the tokenizer {name!r} is not a folder and was not found on the Hugging Face hub ({error}); "
             f"set vocab_file to a folder with its tokenizer.json"

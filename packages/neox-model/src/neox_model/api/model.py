@@ -199,7 +199,7 @@ class Model:
                     parameter.copy_(held[name])
 
     def _forward(self) -> Forward:
-        """Return a forward pass with caches of its own, so that texts may be generated in turns."""
+        """Return a forward pass with its own key-value caches, so that generations can be interleaved."""
         return Forward(
             self.module, hidden_size=self.config.model.hidden_size, vocab_size=self.tokenizer.vocab_size
         )

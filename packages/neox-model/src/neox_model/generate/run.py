@@ -85,7 +85,7 @@ def explained_shortage() -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, RuntimeError) as error:
-        # On a CPU the error has no class of its own.
+        # For memory of the host, PyTorch raises a plain RuntimeError.
         if not isinstance(error, torch.OutOfMemoryError) and _NO_HOST_MEMORY not in str(error):
             raise
         raise NeoXError(

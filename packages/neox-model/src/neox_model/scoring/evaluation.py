@@ -14,9 +14,8 @@ from neox_config import Resolved
 from neox_config.errors import NeoXError
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.model import padded_vocab_size
-from neox_model.generate.batch import Batch
-from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
+from neox_model.generate.run import job_of
 from neox_model.optional import require
 from neox_model.parallel.groups import Groups
 from neox_model.processes import flat_values
@@ -107,19 +106,9 @@ class TextEvaluation:
         )
 
     def _model(self, harness: "ModuleType", forward: Forward, scorer: Scorer) -> Any:
-        settings, config = self._resolved.config.generation, self._resolved.config
-
-        def engine(slots: int, capacity: int) -> Engine:
-            batch = Batch(forward, slots=slots, capacity=capacity, recompute=settings.recompute)
-            return Engine(batch, self._tokenizer)
-
+        job = job_of(self._resolved.config, forward, self._tokenizer, self._groups, reads_every_token=False)
         return harness.HarnessModel(
-            scorer,
-            engine,
-            self._tokenizer,
-            self._groups,
-            batch_size=settings.generation_batch_size,
-            seed=config.training.seed if settings.sampling_seed is None else settings.sampling_seed,
+            scorer, job.engine, self._tokenizer, self._groups, batch_size=job.batch_size, seed=job.seed
         )
 
     def write(self, results: Results, *, checkpoint: str | None) -> None:

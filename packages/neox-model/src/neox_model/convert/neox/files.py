@@ -5,8 +5,8 @@
 | `pipe_parallel_size` of 1 or more, versions 1.0 and 2.0 | `layer_NN-model_MM-model_states.pt` | of a layer |
 | `pipe_parallel_size: 0` | `mp_rank_MM_model_states.pt`, in `module` | `sequential.N.` and of a layer |
 
-NN is the layer, MM the tensor-parallel rank: 0 is the embedding, 2 the first block, the final norm follows
-one number after the last block, and an output projection of its own after it.
+MM is the tensor-parallel rank, NN the layer: 0 is the embedding, 2 the first block. With L blocks, L + 3 is
+the final norm, and L + 4 the output projection, if it is not tied to the embedding.
 """
 
 import re
