@@ -133,7 +133,7 @@ def stop_when_one_rank_is_told() -> list:
     from neox_model.parallel.topology import create_groups
     from neox_model.train.hooks.base import Hook
     from neox_model.train.hooks.stop import StopHook
-    from neox_model.train.loop import train
+    from neox_model.train.loop import Loop
     from neox_model.train.state import TrainState
     from neox_model.train.step import StepReport
 
@@ -148,7 +148,7 @@ def stop_when_one_rank_is_told() -> list:
         return StepReport(loss=torch.tensor(0.0), grad_norm=None, skipped=False, tokens=1)
 
     state = TrainState(last_iteration=1000, samples_per_iteration=8)
-    train(state, step, iter(()), [Signaller(), StopHook(groups.control, exit_interval=None)])
+    Loop(state, step, iter(()), [Signaller(), StopHook(groups.control, exit_interval=None)]).run()
     return [state.iteration, state.stop_reason]
 
 

@@ -8,7 +8,7 @@ from neox_model.errors import ModelError
 from neox_model.parallel.groups import SINGLE_RANK
 from neox_model.train.hooks.autoresume import AutoresumeHook, find_service
 from neox_model.train.hooks.base import Hook
-from neox_model.train.loop import train
+from neox_model.train.loop import Loop
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 from support.distributed import run_ranks
@@ -44,7 +44,7 @@ def run(service, control=SINGLE_RANK, *, last=100):
     state = TrainState(last_iteration=last, samples_per_iteration=4)
     report = StepReport(loss=torch.tensor(1.0), grad_norm=None, skipped=False, tokens=8)
     hook = AutoresumeHook(service, control, interval=10)
-    train(state, lambda batches: report, iter(()), [hook, Saving(service.calls)])
+    Loop(state, lambda batches: report, iter(()), [hook, Saving(service.calls)]).run()
     return state
 
 

@@ -28,7 +28,7 @@ from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.save_clock import SaveClock
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.hooks.upload import UploadHook
-from neox_model.train.loop import Loop, train
+from neox_model.train.loop import Loop
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
@@ -67,7 +67,7 @@ def run(*hooks, last=4, iteration=0, evaluated=0):
     state = TrainState(last_iteration=last, samples_per_iteration=SAMPLES, iteration=iteration)
     # As a checkpoint of this iteration holds it, for hooks that evaluate every second iteration.
     state.samples, state.validation_samples = SAMPLES * iteration, evaluated
-    train(state, CountingStep(), iter(range(iteration, 100)), hooks)
+    Loop(state, CountingStep(), iter(range(iteration, 100)), hooks).run()
     return state
 
 
@@ -98,7 +98,7 @@ def test_state_records_the_batch_sizes_of_all_iterations():
         state = TrainState(last_iteration=last, samples_per_iteration=size)
         if saved is not None:
             state.load_state_dict(saved)
-        train(state, CountingStep(), iter(range(100)), [])
+        Loop(state, CountingStep(), iter(range(100)), []).run()
         saved = json.loads(json.dumps(state.state_dict()))
     sizes = ((0, 4), (2, 6), (5, 5), (10, 8))
     expected = Position(iteration=12, samples=2 * 4 + 3 * 6 + 5 * 5 + 2 * 8, batch_sizes=sizes)

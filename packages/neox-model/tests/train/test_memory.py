@@ -12,7 +12,7 @@ import torch
 
 from neox_model.train.hooks import memory
 from neox_model.train.hooks.memory import MemoryHook
-from neox_model.train.loop import train
+from neox_model.train.loop import Loop
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
@@ -49,7 +49,7 @@ def run(recorder: Recorder, folder: Path, *, first: int = 0, last: int = 2, end:
     state = TrainState(last_iteration=end, samples_per_iteration=1, iteration=first)
     hook = MemoryHook(last, folder, rank=3)
     hook.start()
-    train(state, recorder.step, iter(()), [hook])  # type: ignore[arg-type]
+    Loop(state, recorder.step, iter(()), [hook]).run()  # type: ignore[arg-type]
     return state
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from neox_model.train.hooks.profile import ProfileHook
-from neox_model.train.loop import train
+from neox_model.train.loop import Loop
 from neox_model.train.state import TrainState
 from neox_model.train.step import StepReport
 
@@ -32,7 +32,7 @@ def traced(folder: Path, iterations: range, *, first: int = 0, last: int = 6, **
     """Names of the files after a training from iteration `first` + 1 to `last`."""
     state = TrainState(last_iteration=last, samples_per_iteration=1, iteration=first)
     hook = ProfileHook(iterations, [folder], rank=0, device=CPU, **given)
-    train(state, Step(), iter(()), [hook])
+    Loop(state, Step(), iter(()), [hook]).run()
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
@@ -96,7 +96,7 @@ def test_a_trace_that_cannot_be_written_does_not_end_the_training(tmp_path, capl
     (tmp_path / "file").write_text("")
     state = TrainState(last_iteration=4, samples_per_iteration=1)
     hook = ProfileHook(range(2, 3), [tmp_path / "file" / "profile"], rank=0, device=CPU)
-    train(state, Step(), iter(()), [hook])
+    Loop(state, Step(), iter(()), [hook]).run()
     assert state.iteration == 4
     assert "the trace of rank 0 was not written, training continues" in caplog.text
 
@@ -132,7 +132,7 @@ def test_a_folder_that_cannot_be_written_is_named_and_the_other_one_receives_the
     (tmp_path / "file").write_text("")
     state = TrainState(last_iteration=4, samples_per_iteration=1)
     folders = [tmp_path / "profile", tmp_path / "file" / "memory"]
-    train(state, Step(), iter(()), [ProfileHook(range(2, 3), folders, rank=0, device=CPU)])
+    Loop(state, Step(), iter(()), [ProfileHook(range(2, 3), folders, rank=0, device=CPU)]).run()
     assert len(list(folders[0].iterdir())) == 1
     assert f"the trace {folders[1]}/rank-00000" in caplog.text
 

@@ -17,7 +17,7 @@ from neox_model.train.hooks.base import Hook
 from neox_model.train.hooks.guard import NonfiniteGuard
 from neox_model.train.hooks.spikes import RepeatedSpikesError, RollbackError, SpikeHandler
 from neox_model.train.left_out import forget_left_out, merged, read_left_out, write_left_out
-from neox_model.train.loop import train
+from neox_model.train.loop import Loop
 from neox_model.train.recent_losses import RecentLosses
 from neox_model.train.spikes import LeftOutBatches, SpikeDetection
 from neox_model.train.state import TrainState
@@ -152,7 +152,7 @@ class Run:
         detection = SpikeDetection(self.step, state.recent_losses, threshold=6.0, skips=None)
         step = LeftOutBatches(detection, accumulation=2, is_left_out=lambda: state.leaves_out_next)
         hooks = [guard, Saving(self, handler, guard, saves)]
-        train(state, step, iter(range(2 * state.iteration, 1000)), hooks)
+        Loop(state, step, iter(range(2 * state.iteration, 1000)), hooks).run()
         self.saved = json.loads(json.dumps(state.state_dict()))
 
 
@@ -332,7 +332,7 @@ def test_skipped_spikes_do_not_enter_the_window_and_end_at_the_limit(caplog):
     )
     detection = SpikeDetection(step, state.recent_losses, threshold=6.0, skips=step)
     with pytest.raises(RepeatedSpikesError, match="the last 3 updates in a row were skipped") as failure:
-        train(state, detection, iter(range(100)), [guard])
+        Loop(state, detection, iter(range(100)), [guard]).run()
     assert failure.value.exit_code == 5
     assert int(state.skipped_iterations) == 4
     assert state.recent_losses.values() == pytest.approx([*NORMAL, 2.0][-WINDOW:])

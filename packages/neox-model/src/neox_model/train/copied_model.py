@@ -37,12 +37,12 @@ def copy_weights(source: nn.Module, target: nn.Module, groups: Groups) -> None:
         ModelError: the source lacks a parameter of the target.
     """
     own, wanted = dict(named_logical_parameters(source)), dict(named_logical_parameters(target))
-    missing = set(wanted)
-    stages = _stages(own, groups)
-    for stage, held in enumerate(stages):
+    missing, sent = set(wanted), set()
+    for stage, held in enumerate(_stages(own, groups)):
         for name, shape, dtype in held:
-            if any(name == other[0] for earlier in stages[:stage] for other in earlier):
+            if name in sent:
                 continue
+            sent.add(name)
             value = _value(own.get(name) if stage == groups.pipe.rank else None, shape, dtype, stage, groups)
             if name in wanted:
                 wanted[name].data.copy_(value)

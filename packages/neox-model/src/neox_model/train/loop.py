@@ -8,7 +8,7 @@ from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
 from neox_model.train.step import TrainStep
 
-__all__ = ["Loop", "train"]
+__all__ = ["Loop"]
 
 
 class Loop:
@@ -61,8 +61,3 @@ class Loop:
             else:
                 hook.on_start(self._state)
         self._has_started = True
-
-
-def train(state: TrainState, step: TrainStep, batches: Iterator[Batch], hooks: Sequence[Hook]) -> None:
-    """Train until `state.finished`. Collective over all ranks."""
-    Loop(state, step, batches, hooks).run()
