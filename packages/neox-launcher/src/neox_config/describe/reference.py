@@ -1,5 +1,6 @@
 """Reference documentation of all parameters, generated from their declarations."""
 
+import inspect
 import json
 from collections.abc import Iterable, Iterator
 
@@ -70,7 +71,9 @@ def reference() -> str:
     parts = [_INTRODUCTION]
     for name, section in sections().items():
         title = name.replace("_", " ").capitalize()
-        parts.append(f"## {title}\n\n{section.__doc__ or ''}\n\n" + _table(section.parameters()))
+        # Python 3.13 removes the indentation of docstrings, earlier ones keep it.
+        description = inspect.cleandoc(section.__doc__ or "")
+        parts.append(f"## {title}\n\n{description}\n\n" + _table(section.parameters()))
         if name == "optimizer":
             parts.append(_optimizers())
     parts.append(_aliases())
