@@ -1,11 +1,13 @@
 """A checkpoint of GPT-NeoX is converted by the command, and its training continues or starts anew."""
 
+import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from neox_data.indexed import IndexedDatasetWriter
 from neox_model.checkpoint.contents import Manifest
@@ -55,3 +57,23 @@ def test_a_converted_training_continues_at_its_iteration_or_starts_anew(tmp_path
     stored = source.layers[6]["final_linear.weight"]
     assert 0 < float((trained.whole("lm_head.weight") - stored).abs().max()) < 0.1
     assert not torch.equal(trained.whole("layers.0.norm1.bias"), source.layers[2]["input_layernorm.bias"])
+
+    evaluation = settings(eval_results_prefix="scores", eval_data="corpus")
+    done = launch(tmp_path, "evaluate", *arguments, *evaluation, seconds=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "perplexity" in done.stdout + done.stderr
+    prompts = settings(sample_input_file="prompts.txt", sample_output_file="texts.jsonl", temperature=0)
+    (tmp_path / "prompts.txt").write_text("def f(x):\nreturn\n")
+    length = settings(maximum_tokens=8)
+    done = launch(tmp_path, "generate", "--config", "imported/model.yml", *prompts, *length, seconds=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
+    assert [line["context"] for line in lines] == ["def f(x):", "return"]
+    # Greedy ids are those of the model that was converted.
+    tokenizer = Tokenizer.from_file(str(tmp_path / "imported" / "tokenizer.json"))
+    for line in lines:
+        ids = tokenizer.encode(line["context"]).ids
+        whole = source.model.generate(
+            torch.tensor([ids]), max_new_tokens=8, do_sample=False, eos_token_id=0, pad_token_id=0
+        )
+        assert line["tokens"] == [each for each in whole[0, len(ids) :].tolist() if each != 0]

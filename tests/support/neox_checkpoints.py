@@ -48,7 +48,7 @@ BASE: dict[str, Any] = {
     "optimizer": {"type": "Adam", "params": {"lr": 0.001}},
     "tokenizer_type": "HFTokenizer",
     "vocab_file": "/nowhere/tokenizer.json",
-    "make_vocab_size_divisible_by": 8,
+    "make_vocab_size_divisible_by": 16,
     "attention_dropout": 0.0,
     "hidden_dropout": 0.0,
 }

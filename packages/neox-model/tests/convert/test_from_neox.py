@@ -1,5 +1,6 @@
 """Checkpoints in GPT-NeoX's layouts become the models of transformers from which they were written."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from neox_model.convert.neox import files as stored_files
 from neox_model.convert.neox import proof, tensors
 from neox_model.convert.neox.qkv_order import order_of
 from neox_model.convert.neox.records import Arguments, read_record
+from neox_model.layers.positions.sinusoidal import SinusoidalPosition
 from support.hf_models import ENTRIES
 from support.neox_checkpoints import argument_objects, gpt2, llama, pythia, write_neox
 
@@ -166,6 +168,89 @@ def test_another_rotary_base_shows_in_stored_constants(tmp_path):
         converted(tmp_path, source)
 
 
+def test_the_same_part_under_two_names_is_refused(tmp_path):
+    write_neox(tmp_path / "theirs", pythia())
+    folder = tmp_path / "theirs" / "global_step30"
+    for name, other in ((FIRST, "layer_2-model_00-model_states.pt"), (RANK, "mp_rank_000_model_states.pt")):
+        shutil.copyfile(folder / name, folder / other)
+        with pytest.raises(ConversionError, match="which are the same part of the model") as error:
+            from_neox(tmp_path / "theirs", tmp_path / "ours")
+        assert name in str(error.value)
+        assert other in str(error.value)
+        (folder / other).unlink()
+
+
+COPIED = ("input_layernorm.", "post_attention_layernorm.", "norm.", "position_embeddings.")
+
+
+def drifted(folder, source, *, dtype=torch.float32, biases=(), **options):
+    """Convert a checkpoint of two ranks whose copies are 1/8 above and below the model's."""
+    write_neox(folder / "theirs", source, ranks=2, dtype=dtype)
+    count = 0
+    for path in sorted((folder / "theirs" / "global_step30").glob("layer_*")):
+        record = torch.load(path)
+        for name in record:
+            if name.startswith((*COPIED, *biases)):
+                record[name] += 0.125 if "model_00" in path.name else -0.125
+                count += 1
+        torch.save(record, path)
+    return from_neox(folder / "theirs", folder / "ours", **options), count // 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "biases"),
+    [
+        ("parallel", ()),
+        ("sequential residual, tied", ("attention.dense.bias", "mlp.dense_4h_to_h.bias")),
+        ("learned", ("attention.dense.bias", "mlp.dense_4h_to_h.bias")),
+    ],
+)
+def test_copies_that_drifted_apart_are_averaged_on_request(tmp_path, caplog, kind, biases):
+    """The mean is the model; each copy alone is another one."""
+    source = SOURCES[kind]()
+    result, count = drifted(tmp_path, source, biases=biases, average_copies=True)
+    assert_same_logits(source, tmp_path / "ours" / "global_step30")
+    found = result["averaged_copies"]
+    assert found["tensors"] == count == len(found["largest_difference_by_tensor"])
+    assert found["largest_difference"] == pytest.approx(0.25, abs=1e-6)
+    assert f"averaged the copies of {count} tensors, which differ by up to 0.25 between" in caplog.text
+
+
+def test_copies_of_16_bits_are_averaged_and_rounded_once(tmp_path):
+    source = pythia()
+    result, count = drifted(tmp_path, source, dtype=torch.bfloat16, average_copies=True)
+    stored = source.layers[5]["norm.weight"].bfloat16()
+    expected = ((stored + 0.125).double() + (stored - 0.125).double()) / 2
+    written = Checkpoint(tmp_path / "ours" / "global_step30").whole("final_norm.weight")
+    assert torch.equal(written, expected.bfloat16())
+    assert result["averaged_copies"]["tensors"] == count
+
+
+def test_copies_that_drifted_apart_are_refused_without_the_option(tmp_path):
+    with pytest.raises(ConversionError, match=r"differs by up to 0\.25 .* pass --average-copies"):
+        drifted(tmp_path, pythia())
+    assert not (tmp_path / "ours").exists()
+
+
+def test_equal_copies_are_not_changed_by_the_option(tmp_path, caplog):
+    write_neox(tmp_path / "theirs", pythia(), ranks=2)
+    done = command(tmp_path, "--average-copies")
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "ours" / "verification.json").read_text())
+    assert result["averaged_copies"]["tensors"] == 0
+    assert "--average-copies has no effect: the copies of all ranks are equal" in caplog.text
+
+
+@pytest.mark.parametrize("wrong", [lambda copies: copies[0], lambda copies: copies.sum(0)])
+def test_a_wrong_mean_is_found(tmp_path, monkeypatch, wrong):
+    def common(files, key):
+        return wrong(torch.stack([files.whole(key, rank) for rank in range(files.ranks)]))
+
+    monkeypatch.setattr(stored_files.NeoXFiles, "common", common)
+    with pytest.raises(ProofError, match="this is not the same model"):
+        drifted(tmp_path, pythia(), average_copies=True)
+
+
 def drop(name):
     return lambda record: record.pop(name)
 
@@ -186,6 +271,9 @@ def put(name, value):
         (FIRST, put("mlp._extra_state", None), "mlp._extra_state is null, not a tensor; .*TransformerEngine"),
         (RANK, put("iteration", 31), "mp_rank_01_model_states.pt records another iteration"),
         (RANK, put("args", {"num_layers": 2}), "records another args"),
+        (RANK, put("args", {"num_layers": torch.ones(2)}), "records args.num_layers as a Tensor, not as a"),
+        (RANK, put("args", [{"x": (torch.ones(2),)}]), "records args.x as a Tensor, not as a plain value"),
+        (RANK, put("iteration", torch.ones(2)), "records iteration as a Tensor"),
     ],
 )  # fmt: skip
 def test_files_that_do_not_belong_together_are_refused(tmp_path, file, change, message):
@@ -453,6 +541,74 @@ def test_a_wrong_bias_of_positions_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(proof, "_slope", lambda head, heads: 0.3)
     with pytest.raises(ProofError, match="this is not the same model"):
         other(tmp_path, ranks=1, pos_emb="alibi")
+
+
+def test_wrong_sinusoidal_positions_are_found(tmp_path, monkeypatch):
+    right = SinusoidalPosition.forward
+    monkeypatch.setattr(SinusoidalPosition, "forward", lambda self, places: right(self, places).roll(1, -1))
+    with pytest.raises(ProofError, match=r"positions: the results .* this is not the same model"):
+        other(tmp_path, ranks=1, pos_emb="sinusoidal")
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_the_widths_of_earlier_versions_of_geglu_are_read(tmp_path, width):
+    """Twice the hidden size in versions 1.0 and 2.0 of GPT-NeoX, and four times in 2021."""
+    result = gated(tmp_path, width)
+    assert result["largest_differences"]["layer"] < 1e-5
+    assert Checkpoint(tmp_path / "ours" / "global_step30").shapes["layers.0.mlp.up.weight"] == (width, 32)
+
+
+def test_another_width_of_geglu_is_refused_with_what_helps(tmp_path):
+    with pytest.raises(ConversionError, match=r"width of 96, but .* 64 or 85 or 128 .* add mlp-width"):
+        gated(tmp_path, 96)
+    shutil.rmtree(tmp_path)
+    gated(tmp_path, 96, mlp_width=96)
+
+
+def gated(folder, width, **settings):
+    """Convert a checkpoint of one rank with geglu."""
+    source = gpt2()
+    source.config |= {"activation": "geglu", **settings}
+    generator = torch.Generator().manual_seed(5)
+    for number in (2, 3):
+        shapes = {
+            "h_to_4h.weight": (2 * width, 32),
+            "h_to_4h.bias": (2 * width,),
+            "4h_to_h.weight": (32, width),
+        }
+        for name, shape in shapes.items():
+            source.layers[number][f"mlp.dense_{name}"] = 0.1 * torch.randn(shape, generator=generator)
+    return converted(folder, source, ranks=1)
+
+
+def test_tokenizer_files_that_would_replace_each_other_are_refused(tmp_path):
+    source = pythia()
+    source.config |= {"tokenizer_type": "GPT2BPETokenizer"}
+    write_neox(tmp_path / "theirs", source, changes={"args": None})
+    (tmp_path / "more").mkdir()
+    for name in ("vocab.json", "more/vocab.json", "model.yml"):
+        (tmp_path / name).write_text("{}")
+    for vocab, merges in (("vocab.json", "more/vocab.json"), ("model.yml", "vocab.json")):
+        done = command(tmp_path, "--vocab-file", tmp_path / vocab, "--merge-file", tmp_path / merges)
+        assert done.exit_code == 1
+        assert "is the name of two files; copy" in done.output
+
+
+def test_a_tokenizer_with_another_padding_is_refused(tmp_path):
+    source = pythia()
+    source.config["make_vocab_size_divisible_by"] = 128
+    with pytest.raises(ConversionError, match=r"280 entries, which GPT-NeoX pads to 512 .* has 288 rows"):
+        converted(tmp_path, source)
+
+
+def test_only_files_that_were_read_are_hashed(tmp_path):
+    write_neox(tmp_path / "theirs", pythia(), ranks=2)
+    folder = tmp_path / "theirs" / "global_step30"
+    (folder / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(b"optimizer")
+    source = from_neox(tmp_path / "theirs", tmp_path / "ours")["source"]["sha256"]
+    read = {path.name for path in folder.glob("*model_states.pt")} | {"configs/model.yml"}
+    assert source.keys() == read | {str(tmp_path / "theirs" / "tokenizer.json")}
+    assert source[RANK] == hashlib.sha256((folder / RANK).read_bytes()).hexdigest()
 
 
 def test_a_killed_conversion_leaves_nothing(tmp_path, monkeypatch):

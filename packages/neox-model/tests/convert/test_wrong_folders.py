@@ -124,6 +124,7 @@ def test_older_names_and_a_copy_of_the_tied_embedding_are_the_same_model(tmp_pat
     assert verify(tmp_path / "old", tmp_path / "new") == {
         "verdict": "equal",
         "differences": [],
+        "rounded": [],
         "tensors": 16,
     }
     save_file({**tensors, "lm_head.weight": -embedding}, path)
@@ -143,7 +144,12 @@ def test_a_checkpoint_is_compared_in_the_type_of_the_weights_whatever_older_file
     path = write_model(tmp_path / "half", "llama", small, dtype=torch.float16) / "model.safetensors"
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     save_file({**load_file(path), **extra}, path)
-    assert verify(tmp_path / "ours", tmp_path / "half")["verdict"] == "equal"
+    result = verify(tmp_path / "ours", tmp_path / "half")
+    assert result["verdict"] == "equal after rounding"
+    (what,) = result["rounded"]
+    assert what.startswith(
+        "10 tensors of the model of transformers (float16) are those of the checkpoint (float32"
+    )
 
 
 def test_a_configuration_with_which_transformers_cannot_compute_is_one_message(tmp_path):

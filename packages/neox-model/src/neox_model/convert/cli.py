@@ -180,6 +180,11 @@ def write_peft(
     "96c242e), all queries, keys, values, or as before, by query head. Required where both are possible.",
 )
 @click.option(
+    "--average-copies",
+    is_flag=True,
+    help="Average what all tensor-parallel ranks store of one tensor (norms, biases), where it differs.",
+)
+@click.option(
     "--trim-vocab", is_flag=True, help="Leave out rows of the embedding that the tokenizer does not use."
 )
 @_VOCAB_FILE
@@ -189,6 +194,7 @@ def read_gpt_neox(
     output: Path,
     config: tuple[Path, ...],
     qkv_order: str | None,
+    average_copies: bool,
     trim_vocab: bool,
     vocab_file: Path | None,
     merge_file: Path | None,
@@ -203,6 +209,7 @@ def read_gpt_neox(
         output,
         config=config,
         qkv_order=qkv_order,
+        average_copies=average_copies,
         trim_vocab=trim_vocab,
         vocab_file=vocab_file,
         merge_file=merge_file,
@@ -219,12 +226,17 @@ def read_gpt_neox(
 def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | None, as_json: bool) -> None:
     """Compare two folders: checkpoints, models of transformers, or one of each.
 
-    The exit code is 1 if they differ.
+    The exit code is 1 if they differ. Weights of one that are those of the other rounded to another data type
+    are no difference, and are reported.
     """
     result = _with_torch("verify").verify(one, other, vocab_file=vocab_file, merge_file=merge_file)
-    lines = [f"{result['verdict']}: {result['tensors']:,} tensors", *result.get("differences", [])]
+    lines = [
+        f"{result['verdict']}: {result['tensors']:,} tensors",
+        *result.get("differences", []),
+        *result["rounded"],
+    ]
     click.echo(finite_json.dumps(result, indent=2) if as_json else "\n".join(lines))
-    if result["verdict"] != "equal":
+    if result["verdict"] == "different":
         sys.exit(1)
 
 

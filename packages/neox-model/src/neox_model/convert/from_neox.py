@@ -18,11 +18,11 @@ from neox_model.convert.checkpoints import Checkpoint, tensor_shapes
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.files import NeoXFiles, find_folder
 from neox_model.convert.neox.progress import recorded_progress
-from neox_model.convert.neox.proof import compare_blocks, compare_rows
+from neox_model.convert.neox.proof import compare_blocks, compare_rows, compare_sinusoids
 from neox_model.convert.neox.qkv_order import order_of
 from neox_model.convert.neox.settings import Settings, read_settings
 from neox_model.convert.neox.tensors import Joined, joined_tensors
-from neox_model.convert.neox.tokenizer import NamedTokenizer, find_named_tokenizer
+from neox_model.convert.neox.tokenizer import NamedTokenizer, check_padding, find_named_tokenizer
 from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import provenance
 from neox_model.convert.proof.comparison import Figures
@@ -50,6 +50,7 @@ def from_neox(
     *,
     config: Sequence[Path] = (),
     qkv_order: str | None = None,
+    average_copies: bool = False,
     trim_vocab: bool = False,
     vocab_file: Path | None = None,
     merge_file: Path | None = None,
@@ -62,6 +63,7 @@ def from_neox(
         config: the files that the model was trained with; empty: those that it records.
         qkv_order: "separate" or "per-head", the order of shared keys and values; required where names and
             shapes do not show it.
+        average_copies: average what all ranks store of one tensor of the model, if it differs.
         trim_vocab: leave out rows of the embedding without an entry in the tokenizer.
         vocab_file: the tokenizer's file, if it is not where the configuration says.
         merge_file: its second file.
@@ -73,7 +75,7 @@ def from_neox(
         NeoXError: the checkpoint cannot be read or built, or the written one differs.
     """
     refuse_existing(output)
-    files = NeoXFiles(find_folder(folder))
+    files = NeoXFiles(find_folder(folder), average_copies=average_copies)
     iteration = _iteration(files)
     settings = read_settings(files, config)
     order = order_of(files, architecture_of(settings.resolved), qkv_order)
@@ -81,6 +83,7 @@ def from_neox(
         settings.config.tokenizer, files.folder, vocab_file=vocab_file, merge_file=merge_file
     )
     rows = rows_to_keep(tokenizer.tokenizer, settings.rows, trim_vocab=trim_vocab)
+    check_padding(files, settings, tokenizer)
     multiple = padding_multiple(tokenizer.tokenizer.vocab_size, rows)
     shapes = tensor_shapes(settings.resolved, rows)
     plan = joined_tensors(files, architecture_of(settings.resolved), shapes, settings.rows, order=order)
@@ -100,26 +103,34 @@ def from_neox(
             notes=_NOTES,
         )
         checkpoint = _write_checkpoint(aside, files, settings, plan, tokenizer, iteration)
-        result = _prove(files, checkpoint, plan, order)
+        result = _prove(files, checkpoint, plan, order, also_read=[*settings.read, *tokenizer.read])
         write_json(aside / "verification.json", result)
-    _warn(files.folder, iteration, settings, output)
+    _warn(files, iteration, settings, output)
     return result
 
 
-def _warn(folder: Path, iteration: int, settings: Settings, output: Path) -> None:
+def _warn(files: NeoXFiles, iteration: int, settings: Settings, output: Path) -> None:
     """Log what the result does not contain, or computes differently from some versions of GPT-NeoX."""
     logger.warning(
         "%s is of iteration %s; its optimizer states were not converted: a training from %s starts at "
         "iteration 0 with new ones, and can be continued at that iteration as the file describes",
-        *(folder, f"{iteration:,}", output / CONFIGURATION),
+        *(files.folder, f"{iteration:,}", output / CONFIGURATION),
     )
+    if files.differences:
+        worst = max(files.differences, key=lambda key: files.differences[key])
+        logger.warning(
+            "averaged the copies of %s tensors, which differ by up to %.3g between ranks (%s)",
+            *(f"{len(files.differences):,}", files.differences[worst], worst),
+        )
+    elif files.average_copies:
+        logger.warning("--average-copies has no effect: the copies of all ranks are equal")
     model = architecture_of(settings.resolved)
     if model.norm == "rmsnorm":
         logger.warning(
             "rmsnorm adds its epsilon (%g) to the mean square, as GPT-NeoX does since commit 4c9f108 "
             "(9 May 2025); before, it added it to the root: if %s was trained with an older version, its "
             "results differ where hidden states are small; compare its loss with neox-launch evaluate",
-            *(model.norm_epsilon, folder),
+            *(model.norm_epsilon, files.folder),
         )
 
 
@@ -168,12 +179,18 @@ def _write_checkpoint(
 
 
 def _prove(
-    files: NeoXFiles, checkpoint: Checkpoint, plan: Sequence[Joined], order: str | None
+    files: NeoXFiles,
+    checkpoint: Checkpoint,
+    plan: Sequence[Joined],
+    order: str | None,
+    *,
+    also_read: Sequence[Path],
 ) -> dict[str, Any]:
     """Compare the written checkpoint with the files, and return what was seen."""
     checkpoint.check_shapes()
     figures = Figures(other="the ranks of GPT-NeoX's checkpoint")
     compare_rows(files, checkpoint, figures)
+    compare_sinusoids(checkpoint, figures)
     compare_blocks(files, checkpoint, figures, order=order)
     read = {each.key for each in plan}
     return {
@@ -185,9 +202,21 @@ def _prove(
         "tensors": len(checkpoint.shapes),
         "parameters": sum(prod(shape) for shape in checkpoint.shapes.values()),
         "tensors_read": len(read) * files.ranks,
+        "averaged_copies": _averaged(files),
         "constants_compared": sorted(str(key) for key in files.parts.keys() - read),
         "largest_differences": figures.plain(),
         "limit": figures.limit,
         "optimizer_states": "not converted",
-        **provenance(files.folder, checkpoint.folder, packages=()),
+        **provenance(files.folder, checkpoint.folder, packages=(), read=[*files.read, *also_read]),
+    }
+
+
+def _averaged(files: NeoXFiles) -> dict[str, Any] | None:
+    """Return what was averaged; None without --average-copies."""
+    if not files.average_copies:
+        return None
+    return {
+        "tensors": len(files.differences),
+        "largest_difference": max(files.differences.values(), default=0.0),
+        "largest_difference_by_tensor": {str(key): each for key, each in sorted(files.differences.items())},
     }

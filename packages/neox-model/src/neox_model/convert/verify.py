@@ -17,6 +17,7 @@ from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import family_of_config
 from neox_model.convert.families.values import whole_number
 from neox_model.convert.proof import Sides, prove
+from neox_model.convert.proof.rounding import Roundings, compare_values
 from neox_model.convert.reference import require_transformers
 from neox_model.convert.tokenizer_files import read_json, rows_to_keep
 from neox_model.convert.weights import WeightFiles
@@ -102,7 +103,8 @@ def verify(
     """Compare two folders.
 
     A checkpoint and a model of transformers are compared like a conversion (see proof). Two of a kind are
-    compared by their architectures and the values of their tensors, in the dtype of the two with fewer bits.
+    compared by their architectures and the values of their tensors. Tensors of different dtypes are equal if
+    all values are, and equal after rounding if one of them is the other rounded to its dtype.
 
     Args:
         one: a checkpoint, a folder of checkpoints (which means the latest), or a model of transformers.
@@ -111,7 +113,7 @@ def verify(
         merge_file: its second file.
 
     Returns:
-        The result, with its `verdict`, and `differences` between two of a kind.
+        The result, with its `verdict`, and `differences` and `rounded` of two of a kind.
 
     Raises:
         ProofError: a checkpoint and a model of transformers differ.
@@ -123,11 +125,20 @@ def verify(
         return _prove(first, second, other, vocab_file=vocab_file, merge_file=merge_file)
     if isinstance(first, _Theirs) and isinstance(second, Checkpoint):
         return _prove(second, first, one, vocab_file=vocab_file, merge_file=merge_file)
+    roundings = Roundings(("A", "B"))
+    found = [
+        *map(str, differences(first.architecture, second.architecture)),
+        *_compare_tensors(first, second, roundings),
+    ]
     if isinstance(first, Checkpoint) and isinstance(second, Checkpoint):
-        found = [*_other_options(first, second), *_differences(first, second)]
-    else:
-        found = list(_differences(first, second))
-    return {"verdict": "different" if found else "equal", "differences": found, "tensors": len(first.shapes)}
+        found = [*_other_options(first, second), *found]
+    rounded = roundings.described()
+    return {
+        "verdict": "different" if found else "equal after rounding" if rounded else "equal",
+        "differences": found,
+        "rounded": rounded,
+        "tensors": len(first.shapes),
+    }
 
 
 def _open(folder: Path) -> Checkpoint | _Theirs:
@@ -159,26 +170,19 @@ def _other_options(one: Checkpoint, other: Checkpoint) -> Iterator[str]:
             yield f"{name} is {in_words(a.get(name))} in A and {in_words(b.get(name))} in B"
 
 
-def _differences(one: _Side, other: _Side) -> Iterator[str]:
-    """Yield how two folders of a kind differ."""
-    yield from map(str, differences(one.architecture, other.architecture))
+def _compare_tensors(one: _Side, other: _Side, roundings: Roundings) -> Iterator[str]:
+    """Yield how the tensors of two folders of a kind differ, and count those that are rounded."""
     for name in sorted(one.shapes.keys() | other.shapes.keys()):
         if name not in one.shapes or name not in other.shapes:
             yield f"{name} is only in {'A' if name in one.shapes else 'B'}"
         elif one.shapes[name] != other.shapes[name]:
             yield f"{name} has the shape {one.shapes[name]} in A and {other.shapes[name]} in B"
         else:
-            yield from _difference(name, one, other)
-
-
-def _difference(name: str, one: _Side, other: _Side) -> Iterator[str]:
-    dtypes = one.dtype(name), other.dtype(name)
-    dtype = min(dtypes, key=lambda each: each.itemsize)
-    count, largest = 0, 0.0
-    for a, b in zip(one.row_chunks(name), other.row_chunks(name), strict=True):
-        apart = a.to(dtype) != b.to(dtype)
-        if bool(apart.any()):
-            count += int(apart.sum())
-            largest = max(largest, float((a.double() - b.double()).abs().nan_to_num(float("inf")).max()))
-    if count:
-        yield f"{name}: {count:,} values differ, by at most {largest:.3g}"
+            pairs = zip(one.row_chunks(name), other.row_chunks(name), strict=True)
+            found = compare_values(pairs, (one.dtype(name), other.dtype(name)))
+            roundings.add(found)
+            if not found.is_same:
+                yield (
+                    f"{name}: {found.apart:,} values differ, by at most {found.largest:.3g}"
+                    f"{found.why(('A', 'B'))}"
+                )

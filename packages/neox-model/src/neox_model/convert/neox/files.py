@@ -34,6 +34,9 @@ _LAYER = re.compile(r"layer_(\d+)-model_(\d+)-model_states\.pt")
 _RANK = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _SEQUENTIAL = re.compile(r"sequential\.(\d+)\.(.+)")
 _COMPLETE = "copy the checkpoint again, with all its files"
+# Entries that all ranks record alike, and that are used.
+_COMPARED = ("iteration", "args")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,32 +90,39 @@ class NeoXFiles:
 
     Args:
         folder: with `layer_*` and `mp_rank_*` files.
+        average_copies: average what all ranks store of one tensor of the model if it differs, instead of
+            refusing it.
 
     Attributes:
         folder: likewise.
+        average_copies: likewise.
+        differences: tensor that was averaged -> largest difference between two ranks' values of an element.
         state: what the file of rank 0 records, without weights.
         ranks: number of tensor-parallel ranks.
         parts: key -> the tensor of each rank.
+        read: the files; others in the folder, such as optimizer states, are not read.
 
     Raises:
         ConversionError: a file is missing or damaged, or files do not belong together.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        states = {rank: folder / name for (rank,), name in _matching(folder, _RANK)}
-        layers = dict(_matching(folder, _LAYER))
+    def __init__(self, folder: Path, *, average_copies: bool = False) -> None:
+        self.folder, self.average_copies = folder, average_copies
+        self.differences: dict[Key, float] = {}
+        states = {rank: path for (rank,), path in _numbered(folder, _RANK).items()}
+        layers = _numbered(folder, _LAYER)
         if not states:
             raise ConversionError(f"{folder} contains no mp_rank_00_model_states.pt; {_COMPLETE}")
         _require_all(folder, states.keys(), "mp_rank_{:02d}_model_states.pt")
         self.state = _same_state(states)
         if layers:
             self.ranks = 1 + max(rank for _, rank in layers)
-            found = _of_layers({place: folder / name for place, name in layers.items()}, self.ranks)
+            found = _of_layers(layers, self.ranks)
         else:
             self.ranks = len(states)
             found = _of_ranks(states)
         self.parts = self._complete(found)
+        self.read = sorted({*states.values(), *layers.values()})
 
     def _complete(self, found: Mapping[Key, Mapping[int, _Part]]) -> dict[Key, tuple[_Part, ...]]:
         parts = {}
@@ -150,6 +160,32 @@ class NeoXFiles:
             self.parts[key][rank].shape
         )
 
+    def common(self, key: Key) -> Tensor:
+        """Return a tensor that all ranks store and the model has once, such as a norm's weight.
+
+        Each rank updates its own copy; where a sum over ranks is not the same to the last bit on all of them,
+        the copies drift apart. Those of the published GPT-NeoX-20B differ.
+
+        Returns:
+            The equal copies, or their mean rounded to their dtype.
+
+        Raises:
+            ConversionError: the copies differ, and are not to be averaged.
+        """
+        copies = torch.stack([self.whole(key, rank) for rank in range(self.ranks)])
+        if bool((copies == copies[0]).all()):
+            return copies[0]
+        exact = copies.double()
+        difference = float((exact.amax(0) - exact.amin(0)).max())
+        if not self.average_copies:
+            raise ConversionError(
+                f"{self.folder}: {key} must be the same on all ranks, but differs by up to {difference:.3g} "
+                "between them; pass --average-copies to take the mean, if the ranks drifted apart in the "
+                "training, as those of GPT-NeoX-20B did; else copy the checkpoint again"
+            )
+        self.differences[key] = difference
+        return exact.mean(0).to(copies.dtype)
+
     def row_chunks(self, key: Key, rank: int) -> Iterator[Tensor]:
         """Yield the rows of the tensor of a rank, some at a time."""
         shape = self.parts[key][rank].shape
@@ -173,11 +209,22 @@ class NeoXFiles:
         return values
 
 
-def _matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Yield the numbers in the names of files, and the names."""
+def _numbered(folder: Path, pattern: re.Pattern[str]) -> dict[tuple[int, ...], Path]:
+    """Return files by the numbers in their names.
+
+    Raises:
+        ConversionError: two have the same numbers.
+    """
+    paths: dict[tuple[int, ...], Path] = {}
     for path in sorted(folder.iterdir()):
         if found := pattern.fullmatch(path.name):
-            yield tuple(int(number) for number in found.groups()), path.name
+            other = paths.setdefault(tuple(int(number) for number in found.groups()), path)
+            if other != path:
+                raise ConversionError(
+                    f"{folder} contains {other.name} and {path.name}, which are the same part of the model; "
+                    "remove the one that does not belong to the checkpoint"
+                )
+    return paths
 
 
 def _require_all(folder: Path, there: Any, name: str) -> None:
@@ -192,13 +239,34 @@ def _same_state(paths: Mapping[int, Path]) -> dict[str, Any]:
     for rank, path in paths.items():
         record = read_record(path)
         states[rank] = {name: value for name, value in record.items() if name not in ("module", "optimizer")}
+        for name in _COMPARED:
+            _require_plain(path, name, states[rank].get(name))
     for rank, state in states.items():
-        for name in ("iteration", "args"):
+        for name in _COMPARED:
             if state.get(name) != states[0].get(name):
                 raise ConversionError(
                     f"{paths[rank]} records another {name} than {paths[0].name}; {_COMPLETE}"
                 )
     return states[0]
+
+
+def _require_plain(path: Path, name: str, value: Any) -> None:
+    """Check that a recorded value contains nothing but plain values, which can be compared.
+
+    Raises:
+        ConversionError: it contains something else.
+    """
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            _require_plain(path, f"{name}.{key}", each)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            _require_plain(path, name, each)
+    elif not isinstance(value, _PLAIN):
+        raise ConversionError(
+            f"{path} records {name} as a {type(value).__name__}, not as a plain value; only checkpoints of "
+            "GPT-NeoX itself are read"
+        )
 
 
 def _of_layers(paths: Mapping[tuple[int, ...], Path], ranks: int) -> dict[Key, dict[int, _Part]]:

@@ -8,6 +8,7 @@ projection are compared value by value.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.layers import one_layer
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["compare_blocks", "compare_rows"]
+__all__ = ["compare_blocks", "compare_rows", "compare_sinusoids"]
 
 _TOKENS = 16
 _SCALES = (1.0, 1e-3)
@@ -65,8 +66,31 @@ def compare_rows(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures) -> 
                 first += rows.shape[0]
     name = "embedding.position_embeddings.weight"
     if name in checkpoint.shapes:
-        stored = files.whole(Key(0, "position_embeddings.weight"), files.ranks - 1)
+        stored = _mean(files, Key(0, "position_embeddings.weight")).to(checkpoint.dtype(name))
         _require_same(name, checkpoint.whole(name), stored, figures)
+
+
+def _mean(files: NeoXFiles, key: Key) -> Tensor:
+    """Return the mean of what the ranks have in common, in float64: where the copies are equal, these."""
+    copies = [files.whole(key, rank).double() for rank in range(files.ranks)]
+    return sum(copies[1:], copies[0]) / len(copies)
+
+
+def compare_sinusoids(checkpoint: Checkpoint, figures: Figures) -> None:
+    """Compare what sinusoidal position embeddings add, at the first positions.
+
+    Raises:
+        ProofError: they differ.
+    """
+    a = checkpoint.architecture
+    if a.positions != "sinusoidal":
+        return
+    position: Any = build_sequential(one_layer(checkpoint.resolved, 0), 1).stack[0].position_embeddings
+    places = torch.arange(min(_TOKENS, a.max_positions))
+    rates = 10000.0 ** -(torch.arange(0, a.hidden_size, 2, dtype=torch.float64) / a.hidden_size)
+    angles = places.unsqueeze(1) * rates
+    expected = torch.cat([angles.sin(), angles.cos()], dim=-1).float()
+    figures.compare("positions", position(places.unsqueeze(1)).squeeze(1), expected)
 
 
 def _require_same(name: str, written: Tensor, stored: Tensor, figures: Figures) -> None:
@@ -182,6 +206,13 @@ class _Ranks:
         key = Key(self._layer if layer is None else layer, name)
         return self._files.whole(key, rank).double() if key in self._files.parts else None
 
+    def _common(self, name: str, layer: int) -> Tensor | None:
+        """Return what the ranks have in common, rounded to its type, as a checkpoint stores it."""
+        key = Key(layer, name)
+        if key not in self._files.parts:
+            return None
+        return _mean(self._files, key).to(self._files.dtype(key)).double()
+
     def _linear(self, stem: str, rank: int, inputs: Tensor, *, bias: bool = True) -> Tensor:
         weight = self._tensor(f"{stem}.weight", rank)
         assert weight is not None, stem
@@ -190,25 +221,25 @@ class _Ranks:
     def _added(self, stem: str, inputs: Callable[[int], Tensor]) -> Tensor:
         """Return the sum over ranks of an output projection.
 
-        With a parallel residual the bias of every rank is in the sum; otherwise it is added once, after it.
-        The sum of the biases is rounded to their type, as a checkpoint stores it.
+        With a parallel residual the bias of every rank is in the sum; otherwise one is added after it. The
+        sum or mean of the biases is rounded to their type, as a checkpoint stores it.
         """
         ranks = range(self._files.ranks)
         parts = [self._linear(stem, rank, inputs(rank), bias=False) for rank in ranks]
-        added = ranks if self._a.parallel_residual else range(1)
-        biases = [bias for rank in added if (bias := self._tensor(f"{stem}.bias", rank)) is not None]
-        if not biases:
+        key = Key(self._layer, f"{stem}.bias")
+        if key not in self._files.parts:
             return torch.stack(parts).sum(dim=0)
-        stored = self._files.dtype(Key(self._layer, f"{stem}.bias"))
-        return torch.stack(parts).sum(dim=0) + torch.stack(biases).sum(dim=0).to(stored).double()
+        bias = _mean(self._files, key)
+        if self._a.parallel_residual:
+            bias = bias * self._files.ranks
+        return torch.stack(parts).sum(dim=0) + bias.to(self._files.dtype(key)).double()
 
     def _norm(self, layer: int, stem: str, inputs: Tensor) -> Tensor:
-        last, a = self._files.ranks - 1, self._a
-        names = ("weight", "scale", "g")
-        found = (self._tensor(f"{stem}.{name}", last, layer) for name in names)
+        a = self._a
+        found = (self._common(f"{stem}.{name}", layer) for name in ("weight", "scale", "g"))
         weight = next(each for each in found if each is not None)
         if a.norm == "layernorm":
-            bias = self._tensor(f"{stem}.bias", last, layer)
+            bias = self._common(f"{stem}.bias", layer)
             return functional.layer_norm(inputs, weight.shape, weight, bias, a.norm_epsilon)
         if a.norm == "rmsnorm":
             return weight * inputs / (inputs.square().mean(-1, keepdim=True) + a.norm_epsilon).sqrt()

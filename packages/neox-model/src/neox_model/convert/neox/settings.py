@@ -39,11 +39,13 @@ class Settings:
         config: the configuration that it was trained with.
         resolved: the model alone, with plain operators.
         rows: stored entries of the vocabulary.
+        read: the configuration files; none if it was read from recorded arguments.
     """
 
     config: NeoXConfig
     resolved: Resolved
     rows: int
+    read: tuple[Path, ...]
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters of the model that have not their default, with their names in files."""
@@ -68,7 +70,8 @@ def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
     """
     arguments = files.recorded("args")
     arguments = dict(arguments) if isinstance(arguments, Mapping) else {}
-    config = _configuration(files, given, arguments)
+    read = tuple(given) or _recorded_files(files)
+    config = _configuration(files, given, read, arguments)
     if _EMBEDDING not in files.parts:
         raise ConversionError(f"{files.folder} does not contain {_EMBEDDING}; copy the checkpoint again")
     rows = sum(shape[0] for shape in files.shapes(_EMBEDDING))
@@ -79,15 +82,20 @@ def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:
     except (ConfigError, ValidationError) as error:
         raise ConversionError(f"the model of {files.folder} cannot be built: {error}") from error
     _refuse_options(files, config, resolved)
-    return Settings(config, resolved, rows)
+    return Settings(config, resolved, rows, read)
 
 
-def _configuration(files: NeoXFiles, given: Sequence[Path], arguments: Mapping[str, Any]) -> NeoXConfig:
+def _recorded_files(files: NeoXFiles) -> tuple[Path, ...]:
     folder = files.folder / _CONFIGS
-    recorded = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+    return tuple(sorted(path for path in folder.iterdir() if path.is_file())) if folder.is_dir() else ()
+
+
+def _configuration(
+    files: NeoXFiles, given: Sequence[Path], read: Sequence[Path], arguments: Mapping[str, Any]
+) -> NeoXConfig:
     try:
-        if given or recorded:
-            return load_config(given or recorded)
+        if read:
+            return load_config(read)
         if all(name in arguments for name in _NEEDED):
             return _of_arguments(arguments)
     except ConfigError as error:
@@ -179,6 +187,9 @@ def _check_width(files: NeoXFiles, config: NeoXConfig, key: Key, width: int) -> 
         allowed = {model.mlp_width}
     elif size is not None:
         allowed = {computed, size}  # Before September 2024 the size of w1, w2 and w3 was exact.
+    elif key.name == "mlp.dense_h_to_4h.weight" and model.activation == "geglu":
+        # Two in GPT-NeoX's versions 1.0 and 2.0, which round a factor of 8/3 down, and four in 2021.
+        allowed = {computed, 2 * model.hidden_size, 4 * model.hidden_size}
     elif facts.is_gated:
         # Half of the size since September 2024, and multiples of 256 in Llama before.
         half, third = 8 * model.hidden_size // 3 // 2, 8 * model.hidden_size // 3
@@ -190,7 +201,7 @@ def _check_width(files: NeoXFiles, config: NeoXConfig, key: Key, width: int) -> 
         raise ConversionError(
             f"{files.folder}: {key} gives an MLP width of {width:,}, but the configuration {expected} "
             "(mlp-width, intermediate-size, expansion-factor, activation); pass the configuration that it "
-            "was trained with as --config"
+            "was trained with as --config; if it is that, add mlp-width to a copy of it, and pass the copy"
         )
 
 

@@ -58,14 +58,7 @@ def _columns(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:
 
 
 def _copies(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:
-    first, *others = _parts(files, key)
-    for rank, other in enumerate(others, 1):
-        if not torch.equal(first, other):
-            raise ConversionError(
-                f"{files.folder}: {key} must be the same on all ranks, but differs between rank 0 and rank "
-                f"{rank}; convert another checkpoint"
-            )
-    return first
+    return files.common(key)
 
 
 def _sum(files: NeoXFiles, key: Key, _: Architecture) -> Tensor:

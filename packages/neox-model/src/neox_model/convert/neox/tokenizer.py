@@ -6,12 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from neox_config.facts.checkpoints import LATEST
 from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 from neox_model.convert.errors import ConversionError
+from neox_model.convert.neox.files import NeoXFiles
+from neox_model.convert.neox.settings import Settings
+from neox_model.convert.yaml_file import CONFIGURATION
 
-__all__ = ["NamedTokenizer", "find_named_tokenizer"]
+__all__ = ["NamedTokenizer", "check_padding", "find_named_tokenizer"]
+
+# Names in the written folder that a file of the tokenizer would replace.
+_RESERVED = (CONFIGURATION, LATEST, "verification.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,12 @@ class NamedTokenizer:
         for path in self.files.values():
             copy = shutil.copytree if path.is_dir() else shutil.copyfile
             copy(path, target / path.name)
+
+    @property
+    def read(self) -> list[Path]:
+        """Return the files that were read, also those in a folder."""
+        inside = [path.rglob("*") if path.is_dir() else [path] for path in self.files.values()]
+        return sorted({path for paths in inside for path in paths if path.is_file()})
 
     def settings(self, folder: Path) -> dict[str, Any]:
         """Return our parameters, with the files in a folder."""
@@ -58,6 +71,7 @@ def find_named_tokenizer(
     named = {"vocab_file": section.vocab_file, "merge_file": section.merge_file}
     found = {name: given[name] or _found(named[name], folder) for name in given}
     files = {name: path for name, path in found.items() if path is not None}
+    _require_different_names(files)
     try:
         tokenizer = build_tokenizer(section.tokenizer_type, **files)
     except TokenizerError as error:
@@ -66,6 +80,35 @@ def find_named_tokenizer(
             "as --vocab-file (and --merge-file), because the model cannot be trained or evaluated without it"
         ) from error
     return NamedTokenizer(section.tokenizer_type, files, tokenizer)
+
+
+def _require_different_names(files: Mapping[str, Path]) -> None:
+    """Refuse files that would replace each other, or another file, in the written folder."""
+    names = [path.name for path in files.values()]
+    for parameter, path in files.items():
+        if names.count(path.name) > 1 or path.name in _RESERVED:
+            others = "; ".join(str(each) for each in files.values())
+            raise ConversionError(
+                f"the tokenizer's files ({others}) are copied into one folder, where {path.name} is the name "
+                f"of two files; copy {path} to another name, and pass it as --{parameter.replace('_', '-')}"
+            )
+
+
+def check_padding(files: NeoXFiles, settings: Settings, tokenizer: NamedTokenizer) -> None:
+    """Compare the rows of the embedding with the tokenizer's entries, which GPT-NeoX pads.
+
+    Raises:
+        ConversionError: this tokenizer would have given another number of rows.
+    """
+    entries, multiple = tokenizer.tokenizer.vocab_size, settings.config.model.make_vocab_size_divisible_by
+    padded = -(-entries // (multiple * files.ranks)) * multiple * files.ranks
+    if padded != settings.rows:
+        raise ConversionError(
+            f"the tokenizer of {files.folder} has {entries:,} entries, which GPT-NeoX pads to {padded:,} "
+            f"(make_vocab_size_divisible_by: {multiple}, {files.ranks} tensor-parallel ranks), but the token "
+            f"embedding has {settings.rows:,} rows; pass the tokenizer that it was trained with as "
+            "--vocab-file (and --merge-file), or its configuration as --config"
+        )
 
 
 def _found(named: str | None, folder: Path) -> Path | None:

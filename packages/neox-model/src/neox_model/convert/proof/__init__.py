@@ -6,7 +6,7 @@ used. In addition, every stored tensor is compared value by value, through these
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,13 @@ def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_
     files = WeightFiles(sides.folder)
     counted = check_keys(sides, files)
     texts = compare_tokenizers(sides)  # First: the next comparisons use ids of the tokenizer.
-    compare_tensors(sides, files)
+    rounded = compare_tensors(sides, files)
     compare_layers(sides, files, figures)
     if counted["parameters"] <= whole_limit:
         compare_whole(sides, files, figures)
     return {
-        "verdict": "equal",
+        "verdict": "equal after rounding" if rounded else "equal",
+        "rounded": rounded,
         "class": sides.family.class_name,
         **counted,
         "largest_differences": figures.plain(),
@@ -62,19 +63,27 @@ def prove(sides: Sides, *, source: Path, output: Path, whole_limit: int = WHOLE_
     }
 
 
-def provenance(source: Path, output: Path, *, packages: Iterable[str]) -> dict[str, Any]:
+def provenance(
+    source: Path, output: Path, *, packages: Iterable[str], read: Sequence[Path] | None = None
+) -> dict[str, Any]:
     """Return what was converted with which versions, for `verification.json`.
 
     Args:
         source: the folder that was converted.
         output: the folder that was written.
         packages: names of the packages that took part, in addition to ours.
+        read: the files that were read, in the source or not; None: all files of the source.
     """
+    hashes = _hashes(source) if read is None else {_name_in(source, path): _hash(path) for path in read}
     return {
         "versions": {**package_versions(), **{package: version(package) for package in packages}},
-        "source": {"folder": str(source.absolute()), "sha256": _hashes(source)},
+        "source": {"folder": str(source.absolute()), "sha256": hashes},
         "sha256": _hashes(output),
     }
+
+
+def _name_in(folder: Path, path: Path) -> str:
+    return str(path.relative_to(folder) if path.is_relative_to(folder) else path.absolute())
 
 
 def _hashes(folder: Path) -> dict[str, str]:

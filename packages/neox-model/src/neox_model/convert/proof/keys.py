@@ -92,7 +92,12 @@ def _check_vocabulary(sides: Sides, files: WeightFiles, model: Any) -> None:
         name = parameter_name(model, weight)
         theirs = None if name is None else sides.family.stored_name(name, files.tensors)
         if theirs is None or not _are_rows(sides, files, ours, theirs):
-            raise ProofError(f"the rows of {theirs or name} in {sides.folder} are not those of {ours}")
+            types = f"{sides.checkpoint.dtype(ours)} in {sides.checkpoint.folder}"
+            if theirs is not None:
+                types += f", {files.tensors[theirs].dtype} in {sides.folder}"
+            raise ProofError(
+                f"the rows of {theirs or name} in {sides.folder} are not those of {ours} ({types})"
+            )
 
 
 def _are_rows(sides: Sides, files: WeightFiles, ours: str, theirs: str) -> bool:

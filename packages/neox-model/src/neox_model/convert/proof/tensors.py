@@ -11,14 +11,18 @@ from torch import Tensor
 from neox_model.convert.checkpoints import VOCABULARY
 from neox_model.convert.errors import ProofError
 from neox_model.convert.families.family import Tensors
+from neox_model.convert.proof.rounding import Roundings, compare_values
 from neox_model.convert.proof.sides import Sides
 from neox_model.convert.weights import WeightFiles
 
 __all__ = ["compare_tensors"]
 
 
-def compare_tensors(sides: Sides, files: WeightFiles) -> None:
+def compare_tensors(sides: Sides, files: WeightFiles) -> list[str]:
     """Compare every tensor, ours rounded to the dtype of theirs; of the vocabulary, the rows of both.
+
+    Returns:
+        What is rounded, in sentences.
 
     Raises:
         ProofError: one is missing or differs.
@@ -27,17 +31,23 @@ def compare_tensors(sides: Sides, files: WeightFiles) -> None:
         name: (sides.rows, *shape[1:]) if name in VOCABULARY else shape
         for name, shape in sides.checkpoint.shapes.items()
     }
+    roundings = Roundings(("the checkpoint", "the model of transformers"))
     for tensor in sides.family.tensors(sides.checkpoint.architecture, shapes):
         stored = [sides.family.stored_name(name, files.tensors) for name in tensor.theirs]
         names = [name for name in stored if name is not None]
         if len(names) < len(stored):
             raise ProofError(f"{sides.folder} lacks a part of {', '.join(tensor.theirs)}")
         pairs = _pairs(sides, files, tensor, names)
-        count = sum(int((ours.to(theirs.dtype) != theirs).sum()) for ours, theirs in pairs)
-        if count:
+        dtypes = sides.checkpoint.dtype(tensor.ours), files.tensors[names[0]].dtype
+        found = compare_values(pairs, dtypes)
+        roundings.add(found)
+        if found.apart and found.rounded != 1:
+            why = found.why(("the checkpoint", "the other"))
             raise ProofError(
-                f"{count:,} values of {', '.join(names)} in {sides.folder} are not those of {tensor.ours}"
+                f"{found.apart:,} values of {', '.join(names)} in {sides.folder} are not those of "
+                f"{tensor.ours}{why}"
             )
+    return roundings.described()
 
 
 def _pairs(

@@ -1,0 +1,103 @@
+"""Folders of one kind are compared by their values, and rounding is reported as what it is."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+
+from neox_model.convert.cli import main
+from neox_model.convert.proof.rounding import compare_values
+from neox_model.convert.verify import verify
+from support.hf_models import ENTRIES, write_model
+
+SIZES = {"n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 8, "vocab_size": ENTRIES}
+FLOAT32, FLOAT16, BFLOAT16 = torch.float32, torch.float16, torch.bfloat16
+
+
+def written(folder, dtype, change=None):
+    """Write the same model in a dtype."""
+    path = write_model(folder, "gpt2", SIZES, dtype=FLOAT32) / "model.safetensors"
+    tensors = {name: values.to(dtype) for name, values in load_file(path).items()}
+    if change is not None:
+        change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16])
+@pytest.mark.parametrize("rounded", ["A", "B"])
+def test_a_loss_of_precision_is_reported(tmp_path, dtype, rounded):
+    whole, half = written(tmp_path / "whole", FLOAT32), written(tmp_path / "half", dtype)
+    folders = (half, whole) if rounded == "A" else (whole, half)
+    result = verify(*folders)
+    assert (result["verdict"], result["differences"]) == ("equal after rounding", [])
+    (what,) = result["rounded"]
+    other = "B" if rounded == "A" else "A"
+    name = str(dtype).removeprefix("torch.")
+    assert f" tensors of {rounded} ({name}) are those of {other} (float32) rounded: " in what
+    done = CliRunner().invoke(main, ["verify", *map(str, folders)])
+    assert done.exit_code == 0
+    assert done.output.startswith("equal after rounding: ")
+    assert what in done.output
+    assert json.loads(CliRunner().invoke(main, ["verify", *map(str, folders), "--json"]).output) == result
+
+
+def test_two_types_with_the_same_values_are_equal(tmp_path):
+    def simple(tensors):
+        for name in tensors:
+            tensors[name] = tensors[name].sign() * 0.75
+
+    one, other = written(tmp_path / "one", BFLOAT16, simple), written(tmp_path / "other", FLOAT16, simple)
+    result = verify(one, other)
+    assert (result["verdict"], result["rounded"]) == ("equal", [])
+
+
+@pytest.mark.parametrize("is_reversed", [True, False])
+def test_neither_of_two_16_bit_types_is_rounded_silently(tmp_path, is_reversed):
+    """The result does not depend on the order, and says why values differ."""
+
+    def add(tensors):
+        tensors["transformer.wte.weight"][0, 0] = 1.0 + 2**-9  # Between two values of bfloat16.
+
+    half, brain = written(tmp_path / "half", FLOAT16, add), written(tmp_path / "brain", BFLOAT16)
+    folders = (brain, half) if is_reversed else (half, brain)
+    result = verify(*folders)
+    assert result["verdict"] == "different"
+    (line,) = (line for line in result["differences"] if line.startswith("transformer.wte.weight"))
+    assert "neither is the other rounded, and each may be that of the same model: compare both" in line
+    names = ("A is bfloat16", "B float16") if is_reversed else ("A is float16", "B bfloat16")
+    assert all(name in line for name in names)
+    assert CliRunner().invoke(main, ["verify", *map(str, folders)]).exit_code == 1
+
+
+def test_bfloat16_of_a_float16_model_is_rounded(tmp_path):
+    half = written(tmp_path / "half", FLOAT16)
+    path = written(tmp_path / "brain", FLOAT16) / "model.safetensors"
+    save_file({name: each.bfloat16() for name, each in load_file(path).items()}, path)
+    for folders, side in (((half, path.parent), "B"), ((path.parent, half), "A")):
+        (what,) = verify(*folders)["rounded"]
+        assert f"of {side} (bfloat16) are those of {'A' if side == 'B' else 'B'} (float16) rounded" in what
+
+
+@pytest.mark.parametrize("place", [0, 7])
+def test_one_value_that_rounding_does_not_give_is_a_difference(place):
+    one = torch.randn(8, generator=torch.Generator().manual_seed(0))
+    other = one.bfloat16()
+    assert compare_values([(one, other)], (FLOAT32, BFLOAT16)).rounded == 1
+    other[place] *= 1 + 2**-7
+    found = compare_values([(one[:4], other[:4]), (one[4:], other[4:])], (FLOAT32, BFLOAT16))
+    assert (found.rounded, found.is_same, found.values) == (None, False, 8)
+
+
+def test_a_value_that_the_type_cannot_hold_is_a_difference():
+    one = torch.tensor([1e6])
+    assert not compare_values([(one, one.half())], (FLOAT32, FLOAT16)).is_same
+
+
+def test_values_of_one_type_are_never_rounded():
+    one = torch.tensor([1.0, 2.0])
+    found = compare_values([(one, one + 1e-3)], (FLOAT32, FLOAT32))
+    assert (found.apart, found.rounded, found.why(("A", "B"))) == (2, None, "")
+    assert found.largest == pytest.approx(1e-3, rel=1e-3)
