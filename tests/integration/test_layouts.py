@@ -24,7 +24,7 @@ def chosen() -> list[Case]:
     return [(names[number % len(names)], layout, number % 2 == 0) for number, layout in enumerate(LAYOUTS)]
 
 
-def run_cases(cases: list[Case], folder: str) -> dict[str, dict[str, float]]:
+def run_cases(cases: list[Case], folder: str, iterations: int) -> dict[str, dict[str, float]]:
     """Differences by case, of this rank; runs in four processes."""
     from support.layouts import differences, reference
     from support.worlds import world_of
@@ -34,7 +34,7 @@ def run_cases(cases: list[Case], folder: str) -> dict[str, dict[str, float]]:
     wanted = sorted({(architecture, LAYOUTS[layout].is_wide) for architecture, layout, _ in cases})
     with world_of(1, here, name="one") as number:
         for architecture, is_wide in wanted[number::4]:
-            reference(architecture, is_wide=is_wide, folder=here)
+            reference(architecture, is_wide=is_wide, folder=here, iterations=iterations)
     for size in (2, 4):
         sized = [case for case in cases if LAYOUTS[case[1]].ranks == size]
         # A separate world for each case: its groups, with gloo's threads, end with it.
@@ -43,13 +43,24 @@ def run_cases(cases: list[Case], folder: str) -> dict[str, dict[str, float]]:
                 for architecture, layout, recomputes in sized[turn : turn + 4 // size][number : number + 1]:
                     case = f"{architecture} / {layout} / {recomputes}"
                     found[case] = differences(
-                        architecture, LAYOUTS[layout], recomputes=recomputes, folder=here
+                        architecture,
+                        LAYOUTS[layout],
+                        recomputes=recomputes,
+                        folder=here,
+                        iterations=iterations,
                     )
     return found
 
 
-def check(cases: list[Case], folder: Path, *, timeout_seconds: float) -> None:
-    results = run_ranks(run_cases, size=4, cases=cases, folder=str(folder), timeout_seconds=timeout_seconds)
+def check(cases: list[Case], folder: Path, *, iterations: int, timeout_seconds: float) -> None:
+    results = run_ranks(
+        run_cases,
+        size=4,
+        cases=cases,
+        folder=str(folder),
+        iterations=iterations,
+        timeout_seconds=timeout_seconds,
+    )
     assert sum(len(result) for result in results) == sum(LAYOUTS[layout].ranks for _, layout, _ in cases)
     wrong = {
         f"{case}, rank {rank}": found
@@ -67,7 +78,7 @@ def test_the_chosen_part_has_every_layout_and_every_architecture():
 
 @pytest.mark.slow
 def test_layouts_and_architectures_chosen_in_turn_train_the_model_of_one_rank(tmp_path):
-    check(chosen(), tmp_path, timeout_seconds=1200)
+    check(chosen(), tmp_path, iterations=8, timeout_seconds=1200)
 
 
 # A launch for each: engines of DeepSpeed are never freed, and gloo's threads in their groups do not rest.
@@ -76,4 +87,4 @@ def test_layouts_and_architectures_chosen_in_turn_train_the_model_of_one_rank(tm
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_layout_trains_the_model_of_one_rank(tmp_path, architecture, recomputes):
     cases = [(architecture, layout, recomputes) for layout in LAYOUTS]
-    check(cases, tmp_path, timeout_seconds=600)
+    check(cases, tmp_path, iterations=20, timeout_seconds=600)

@@ -12,8 +12,14 @@
 The function is named by file and name, never pickled. Each process joins through a file store in a private
 folder, so no port is needed and runs cannot meet. When one process fails or the time is up, the others are
 killed at once and the first error, by time, is reported whole. The processes also die with this one.
+
+Importing torch and DeepSpeed takes longer than most tests. So ranks on gloo are forked from one of two
+processes (`support.rank_server`) that have imported them in the environment of the test: two, so that strings
+have other hashes on the next rank, which finds orders of sets that ranks do not share. With NCCL, ranks start
+from nothing.
 """
 
+import atexit
 import inspect
 import json
 import os
@@ -21,16 +27,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 __all__ = ["DistributedFailure", "run_ranks"]
 
 _WORKER = Path(__file__).with_name("distributed_worker.py")
+_SERVER = Path(__file__).with_name("rank_server.py")
+_SERVERS = 2
+# Of this many environments, the last ones, servers are kept.
+_KEPT_ENVIRONMENTS = 2
 _POLL_SECONDS = 0.02
 _OUTPUT_CHARACTERS = 4000
+# What differs between ranks, and between tests of one environment.
+_OWN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTEST_CURRENT_TEST")
 # DeepSpeed looks for a device itself, once for a process.
 _DEVICES: dict[str, dict[str, str]] = {
     "gloo": {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
@@ -77,21 +91,124 @@ def run_ranks(
             "backend": backend,
         }
         (folder / "call.json").write_text(json.dumps(call))
-        processes = [
-            _start(rank, size, folder, _DEVICES[backend] | (environment or {})) for rank in range(size)
-        ]
+        start = _fork if backend == "gloo" else _start_anew
+        processes: list[_Rank] = []
+        variables = _DEVICES[backend] | (environment or {})
         try:
+            processes.extend(start(folder, _environment(rank, size, variables)) for rank in range(size))
             _wait(processes, folder, timeout_seconds)
         finally:
             _kill(processes)
         return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(size)]
 
 
-def _start(rank: int, size: int, folder: Path, extra: dict[str, str]) -> subprocess.Popen[bytes]:
-    environment = {
+class _Rank(Protocol):
+    """A process of a rank."""
+
+    def poll(self) -> int | None:
+        """Return its exit code, None while it runs."""
+
+    def kill(self) -> None:
+        """Kill it and the processes of its group, and wait until it has ended."""
+
+
+class _Started:
+    """A rank that this process has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.poll = process.poll
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class _Server:
+    """A process that forks ranks in one environment; it ends with this process, which closes its input."""
+
+    _kept: ClassVar[dict[tuple[int, frozenset[tuple[str, str]]], "_Server"]] = {}
+    # Threads may call `run_ranks`.
+    _lock = threading.Lock()
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(_SERVER)],
+            stdin=subprocess.PIPE,
+            # Libraries print while they are imported.
+            stdout=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+
+    @classmethod
+    def of(cls, rank: int, environment: dict[str, str]) -> "_Server":
+        """Return the server for a rank in an environment, started now unless it is kept."""
+        number = rank % _SERVERS
+        common = {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
+        key = (number, frozenset(common.items()))
+        with cls._lock:
+            server = cls._kept.pop(key, None)
+            if server is None or server.has_ended:
+                server = cls(common)
+            cls._kept[key] = server
+            while len(cls._kept) > _SERVERS * _KEPT_ENVIRONMENTS:
+                cls._kept.pop(next(iter(cls._kept))).close()
+        return server
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def request(self, **values: Any) -> None:
+        assert self._process.stdin is not None
+        with self._lock, suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(values).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+    @classmethod
+    def close_all(cls) -> None:
+        """End all servers, so that none outlives this process."""
+        while cls._kept:
+            cls._kept.popitem()[1].close()
+
+
+atexit.register(_Server.close_all)
+
+
+class _Forked:
+    """A rank that a server has forked, or is about to fork."""
+
+    def __init__(self, server: _Server, folder: Path, environment: dict[str, str]) -> None:
+        self._server, self._folder = server, folder
+        self._code = folder / f"code-{environment['RANK']}"
+        server.request(folder=str(folder), environment=environment, working_directory=os.getcwd())
+
+    def poll(self) -> int | None:
+        if self._code.exists():
+            return int(self._code.read_text())
+        if self._server.has_ended:
+            raise DistributedFailure("the process that forks the ranks has ended; its output says why")
+        return None
+
+    def kill(self) -> None:
+        # A server that has ended has killed its ranks.
+        with suppress(DistributedFailure):
+            if self.poll() is None:
+                self._server.request(kill=str(self._folder))
+            while self.poll() is None:
+                time.sleep(_POLL_SECONDS)
+
+
+def _environment(rank: int, size: int, more: dict[str, str]) -> dict[str, str]:
+    return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
-        **extra,
+        **more,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -100,17 +217,26 @@ def _start(rank: int, size: int, folder: Path, extra: dict[str, str]) -> subproc
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
     }
-    with (folder / f"output-{rank}.txt").open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, str(_WORKER), str(folder), str(os.getpid())],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
+
+
+def _start_anew(folder: Path, environment: dict[str, str]) -> _Rank:
+    with (folder / f"output-{environment['RANK']}.txt").open("wb") as output:
+        return _Started(
+            subprocess.Popen(
+                [sys.executable, str(_WORKER), str(folder), str(os.getpid())],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
         )
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: float) -> None:
+def _fork(folder: Path, environment: dict[str, str]) -> _Rank:
+    return _Forked(_Server.of(int(environment["RANK"]), environment), folder, environment)
+
+
+def _wait(processes: list[_Rank], folder: Path, timeout_seconds: float) -> None:
     deadline = time.monotonic() + timeout_seconds
     while True:
         codes = [process.poll() for process in processes]
@@ -135,13 +261,11 @@ def _first_error(codes: list[int | None], folder: Path) -> str:
 
 
 def _output_tail(rank: int, folder: Path) -> str:
-    text = (folder / f"output-{rank}.txt").read_text(errors="replace")[-_OUTPUT_CHARACTERS:]
+    output = folder / f"output-{rank}.txt"
+    text = output.read_text(errors="replace")[-_OUTPUT_CHARACTERS:] if output.exists() else ""
     return f"output of rank {rank}:\n{text}" if text else f"rank {rank} wrote nothing"
 
 
-def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
+def _kill(processes: list[_Rank]) -> None:
     for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    for process in processes:
-        process.wait()
+        process.kill()

@@ -11,6 +11,7 @@ import time
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 _PR_SET_PDEATHSIG = 1
 
@@ -57,24 +58,23 @@ def _run(folder: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
-def main() -> int:
-    folder, parent = Path(sys.argv[1]), int(sys.argv[2])
+def run_and_exit(folder: Path, parent: int) -> NoReturn:
+    """Run this process's rank of the call in a folder, and end the process with an exit code."""
     _die_with_parent(parent)
-    # The folder of this file must not shadow anything; its parent holds the `support` package.
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-    rank = int(os.environ["RANK"])
+    rank, code = int(os.environ["RANK"]), 0
     try:
         _run(folder, rank)
     except BaseException:
         error = {"time": time.time(), "rank": rank, "traceback": traceback.format_exc()}
         _write(folder / f"error-{rank}.json", error)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
+        code = 1
     # A process group that was abandoned half-way may hang in its destructors: leave without them.
-    code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    # The folder of this file must not shadow anything; its parent holds the `support` package.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    run_and_exit(Path(sys.argv[1]), int(sys.argv[2]))

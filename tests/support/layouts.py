@@ -254,12 +254,12 @@ def start(resolved: Resolved) -> Started:
     return Started(engine, EngineStep(engine, accumulation=derived.accumulation), groups, schedule)
 
 
-def train(resolved: Resolved) -> tuple[Run, nn.Module]:
+def train(resolved: Resolved, *, iterations: int = ITERATIONS) -> tuple[Run, nn.Module]:
     """Train through the engine in the present world; the run has this rank's parameters, whole in ZeRO 3."""
     engine, step, groups, _ = start(resolved)
     model = engine.model
     batches = batches_of(resolved, groups)
-    losses = [float(step(batches).loss) for _ in range(ITERATIONS)]
+    losses = [float(step(batches).loss) for _ in range(iterations)]
     weights = {name: whole_weight(parameter) for name, parameter in named_logical_parameters(model)}
     return Run(losses, weights), model
 
@@ -272,18 +272,21 @@ def whole_weight(parameter: nn.Parameter) -> Tensor:
         return parameter.detach().clone()
 
 
-def reference(architecture: str, *, is_wide: bool, folder: Path) -> None:
+def reference(architecture: str, *, is_wide: bool, folder: Path, iterations: int = ITERATIONS) -> None:
     """Train on one rank and leave the run in the folder."""
     layout = Layout(1, {}, is_wide=is_wide)
-    run, _ = train(resolved_from(settings_of(architecture, layout, recomputes=False)))
-    assert run.losses[-1] < run.losses[0] - 0.02, f"{architecture} learns nothing: {run.losses[::6]}"
+    settings = settings_of(architecture, layout, recomputes=False)
+    run, _ = train(resolved_from(settings), iterations=iterations)
+    assert run.losses[-1] < run.losses[0] - 0.02, f"{architecture} learns nothing: {run.losses}"
     torch.save({"losses": run.losses, "weights": run.weights}, _path(architecture, is_wide, folder))
 
 
-def differences(architecture: str, layout: Layout, *, recomputes: bool, folder: Path) -> dict[str, float]:
+def differences(
+    architecture: str, layout: Layout, *, recomputes: bool, folder: Path, iterations: int = ITERATIONS
+) -> dict[str, float]:
     """Train on this layout: largest difference of a loss and of a weight's element from one rank's."""
     settings = settings_of(architecture, layout, recomputes=recomputes)
-    run, model = train(resolved_from(settings, devices=layout.ranks))
+    run, model = train(resolved_from(settings, devices=layout.ranks), iterations=iterations)
     expected = torch.load(_path(architecture, layout.is_wide, folder), weights_only=True)
     of_losses = [abs(one - other) for one, other in zip(run.losses, expected["losses"], strict=True)]
     of_weights = [0.0]

@@ -1,4 +1,9 @@
+import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +28,16 @@ def sleep_for_ever() -> None:
     time.sleep(3600)
 
 
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def describe(folder: str) -> list[object]:
+    """What must differ between ranks, and what must be that of the test."""
+    with open(os.path.join(folder, f"of-{dist.get_rank()}"), "x") as own:
+        return [os.getppid(), hash("a string"), os.getcwd(), os.environ.get("OWN"), os.getpgid(0), own.name]
+
+
 def test_each_rank_returns_its_value():
     assert run_ranks(sum_of_ranks, size=2, start=10) == [[0, 21], [1, 21]]
 
@@ -35,3 +50,51 @@ def test_the_first_error_is_reported_and_the_other_rank_ends():
 def test_the_time_limit_ends_the_run():
     with pytest.raises(DistributedFailure, match=r"did not end within 3 s"):
         run_ranks(sleep_for_ever, size=1, timeout_seconds=3)
+
+
+def test_a_rank_that_is_killed_is_reported():
+    with pytest.raises(DistributedFailure, match=r"rank 0 ended with code -9"):
+        run_ranks(killed, size=1)
+
+
+def test_ranks_that_are_neighbours_hash_strings_differently(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = run_ranks(describe, size=4, folder=str(tmp_path))
+    parents, hashes, folders, variables, process_groups, _ = zip(*found, strict=True)
+    for values in (parents, hashes):
+        assert values[0] == values[2] != values[1] == values[3]
+    assert os.getpid() not in parents
+    assert set(folders) == {str(tmp_path)}
+    assert variables == (None,) * 4
+    assert len(set(process_groups)) == 4
+
+
+def test_ranks_are_forked_from_a_process_with_the_variables_of_the_test(tmp_path, monkeypatch):
+    def found() -> list[object]:
+        (tmp_path / "of-0").unlink(missing_ok=True)
+        return run_ranks(describe, size=1, folder=str(tmp_path))[0]
+
+    usual = found()
+    monkeypatch.setenv("OWN", "1")
+    changed = found()
+    assert (usual[3], changed[3]) == (None, "1")
+    assert usual[0] != changed[0]
+    assert found()[0] == changed[0]
+    monkeypatch.delenv("OWN")
+    assert found()[0] == usual[0]
+
+
+def test_a_server_ends_with_the_process_that_uses_it():
+    program = (
+        "import os; from support.distributed import _Server;"
+        "print(_Server(dict(os.environ))._process.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    assert found.returncode == -signal.SIGKILL
+    while Path(f"/proc/{int(found.stdout)}").exists():
+        time.sleep(0.1)
