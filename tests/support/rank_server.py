@@ -16,7 +16,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-IMPORTED = ("pytest", "torch.distributed", "deepspeed", "neox_model.train.run", "neox_model.checkpoint")
+# The last one is imported when ZeRO 3 starts, and by what watches operators.
+IMPORTED = (
+    "pytest",
+    "torch.distributed",
+    "deepspeed",
+    "neox_model.train.run",
+    "neox_model.checkpoint",
+    "torch._dynamo",
+)
 _POLL_SECONDS = 0.005
 
 
