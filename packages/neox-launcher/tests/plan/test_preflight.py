@@ -200,11 +200,18 @@ def test_an_evaluation_of_nothing_is_refused_before_the_start(load, files, text,
 
 @pytest.mark.parametrize(
     ("output", "name"),
-    [("prompts", "sample-input-file"), ("./link", "sample-input-file"), ("tokenizer.json", "vocab-file")],
+    [
+        ("prompts", "sample-input-file"),
+        ("./link", "sample-input-file"),
+        ("texts", "sample-input-file"),
+        ("tokenizer.json", "vocab-file"),
+    ],
 )
 def test_generated_texts_do_not_overwrite_a_file_that_is_read(load, files, output, name):
     (files / "prompts").write_text("one\n")
     (files / "link").symlink_to("prompts")
+    # Results are written to this name first.
+    (files / "texts.partial").symlink_to("prompts")
     text = f"{SETTINGS}sample-input-file: prompts\nsample-output-file: {output}\n"
     (problem,) = check_files(load(text), program="prompts")
     assert (problem.name, problem.place.line) == ("sample_output_file", 5)

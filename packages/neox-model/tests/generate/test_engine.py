@@ -1,17 +1,20 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from neox_config.derive.generation import generation_mode
+from neox_config.derive.generation import generation_mode, without_effect
 from neox_config.errors import NeoXError
 from neox_data.tokenizers import build_tokenizer
 from neox_model.generate.batch import Batch
 from neox_model.generate.engine import Engine, Request
 from neox_model.generate.forward import Forward
-from neox_model.generate.run import as_plain_model, explained_shortage
+from neox_model.generate.modes import Job
+from neox_model.generate.run import as_plain_model, explained_shortage, job_of
 from neox_model.generate.sampling import Sampling
+from neox_model.parallel.groups import SINGLE_PROCESS
 from support.settings import resolved_from
 
 TOKENIZER = build_tokenizer("CharLevelTokenizer")
@@ -170,6 +173,76 @@ def test_the_mode_follows_from_the_settings(settings, expected):
     assert generation_mode(resolved_from(settings).config) == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"num_samples": 2}, []),
+        ({"num_samples": 2, "prompt": "a", "sample_input_file": "prompts.txt"}, []),
+        ({"num_samples": 2, "sample_input_file": "prompts.txt"}, ["num_samples"]),
+        (
+            {"num_samples": 2, "sample_input_file": "prompts.txt", "text_gen_type": "interactive"},
+            ["num_samples", "sample_input_file"],
+        ),
+    ],
+)
+def test_parameters_that_the_mode_does_not_use_are_named(settings, expected):
+    assert list(without_effect(resolved_from(settings).config)) == expected
+
+
+def test_each_parameter_reaches_the_job():
+    settings = {
+        "temperature": 0.7,
+        "top_k": 5,
+        "top_p": 0.8,
+        "repetition_penalty": 1.2,
+        "stop_strings": ("x",),
+        "sampling_seed": 0,
+        "generation_batch_size": 3,
+        "interactive_history": False,
+        "maximum_tokens": 9,
+        "sample_input_file": "prompts.txt",
+        "sample_output_file": "texts.jsonl",
+        "num_samples": 4,
+        "prompt": "once",
+        "seed": 77,
+    }
+    forward = Forward(Scripted("abc"), hidden_size=4, vocab_size=TOKENIZER.vocab_size)
+
+    def job(**changes: object) -> Job:
+        config = resolved_from(settings | changes).config
+        return job_of(config, forward, TOKENIZER, SINGLE_PROCESS, reads_every_token=False)
+
+    found = job()
+    assert found.sampling == Sampling(temperature=0.7, top_k=5, top_p=0.8, repetition_penalty=1.2)
+    assert (found.seed, job(sampling_seed=None).seed) == (0, 77)
+    assert (found.stop_strings, found.batch_size, found.keeps_history) == (("x",), 3, False)
+    assert (found.maximum_tokens, found.num_samples, found.prompt) == (9, 4, "once")
+    assert (str(found.input_file), str(found.output_file)) == ("prompts.txt", "texts.jsonl")
+    assert found.seq_length == resolved_from({}).config.model.seq_length
+    request = found.request([1], 2)
+    assert (request.maximum_tokens, request.stop_strings) == (9, ("x",))
+    assert request.sampling == replace(found.sampling, seed=request.sampling.seed)
+    others = [job(sampling_seed=1).request([1], 2), found.request([1], 3)]
+    assert len({one.sampling.seed for one in (request, *others)}) == 3
+    for recompute in (False, True):
+        shapes = forward.model.stack[0].calls
+        shapes.clear()
+        list(job(recompute=recompute).engine(1, 9).replies([ask("a", 2)]))
+        assert shapes == [(1, 1), (1, 2 if recompute else 1)]
+
+
+@pytest.mark.parametrize(
+    ("device", "reads_every_token", "steps"), [("cpu", False, 1), ("meta", False, 8), ("meta", True, 1)]
+)
+def test_tokens_are_read_one_by_one_on_a_cpu_and_in_interactive_sessions(device, reads_every_token, steps):
+    forward = Forward(Scripted("abc"), hidden_size=4, vocab_size=TOKENIZER.vocab_size)
+    forward.device = torch.device(device)
+    job = job_of(
+        resolved_from({}).config, forward, TOKENIZER, SINGLE_PROCESS, reads_every_token=reads_every_token
+    )
+    assert job.engine(1, 4)._steps_per_read == steps
+
+
 def test_generation_uses_the_configured_layout_without_zero_and_sequence_parallelism():
     settings = {
         "pipe_parallel_size": 2,
@@ -212,6 +285,23 @@ def test_an_update_contains_the_end_of_the_document_and_the_reply_does_not():
     assert [token for update in updates for token in update.new.tokens] == [*TOKENIZER.encode("b"), END]
     assert [row[0][0] for update in updates for row in update.new.top] == [*TOKENIZER.encode("b"), END]
     assert updates[-1].reply.tokens == TOKENIZER.encode("b")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_output_that_is_not_finite_is_known_also_if_it_ends_the_document(value):
+    """The first of several NaN is the largest: often it is the entry of end-of-document."""
+
+    class Broken(NextInScript):
+        def forward(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
+            logits_SBV = super().forward(inputs)
+            logits_SBV[:, :, END] = torch.where(inputs[0].t() == ord("c"), value, logits_SBV[:, :, END])
+            return logits_SBV
+
+    made = engine("abcdef")
+    made._batch._forward._body = [Broken("abcdef")]
+    broken, fine = made.replies([ask("b", 4), ask("d", 2)])
+    assert (broken.text, broken.finish_reason) == ("c", "end-of-document")
+    assert (broken.is_finite, fine.is_finite) == (False, True)
 
 
 def test_too_little_memory_on_the_host_names_the_settings_and_other_errors_stay_theirs():

@@ -10,6 +10,7 @@ import sys
 import termios
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,24 @@ def test_a_prompt_has_num_samples_continuations_with_seeds_of_their_own(tmp_path
     assert len(read_lines(output)) == 1
 
 
+class Overflowing(Shout):
+    """The output of the model for the second text is not finite."""
+
+    def reply(self, ticket: int, reason: str, message: str | None = None) -> Reply:
+        made = super().reply(ticket, reason, message)
+        return replace(made, is_finite=ticket != 1)
+
+
+def test_output_of_the_model_that_is_not_finite_is_an_error(prompts, monkeypatch):
+    with pytest.raises(NeoXError, match="output for text 2 is not finite"):
+        MODES["input-file"](job(engine=Overflowing, input_file=prompts))
+    partial = prompts.with_name("prompts.txt.output.jsonl.partial")
+    assert [line["context"] for line in read_lines(partial)] == ["first"]
+    monkeypatch.setattr("sys.stdin", typed(b"one\ntwo\n"))
+    with pytest.raises(NeoXError, match="output for text 2 is not finite"):
+        MODES["interactive"](job(engine=Overflowing))
+
+
 class Refusing(Shout):
     """Has no room for the second prompt, and answers it first."""
 
@@ -272,7 +291,7 @@ def test_without_history_every_prompt_is_a_text_by_itself(tmp_path, monkeypatch)
     assert [line["prompt"] for line in read_lines(output)] == ["one", "two"]
 
 
-def test_the_oldest_turns_are_left_out_if_they_do_not_fit():
+def test_the_oldest_turns_are_left_out_if_they_do_not_fit(caplog):
     talk = Conversation(build_tokenizer("CharLevelTokenizer"), room=12, keeps_history=True)
     shout = Shout()
     for context in ("ab", "cd", "ef"):
@@ -281,7 +300,9 @@ def test_the_oldest_turns_are_left_out_if_they_do_not_fit():
         shout.said[0] = list(context.upper().encode())
         talk.add(context, shout.reply(0, "maximum-tokens"))
     assert prompt == "abAB\ncdCD\nef"
+    assert not caplog.records
     assert talk.prompt("gh")[0] == "cdCD\nefEF\ngh"
+    assert "the oldest 1 of 3 turns are left out" in caplog.text
     assert talk.prompt("a prompt that is too long by itself")[0] == "a prompt that is too long by itself"
 
 

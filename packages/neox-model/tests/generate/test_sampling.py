@@ -24,7 +24,10 @@ def drawn(samplings: list[Sampling], logits_BV: Tensor, count: int) -> Tensor:
 
 def kept(top_k: int = 0, top_p: float = 0.0, logits: Tensor = LOGITS) -> list[int]:
     found = filtered(
-        logits[None], torch.tensor([top_k]), torch.tensor([top_p]), count=min(top_k or 99, len(logits))
+        logits[None],
+        torch.tensor([top_k]),
+        torch.tensor([top_p], dtype=torch.float64),
+        count=min(top_k or 99, len(logits)),
     )[0]
     places = torch.nonzero(found > -torch.inf).flatten().tolist()
     assert torch.equal(found[places], logits[places])
@@ -109,6 +112,68 @@ def test_a_penalty_counts_the_prompt_and_every_chosen_token():
     assert [made.choose(logits, 0)[0].item() for _ in range(3)] == [2, 0, 3]
 
 
+def kept_by_definition(logits_V: Tensor, top_k: int, top_p: float) -> list[bool]:
+    """Return which tokens are kept: a token goes if those that are more likely reach top_p without it."""
+    exact = logits_V.double()
+    is_kept = torch.ones(len(exact), dtype=torch.bool)
+    if top_k:
+        is_kept &= exact >= exact.sort(descending=True).values[top_k - 1]
+    if 0.0 < top_p < 1.0:
+        weights = (exact - exact.max()).exp() * is_kept
+        order = exact.argsort(descending=True, stable=True)
+        before = weights[order].cumsum(0) - weights[order]
+        last = order[(before < top_p * weights.sum()).nonzero()[-1]]
+        is_kept &= exact >= exact[last]
+    return is_kept.tolist()
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16, with many equal logits", "all equal", "one likely"])
+@pytest.mark.parametrize("top_p", [0.0, 1e-300, 1e-9, 0.3, 0.9, 0.999999, 1.0])
+@pytest.mark.parametrize("top_k", [0, 3, 700, 1500])
+def test_filters_keep_the_tokens_of_their_definition(kind, top_p, top_k):
+    """With more logits than are selected, and with so many that all are sorted."""
+    logits = torch.randn(2, 1500, generator=torch.Generator().manual_seed(1)) * 2
+    if kind != "float32":
+        logits = logits.bfloat16().float()
+    if kind == "all equal":
+        logits[:] = -3.0
+    if kind == "one likely":
+        logits[:, 77] = 100.0
+    found = filtered(
+        logits,
+        torch.full((2,), top_k),
+        torch.full((2,), top_p, dtype=torch.float64),
+        count=top_k or (1500 if 0 < top_p < 1 else 0),
+        has_top_p=0 < top_p < 1,
+    )
+    for row, expected in zip(found, logits, strict=True):
+        assert (row > -torch.inf).tolist() == kept_by_definition(expected, top_k, top_p)
+        assert torch.equal(row[row > -torch.inf], expected[row > -torch.inf])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("penalty", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize("temperature", [1e-40, 1e-9, 1.0, 1e30])
+def test_extreme_settings_draw_possible_tokens_and_have_finite_log_probabilities(dtype, penalty, temperature):
+    logits = (torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(4)) * 100).to(dtype)
+    sampling = Sampling(temperature=temperature, top_p=0.5, repetition_penalty=penalty, seed=1)
+    made = table([sampling], vocabulary=VOCABULARY, draws=20)
+    found = [made.choose(logits, 0) for _ in range(20)]
+    expected = logits.float().log_softmax(1)[0]
+    assert [value.item() for _, value in found] == pytest.approx(
+        [expected[token].item() for token, _ in found], abs=1e-3
+    )
+    if temperature < 1.0:
+        first = logits.argmax().item() if penalty != 1e-30 or logits[0, 1] <= 0 else 1
+        assert found[0][0].item() == first
+
+
+def test_a_random_number_of_zero_draws_a_possible_token():
+    made = table([Sampling(temperature=1.0, top_k=1)])
+    made._uniform_BT[:] = 0.0
+    assert made.choose(LOGITS[None], 0)[0].item() == 2
+
+
 @pytest.mark.parametrize("top_k", [0, 1, 7, VOCABULARY])
 @pytest.mark.parametrize("top_p", [0.0, 0.1, 0.9, 1.0])
 @pytest.mark.parametrize("penalty", [1.0, 1.7, 0.6])
@@ -129,7 +194,7 @@ def test_filtered_probabilities_are_those_of_transformers(top_k, top_p, penalty)
     found = filtered(
         penalized(logits, seen, torch.full((3,), penalty)) / temperature,
         torch.full((3,), top_k),
-        torch.full((3,), top_p),
+        torch.full((3,), top_p, dtype=torch.float64),
         count=VOCABULARY if top_k == 0 else top_k,
     )
     torch.testing.assert_close(found.softmax(1), expected.softmax(1), rtol=0, atol=1e-6)

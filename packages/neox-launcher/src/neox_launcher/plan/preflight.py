@@ -530,7 +530,10 @@ def _generated_file(config: NeoXConfig) -> Iterator[Problem]:
     output = config.generation.sample_output_file
     for name in ("sample_input_file", "vocab_file", "merge_file"):
         path = config.value_of(name)
-        if output is not None and path is not None and os.path.realpath(path) == os.path.realpath(output):
+        if output is None or path is None:
+            continue
+        # Results are first written to the second name.
+        if os.path.realpath(path) in (os.path.realpath(output), os.path.realpath(f"{output}.partial")):
             what = f"is also the {name.replace('_', '-')}, which would be overwritten"
             yield Problem("sample_output_file", what, "choose another file")
 

@@ -1,9 +1,13 @@
 """The turns of an interactive session, and its commands."""
 
+import logging
+
 from neox_data.tokenizers import Tokenizer
 from neox_model.generate.engine import Reply
 
 __all__ = ["Conversation"]
+
+logger = logging.getLogger(__name__)
 
 _HELP = "commands: /new starts a new conversation, /history shows it, /help lists the commands"
 
@@ -27,12 +31,20 @@ class Conversation:
 
     def prompt(self, context: str) -> tuple[str, list[int]]:
         """Return the text that the model continues for a new prompt, and its ids."""
+        given = len(self._turns)
         while True:
             text = "\n".join([*self._turns, context])
             tokens = self._tokenizer.encode(text)
             if len(tokens) <= self._room or not self._turns:
-                return text, tokens
+                break
             del self._turns[0]
+        if left_out := given - len(self._turns):
+            logger.warning(
+                "the oldest %d of %d turns are left out: a conversation has room for seq-length minus "
+                "maximum-tokens, %d tokens",
+                *(left_out, given, max(0, self._room)),
+            )
+        return text, tokens
 
     def add(self, context: str, reply: Reply) -> None:
         """Add a prompt and its reply; an interrupted reply counts as far as it is."""

@@ -10,6 +10,7 @@ Every rank of a copy of the model makes the same calls in the same order; all re
 reply depends on its request alone, not on the others in the batch.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,6 +64,7 @@ class Reply:
         finish_reason: why it ends.
         message: why there is no text, or that it was interrupted; None otherwise.
         duration_seconds: time in the batch.
+        is_finite: False if the model's output contained a NaN or Infinity, so that a token is arbitrary.
     """
 
     tokens: list[int]
@@ -71,6 +73,7 @@ class Reply:
     finish_reason: FinishReason
     message: str | None
     duration_seconds: float
+    is_finite: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,7 @@ class _Running:
     started: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
+    is_finite: bool = True
 
 
 class Engine:
@@ -225,6 +229,7 @@ class Engine:
             if reason is not None:
                 break
             count += 1
+            running.is_finite &= math.isfinite(value)
             if token == self._tokenizer.end_of_document:
                 reason = "end-of-document"
                 continue
@@ -250,6 +255,7 @@ class Engine:
             finish_reason=reason,
             message=message,
             duration_seconds=time.perf_counter() - running.started,
+            is_finite=running.is_finite,
         )
 
     def _release(self, place: int) -> None:

@@ -166,6 +166,7 @@ def _interactive(job: Job) -> None:
                 prompt, tokens = conversation.prompt(context)
                 with interruptible(groups.world.rank, number):
                     reply = _stream(engine, job.request(tokens, number), interrupts, groups.world.rank == 0)
+                _check_numbers(reply, number)
                 conversation.add(context, reply)
                 if groups.world.rank == 0:
                     sample = _sample(context, prompt, reply)
@@ -271,6 +272,9 @@ def replies(job: Job, contexts: Sequence[str], numbers: Sequence[int]) -> Iterat
         job: how to generate.
         contexts: the prompts of all replicas; an empty one starts a document.
         numbers: the prompts to continue.
+
+    Raises:
+        NeoXError: the model's output is not finite.
     """
     requests = [
         job.request(job.tokenizer.encode(contexts[one]) if contexts[one] else [], one) for one in numbers
@@ -279,7 +283,18 @@ def replies(job: Job, contexts: Sequence[str], numbers: Sequence[int]) -> Iterat
         return
     longest = max(max(1, len(request.prompt)) for request in requests)
     engine = job.engine(min(job.batch_size, len(requests)), min(job.seq_length, longest + job.maximum_tokens))
-    yield from engine.replies(requests)
+    for number, reply in zip(numbers, engine.replies(requests), strict=True):
+        _check_numbers(reply, number)
+        yield reply
+
+
+def _check_numbers(reply: Reply, number: int) -> None:
+    """Raise NeoXError if the model's output for a text was not finite."""
+    if not reply.is_finite:
+        raise NeoXError(
+            f"the model's output for text {number + 1} is not finite, so its tokens would be arbitrary; set "
+            "precision to bfloat16 or fp32, and check the weights with neox-checkpoint show"
+        )
 
 
 def _is_first_of_copy(groups: Groups) -> bool:

@@ -1,10 +1,13 @@
 """Write the results of a generation as JSON lines; what was written before a failure is kept and named."""
 
+import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TextIO
+
+from filelock import lock_descriptor
 
 from neox_config.errors import NeoXError
 from neox_config.finite_json import dumps
@@ -14,6 +17,9 @@ __all__ = ["writing_results"]
 logger = logging.getLogger(__name__)
 
 Write = Callable[[Mapping[str, Any]], None]
+
+# Some network file systems have no locks.
+_NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextmanager
@@ -28,15 +34,17 @@ def writing_results(path: Path | None) -> Iterator[Write]:
             not written.
 
     Raises:
-        NeoXError: the file cannot be written.
+        NeoXError: the file cannot be written, or another generation writes it.
     """
     if path is None:
         yield lambda result: None
         return
+    if path.is_dir():
+        raise NeoXError(f"cannot write the results to {path}: it is a folder; add the name of a file")
     partial, written = path.with_name(f"{path.name}.partial"), 0
+    file = _new_partial_file(path, partial)
     try:
-        _move_aside(path, partial)
-        with partial.open("w", encoding="utf-8") as file:
+        with file:
 
             def write(result: Mapping[str, Any]) -> None:
                 nonlocal written
@@ -45,15 +53,13 @@ def writing_results(path: Path | None) -> Iterator[Write]:
                 written += 1
 
             yield write
-        if written:
-            partial.rename(path)
-        else:
-            partial.unlink(missing_ok=True)
+            if written:
+                partial.rename(path)
+            else:
+                partial.unlink(missing_ok=True)
     except OSError as error:
         _report(partial, written)
-        raise NeoXError(
-            f"cannot write the results to {path}: {error}; set sample_output_file to another file"
-        ) from error
+        raise _unwritable(path, error) from error
     except BaseException:
         _report(partial, written)
         raise
@@ -64,14 +70,47 @@ def writing_results(path: Path | None) -> Iterator[Write]:
         logger.warning("no text was generated; %s %s", path, kept)
 
 
+def _new_partial_file(path: Path, partial: Path) -> TextIO:
+    """Create the partial file, locked until it is closed; rename one of an earlier generation."""
+    try:
+        with suppress(FileNotFoundError), partial.open("rb") as earlier:
+            _lock(earlier, path)
+            _move_aside(path, partial)
+        file = partial.open("x", encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    _lock(file, path)
+    return file
+
+
+def _lock(file: IO[Any], path: Path) -> None:
+    """Lock an open file until it is closed, so that another generation does not rename it meanwhile."""
+    try:
+        is_locked = lock_descriptor(file.fileno(), blocking=False)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS_HERE:
+            raise
+        is_locked = True
+    if not is_locked:
+        raise NeoXError(
+            f"another generation writes its results to {path}; wait until it has ended, or set "
+            "sample_output_file to another file"
+        )
+
+
 def _move_aside(path: Path, partial: Path) -> None:
-    if not partial.exists() or not partial.stat().st_size:
+    if not partial.stat().st_size:
+        partial.unlink()
         return
     number = 1
     while (kept := path.with_name(f"{path.name}.{number}.partial")).exists():
         number += 1
     partial.rename(kept)
     logger.warning("the results of an earlier, unfinished generation are now in %s", kept)
+
+
+def _unwritable(path: Path, error: OSError) -> NeoXError:
+    return NeoXError(f"cannot write the results to {path}: {error}; set sample_output_file to another file")
 
 
 def _report(partial: Path, written: int) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.adapters import base_of_adapters
-from neox_config.derive.generation import generation_mode
+from neox_config.derive.generation import generation_mode, without_effect
 from neox_config.errors import NeoXError
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.as_sequential import SequentialModel
@@ -70,6 +70,8 @@ def generate_from(resolved: Resolved) -> None:
         "generating (%s) on data-parallel %d x pipe-parallel %d x model-parallel %d",
         *(mode, groups.data.size, groups.pipe.size, groups.model.size),
     )
+    for name in without_effect(config) if groups.world.rank == 0 else ():
+        logger.warning("%s has no effect on generation in the mode %s", name, mode)
     with explained_shortage():
         MODES[mode](job_of(config, forward, tokenizer, groups, reads_every_token=mode == "interactive"))
     leave_processes()

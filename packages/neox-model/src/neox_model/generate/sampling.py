@@ -9,6 +9,7 @@ together with it.
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,8 @@ class Sampling:
 GREEDY = Sampling()
 # Smaller ones have the same distribution, but the divided logits are infinite.
 _SMALLEST_TEMPERATURE = 1e-30
+# Of more logits, the largest ones are found faster by sorting all.
+_MOST_SELECTED = 512
 
 
 def penalized(logits_BV: Tensor, seen_BV: Tensor, penalty_B: Tensor) -> Tensor:
@@ -54,9 +57,9 @@ def filtered(
     The token that crosses top_p is kept, so at least one remains.
 
     Args:
-        logits_BV: divided by the temperature.
+        logits_BV: divided by the temperature; float32.
         top_k_B: 0 keeps all.
-        top_p_B: 0 and 1 keep all.
+        top_p_B: 0 and 1 keep all; float64.
         count: tokens that must be ordered: at least every top_k, and all if a sequence has top_p alone.
         has_top_p: False if every top_p is 0 or 1.
 
@@ -64,21 +67,28 @@ def filtered(
     """
     if count == 0:
         return logits_BV
-    ordered_BC = logits_BV.topk(count).values
+    ordered_BC = _largest(logits_BV, count)
     last_B1 = ordered_BC.gather(1, (top_k_B - 1).clamp(min=0).unsqueeze(1))
-    last_B1 = last_B1.masked_fill(top_k_B.unsqueeze(1) == 0, -torch.inf)
-    logits_BV = logits_BV.masked_fill(logits_BV < last_B1, -torch.inf)
-    if not has_top_p:
-        return logits_BV
-    total_B1 = logits_BV.logsumexp(1, keepdim=True)
-    ordered_BC = ordered_BC.masked_fill(ordered_BC < last_B1, -torch.inf)
-    probability_BC = (ordered_BC - total_B1).exp()
-    mass_before_BC = probability_BC.cumsum(1) - probability_BC
-    kept_B = ((mass_before_BC < top_p_B.unsqueeze(1)) & (ordered_BC > -torch.inf)).sum(1)
-    least_B1 = ordered_BC.gather(1, (kept_B - 1).clamp(min=0).unsqueeze(1))
-    is_off_B = (top_p_B <= 0.0) | (top_p_B >= 1.0)
-    least_B1 = least_B1.masked_fill(is_off_B.unsqueeze(1), -torch.inf)
+    least_B1 = last_B1 = last_B1.masked_fill(top_k_B.unsqueeze(1) == 0, -torch.inf)
+    if has_top_p:
+        weight_BC = (ordered_BC - ordered_BC[:, :1]).exp() * (ordered_BC >= last_B1)
+        mass_BC = weight_BC.double().cumsum(1)
+        # Of logits that equal the last of top_k, some may not be among the ordered ones.
+        missing_B = (logits_BV >= last_B1).sum(1) - (ordered_BC >= last_B1).sum(1)
+        total_B = mass_BC[:, -1] + missing_B * (last_B1 - ordered_BC[:, :1]).exp().squeeze(1)
+        kept_B = (mass_BC - weight_BC < (top_p_B * total_B).unsqueeze(1)).sum(1)
+        crossing_B1 = ordered_BC.gather(1, (kept_B - 1).clamp(min=0).unsqueeze(1))
+        is_on_B = (top_p_B > 0.0) & (top_p_B < 1.0)
+        least_B1 = torch.where(is_on_B.unsqueeze(1), crossing_B1, last_B1)
     return logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
+
+
+def _largest(logits_BV: Tensor, count: int) -> Tensor:
+    """Return the largest logits of each row, in descending order."""
+    if logits_BV.device.type == "cpu" and count > _MOST_SELECTED:
+        # Ten times as fast: numpy sorts values with SIMD instructions, torch also sorts their indices.
+        return torch.from_numpy(np.sort(logits_BV.numpy(), axis=1)).flip(1)[:, :count]
+    return logits_BV.topk(count).values
 
 
 def most_likely(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -101,8 +111,9 @@ class SamplingTable:
     def __init__(self, *, slots: int, draws: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._settings = [GREEDY] * slots
-        # Temperature, top_p, repetition penalty.
-        self._numbers_B3 = torch.ones(slots, 3, device=device)
+        self._temperature_B = torch.ones(slots, device=device)
+        self._penalty_B = torch.ones(slots, device=device)
+        self._top_p_B = torch.zeros(slots, dtype=torch.float64, device=device)
         self._top_k_B = torch.zeros(slots, dtype=torch.int64, device=device)
         self._is_greedy_B = torch.ones(slots, dtype=torch.bool, device=device)
         self._uniform_BT = torch.zeros(slots, draws, dtype=torch.float64, device=device)
@@ -120,9 +131,9 @@ class SamplingTable:
             draws: maximum number of its tokens.
         """
         self._settings[slot] = settings
-        temperature = max(settings.temperature, _SMALLEST_TEMPERATURE) if settings.temperature else 1.0
-        numbers = (temperature, settings.top_p, settings.repetition_penalty)
-        self._numbers_B3[slot] = torch.tensor(numbers)
+        self._temperature_B[slot] = max(settings.temperature, _SMALLEST_TEMPERATURE)
+        self._penalty_B[slot] = settings.repetition_penalty
+        self._top_p_B[slot] = settings.top_p
         self._top_k_B[slot] = min(settings.top_k, self._vocab_size)
         self._is_greedy_B[slot] = settings.temperature == 0.0
         self._drawn_B[slot] = 0
@@ -141,8 +152,8 @@ class SamplingTable:
     def move(self, source: int, target: int) -> None:
         """Copy the state of one slot to another."""
         self._settings[target] = self._settings[source]
-        states = (self._numbers_B3, self._top_k_B, self._is_greedy_B, self._uniform_BT, self._drawn_B)
-        for rows in (*states, self._seen_BV):
+        numbers = (self._temperature_B, self._penalty_B, self._top_p_B, self._top_k_B, self._is_greedy_B)
+        for rows in (*numbers, self._uniform_BT, self._drawn_B, self._seen_BV):
             if rows is not None:
                 rows[target] = rows[source]
 
@@ -169,7 +180,7 @@ class SamplingTable:
     def _penalized(self, logits_BV: Tensor, slots: slice) -> Tensor:
         if self._seen_BV is None or all(one.repetition_penalty == 1.0 for one in self._settings[slots]):
             return logits_BV
-        return penalized(logits_BV, self._seen_BV[slots], self._numbers_B3[slots, 2])
+        return penalized(logits_BV, self._seen_BV[slots], self._penalty_B[slots])
 
     def _drawn(self, logits_BV: Tensor, greedy_B: Tensor, slots: slice) -> Tensor:
         """Return drawn tokens; the given ones of slots with temperature 0."""
@@ -177,14 +188,16 @@ class SamplingTable:
         with_top_p = [settings for settings in used if 0.0 < settings.top_p < 1.0]
         needs_all = any(settings.top_k == 0 for settings in with_top_p)
         most = self._vocab_size if needs_all else max(settings.top_k for settings in used)
+        # The largest becomes 0, so that no quotient is infinite.
+        logits_BV = logits_BV - logits_BV.gather(1, greedy_B.unsqueeze(1))
         logits_BV = filtered(
-            logits_BV / self._numbers_B3[slots, :1],
+            logits_BV / self._temperature_B[slots].unsqueeze(1),
             self._top_k_B[slots],
-            self._numbers_B3[slots, 1],
+            self._top_p_B[slots],
             count=min(most, self._vocab_size),
             has_top_p=bool(with_top_p),
         )
-        cumulative_BV = logits_BV.softmax(1).cumsum(1, dtype=torch.float64)
+        cumulative_BV = logits_BV.softmax(1).double().cumsum(1)
         uniform_B1 = self._uniform_BT[slots].gather(1, self._drawn_B[slots, None])
         self._drawn_B[slots] += 1
         reached_B1 = torch.searchsorted(cumulative_BV, uniform_B1 * cumulative_BV[:, -1:], right=True)

@@ -32,11 +32,16 @@ class GenerationSection(Section, resume="free"):
         origin="NeoX",
         ge=0,
         le=1,
+        used_when="temperature is not 0",
         doc="Sample from the most likely tokens whose probabilities add up to this (nucleus sampling); 0 "
         "disables it.",
     )
     top_k: int = param(
-        0, origin="NeoX", ge=0, doc="Sample from this many of the most likely tokens; 0 disables it."
+        0,
+        origin="NeoX",
+        ge=0,
+        used_when="temperature is not 0",
+        doc="Sample from this many of the most likely tokens; 0 disables it.",
     )
     repetition_penalty: float = param(
         1.0,

@@ -1,0 +1,33 @@
+import pytest
+
+from neox_config.errors import NeoXError
+from neox_model.generate.results import writing_results
+
+
+def test_two_generations_do_not_write_to_one_file(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    with writing_results(path) as write:
+        write({"number": 1})
+        with pytest.raises(NeoXError, match=r"another generation writes its results to .*texts.jsonl"):
+            writing_results(path).__enter__()
+        write({"number": 2})
+    assert path.read_text() == '{"number": 1}\n{"number": 2}\n'
+    assert [one.name for one in tmp_path.iterdir()] == ["texts.jsonl"]
+
+
+def test_the_name_of_a_folder_is_refused_before_anything_is_generated(tmp_path):
+    with pytest.raises(NeoXError, match="it is a folder"):
+        writing_results(tmp_path).__enter__()
+
+
+def test_results_are_on_disk_one_by_one_and_replace_earlier_ones_at_the_end(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("earlier\n")
+    # Of a generation that was killed before its first result.
+    (tmp_path / "texts.jsonl.partial").touch()
+    with writing_results(path) as write:
+        write({"number": 1})
+        assert (tmp_path / "texts.jsonl.partial").read_text() == '{"number": 1}\n'
+        assert path.read_text() == "earlier\n"
+    assert path.read_text() == '{"number": 1}\n'
+    assert [one.name for one in tmp_path.iterdir()] == ["texts.jsonl"]
