@@ -20,7 +20,7 @@ quickstart: install  ## Corpus, tokenizer, training and samples on this machine,
 	@$(MAKE) --no-print-directory -f tools/quickstart.mk
 
 test: check  ## Everything CI runs: lint, types and all tests
-	@tools/test.sh model equalities integration launcher data kernels
+	@tools/test.sh integration model equalities launcher kernels data
 
 check: lint types  ## Lint and types
 

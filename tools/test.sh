@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Run test suites; the last line has the numbers of passed and failed tests.
 #
-#   tools/test.sh launcher data kernels model equalities integration
+#   tools/test.sh integration model equalities launcher kernels data
 #
 # launcher, data and kernels run in separate environments without our other packages, which shows missing
 # dependencies; the first two on every Python of PYTHONS ("3.12 3.13") that is installed, by default .venv's.
-# Two suites run at a time, in the order given. Each suite's output is shown when it ends.
+# Two suites run at a time, in the order given; with the longest first, both cores have work until the end.
+# Each suite's output is shown when it ends.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Distributed tests start a process per rank; with one thread each they do not compete for the cores.
