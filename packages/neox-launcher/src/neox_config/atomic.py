@@ -1,12 +1,12 @@
 """Write files atomically: under a temporary name in the same folder, then renamed."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-__all__ = ["atomic_write", "flush_file", "flush_folder", "written_aside"]
+__all__ = ["atomic_write", "flush_file", "flush_folder", "set_aside", "written_aside"]
 
 
 @contextmanager
@@ -77,3 +77,25 @@ def written_aside(path: Path) -> Iterator[Path]:
         with suppress(OSError):  # The first error is the useful one.
             aside.unlink(missing_ok=True)
         raise
+
+
+def set_aside(paths: Sequence[Path]) -> list[Path]:
+    """Rename files of an earlier run from `NAME.csv` to `NAME.N.csv`, all with the first N that is free.
+
+    Args:
+        paths: the files; those that do not exist are left out.
+
+    Returns:
+        The new names.
+
+    Raises:
+        OSError: a file cannot be renamed.
+    """
+    number = 1
+    while any(_numbered(path, number).exists() for path in paths):
+        number += 1
+    return [path.rename(_numbered(path, number)) for path in paths if path.exists()]
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_suffix(f".{number}{path.suffix}")

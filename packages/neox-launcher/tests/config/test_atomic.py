@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from neox_config.atomic import atomic_write, written_aside
+from neox_config.atomic import atomic_write, set_aside, written_aside
 
 
 def test_a_file_appears_when_it_is_complete(tmp_path):
@@ -72,3 +72,13 @@ def test_a_file_that_a_function_writes_itself_has_its_name_only_when_it_is_whole
         aside.write_text(str(1 / 0))
     assert [each.name for each in tmp_path.iterdir()] == ["trace.json.gz"]
     assert path.read_text() == "old"
+
+
+def test_files_are_set_aside_under_the_first_number_that_is_free_for_all(tmp_path):
+    record, failures = tmp_path / "record.1.csv", tmp_path / "failures.csv"
+    for path in (record, failures, tmp_path / "failures.1.csv", tmp_path / "record.1.2.csv"):
+        path.write_text(path.name)
+    moved = set_aside([record, failures, tmp_path / "absent.csv"])
+    assert [path.name for path in moved] == ["record.1.3.csv", "failures.3.csv"]
+    assert [path.read_text() for path in moved] == ["record.1.csv", "failures.csv"]
+    assert len(list(tmp_path.iterdir())) == 4

@@ -161,27 +161,15 @@ def main(
     shard: str | None,
 ) -> None:
     """Tokenize text files for training; writes PREFIX_KEY_document.bin and .idx."""
-    if not output_prefix or output_prefix.endswith("/"):
-        raise click.UsageError(
-            f"--output-prefix {output_prefix!r} contains no file name; append a name to it"
-        )
-    workers = workers or len(os.sched_getaffinity(0))
-    # Threads that read, encode and hash wait for each other many times per batch; by default each wait is ten
-    # times as long.
-    sys.setswitchinterval(0.0005)
-    # The tokenizers library starts this many threads at the first batch.
-    os.environ["RAYON_NUM_THREADS"] = str(workers)
+    _check_prefix(output_prefix)
+    workers = _prepare_threads(workers)
     if not append_eod:
         click.echo(_NO_END_NOTE, err=True)
     passed_over = PassedOver()
-    paths = find_inputs(inputs, passed_over)
-    if shard is not None:
-        paths, ending = take_shard(paths, shard)
-        output_prefix += ending
+    paths, ending = take_shard(find_inputs(inputs, passed_over), shard)
     _refuse_unused(click.get_current_context(), loss_mask)
-    mask = _loss_mask(
-        loss_mask, prompt_key, response_key, messages_key, chat_template or _folder_of(vocab_file)
-    )
+    template = chat_template or _folder_of(vocab_file)
+    mask = _loss_mask(loss_mask, prompt_key, response_key, messages_key, template)
     options = Options(
         keys=tuple(dict.fromkeys(keys)) if mask is None else mask.written_keys,
         loss_mask=mask,
@@ -199,7 +187,7 @@ def main(
     with report_progress(log_interval=log_interval) as report:
         summary = run(
             paths,
-            output_prefix=output_prefix,
+            output_prefix=output_prefix + ending,
             tokenizer=tokenizer,
             options=options,
             report=report,
@@ -207,6 +195,22 @@ def main(
         )
     for line in summary.lines():
         click.echo(line)
+
+
+def _check_prefix(prefix: str) -> None:
+    if not prefix or prefix.endswith("/"):
+        raise click.UsageError(f"--output-prefix {prefix!r} contains no file name; append a name to it")
+
+
+def _prepare_threads(wanted: int | None) -> int:
+    """Prepare this process for encoding in threads; return their number, by default that of the cores."""
+    count = wanted or len(os.sched_getaffinity(0))
+    # Threads that read, encode and hash wait for each other many times per batch; by default each wait is ten
+    # times as long.
+    sys.setswitchinterval(0.0005)
+    # The tokenizers library starts this many threads at the first batch.
+    os.environ["RAYON_NUM_THREADS"] = str(count)
+    return count
 
 
 def _folder_of(vocab_file: Path | None) -> Path | None:

@@ -114,16 +114,7 @@ def preprocess(
         OSError: the output cannot be written.
     """
     started = time.monotonic()
-    reader = CorpusReader(
-        paths,
-        options.read_keys,
-        skip_bad_lines=options.skip_bad_lines,
-        max_document_bytes=options.max_document_bytes,
-        split_long=options.split_long,
-        mend_text=options.mend_text,
-        passed_over=passed_over,
-        text_from=None if options.loss_mask is None else options.loss_mask.text_of,
-    )
+    reader = _open_corpus(paths, options, passed_over)
     encoding = _choose_encoding(tokenizer, paths, options)
     prefixes = tuple(output_prefix_of(output_prefix, key) for key in options.keys)
     dtype = token_dtype(tokenizer.vocab_size) if options.loss_mask is None else LABEL_DTYPE
@@ -142,9 +133,8 @@ def preprocess(
             counts.fraction = _fraction(counts, reader, options.num_documents)
             if report:
                 report(counts)
-        for output in outputs:
-            if not (output.characters or options.may_be_empty):
-                raise no_text_in([str(path) for path in paths], output.key, reader.passed_over)
+        if not options.may_be_empty:
+            _require_text(outputs, paths, reader.passed_over)
         sources = inputs()
     without_text: list[str] = []
     for output in outputs:
@@ -152,16 +142,62 @@ def preprocess(
             sources,
             tokenizer=describe_tokenizer(tokenizer),
             options={**options.described(output.key), "encoder": encoding.name},
-            counts={
-                "bytes": counts.num_bytes,
-                "empty": counts.documents - output.num_documents,
-                "skipped": reader.num_skipped,
-                "too_long": reader.num_too_long,
-                "null": reader.num_null,
-                "passed_over": reader.passed_over.count,
-                **_masked(output, options),
-            },
+            counts=_counts_of(output, counts, reader, options),
         )
+    counts.seconds = time.monotonic() - started
+    return _summary(
+        prefixes, outputs, counts, reader, options, without_text=without_text, encoder=encoding.name
+    )
+
+
+def _open_corpus(
+    paths: Sequence[Path | CorpusPart], options: Options, passed_over: PassedOver | None
+) -> CorpusReader:
+    return CorpusReader(
+        paths,
+        options.read_keys,
+        skip_bad_lines=options.skip_bad_lines,
+        max_document_bytes=options.max_document_bytes,
+        split_long=options.split_long,
+        mend_text=options.mend_text,
+        passed_over=passed_over,
+        text_from=None if options.loss_mask is None else options.loss_mask.text_of,
+    )
+
+
+def _require_text(
+    outputs: Sequence[DatasetOutput], paths: Sequence[Path | CorpusPart], passed_over: PassedOver
+) -> None:
+    for output in outputs:
+        if not output.characters:
+            raise no_text_in([str(path) for path in paths], output.key, passed_over)
+
+
+def _counts_of(
+    output: DatasetOutput, counts: Counts, reader: CorpusReader, options: Options
+) -> dict[str, int]:
+    """Return the counts to record in the manifest of one dataset."""
+    return {
+        "bytes": counts.num_bytes,
+        "empty": counts.documents - output.num_documents,
+        "skipped": reader.num_skipped,
+        "too_long": reader.num_too_long,
+        "null": reader.num_null,
+        "passed_over": reader.passed_over.count,
+        **_masked(output, options),
+    }
+
+
+def _summary(
+    prefixes: tuple[Path, ...],
+    outputs: Sequence[DatasetOutput],
+    counts: Counts,
+    reader: CorpusReader,
+    options: Options,
+    *,
+    without_text: list[str],
+    encoder: str,
+) -> Summary:
     return Summary(
         prefixes=prefixes,
         documents=counts.documents,
@@ -176,9 +212,9 @@ def preprocess(
         without_text=without_text,
         too_long=reader.num_too_long,
         long_ones=options.long_ones,
-        encoder=encoding.name,
+        encoder=encoder,
         labels=None if options.loss_mask is None else _masked(outputs[1], options),
-        seconds=time.monotonic() - started,
+        seconds=counts.seconds,
     )
 
 

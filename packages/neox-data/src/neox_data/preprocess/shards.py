@@ -42,14 +42,16 @@ SHARD_BYTES = 256 << 20
 _SHARD_FILE = re.compile(r"\.?\d{6,}_.*_document\.(bin|idx|offsets|manifest\.json)(\.part)?", re.DOTALL)
 
 
-def take_shard(paths: Sequence[Path], shard: str) -> tuple[list[Path], str]:
+def take_shard(paths: Sequence[Path], shard: str | None) -> tuple[list[Path], str]:
     """Return the files of shard `i/n`, i from 1, and the suffix of its output's name.
 
-    Shards contain whole files and are as equal in bytes as possible.
+    Shards contain whole files and are as equal in bytes as possible. None: all files, without a suffix.
 
     Raises:
         CorpusError: the shard is not valid, or there are fewer files than shards.
     """
+    if shard is None:
+        return list(paths), ""
     match = re.fullmatch(r"(\d+)/(\d+)", shard)
     number, of = map(int, match.groups()) if match else (0, 0)
     if not 1 <= number <= of:

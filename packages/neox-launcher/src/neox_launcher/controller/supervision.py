@@ -156,7 +156,11 @@ class _Launch:
         self._killed_at: float | None = None
         self._hang = HangWatch(orders.hang_timeout, first_timeout=orders.first_iteration_timeout)
         self._dump_by: float | None = None
-        self._answers: Mapping[str, Callable[[AgentConnection, Message], None]] = {
+        self._answers = self._answers_by_kind()
+
+    def _answers_by_kind(self) -> Mapping[str, Callable[[AgentConnection, Message], None]]:
+        """Return what is done with each kind of message from an agent."""
+        return {
             "ready": self._note_ready,
             "refused": self._note_refusal,
             "output": self._print_output,

@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -83,17 +83,10 @@ def plan_launch(
         resume_overrides=request.resume_overrides,
         directory=request.directory,
     )
-    member, copy = find_member(env), 1
+    member = find_member(env)
     if request.program in _ONE_COPY:
         config = _without_training(config)
-        copy = _devices_of_one_copy(config)
-    if member is None:
-        pool = find_pool(config, env, count_gpus=count, processes=copy)
-    else:
-        pool = _pool_of_members(config, member, count() or _asked_processes(config))
-    hosts = select(config, pool)
-    if request.program in _ONE_COPY:
-        hosts = first_workers(hosts, copy)
+    pool, hosts = _find_hosts(request.program, config, member, env, count)
     is_local, folder = member is None and _are_this_machine(hosts), _working_folder()
     world = World(hosts=hosts, gpus=count() if is_local else None)
     _check_address(config, "launcher_address", is_local=is_local)
@@ -123,6 +116,23 @@ def plan_launch(
         output=request.output,
         member=member,
     )
+
+
+def _find_hosts(
+    program: str,
+    config: NeoXConfig,
+    member: Member | None,
+    env: Mapping[str, str],
+    count: Callable[[], int],
+) -> tuple[Pool, tuple[Host, ...]]:
+    """Return the hosts that are known, and those of them that take part, with their slots."""
+    copy = _devices_of_one_copy(config) if program in _ONE_COPY else 1
+    if member is None:
+        pool = find_pool(config, env, count_gpus=count, processes=copy)
+    else:
+        pool = _pool_of_members(config, member, count() or _asked_processes(config))
+    hosts = select(config, pool)
+    return pool, first_workers(hosts, copy) if program in _ONE_COPY else hosts
 
 
 def _pool_of_members(config: NeoXConfig, member: Member, slots: int) -> Pool:

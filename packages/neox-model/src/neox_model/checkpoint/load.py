@@ -120,31 +120,19 @@ def load_checkpoint(
     folder = _find(directory, groups)
     if folder is None:
         return None
-    names = _all_names(parts.model, groups)
+    names, remedy = _all_names(parts.model, groups), None if finetune else _OR_FINETUNE
     with parts.engine.update.in_memory(changes=True):
         fragments = engine_fragments(parts.engine)
         with _reading(folder, groups, parts.storage):
-            manifest = Manifest.read(folder)
-            changes = changes_since(manifest, config)
-            check_base(manifest, config)
-            if not finetune:
-                refuse_model_changes(changes, remedy=_OR_FINETUNE)
-            _check_weights(manifest, fragments, names, changes)
+            manifest, changes = _read_manifest(folder, fragments, names, config, remedy=remedy)
         _copy_missing(folder, manifest, fragments, groups, parts.storage)
         with _reading(folder, groups, parts.storage):
             reader = ShardReader(folder, manifest.files)
             _check_weight_values(fragments, manifest, reader)
-            states = None
-            if not finetune:
-                if load_optimizer:
-                    refuse_state_changes(changes)
-                    _check_states(fragments, manifest, reader, parts.engine.update.optimizer)
-                _check_counters(parts.engine, manifest)
-                states = _States(
-                    curve=_chosen_curve(parts.schedule, manifest, schedule_source),
-                    training=training_state(manifest),
-                    generators=_read_rng(manifest, reader, groups) if load_rng else None,
-                )
+            if load_optimizer and not finetune:
+                refuse_state_changes(changes)
+                _check_states(fragments, manifest, reader, parts.engine.update.optimizer)
+            states = None if finetune else _read_states(parts, manifest, reader, schedule_source, load_rng)
         # Every rank has checked all that it loads: only now is anything overwritten.
         with _reading(folder, groups, parts.storage):
             _fill_weights(fragments, manifest, reader)
@@ -160,13 +148,21 @@ def load_checkpoint(
             _restore_rng(states.generators, manifest, groups, seed)
     logger.info("loaded %s, written by %s", folder, _sizes(manifest))
     if groups.world.rank == 0:
-        log_unknown_changes(changes)
-        log_training_changes(changes, keeps_curve=schedule_source == "checkpoint")
-        log_another_order(manifest, config)
-        if load_optimizer:
-            log_other_replicas(manifest, parts.engine.update.optimizer)
-        log_other_versions(manifest, package_versions())
+        optimizer = parts.engine.update.optimizer if load_optimizer else None
+        _log_differences(changes, manifest, config, optimizer, keeps_curve=schedule_source == "checkpoint")
     return manifest.iteration
+
+
+def _log_differences(
+    changes: Changes, manifest: Manifest, config: Mapping[str, Any], optimizer: Any, *, keeps_curve: bool
+) -> None:
+    """Log how a run that resumes differs; `optimizer` is None if its states are not loaded."""
+    log_unknown_changes(changes)
+    log_training_changes(changes, keeps_curve=keeps_curve)
+    log_another_order(manifest, config)
+    if optimizer is not None:
+        log_other_replicas(manifest, optimizer)
+    log_other_versions(manifest, package_versions())
 
 
 def _log_finetuning(folder: Path, changes: Changes, groups: Groups) -> None:
@@ -196,6 +192,17 @@ class _States:
         parts.schedule.load_state_dict({"applied_updates": manifest.schedule["applied_updates"]})
         parts.engine.load_state_dict(manifest.engine, loss_scale=load_optimizer)
         parts.state.load_state_dict(self.training)
+
+
+def _read_states(
+    parts: RunParts, manifest: Manifest, reader: ShardReader, source: ScheduleSource, load_rng: bool
+) -> _States:
+    _check_counters(parts.engine, manifest)
+    return _States(
+        curve=_chosen_curve(parts.schedule, manifest, source),
+        training=training_state(manifest),
+        generators=_read_rng(manifest, reader, parts.groups) if load_rng else None,
+    )
 
 
 def read_training_state(directory: Path, *, groups: Groups) -> dict[str, Any] | None:
@@ -251,11 +258,7 @@ def load_weights(
     fragments = model_fragments(model)
     names = _all_names(model, groups)
     with _reading(folder, groups, storage):
-        manifest = Manifest.read(folder)
-        changes = changes_since(manifest, config)
-        check_base(manifest, config)
-        refuse_model_changes(changes, remedy=_SAME_MODEL)
-        _check_weights(manifest, fragments, names, changes)
+        manifest, changes = _read_manifest(folder, fragments, names, config, remedy=_SAME_MODEL)
     _copy_missing(folder, manifest, fragments, groups, storage)
     with _reading(folder, groups, storage):
         reader = ShardReader(folder, manifest.files)
@@ -321,6 +324,35 @@ def _shards_of(fragments: list[Fragment], manifest: Manifest, generators: str) -
             if reads:
                 found.add(piece.file)
     return found
+
+
+def _read_manifest(
+    folder: Path,
+    fragments: list[Fragment],
+    names: set[str],
+    config: Mapping[str, Any],
+    *,
+    remedy: str | None,
+) -> tuple[Manifest, Changes]:
+    """Read a manifest, and compare it with the model of this run.
+
+    Args:
+        folder: the checkpoint.
+        fragments: what this rank holds.
+        names: logical names of the weights of all ranks.
+        config: values that this run would record in a checkpoint.
+        remedy: what to do about a different model; None: it is accepted if its weights have these shapes.
+
+    Returns:
+        The manifest, and the values that differ from this run's.
+    """
+    manifest = Manifest.read(folder)
+    changes = changes_since(manifest, config)
+    check_base(manifest, config)
+    if remedy is not None:
+        refuse_model_changes(changes, remedy=remedy)
+    _check_weights(manifest, fragments, names, changes)
+    return manifest, changes
 
 
 def _check_weights(manifest: Manifest, fragments: list[Fragment], names: set[str], changes: Changes) -> None:

@@ -9,6 +9,7 @@ from typing import IO, Any, TextIO
 
 from filelock import lock_descriptor
 
+from neox_config.atomic import set_aside
 from neox_config.errors import NeoXError
 from neox_config.finite_json import dumps
 
@@ -75,7 +76,7 @@ def _new_partial_file(path: Path, partial: Path) -> TextIO:
     try:
         with suppress(FileNotFoundError), partial.open("rb") as earlier:
             _lock(earlier, path)
-            _move_aside(path, partial)
+            _keep_earlier(partial)
         file = partial.open("x", encoding="utf-8")
     except OSError as error:
         raise _unwritable(path, error) from error
@@ -98,14 +99,11 @@ def _lock(file: IO[Any], path: Path) -> None:
         )
 
 
-def _move_aside(path: Path, partial: Path) -> None:
+def _keep_earlier(partial: Path) -> None:
     if not partial.stat().st_size:
         partial.unlink()
         return
-    number = 1
-    while (kept := path.with_name(f"{path.name}.{number}.partial")).exists():
-        number += 1
-    partial.rename(kept)
+    [kept] = set_aside([partial])
     logger.warning("the results of an earlier, unfinished generation are now in %s", kept)
 
 

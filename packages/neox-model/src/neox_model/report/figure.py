@@ -120,11 +120,7 @@ def figure(
     )
     return element(
         "figure",
-        element(
-            "figcaption",
-            element("b", title),
-            element("small", unit + (", logarithmic" if frame.is_log else "")),
-        ),
+        _caption(title, unit, frame),
         _legend(lines, marks),
         element("div", *labels, plot, class_="frame"),
         element("div", *_iterations(frame), class_="xaxis"),
@@ -133,6 +129,11 @@ def figure(
         _values(lines, shown),
         class_="wide" if is_wide else None,
     )
+
+
+def _caption(title: str, unit: str, frame: _Frame) -> Html:
+    scale = ", logarithmic" if frame.is_log else ""
+    return element("figcaption", element("b", title), element("small", unit + scale))
 
 
 def _frame(lines: Sequence[Line], *, is_log: bool) -> _Frame:

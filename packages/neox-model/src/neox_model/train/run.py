@@ -20,6 +20,7 @@ from neox_model.assembly.zero_sharding import gathered_parameter
 from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.storage import Storage, find_storage
 from neox_model.engine.build import build_engine, prepare_engine
+from neox_model.engine.contract import Engine
 from neox_model.metrics.events import Events
 from neox_model.metrics.writers.base import MetricWriter
 from neox_model.parallel.groups import Groups
@@ -184,11 +185,7 @@ def _build_training(
         groups=groups,
         engine=engine,
         schedule=schedule,
-        state=TrainState(
-            last_iteration=config.training.iterations,
-            samples_per_iteration=derived.train_batch_size,
-            recent_losses=build_recent_losses(config, engine),
-        ),
+        state=_new_state(resolved, engine),
         # What was downloaded is whole on every host.
         storage=storage,
         tokenizer=tokenizer,
@@ -200,6 +197,14 @@ def _build_training(
         texts=texts,
     )
     return training, position
+
+
+def _new_state(resolved: Resolved, engine: Engine) -> TrainState:
+    return TrainState(
+        last_iteration=resolved.config.training.iterations,
+        samples_per_iteration=resolved.derived.train_batch_size,
+        recent_losses=build_recent_losses(resolved.config, engine),
+    )
 
 
 @contextmanager

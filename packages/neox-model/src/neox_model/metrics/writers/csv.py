@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from neox_config.atomic import atomic_write
+from neox_config.atomic import atomic_write, set_aside
 
 __all__ = ["CsvWriter"]
 
@@ -50,7 +50,7 @@ class CsvWriter:
             if path.exists() and self._start:
                 self._last_kept[name] = _keep_until(path, self._start)
             elif path.exists():
-                _move_aside(path)
+                set_aside([path])
             is_new = not path.exists()
             file = path.open("a", encoding="utf-8", newline="")
             if is_new:
@@ -78,10 +78,3 @@ def _is_until(step: int, row: str) -> bool:
 
 def _step_of(row: str) -> int:
     return int(row.partition(",")[0])
-
-
-def _move_aside(path: Path) -> None:
-    number = 1
-    while (older := path.with_name(f"{path.stem}.{number}.csv")).exists():
-        number += 1
-    path.rename(older)

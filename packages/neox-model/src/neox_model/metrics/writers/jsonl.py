@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from neox_config import finite_json
-from neox_config.atomic import atomic_write
+from neox_config.atomic import atomic_write, set_aside
 
 __all__ = ["FAILURES", "FORMAT", "RECORD", "JsonlWriter", "read_metrics", "read_records", "superseded_from"]
 
@@ -59,7 +59,7 @@ class JsonlWriter:
             _drop_truncated_line(path)
             self.attempt, self._recorded = _state_at(path, iteration)
         elif not iteration:
-            _move_aside(path, folder / FAILURES, launch=launch)
+            _begin_new_run(path, folder / FAILURES, launch=launch)
         self._file = path.open("a", encoding="utf-8")
         self.event("attempt", iteration, {"format": FORMAT} | ({"launch": launch} if launch else {}))
 
@@ -180,7 +180,7 @@ def _drop_truncated_line(path: Path) -> None:
         file.truncate(0)
 
 
-def _move_aside(record: Path, failures: Path, *, launch: str | None) -> None:
+def _begin_new_run(record: Path, failures: Path, *, launch: str | None) -> None:
     """Rename the files of an older run to `NAME.N.jsonl`, both with the first N that is free.
 
     Failures of this launch, whose earlier attempts have recorded nothing else, remain.
@@ -189,12 +189,7 @@ def _move_aside(record: Path, failures: Path, *, launch: str | None) -> None:
     mine = [line for line in lines if launch is not None and _launch_of(line) == launch]
     if lines and len(mine) == len(lines) and not record.exists():
         return
-    number = 1
-    while any(_aside(path, number).exists() for path in (record, failures)):
-        number += 1
-    for path in (record, failures):
-        if path.exists():
-            path.rename(_aside(path, number))
+    set_aside([record, failures])
     if mine:
         with atomic_write(failures) as file:
             file.buffer.writelines(mine)
@@ -206,7 +201,3 @@ def _launch_of(line: bytes) -> str | None:
     except (ValueError, RecursionError):
         return None  # A line that a full disk or a kill cut short.
     return failure.get("launch") if isinstance(failure, dict) else None
-
-
-def _aside(path: Path, number: int) -> Path:
-    return path.with_suffix(f".{number}{path.suffix}")

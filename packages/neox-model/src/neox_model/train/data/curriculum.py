@@ -53,17 +53,7 @@ def drawn_by_difficulty(
             the iterations before `position` are unknown.
     """
     config = resolved.config
-    indices = {
-        name: MetricIndex(
-            samples=metric.index_to_sample_path,
-            difficulties=metric.index_to_metric_path,
-            kind=metric.difficulty_type,
-            largest=metric.max_difficulty,
-            schedule=difficulty_schedule(metric, difficulties.get(name)),
-        )
-        for name, metric in enabled_metrics(config).items()
-        if metric.clustering_type == "schedule_based"
-    }
+    indices = _indices(config, difficulties)
     curriculum = enabled_curriculum(config)
     if curriculum is None or not indices:
         return dataset
@@ -89,3 +79,18 @@ def drawn_by_difficulty(
         num_epochs=efficiency.data_sampling.num_epochs,
         seed=efficiency.seed,
     )
+
+
+def _indices(config: NeoXConfig, difficulties: Mapping[str, DifficultySchedule]) -> dict[str, MetricIndex]:
+    """Return the analysis of each metric whose difficulty increases by a schedule."""
+    return {
+        name: MetricIndex(
+            samples=metric.index_to_sample_path,
+            difficulties=metric.index_to_metric_path,
+            kind=metric.difficulty_type,
+            largest=metric.max_difficulty,
+            schedule=difficulty_schedule(metric, difficulties.get(name)),
+        )
+        for name, metric in enabled_metrics(config).items()
+        if metric.clustering_type == "schedule_based"
+    }
