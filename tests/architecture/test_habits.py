@@ -35,8 +35,6 @@ RENAMES = {
     "neox_model.checkpoint.directory": "folders of checkpoints",
     "neox_model.convert.output": "folders of converted models",
     "neox_model.generate.results": "samples written before a failure stay in the partial file",
-    "neox_model.metrics.writers.csv": "an older record is moved out of the way",
-    "neox_model.metrics.writers.jsonl": "an older record is moved out of the way",
 }
 # Where JSON may hold NaN and Infinity. `neox_config.finite_json` writes null and a flag instead.
 MAY_ENCODE_NONFINITE = {

@@ -1,12 +1,15 @@
 """Trainings with 1-bit optimizers on real ranks: bytes, equal replicas, skips, tied weights, convergence."""
 
+import json
 import math
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor, distributed
 
+from support.corpus import write_corpus
 from support.distributed import run_ranks
 
 FREEZE = 2
@@ -293,3 +296,64 @@ def test_the_loss_is_within_two_percent_of_adams():
     assert means["Adam"] < 0.8 * means["Adam, first"]
     for optimizer in ("OneBitAdam", "ZeroOneAdam"):
         assert means[optimizer] == pytest.approx(means["Adam"], rel=0.02), means
+
+
+def train_to_its_end(folder: str, data_path: str) -> dict[str, list[str]]:
+    """Train to an average, and beyond it; evaluate the last checkpoint of each again; return warnings."""
+    import logging
+
+    from neox_model.parallel.topology import create_groups
+    from neox_model.train.run import train_in
+    from support.settings import SMALL_TRAINING, resolved_from
+
+    heard: list[str] = []
+    logger = logging.getLogger("neox_model.train.hooks.local_steps")
+    logger.addFilter(lambda record: heard.append(record.getMessage()) or True)
+    params = OPTIMIZER | arguments_of("ZeroOneAdam", 1) | {"local_step_scaler": 1, "local_step_clipper": 8}
+    settings = SMALL_TRAINING | {
+        "data_path": data_path,
+        "split": "80,10,10",
+        "eval_interval": 100,
+        "eval_iters": 1,
+        "eval_data": f"{folder}/texts.jsonl",
+        "optimizer": {"type": "ZeroOneAdam", "params": params},
+        "log_interval": 1,
+    }
+    found = {}
+    for end in (8, 11):
+        heard.clear()
+        save = {"save": f"{folder}/{end}", "save_interval": 100, "train_iters": end}
+        again = {"load": f"{folder}/{end}", "no_load_optim": True, "train_iters": end}
+        for name, changes in {"trained": save, "again": again}.items():
+            changes |= {"log_dir": f"{folder}/{end}-{name}"}
+            resolved = resolved_from(settings | changes, devices=2)
+            train_in(create_groups(1, 1), resolved)
+        found[str(end)] = list(heard)
+    return found
+
+
+def last_evaluation(folder: Path) -> dict[str, float]:
+    """Return the metrics of the last iteration's evaluations."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    metrics: dict[str, float] = {}
+    for line in (each for each in lines if "event" not in each):
+        metrics |= {name: value for name, value in line.items() if name.startswith(("loss/", "perplexity"))}
+    metrics.pop("loss/train", None)
+    return metrics
+
+
+def test_an_evaluation_among_local_steps_is_that_of_the_checkpoint_and_a_warning_says_so(tmp_path):
+    """Update 8 synchronizes; 9 to 11 are local steps, whose weights differ between replicas."""
+    (tmp_path / "texts.jsonl").write_text('{"text": "abcdefghijklmnopqrstuvwxyz"}\n' * 3)
+    found = run_ranks(train_to_its_end, size=2, folder=str(tmp_path), data_path=write_corpus(tmp_path))
+    for warnings in found:
+        assert warnings["8"] == []
+        [warning] = warnings["11"]
+        assert warning.startswith("the training ends in iteration 11 between two averages of ZeroOneAdam")
+    evaluations = {}
+    for end in (8, 11):
+        trained, again = (last_evaluation(tmp_path / f"{end}-{name}") for name in ("trained", "again"))
+        assert trained == again
+        assert {"loss/validation", "loss/test"} < set(trained)
+        evaluations[end] = trained
+    assert evaluations[8] != evaluations[11]

@@ -6,7 +6,9 @@ of it. What does not train is refused by a rule, with its reason.
 
 import logging
 import re
+from collections.abc import Sequence
 from contextlib import contextmanager
+from itertools import chain, combinations, pairwise, permutations
 from pathlib import Path
 
 import pytest
@@ -25,12 +27,6 @@ from support.optimizers import (
     sample,
     updates_apart,
 )
-
-# Cells of one launch: engines of DeepSpeed are never freed, and gloo's threads in their groups do not rest.
-AT_ONCE = 24
-
-# Where a checkpoint of one process is loaded; and from where a last one is loaded by one process.
-MOVES = ("tensor 2", "pipeline 2", "data 2", "ZeRO 1", "ZeRO 2", "ZeRO 3")
 
 
 def names(cells):
@@ -99,6 +95,9 @@ def test_the_table_and_the_matrix_have_every_optimizer():
     assert {facts.name for facts in OPTIMIZER_FACTS.values()} == {*KNOWN_OPTIMIZERS, *TORCH_OPTIMIZERS}
     assert {name.split(",")[0] for name in OPTIMIZERS} == {*KNOWN_OPTIMIZERS, *TORCH_OPTIMIZERS}
 
+
+# The states of several replicas exist only where there are several: a tour begins there.
+STARTS = ("data 2", *(layout for layout in LAYOUTS if layout != "data 2"))
 
 # Layouts on which a rank holds the whole of each weight that it updates.
 WHOLE_WEIGHTS = ("one process", "pipeline 2", "data 2")
@@ -179,38 +178,85 @@ def check_equal_updates(cells, folder: Path) -> None:
     assert not wrong
 
 
-def move_cells(cells: list[list[str]], folder: str) -> dict[str, list[str]]:
-    """Load what one process saved on the cells' layouts, and what each of these saves on one process."""
+def tour(layouts: Sequence[str]) -> list[str]:
+    """Return a round trip that goes from each layout to each other one exactly once."""
+    return [*chain.from_iterable(combinations(layouts, 2)), layouts[0]]
+
+
+def move_cells(cells: list[list[str]], folder: str, fault: str = "") -> dict[str, list[str]]:
+    """Train the first cell, and load its checkpoint in each next cell, from what the one before has saved.
+
+    Args:
+        cells: of one optimizer, in the order of the moves.
+        folder: for the checkpoints.
+        fault: state that is forgotten by every load.
+
+    Returns:
+        This rank's findings by move.
+    """
     from support.optimizers import moved, resumed
     from support.worlds import world_of
 
+    start, *others = (Cell(*each) for each in cells)
     here, found = Path(folder), {}
-    for number, cell in enumerate(Cell(*each) for each in cells):
-        own = here / str(number)
-        alone = Cell(cell.optimizer, "one process", cell.precision)
-        with world_of(1, here, name=f"before-{number}") as rank:
-            if rank == 0:
-                resumed(alone, own / "alone")
-        with world_of(2, here, name=f"there-{number}"):
-            found[cell.name] = moved(cell, own / "alone/through", own / "there")
-        with world_of(1, here, name=f"back-{number}") as rank:
-            if rank == 0:
-                found[cell.name] += moved(alone, own / "there", own / "back")
+    with world_of(start.ranks, here, name="start") as number:
+        if number == 0:
+            losses = resumed(start, here / "start").losses[0]
+    source, before = here / "start/through", start
+    for turn, cell in enumerate(others):
+        target, move = here / str(turn), f"{turn}: {before.name} to {cell.layout}"
+        with world_of(cell.ranks, here, name=f"move-{turn}") as number, faulty(fault):
+            if number == 0:
+                found[move] = moved(cell, source, target, losses=losses)
+        source, before = target, cell
     return found
 
 
+def check_moves(optimizer: str, layouts: Sequence[str], folder: Path, *, fault: str = "") -> list[str]:
+    """Move a checkpoint from each layout to each other one; return what differs."""
+    cells = [Cell(optimizer, layout, "bf16") for layout in tour(layouts)]
+    results = run_ranks(
+        move_cells, size=2, cells=names(cells), folder=str(folder), fault=fault, timeout_seconds=600
+    )
+    assert len(results[0]) == len(layouts) * (len(layouts) - 1)
+    return [f"{move}: {finding}" for result in results for move, found in result.items() for finding in found]
+
+
+def test_a_tour_goes_from_each_layout_to_each_other_one_once():
+    walk = tour(list(LAYOUTS))
+    assert sorted(pairwise(walk)) == sorted(permutations(LAYOUTS, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("optimizer", "layouts"),
+    [
+        ("NAdam", ["ZeRO 3", "tensor 2", "ZeRO 1"]),
+        ("Muon", ["data 2", "pipeline 2", "tensor 2"]),
+        ("ZeroOneAdam, compressed, local", ["data 2", "tensor 2", "one process"]),
+    ],
+)
+def test_states_move_between_layouts(tmp_path, optimizer, layouts):
+    assert not check_moves(optimizer, layouts, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_state_that_is_lost_on_a_move_is_found(tmp_path):
+    found = check_moves("SGD, momentum", ["tensor 2", "ZeRO 2"], tmp_path, fault="momentum_buffer")
+    assert any("/momentum_buffer differs" in finding for finding in found)
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize("layout", MOVES)
-def test_states_move_from_one_process_to_any_layout_and_back(tmp_path, layout):
-    cells = [Cell(optimizer, layout, "bf16") for optimizer in OPTIMIZERS]
-    cells = [cell for cell in cells if cell.refusal is None]
-    for start in range(0, len(cells), AT_ONCE):
-        check(cells[start : start + AT_ONCE], tmp_path / str(start), function=move_cells, timeout_seconds=600)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_states_move_from_any_layout_to_any_other(tmp_path, optimizer):
+    layouts = [layout for layout in STARTS if Cell(optimizer, layout, "bf16").refusal is None]
+    assert set(layouts) == set(layouts_of(optimizer))
+    assert not check_moves(optimizer, layouts, tmp_path)
 
 
 @contextmanager
 def faulty(fault: str):
-    """Within, loading a checkpoint forgets one state, or counts one update too many."""
+    """Within, loading a checkpoint forgets the state of this name, or counts one update too many."""
     from neox_model.checkpoint import load
 
     fill, fill_own, restore = load.state_tensor, load.replica_tensor, load.restore_scalars

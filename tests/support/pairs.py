@@ -69,6 +69,8 @@ _TOKEN_DROPPING = {
 
 # Of the three updates, two exchange compressed momenta.
 _FROZEN = {"freeze_step": 1}
+# The second update exchanges compressed momenta, and each replica makes the third one alone.
+_ALONE = {"var_freeze_step": 1, "local_step_scaler": 1, "local_step_clipper": 2}
 
 OPTIONS: dict[str, dict[str, Any]] = {
     # Layout
@@ -127,6 +129,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     # Optimizers
     "1-bit Adam": {"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.003, **_FROZEN}}},
     "1-bit LAMB": {"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.003, **_FROZEN}}},
+    "0/1 Adam": {"optimizer": {"type": "ZeroOneAdam", "params": {"lr": 0.003, **_ALONE}}},
     "Muon": {"optimizer": {"type": "Muon", "params": {"lr": 0.003}}},
     # Data and loss
     "attention within documents": {"reset_attention_mask": True},

@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from neox_config.facts.intervals import Intervals
 from neox_model.optim.adam import adam
-from neox_model.optim.zero_one_adam import Intervals, ZeroOneAdam
+from neox_model.optim.zero_one_adam import ZeroOneAdam
 from neox_model.parallel.compressed_average import part_length
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from support.distributed import run_ranks
@@ -38,6 +39,29 @@ def test_the_interval_between_synchronizations_doubles_up_to_its_limit():
         for n in range(9)
     )
     assert not large.synchronizes(10**18 + 1)
+    for each in (intervals, large, Intervals(var_freeze_step=3, local_step_scaler=2, local_step_clipper=100)):
+        for last in range(60):
+            expected = max(update for update in range(last + 1) if each.synchronizes(update))
+            assert each.last_synchronized(last) == expected
+    never = Intervals(var_freeze_step=1, local_step_scaler=1, local_step_clipper=10**18)
+    assert never.last_synchronized(10**18 - 1) < 10**18
+
+
+READING = ("item", "tolist", "__float__", "__int__", "__bool__", "cpu")
+
+
+def test_after_the_first_updates_nothing_is_read_back_from_the_device(monkeypatch):
+    """Where counts are on the device, each of these calls would wait for it."""
+    groups = start()
+    optimizer = ZeroOneAdam(groups, lr=0.01, betas=BETAS, **INTERVALS)
+    for update in range(1, UPDATES + 1):
+        groups[0]["params"][0].grad = gradient_of(0, update)
+        optimizer.step()
+        if update == 1:
+            assert optimizer.averages_itself is False  # The count has been read.
+            for name in READING:
+                monkeypatch.setattr(Tensor, name, None)
+    assert optimizer.replicas_differ
 
 
 def gradient_of(rank: int, update: int) -> Tensor:

@@ -7,7 +7,7 @@ from pydantic.fields import FieldInfo
 
 from neox_config.derive.curricula import METRICS, enabled_sampling
 from neox_config.derive.learning_rate import peak_instead_of_lr
-from neox_config.derive.local_steps import first_local_step
+from neox_config.derive.local_steps import first_local_step, last_average
 from neox_config.derive.resolve import MLP_SIZES, mlp_width
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
@@ -219,6 +219,13 @@ def _compression_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iter
     if clipper in places and facts.local_states and first_local_step(config) is None:
         what = "has no effect: local steps would begin after var_freeze_step + local_step_scaler iterations"
         yield _note(clipper, what, "", config, places)
+    averaged = last_average(config)
+    if averaged is not None and averaged != last:
+        what = (
+            f"is between two averages of {facts.name}: the last checkpoint and evaluation have the weights "
+            f"of the average in iteration {averaged:,}"
+        )
+        yield _note("train_iters", what, f"set train-iters: {averaged}", config, places)
 
 
 def _saving_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:

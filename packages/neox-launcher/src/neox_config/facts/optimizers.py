@@ -288,11 +288,11 @@ OPTIMIZER_FACTS: Mapping[str, OptimizerFacts] = {
             "one bit per element, as in OneBitAdam. After `var_freeze_step` the mean square is frozen, and "
             "the interval between averages doubles every `local_step_scaler` updates, from 1 up to "
             "`local_step_clipper`. In between, replicas make local steps: their weights differ until the "
-            "next average, evaluations use each replica's own for its samples, and a device stores 8 more "
-            "bytes per parameter. A checkpoint then contains, as the model, the weights of the last average, "
-            "and the states with which as many replicas continue to the last bit; another number of "
-            "replicas continues with their mean. `bias_correction` is Adam's; in DeepSpeed it has no effect. "
-            "The learning rate follows `lr-decay-style`.",
+            "next average, and a device stores 8 more bytes per parameter. Evaluations and checkpoints then "
+            "have, as the model, the weights of the last average. A checkpoint also contains the states with "
+            "which as many replicas continue to the last bit; another number of replicas continues with "
+            "their mean. `bias_correction` is Adam's; in DeepSpeed it has no effect. The learning rate "
+            "follows `lr-decay-style`.",
         ),
         OptimizerFacts(
             name="SM3",

@@ -143,6 +143,21 @@ def test_one_bit_adam_takes_the_communication_arguments_of_gpt_neox_with_a_note(
     assert all("averaged through distributed_backend" in notice.what for notice in notices)
 
 
+LOCAL_STEPS = (
+    "optimizer: {params: {var_freeze_step: 10, var_update_scaler: 2, local_step_scaler: 4, "
+    "local_step_clipper: 8}}"
+)
+
+
+@pytest.mark.parametrize(("last", "average"), [(18, None), (21, 20), (31, 24), (10**9 - 1, 10**9 - 8)])
+def test_a_training_that_ends_between_two_averages_of_its_replicas_is_noted(load, last, average):
+    """The interval is 1 from update 11, 2 from 15, 4 from 19 and 8 from 23."""
+    notices = load(LOCAL_STEPS, "optimizer.type=ZeroOneAdam", f"train-iters={last}").notices
+    expected = [] if average is None else [("train_iters", f"set train-iters: {average}")]
+    assert [(notice.name, notice.remedy) for notice in notices] == expected
+    assert all(f"of the average in iteration {average:,}" in notice.what for notice in notices)
+
+
 def test_odd_lengths_are_advised_against_in_16_bits(load):
     schedule = "{total_curriculum_step: 9, difficulty_step: %d}"
     text = """\

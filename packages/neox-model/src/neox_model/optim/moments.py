@@ -13,6 +13,9 @@ Betas = tuple[float, float]
 def update_moments(state: dict[str, Any], gradient: Tensor, betas: Betas) -> None:
     """Count an update in `step`, and take a gradient into `exp_avg` and `exp_avg_sq`.
 
+    `step` begins on the host, whatever device the gradient is on: `moment_ratio` then reads it without
+    waiting for the device.
+
     Args:
         state: the optimizer's states of a weight; empty before its first update.
         gradient: the gradient.

@@ -1,56 +1,20 @@
 """0/1 Adam: Adam whose variance is updated at growing intervals, then steps that replicas take alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from neox_config.facts.intervals import Intervals
 from neox_model.optim.frozen_phase import REPLICA_STATES
 from neox_model.optim.moments import update_moments
 from neox_model.optim.one_bit_adam import OneBitAdam
 from neox_model.parallel.groups import SINGLE_RANK, Group
 
-__all__ = ["Intervals", "ZeroOneAdam"]
+__all__ = ["ZeroOneAdam"]
 
 Pair = tuple[Tensor, dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Intervals:
-    """Which updates change the variance, and after which the weights of replicas are synchronized.
-
-    Args:
-        var_freeze_step: last update that may change the variance.
-        var_update_scaler: number of changes of the variance after which their interval doubles, from 1.
-        local_step_scaler: number of updates, after `var_freeze_step`, after which the interval between
-            synchronizations doubles, from 1.
-        local_step_clipper: largest interval between synchronizations.
-
-    Source: arXiv:2202.06009, section 6 (the policies for both sets of steps); the names are DeepSpeed's.
-    """
-
-    var_freeze_step: int = 100_000
-    var_update_scaler: int = 16
-    local_step_scaler: int = 32_678
-    local_step_clipper: int = 16
-
-    def updates_variance(self, update: int) -> bool:
-        """Return True if an update, counted from 1, changes the variance."""
-        if update > self.var_freeze_step:
-            return False
-        doublings = ((update - 1) // self.var_update_scaler + 1).bit_length() - 1
-        last_of_smaller_interval = self.var_update_scaler * (2**doublings - 1)
-        return (update - last_of_smaller_interval) % 2**doublings == 0
-
-    def synchronizes(self, update: int) -> bool:
-        """Return True if the weights of replicas are the same after an update, counted from 1."""
-        local = update - self.var_freeze_step - 1
-        if local < 0:
-            return True
-        doublings = min(local // self.local_step_scaler, self.local_step_clipper.bit_length())
-        return update % min(2**doublings, self.local_step_clipper) == 0
 
 
 class ZeroOneAdam(OneBitAdam):
@@ -76,8 +40,8 @@ class ZeroOneAdam(OneBitAdam):
     A replica without others does the same, but compresses nothing.
 
     While weights differ, `shared_weight` returns those that all replicas have: checkpoints store these, with
-    the replica states of each, and `restore_weights` computes the replica's own from both. A model that is
-    compared with a checkpoint's computes with them (`use_shared_weights`).
+    the replica states of each, and `restore_weights` computes the replica's own from both. Evaluations
+    compute with them, as with the checkpoint's model (`use_shared_weights`).
 
     Args:
         parameters: parameter groups, each with `weight_decay`, which is decoupled.
@@ -225,11 +189,12 @@ class ZeroOneAdam(OneBitAdam):
     def _synchronize(self, pairs: list[Pair]) -> None:
         """Average the momenta since the last synchronization, and move the shared weights by them."""
         local = {weight: self.state[weight] for weight, _ in pairs if weight in self._shared}
-        rates = torch.stack([state["local_rate"] for state in local.values()]).tolist() if local else []
-        for state, rate in zip(local.values(), rates, strict=True):
+        for state in local.values():
             # Without a learning rate there was no update; the last momentum is the limit of small rates.
-            if rate > 0:
-                torch.div(state["local_update"], state["local_rate"], out=state["exp_avg"])
+            # Chosen on the device: nothing is read back.
+            mean = state["local_update"] / state["local_rate"]
+            has_moved = (state["local_rate"] > 0).to(mean.device, non_blocking=True)
+            state["exp_avg"] = torch.where(has_moved, mean, state["exp_avg"])
         self._frozen.average_momenta([self.state[weight] for weight, _ in pairs])
         for weight, group in pairs:
             if weight not in local:

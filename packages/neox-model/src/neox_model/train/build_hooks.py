@@ -14,6 +14,7 @@ from neox_config.errors import NeoXError
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_launcher.worker.reporting import Progress
 from neox_model.assembly.token_dropping import kept_tokens
 from neox_model.checkpoint.background import BackgroundSaves
 from neox_model.checkpoint.directory import find_latest
@@ -42,12 +43,10 @@ from neox_model.train.hooks.evaluate_texts import EvaluateTextsHook
 from neox_model.train.hooks.garbage_collection import GarbageCollectionHook
 from neox_model.train.hooks.gradients import GradientNormsHook, NoiseScaleHook, ZeroGradientsHook
 from neox_model.train.hooks.guard import NonfiniteGuard
+from neox_model.train.hooks.local_steps import LocalStepsHook
 from neox_model.train.hooks.log import LogHook
 from neox_model.train.hooks.norms import NormsHook, tensor_norms
-from neox_model.train.hooks.progress import (
-    ProgressHook,
-    StatusReports,
-)
+from neox_model.train.hooks.progress import ProgressHook, StatusReports
 from neox_model.train.hooks.spikes import SpikeHandler
 from neox_model.train.hooks.stop import StopHook
 from neox_model.train.hooks.stragglers import straggler_hooks
@@ -98,12 +97,7 @@ def build_hooks(
     spikes = _spike_handler(training, before_end, events)
     guard = _build_guard(training, before_end, events, spikes)
     copies = _build_copies(training, before_end)
-    stop = StopHook(
-        training.groups.control,
-        exit_interval=config.training.exit_interval,
-        save=config.checkpoint.save,
-        waits_later=training.uploads is not None,
-    )
+    stop = _build_stop(training)
     hooks: list[Hook] = [
         ProgressHook(progress, StatusReports(progress, schedule=training.schedule, throughput=throughput)),
         *_autoresume(training),
@@ -131,19 +125,36 @@ def build_hooks(
         hooks.append(checkpoint)
     # After the checkpoint of the iteration: tasks and texts of others may fail.
     hooks += _text_evaluation(training, outputs, timers, log)
-    kept = kept_tokens(config)
-    if kept is not None:
-        hooks.append(DropTokensHook(training.model, kept.at))
-    hooks.append(GarbageCollectionHook())
-    if training.uploads is not None:
-        resumed = None if saves_start else find_latest(Path(config.checkpoint.save or ""))
-        hooks.append(UploadHook(training.uploads, stop, resumed=resumed, while_waiting=progress.repeated))
+    hooks += _last(training, stop, progress, saves_start=saves_start)
 
     def before_other_save() -> None:
         before_end()
         before_save()
 
     return Hooks(hooks, before_other_save)
+
+
+def _build_stop(training: Training) -> StopHook:
+    return StopHook(
+        training.groups.control,
+        exit_interval=training.config.training.exit_interval,
+        save=training.config.checkpoint.save,
+        waits_later=training.uploads is not None,
+    )
+
+
+def _last(training: Training, stop: StopHook, progress: Progress, *, saves_start: bool) -> Iterator[Hook]:
+    """Build the hooks that follow saves and evaluations."""
+    optimizer = training.engine.update.optimizer
+    if hasattr(optimizer, "replicas_differ"):
+        yield LocalStepsHook(optimizer)
+    kept = kept_tokens(training.config)
+    if kept is not None:
+        yield DropTokensHook(training.model, kept.at)
+    yield GarbageCollectionHook()
+    if training.uploads is not None:
+        resumed = None if saves_start else find_latest(Path(training.config.checkpoint.save or ""))
+        yield UploadHook(training.uploads, stop, resumed=resumed, while_waiting=progress.repeated)
 
 
 def _before_save(

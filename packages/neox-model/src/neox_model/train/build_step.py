@@ -119,13 +119,8 @@ def build_forward_check(
         accumulation=derived.accumulation,
         samples_per_iteration=derived.train_batch_size,
     )
-
-    def mean_loss() -> float:
-        with training.engine.update.with_shared_weights():
-            return evaluator.evaluate("train", 0).loss
-
     return ForwardCheck(
-        mean_loss,
+        lambda: evaluator.evaluate("train", 0).loss,
         partial(_digest_of_first_batch, training, streams["train"]),
         samples=derived.train_batch_size,
         computes_in=derived.computes_in,

@@ -21,9 +21,13 @@ __all__ = ["copied_forward", "copy_weights"]
 
 
 def copied_forward(training: Training) -> Forward:
-    """Return the forward pass of a copy of the model in training. Collective over all ranks."""
+    """Return the forward pass of a copy of the model in training. Collective over all ranks.
+
+    It has the weights that a checkpoint of this moment contains.
+    """
     model = build_forward_model(training.resolved, training.groups, training.tokenizer)
-    copy_weights(training.model, model, training.groups)
+    with training.engine.update.with_shared_weights():
+        copy_weights(training.model, model, training.groups)
     return forward_of(model, training.resolved, training.groups, training.tokenizer)
 
 

@@ -51,8 +51,12 @@ class EngineStep:
         )
 
     def evaluate(self, batches: Iterator[Batch], num_micro_batches: int) -> Tensor:
-        """Return the mean loss of the next micro-batches over all data-parallel ranks."""
-        return self._engine.evaluate(self._next(batches, num_micro_batches), num_micro_batches)
+        """Return the mean loss of the next micro-batches over all data-parallel ranks.
+
+        It is that of the model which a checkpoint of this moment contains.
+        """
+        with self._engine.update.with_shared_weights():
+            return self._engine.evaluate(self._next(batches, num_micro_batches), num_micro_batches)
 
     def _next(self, batches: Iterator[Batch], count: int) -> Iterator[MicroBatch]:
         return as_micro_batches(self._weighting(batches, count, self._engine.device))
