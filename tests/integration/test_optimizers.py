@@ -288,6 +288,8 @@ def faulty(fault: str):
 # PyTorch computes these again in every update; until ASGD averages (t0 updates), no weight depends on them by
 # more than rounding.
 _RECOMPUTED = {"ASGD": {"ax", "eta", "mu"}}
+# The next average of the replicas divides by the state and removes it; afterwards the average differs.
+_SHOWN_BY = {"local_rate": "local_update"}
 
 
 def run_faults(cells: list[list[str]], folder: str) -> dict[str, list[str]]:
@@ -301,7 +303,7 @@ def run_faults(cells: list[list[str]], folder: str) -> dict[str, list[str]]:
         except CheckpointError as error:
             # Without the squares that it divides by, an optimizer makes weights that are not finite.
             return "not finite" in str(error)
-        return any(f"/{state}" in finding for finding in findings)
+        return any(f"/{_SHOWN_BY.get(state, state)}" in finding for finding in findings)
 
     def check(cell: Cell, own: Path) -> list[str]:
         states = sorted(resumed(cell, own / "whole").saved.states - _RECOMPUTED.get(cell.optimizer, set()))
