@@ -303,7 +303,10 @@ def test_the_oldest_turns_are_left_out_if_they_do_not_fit(caplog):
     assert not caplog.records
     assert talk.prompt("gh")[0] == "cdCD\nefEF\ngh"
     assert "the oldest 1 of 3 turns are left out" in caplog.text
-    assert talk.prompt("a prompt that is too long by itself")[0] == "a prompt that is too long by itself"
+    too_long = "a prompt that is too long by itself"
+    assert talk.prompt(too_long)[0] == too_long
+    talk.add(too_long, shout.reply(0, "prompt-too-long"))
+    assert talk.prompt("gh")[0] == "cdCD\nefEF\ngh"
 
 
 class Interrupted(Shout):

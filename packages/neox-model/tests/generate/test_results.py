@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from neox_config.errors import NeoXError
@@ -15,9 +17,13 @@ def test_two_generations_do_not_write_to_one_file(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["texts.jsonl"]
 
 
-def test_the_name_of_a_folder_is_refused_before_anything_is_generated(tmp_path):
-    with pytest.raises(NeoXError, match="it is a folder"):
-        writing_results(tmp_path).__enter__()
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_not_a_file_is_refused_before_anything_is_generated(tmp_path, kind):
+    path = tmp_path / "texts.jsonl"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    with pytest.raises(NeoXError, match="it is a folder" if kind == "folder" else "it is not a file"):
+        writing_results(path).__enter__()
+    assert [one.name for one in tmp_path.iterdir()] == ["texts.jsonl"]
 
 
 def test_results_are_on_disk_one_by_one_and_replace_earlier_ones_at_the_end(tmp_path):

@@ -28,27 +28,32 @@ class Conversation:
         self._room = room
         self._keeps_history = keeps_history
         self._turns: list[str] = []
+        # Oldest turns that the last prompt had no room for.
+        self._left_out = 0
 
     def prompt(self, context: str) -> tuple[str, list[int]]:
         """Return the text that the model continues for a new prompt, and its ids."""
-        given = len(self._turns)
-        while True:
-            text = "\n".join([*self._turns, context])
+        for left_out in range(len(self._turns) + 1):
+            self._left_out = left_out
+            text = "\n".join([*self._turns[left_out:], context])
             tokens = self._tokenizer.encode(text)
-            if len(tokens) <= self._room or not self._turns:
+            if len(tokens) <= self._room:
                 break
-            del self._turns[0]
-        if left_out := given - len(self._turns):
+        if self._left_out:
             logger.warning(
                 "the oldest %d of %d turns are left out: a conversation has room for seq-length minus "
                 "maximum-tokens, %d tokens",
-                *(left_out, given, max(0, self._room)),
+                *(self._left_out, len(self._turns), max(0, self._room)),
             )
         return text, tokens
 
     def add(self, context: str, reply: Reply) -> None:
-        """Add a prompt and its reply; an interrupted reply counts as far as it is."""
+        """Add the last prompt and its reply; an interrupted reply counts as far as it is.
+
+        A prompt that is too long by itself leaves the conversation as it was.
+        """
         if self._keeps_history and reply.finish_reason != "prompt-too-long":
+            del self._turns[: self._left_out]
             self._turns.append(context + reply.text)
 
     def command(self, line: str) -> str | None:

@@ -40,8 +40,10 @@ def writing_results(path: Path | None) -> Iterator[Write]:
     if path is None:
         yield lambda result: None
         return
-    if path.is_dir():
-        raise NeoXError(f"cannot write the results to {path}: it is a folder; add the name of a file")
+    if path.exists() and not path.is_file():
+        # A device would be replaced by a file of its name.
+        kind = "a folder; add the name of a file" if path.is_dir() else "not a file; use standard output"
+        raise NeoXError(f"cannot write the results to {path}: it is {kind}")
     partial, written = path.with_name(f"{path.name}.partial"), 0
     file = _new_partial_file(path, partial)
     try:
