@@ -190,6 +190,51 @@ def test_interactive_answers_each_line_until_the_input_ends(tmp_path, monkeypatc
     assert "prompt" in captured.err
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"maximum_tokens": 9}, (3, 8 + 9)),
+        ({"maximum_tokens": 9, "batch_size": 2}, (2, 8 + 9)),
+        ({"maximum_tokens": 50_000}, (3, 20_000)),
+    ],
+)
+def test_the_engine_has_room_for_the_longest_prompt_and_its_text(prompts, settings, expected):
+    sizes, requests = [], []
+
+    class Recording(Shout):
+        def submit(self, request: Request) -> int:
+            requests.append(request)
+            return super().submit(request)
+
+    def engine(slots: int, capacity: int) -> Shout:
+        sizes.append((slots, capacity))
+        return Recording()
+
+    MODES["input-file"](replace(job(input_file=prompts, stop_strings=("x",), **settings), engine=engine))
+    # "third é" has eight bytes.
+    assert sizes == [expected]
+    assert {(one.maximum_tokens, one.stop_strings) for one in requests} == {
+        (settings["maximum_tokens"], ("x",))
+    }
+    assert len({one.sampling.seed for one in requests}) == 3
+
+
+def test_a_conversation_has_room_for_the_text(tmp_path, monkeypatch):
+    output = tmp_path / "talk.jsonl"
+    # "oneONE1" and "two", with a newline, are 11 tokens.
+    for room, expected in ((10, "two"), (11, "oneONE")):
+        monkeypatch.setattr("sys.stdin", typed(b"one\ntwo\n"))
+        MODES["interactive"](job(maximum_tokens=20_000 - room, output_file=output))
+        assert str(read_lines(output)[1]["prompt"]).startswith(expected)
+
+
+def test_fewer_results_than_prompts_are_an_error(prompts, monkeypatch):
+    monkeypatch.setattr("neox_model.generate.modes.collect", lambda control, item: [])
+    with pytest.raises(NeoXError, match="3 prompts gave 0 results"):
+        MODES["input-file"](job(input_file=prompts))
+    assert [path.name for path in prompts.parent.iterdir()] == ["prompts.txt"]
+
+
 def test_samples_depend_on_the_seed(prompts):
     def texts(seed: int) -> list[object]:
         MODES["input-file"](job(input_file=prompts, seed=seed))

@@ -112,6 +112,23 @@ def test_a_penalty_counts_the_prompt_and_every_chosen_token():
     assert [made.choose(logits, 0)[0].item() for _ in range(3)] == [2, 0, 3]
 
 
+def test_a_sequence_in_a_reused_or_moved_slot_is_as_in_a_new_one():
+    logits = torch.randn(1, 4, generator=torch.Generator().manual_seed(5))
+    settings = Sampling(temperature=1.0, top_p=0.9, repetition_penalty=1.5, seed=6)
+    expected = drawn([settings], logits, 20).flatten().tolist()
+    made = table([Sampling(temperature=0.1, repetition_penalty=9.0, seed=1), GREEDY], draws=20)
+    for _ in range(5):
+        made.choose(logits.expand(2, -1), 0)
+    made.set(1, settings, torch.tensor([1]), 20)
+    found = [made.choose(logits.expand(2, -1), 0)[0][1].item() for _ in range(10)]
+    made.move(1, 0)
+    found += [made.choose(logits, 0)[0][0].item() for _ in range(10)]
+    assert found == expected
+    # The first sequence had chosen other tokens, which are not those of the second one.
+    made.set(0, Sampling(repetition_penalty=1e6), torch.tensor([3]), 20)
+    assert made.choose(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), 0)[0].item() == 2
+
+
 def kept_by_definition(logits_V: Tensor, top_k: int, top_p: float) -> list[bool]:
     """Return which tokens are kept: a token goes if those that are more likely reach top_p without it."""
     exact = logits_V.double()
