@@ -43,8 +43,10 @@ _SERVERS = 2
 _KEPT_ENVIRONMENTS = 2
 _POLL_SECONDS = 0.02
 _OUTPUT_CHARACTERS = 4000
-# What differs between ranks, and between tests of one environment.
-_OWN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTEST_CURRENT_TEST")
+# What differs between ranks, or is read only when it is used: PyTorch's compiler sets its folder itself.
+_OWN_VARIABLES = (
+    "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE PYTEST_CURRENT_TEST TORCHINDUCTOR_CACHE_DIR".split()
+)
 # DeepSpeed looks for a device itself, once for a process.
 _DEVICES: dict[str, dict[str, str]] = {
     "gloo": {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"},
