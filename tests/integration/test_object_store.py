@@ -122,3 +122,53 @@ def test_another_training_is_refused_where_one_has_uploaded_before_it_trains(tmp
         run_ranks(train, size=2, trainings=[settings_of(corpus, tmp_path / "second", url) | ZERO2])
     assert {path: path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file()} == before
     assert not list((tmp_path / "second").glob("global_step*"))
+
+
+@pytest.mark.slow
+def test_fine_tuning_from_a_store_is_that_from_a_folder_bit_for_bit(tmp_path, corpus):
+    """Two ranks, ZeRO 2 and bfloat16; asynchronous saves that are uploaded to another store."""
+    url = f"file://{tmp_path}/store"
+    base = settings_of(corpus, tmp_path / "base", url) | ZERO2
+    others = {"checkpoint_store": f"file://{tmp_path}/tuned store", "async_save": True}
+    tuned = base | {"finetune": True, "train_iters": 2}
+    trainings = [
+        base,
+        tuned | {"load": url, "save": f"{tmp_path}/from-url"} | others,
+        tuned | {"load": f"{tmp_path}/base", "save": f"{tmp_path}/from-folder", "checkpoint_store": None},
+    ]
+    run_ranks(train, size=2, trainings=trainings)
+    tensors = [
+        Manifest.read(tmp_path / folder / "global_step2").tensors
+        for folder in ("from-url", "from-folder", "tuned store")
+    ]
+    assert tensors == [tensors[0]] * 3
+    assert tensors[0] != Manifest.read(tmp_path / "store" / "global_step2").tensors
+
+
+@pytest.mark.slow
+def test_adapters_of_a_base_in_a_store_are_those_of_one_in_a_folder_bit_for_bit(tmp_path, corpus):
+    """The base is trained on before the adapters resume: its recorded checkpoint is downloaded."""
+    url, adapted_url = f"file://{tmp_path}/store", f"file://{tmp_path}/adapters store"
+    base = settings_of(corpus, tmp_path / "base", url) | ZERO2 | {"keep_last_n_checkpoints": None}
+    adapted = base | {"lora_rank": 2, "checkpoint_store": None}
+    stored = {
+        "save": f"{tmp_path}/stored",
+        "checkpoint_store": adapted_url,
+        "async_save": True,
+        "load": adapted_url,
+    }
+    longer = {"train_iters": STEPS + 2, "override_lr_scheduler": True, "load": f"{tmp_path}/base"}
+    trainings = [
+        base,
+        adapted | {"lora_base": f"{tmp_path}/base", "save": f"{tmp_path}/whole"},
+        adapted | stored | {"lora_base": url, "exit_interval": 2},
+        base | longer,
+        adapted | stored | {"lora_base": url, "lost": f"{tmp_path}/stored"},
+    ]
+    run_ranks(train, size=2, trainings=trainings)
+    assert (tmp_path / "store" / LATEST).read_text() == f"global_step{STEPS + 2}\n"
+    whole, resumed = (Manifest.read(tmp_path / name / "global_step4") for name in ("whole", "stored"))
+    assert whole.tensors == resumed.tensors
+    there, here = whole.config["base"], resumed.config["base"]
+    assert here == there | {"folder": url}
+    assert here["iteration"] == STEPS

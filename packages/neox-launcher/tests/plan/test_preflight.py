@@ -266,6 +266,39 @@ def test_the_base_of_adapters_is_found_before_the_start(load, files, program):
     assert "contains checkpoints of adapters, and no model" in problem_of("adapters")
 
 
+def test_the_base_that_the_adapters_record_is_checked(load, files):
+    """The latest base is another one, which training continued, or of which a file is missing."""
+
+    def write(name, config, *present):
+        folder = files / name
+        folder.mkdir(parents=True)
+        contents = {"contents": {"config": config, "files": {"shard.safetensors": 8}}}
+        (folder / "manifest.json").write_text(json.dumps(contents))
+        for each in present:
+            (folder / each).touch()
+
+    def problems():
+        text = ADAPTERS.replace("load: base", "load: adapters") + "lora-base: base\n"
+        found = [each for each in check_files(load(text), program="train") if each.name == "lora_base"]
+        return "; ".join(f"{each.what}; {each.remedy}" for each in found)
+
+    write("base/global_step5", {}, "shard.safetensors")
+    write("base/global_step7", {})
+    assert problems().startswith("contains global_step7 without its file shard.safetensors")
+    write("adapters/global_step2", {"base": {"iteration": 6}})
+    write("adapters/global_step1", {"base": {"iteration": 5}})
+    message = (
+        "does not contain global_step6, on which the adapters in adapters were trained; set it to a folder"
+    )
+    assert problems().startswith(message)
+    (files / "adapters/latest").write_text("global_step1\n")
+    assert problems() == ""
+    (files / "base/global_step5/shard.safetensors").unlink()
+    assert problems().startswith("contains global_step5 without its file shard.safetensors")
+    (files / "adapters/latest").write_text("global_step9")  # The workers report it.
+    assert problems().startswith("contains global_step7 without its file")
+
+
 LOCAL = SETTINGS + "save: runs/local\nsave-interval: 1\ncheckpoint: {use_node_local_storage: true}\n"
 
 

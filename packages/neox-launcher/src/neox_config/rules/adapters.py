@@ -6,7 +6,6 @@ from neox_config.derive.adapters import adapted_matrices
 from neox_config.derive.attention_layers import types_in
 from neox_config.facts.attention import GMLP_TYPES
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
-from neox_config.facts.stores import is_url
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -16,14 +15,9 @@ _EVERY_STAGE = "type:transformer|mlp"
 
 def adapters_have_a_base(c: NeoXConfig) -> Iterator[Problem]:
     """Require the folder of the weights that adapters are added to."""
-    base = c.adapters.lora_base
-    if not c.adapters.lora_rank:
-        return
-    if base is None:
+    if c.adapters.lora_rank and c.adapters.lora_base is None:
         what = "requires lora-base, the folder of the checkpoints of the model to adapt"
         yield Problem("lora_rank", what, "add lora-base: FOLDER")
-    elif is_url(base):
-        yield Problem("lora_base", "is a URL, but must be a folder", "copy the checkpoint to a folder")
 
 
 def adapters_have_matrices(c: NeoXConfig) -> Iterator[Problem]:

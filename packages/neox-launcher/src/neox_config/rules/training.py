@@ -147,11 +147,12 @@ def exports_need_checkpoints(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def stores_are_urls(c: NeoXConfig) -> Iterator[Problem]:
-    """Require a URL as checkpoint_store, and no user name and password in it or in `load`."""
+    """Require a URL as checkpoint_store, and no user name and password in it, in `load` or in `lora_base`."""
     store = c.checkpoint.checkpoint_store
     if store is not None and not is_url(store):
         yield Problem("checkpoint_store", "is not a URL", "write s3://BUCKET/FOLDER")
-    for name, url in (("checkpoint_store", store), ("load", c.checkpoint.load)):
+    urls = {"checkpoint_store": store, "load": c.checkpoint.load, "lora_base": c.adapters.lora_base}
+    for name, url in urls.items():
         if url is not None and is_url(url) and has_credentials(url):
             what = "contains a user name, and every checkpoint would record it"
             remedy = "remove it, and set credentials in the variables or files that the store's package reads"

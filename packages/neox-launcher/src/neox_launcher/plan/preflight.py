@@ -19,6 +19,7 @@ from neox_config.facts.checkpoints import (
     LATEST,
     MANIFEST,
     TOKEN_EMBEDDING,
+    checkpoint_name,
     complete_checkpoints,
     iteration_of,
 )
@@ -388,6 +389,7 @@ def _store_to_upload_to(config: NeoXConfig) -> Iterator[Problem]:
 
 def _store_to_load_from(config: NeoXConfig) -> Iterator[Problem]:
     yield from _store_packages("load", config.checkpoint.load)
+    yield from _store_packages("lora_base", base_of_adapters(config))
 
 
 def _store_packages(name: str, url: str | None) -> Iterator[Problem]:
@@ -469,7 +471,10 @@ def _why_no_checkpoint(folder: str) -> str | None:
 
 
 def _base_of_adapters(config: NeoXConfig) -> Iterator[Problem]:
-    """Require a complete checkpoint of the model that adapters are added to."""
+    """Require a complete checkpoint of the model that adapters are added to.
+
+    That is the one on which the adapters to load were trained, and without these the latest.
+    """
     base = base_of_adapters(config)
     if base is None or is_url(base):
         return
@@ -477,21 +482,49 @@ def _base_of_adapters(config: NeoXConfig) -> Iterator[Problem]:
     if reason is not None:
         yield Problem("lora_base", reason, _load_remedy(base, reason, name="lora-base"))
         return
-    latest = complete_checkpoints(Path(base))[-1]
-    contents = _contents_of(latest)
+    read = _base_of_loaded(config, Path(base)) or _latest_checkpoint(Path(base))
+    if read is None:
+        return  # The workers report a file `latest` that names none.
+    if not (read / MANIFEST).is_file():
+        what = f"does not contain {read.name}, on which the adapters in {config.checkpoint.load} were trained"
+        remedy = "set it to a folder with it (keep-last-n-checkpoints deletes earlier ones)"
+        yield Problem("lora_base", what, remedy)
+        return
+    contents = _contents_of(read)
     if "base" in contents.get("config", {}):
         remedy = "merge them with neox-checkpoint merge, or name the folder of a whole model"
         yield Problem("lora_base", "contains checkpoints of adapters, and no model", remedy)
-    lacking = next(
-        (name for name in sorted(contents.get("files", {})) if not (latest / name).is_file()), None
-    )
+    lacking = next((name for name in sorted(contents.get("files", {})) if not (read / name).is_file()), None)
     if lacking is not None:
         yield Problem(
             "lora_base",
-            f"contains {latest.name} without its file {lacking}",
+            f"contains {read.name} without its file {lacking}",
             "copy it again; of a checkpoint on the disks of several hosts, copy the files of all hosts into "
             "one folder",
         )
+
+
+def _base_of_loaded(config: NeoXConfig, base: Path) -> Path | None:
+    """Return the checkpoint of the base on which the adapters to load were trained; None without these."""
+    load = config.checkpoint.load
+    if load is None or is_url(load) or _has_local_checkpoints(config) or _why_no_checkpoint(load):
+        return None
+    latest = _latest_checkpoint(Path(load))
+    recorded = {} if latest is None else _contents_of(latest).get("config", {}).get("base")
+    iteration = recorded.get("iteration") if isinstance(recorded, dict) else None
+    return base / checkpoint_name(iteration) if isinstance(iteration, int) else None
+
+
+def _latest_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint that `latest` names, or the last one without that file; None if it names none."""
+    try:
+        named = folder / (folder / LATEST).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return complete_checkpoints(folder)[-1]
+    except (OSError, UnicodeDecodeError):
+        return None
+    is_inside = iteration_of(named.name) is not None and named.parent == folder
+    return named if is_inside and (named / MANIFEST).is_file() else None
 
 
 def _contents_of(checkpoint: Path) -> dict[str, dict[str, object]]:

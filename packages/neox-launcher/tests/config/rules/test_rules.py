@@ -637,7 +637,7 @@ MORE = [
     (f"split: {'9' * 400},1", "split", "contains a number that is too large"),
     (f"{PATHS}\ntrain-data-weights: [-1]", "train_data_weights", "must not contain a negative weight"),
     ("train-data-weights: [1]", "train_data_weights", "is given without train-data-paths"),
-    ("lora-rank: 4\nlora-base: s3://bucket/base", "lora_base", "is a URL, but must be a folder"),
+    ("lora-rank: 4\nlora-base: s3://me:secret@bucket/base", "lora_base", "contains a user name, and every"),
     (
         "lora-rank: 4\nlora-base: x\ngmlp-attn-dim: 8\nattention-config: [[[gmlp], 4]]",
         "lora_rank",

@@ -16,17 +16,19 @@ import torch
 from torch import nn
 
 from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
+from neox_config.facts.stores import is_url
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.blocks import Range, block_numel
 from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse_model_changes
 from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.downloads import local_folder
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["BASE", "check_base", "load_base", "recorded_base"]
+__all__ = ["BASE", "base_record", "check_base", "load_base", "recorded_base"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,18 +57,21 @@ def load_base(
     groups: Groups,
     config: Mapping[str, Any],
     writable: Writable,
+    cache: str | None = None,
 ) -> dict[str, Any]:
     """Load the weights that are not trained from a checkpoint of the base. Collective over all ranks.
 
     That is the one that the adapters were trained on, and without adapters to load the latest.
 
     Args:
-        directory: folder of the checkpoints of the base; None: there are no adapters; nothing is done.
+        directory: folder of the checkpoints of the base, or its URL in an object store; None: there are no
+            adapters; nothing is done.
         adapters: folder of the checkpoints of the adapters that will be loaded; None: new ones are trained.
         model: the model with adapters; its other weights are overwritten.
         groups: this rank's process groups.
         config: values that this run would record in a checkpoint, compared with the base's.
         writable: context manager that allocates a parameter's memory and returns whether to fill it.
+        cache: directory of downloads from object stores; None for the default.
 
     Returns:
         What a checkpoint of the adapters records about the base, under `BASE`; empty without adapters.
@@ -77,7 +82,7 @@ def load_base(
     """
     if directory is None:
         return {}
-    folder = _find(Path(directory), adapters, groups)
+    folder = _find(directory, adapters, groups, cache)
     frozen = [_frozen(*named) for named in named_logical_parameters(model) if not named[1].requires_grad]
     names = set().union(*gather(groups.control, {weight.name for weight in frozen}))
     with shared_outcome(groups.control, f"loading the base {folder}", keeps_bugs=True):
@@ -101,12 +106,28 @@ def load_base(
     if groups.world.rank == 0:
         log_unknown_changes(changes)
     logger.info("adapters are added to the weights of %s", folder)
-    place = str(Path(directory).absolute())
-    return {BASE: {"folder": place, "iteration": manifest.iteration, "manifest_sha256": digest}}
+    place = directory if is_url(directory) else str(Path(directory).absolute())
+    return {BASE: _record(place, manifest.iteration, digest)}
 
 
-def _find(directory: Path, adapters: Path | None, groups: Groups) -> Path:
-    folder = None
+def base_record(checkpoint: Path) -> dict[str, Any]:
+    """Return what a checkpoint of adapters records about its base, under `BASE`.
+
+    Args:
+        checkpoint: one checkpoint of the base.
+    """
+    place = str(checkpoint.parent.absolute())
+    return _record(place, Manifest.read(checkpoint).iteration, _digest(checkpoint))
+
+
+def _record(place: str, iteration: int, digest: str | None) -> dict[str, Any]:
+    return {"folder": place, "iteration": iteration, "manifest_sha256": digest}
+
+
+def _find(place: str, adapters: Path | None, groups: Groups, cache: str | None) -> Path:
+    if is_url(place):
+        return _download(place, adapters, groups, cache)
+    directory, folder = Path(place), None
     with shared_outcome(groups.control, f"finding a checkpoint in {directory}", keeps_bugs=True):
         if groups.world.rank == 0:
             folder = _of_adapters(directory, adapters) or folders.find_latest(directory)
@@ -118,17 +139,34 @@ def _find(directory: Path, adapters: Path | None, groups: Groups) -> Path:
     return found
 
 
+def _download(url: str, adapters: Path | None, groups: Groups, cache: str | None) -> Path:
+    name = None
+    with shared_outcome(groups.control, f"finding the base of {adapters}", keeps_bugs=True):
+        if groups.world.rank == 0 and (recorded := _recorded(adapters)) is not None:
+            name = checkpoint_name(recorded["iteration"])
+    folder = local_folder(url, groups, cache=cache, name=gather(groups.control, name)[0])
+    found = None if folder is None else folders.find_latest(folder)
+    if found is None:
+        raise CheckpointError(f"{url} contains no checkpoint; set lora-base to the URL of the model to adapt")
+    return found
+
+
+def _recorded(adapters: Path | None) -> dict[str, Any] | None:
+    """Return what the adapters in a folder record about their base; None without adapters."""
+    latest = None if adapters is None else folders.find_latest(adapters)
+    return None if latest is None else Manifest.read(latest).config.get(BASE)
+
+
 def _of_adapters(directory: Path, adapters: Path | None) -> Path | None:
     """Return the checkpoint in a folder that adapters were trained on; None without adapters.
 
     Raises:
         CheckpointError: the folder does not contain it.
     """
-    latest = None if adapters is None else folders.find_latest(adapters)
-    manifest = None if latest is None else Manifest.read(latest)
-    if manifest is None or BASE not in manifest.config:
+    recorded = _recorded(adapters)
+    if recorded is None:
         return None
-    iteration, digest = (manifest.config[BASE].get(name) for name in ("iteration", "manifest_sha256"))
+    iteration, digest = (recorded.get(name) for name in ("iteration", "manifest_sha256"))
     found = directory / checkpoint_name(iteration)
     there = _digest(found)
     if there is None:
@@ -225,6 +263,11 @@ def recorded_base(manifest: Manifest, given: Path | None = None) -> Path:
         CheckpointError: it does not exist, or its manifest does not have the recorded SHA-256.
     """
     recorded = manifest.config[BASE]
+    if given is None and is_url(recorded["folder"]):
+        raise CheckpointError(
+            f"the base of the adapters is in {recorded['folder']}; download it, and give its folder with "
+            "--base"
+        )
     folder = Path(recorded["folder"]) if given is None else given
     found = folder / checkpoint_name(recorded["iteration"])
     if not (found / MANIFEST).is_file():

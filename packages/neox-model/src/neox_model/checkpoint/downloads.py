@@ -63,10 +63,11 @@ def local_folder(
     groups: Groups,
     *,
     cache: str | None,
+    name: str | None = None,
     storage: Storage | None = None,
     patience: float = PATIENCE_SECONDS,
 ) -> Path | None:
-    """Return the folder to load from; if `load` is a URL, download the latest checkpoint. Collective.
+    """Return the folder to load from; if `load` is a URL, download a checkpoint. Collective.
 
     One rank of each host downloads what the host's cache lacks.
 
@@ -74,6 +75,7 @@ def local_folder(
         load: a folder, or the URL of one in an object store.
         groups: this rank's process groups.
         cache: directory of downloads; None for the default.
+        name: the checkpoint to download; None: the latest. Not used for a folder.
         storage: the folders of checkpoints; None: all ranks share one.
         patience: seconds for which an operation that fails is repeated.
 
@@ -91,24 +93,34 @@ def local_folder(
     found: tuple[str, bytes, Path] | None = None
     with shared_outcome(groups.control, f"finding a checkpoint in {load}"):
         if groups.world.rank == 0:
-            latest = latest_in(_open(load, patience))
-            found = None if latest is None else (*latest, checkpoint_folder(load, *latest, cache=cache))
+            chosen = _chosen_in(_open(load, patience), name)
+            found = None if chosen is None else (*chosen, checkpoint_folder(load, *chosen, cache=cache))
     # The choice of rank 0, because another training may save a newer one meanwhile.
     found = gather(groups.control, found)[0]
     if found is None:
         return None
-    name, manifest, folder = found
+    chosen_name, manifest, folder = found
     me = read_rank()
     task = None
     if me is None or me.local_rank == 0:
-        task = _in_background(lambda: download(_open(load, patience), name, manifest, folder))
+        task = _in_background(lambda: download(_open(load, patience), chosen_name, manifest, folder))
     # Not one collective that waits for the download, which may take longer than collectives may.
     while not all(gather(groups.control, task is None or task.done())):
         time.sleep(_POLL_SECONDS)
-    with shared_outcome(groups.control, f"downloading {load}/{name}"):
+    with shared_outcome(groups.control, f"downloading {load}/{chosen_name}"):
         if task is not None:
             task.result()
     return folder
+
+
+def _chosen_in(store: ObjectStore, name: str | None) -> tuple[str, bytes] | None:
+    """Return the name and manifest of a checkpoint; the latest, or None if there is none, without a name."""
+    if name is None:
+        return latest_in(store)
+    manifest = store.read(f"{name}/{MANIFEST}")
+    if manifest is None:
+        raise CheckpointError(f"{store.url} does not contain {name}; upload it again, or use another store")
+    return name, manifest
 
 
 def _in_background(action: Callable[[], None]) -> Future[None]:

@@ -108,6 +108,7 @@ def _load_model(
         groups=groups,
         config=recorded,
         writable=partial(gathered_parameter, groups=groups),
+        cache=resolved.config.checkpoint.store_cache,
     )
     load_weights(
         folder,

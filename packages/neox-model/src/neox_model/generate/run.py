@@ -120,6 +120,7 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
         groups=groups,
         config=recorded,
         writable=partial(gathered_parameter, groups=groups),
+        cache=cache,
     )
     load_weights(directory, model=model, groups=groups, config=recorded | base, storage=storage)
     return forward_of(model, resolved, groups, tokenizer)

@@ -173,6 +173,7 @@ def _build_training(
         groups=groups,
         config=recorded_values(resolved, tokenizer),
         writable=partial(gathered_parameter, groups=groups),
+        cache=config.checkpoint.store_cache,
     )
     optimizer = build_optimizer(config, model, model_group=groups.model, data_group=groups.data)
     schedule = build_schedule(config, optimizer, decay_iterations=derived.lr_decay_iters)

@@ -51,7 +51,8 @@ class AdaptersSection(Section, resume="model"):
         resume="free",
         none_means="none; adapters require one",
         used_when=_WHEN_ON,
-        doc="Folder of the checkpoints of the model whose weights stay as they are; its latest one is read, "
-        "or, with adapters to load, the one that they were trained on. Checkpoints of adapters record its "
+        doc="Folder of the checkpoints of the model whose weights stay as they are, or the URL of one in an "
+        "object store; its latest one is read, or, with adapters to load, the one that they were trained on. "
+        "Checkpoints of adapters record its "
         "manifest's SHA-256, and are only loaded with the same one.",
     )

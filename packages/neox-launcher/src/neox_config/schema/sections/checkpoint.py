@@ -134,8 +134,9 @@ class CheckpointSection(Section, resume="free"):
         origin="ours",
         none_means="neox-checkpoints in $XDG_CACHE_HOME or ~/.cache",
         used_when="load is set",
-        doc="Directory for checkpoints that are downloaded because `load` is a URL; each host downloads "
-        "there what it does not find. Downloads are kept; delete them when nothing loads from them.",
+        doc="Directory for checkpoints that are downloaded because `load` or `lora_base` is a URL; each host "
+        "downloads there what it does not find. Downloads are kept; delete them when nothing loads from "
+        "them.",
     )
     no_save_optim: bool = param(False, origin="Meg", doc="Do not save optimizer states.")
     no_save_rng: bool = param(False, origin="Meg", doc="Do not save random number generator states.")
