@@ -75,7 +75,13 @@ NEEDED = [
     "train-micro-batch-size-per-gpu: 2",
     "optimizer: {type: Adam, params: {lr: 0.001}}",
 ]
-TRAININGS = [(place, command) for place, command in SHOWN if command.startswith("neox-launch")]
+# Configurations that a reader of docs/finetuning.md writes; tests/integration runs the document.
+WRITTEN = ("base.yml", "adapters.yml", "imported-adapters/model.yml")
+TRAININGS = [
+    (place, command)
+    for place, command in SHOWN
+    if command.startswith("neox-launch") and not any(f"--config {name}" in command for name in WRITTEN)
+]
 
 
 @pytest.mark.parametrize(("place", "line"), SHOWN)
@@ -85,7 +91,7 @@ def test_a_command_that_is_shown_exists_with_its_options(place, line):
         assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
         return
     if words[0] not in COMMANDS:
-        assert words[0] in {"curl", "pip", "source", "tensorboard", "git", "python"}
+        assert words[0] in {"curl", "git", "mkdir", "pip", "printf", "python", "sed", "source", "tensorboard"}
         return
     command: click.Command = COMMANDS[words[0]]
     options = {"--help"}

@@ -3,10 +3,11 @@
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 _START_SECONDS = 180.0
+_ADDRESS = re.compile(r"serving \S+ on http://127\.0\.0\.1:(\d+)\s")
 
 
 def write_trained_model(folder: Path) -> None:
@@ -104,10 +106,22 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """Start a server in a folder of `write_trained_model`, and end it after the block."""
+def serving(
+    folder: Path,
+    *arguments: str,
+    config: Sequence[str] = ("job.yml",),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Start a server, by default in a folder of `write_trained_model`, and end it after the block.
+
+    Args:
+        folder: the working folder.
+        arguments: of the command.
+        config: arguments that name the configuration.
+        environment: further variables.
+    """
     log = folder / f"serve-{len(list(folder.glob('serve-*')))}.log"
-    command = [str(LAUNCH), "serve", "job.yml", "--set", "serve.port=0", *arguments]
+    command = [str(LAUNCH), "serve", *config, "--set", "serve.port=0", *arguments]
     with log.open("w") as file:
         process = subprocess.Popen(
             command,
@@ -119,12 +133,11 @@ def serving(folder: Path, *arguments: str, environment: Mapping[str, str] | None
         )
     try:
         limit = time.monotonic() + _START_SECONDS
-        while "serving runs on http://127.0.0.1:" not in log.read_text():
+        while (found := _ADDRESS.search(log.read_text())) is None:
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < limit, log.read_text()
             time.sleep(0.1)
-        port = int(log.read_text().partition("serving runs on http://127.0.0.1:")[2].split()[0])
-        yield Server(process, port, log)
+        yield Server(process, int(found[1]), log)
     finally:
         if process.poll() is None:
             process.terminate()

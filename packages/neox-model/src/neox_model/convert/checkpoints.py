@@ -38,6 +38,7 @@ __all__ = [
     "fusions_off",
     "load_into",
     "model_of",
+    "model_parameters",
     "tensor_shapes",
 ]
 
@@ -235,6 +236,15 @@ def _without_fused_operators(config: NeoXConfig) -> NeoXConfig:
         "attention": attention.replaced(**fusions_off(attention), apply_query_key_layer_scaling=False),
     }
     return config.model_copy(update=update)
+
+
+def model_parameters(resolved: Resolved) -> dict[str, Any]:
+    """Return the parameters of the model that have not their default, with their names in files."""
+    found: dict[str, Any] = {}
+    for name in MODEL_SECTIONS[:2]:
+        section = getattr(resolved.config, name)
+        found |= section.model_dump(mode="json", exclude_defaults=True, exclude=set(fusions_off(section)))
+    return {name.replace("_", "-"): value for name, value in found.items()}
 
 
 def fusions_off(section: Any) -> dict[str, bool]:

@@ -163,6 +163,45 @@ def write_peft(
     _report(output, result)
 
 
+@main.command("from-peft", cls=_Command)
+@click.argument("folder", metavar="DIR", type=_FOLDER)
+@_OUTPUT
+@click.option(
+    "--base",
+    required=True,
+    type=_FOLDER,
+    metavar="DIR",
+    help="Checkpoint of the base, such as one that from-hf wrote, or the folder of all, which means the "
+    "latest.",
+)
+@click.option(
+    "--model",
+    type=_FOLDER,
+    metavar="DIR",
+    help="The same base as a model of transformers; default: the folder that the adapters name.",
+)
+@_VOCAB_FILE
+@_MERGE_FILE
+def read_peft(
+    folder: Path,
+    output: Path,
+    base: Path,
+    model: Path | None,
+    vocab_file: Path | None,
+    merge_file: Path | None,
+) -> None:
+    """Write adapters (LoRA) of Hugging Face's peft as a checkpoint, with a configuration."""
+    result = _with_torch("from_peft").from_peft(
+        folder,
+        output,
+        base=find_checkpoint(base),
+        model=model,
+        vocab_file=vocab_file,
+        merge_file=merge_file,
+    )
+    _report(output, result)
+
+
 @main.command("from-neox", cls=_Command)
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @_OUTPUT

@@ -20,6 +20,7 @@ __all__ = [
     "load_config",
     "load_model",
     "load_tokenizer",
+    "lora_defaults",
     "meta_model",
     "one_layer_model",
     "parameter_name",
@@ -127,6 +128,12 @@ def adapted_names(model: Any, adapters: Path) -> dict[str, tuple[int, ...]]:
         adapted = peft.PeftModelForCausalLM(model, config)
         found = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
     return {name: tuple(each.shape) for name, each in found.items()}
+
+
+def lora_defaults() -> dict[str, Any]:
+    """Return the options of LoRA adapters with peft's defaults."""
+    defaults: dict[str, Any] = require_peft("the conversion of adapters").LoraConfig().to_dict()
+    return defaults
 
 
 def meta_model(config: Any, family: Family) -> Any:

@@ -18,6 +18,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
         *("optimizer", "zero-optimization", "gradient-clipping", "weight-decay", "lr-decay-style", "warmup"),
         *("hidden-dropout", "attention-dropout"),
     ),
+    "Adapters": ("lora-base", "lora-rank", "lora-alpha", "lora-dropout", "lora-target-modules"),
     "Weights": ("load", "finetune"),
 }
 _MODEL = "Model; other values are another model"
@@ -68,8 +69,9 @@ def write_settings(
         *(f"# {note}".rstrip() for note in notes),
     ]
     for title, names in groups.items():
-        lines += ["", f"# --- {title}"]
-        lines += [f"{name}: {_value(settings[name])}" for name in names if name in settings]
+        given = [name for name in names if name in settings]
+        lines += ["", f"# --- {title}"] if given else []
+        lines += [f"{name}: {_value(settings[name])}" for name in given]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.problems import in_words
 from neox_model.convert.architecture import architecture_of, obstacles_in
-from neox_model.convert.checkpoints import MODEL_SECTIONS, fusions_off, model_of
+from neox_model.convert.checkpoints import MODEL_SECTIONS, model_of, model_parameters
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.neox.files import FIRST_BLOCK, Key, NeoXFiles
 
@@ -49,13 +49,7 @@ class Settings:
 
     def parameters(self) -> dict[str, Any]:
         """Return the parameters of the model that have not their default, with their names in files."""
-        config = self.resolved.config
-        found: dict[str, Any] = {}
-        for name in MODEL_SECTIONS[:2]:
-            section = getattr(config, name)
-            found |= section.model_dump(mode="json", exclude_defaults=True, exclude=set(fusions_off(section)))
-        found["seq_length"] = self.config.model.seq_length
-        return {name.replace("_", "-"): value for name, value in found.items()}
+        return model_parameters(self.resolved) | {"seq-length": self.config.model.seq_length}
 
 
 def read_settings(files: NeoXFiles, given: Sequence[Path]) -> Settings:

@@ -1,0 +1,142 @@
+"""Write adapters of PEFT as a checkpoint of ours, with a configuration."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from neox_config import load_config, resolve
+from neox_config.facts.checkpoints import LATEST, MANIFEST, checkpoint_name
+from neox_model.checkpoint.adapters import Adapters
+from neox_model.checkpoint.base import BASE, base_record
+from neox_model.checkpoint.contents import Layout, Manifest
+from neox_model.checkpoint.shards import write_durably
+from neox_model.checkpoint.stream import write_streamed_shards
+from neox_model.convert.checkpoints import Checkpoint, model_parameters
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.families import family_of_config
+from neox_model.convert.families.values import whole_number
+from neox_model.convert.lora.exported import Exported, matrices_of
+from neox_model.convert.lora.imported import Imported
+from neox_model.convert.lora.options import CONFIG, Options, read_options
+from neox_model.convert.lora.packing import PEFT
+from neox_model.convert.lora.proof import check_base_model, prove_adapters
+from neox_model.convert.output import folder_written_aside, refuse_existing
+from neox_model.convert.proof import Sides, provenance
+from neox_model.convert.reference import require_peft, require_transformers
+from neox_model.convert.tokenizer_files import read_json, write_json
+from neox_model.convert.yaml_file import CONFIGURATION, write_settings
+from neox_model.processes import recorded_values
+from neox_model.versions import package_versions
+
+__all__ = ["from_peft"]
+
+
+def from_peft(
+    folder: Path,
+    output: Path,
+    *,
+    base: Path,
+    model: Path | None = None,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+) -> dict[str, Any]:
+    """Write adapters of PEFT as a checkpoint, and prove that they change a model in the same way.
+
+    Args:
+        folder: with `adapter_config.json` and `adapter_model.safetensors`.
+        output: the folder to create: `latest`, `global_step0` and `model.yml`.
+        base: the checkpoint of the base.
+        model: the same base as a model of transformers; None: the folder that the adapters name.
+        vocab_file: the tokenizer's file, if it is not where the base records it.
+        merge_file: its second file.
+
+    Returns:
+        The contents of `verification.json`.
+
+    Raises:
+        NeoXError: ours cannot have these adapters, they are of another base, peft is not installed, or the
+            results differ.
+    """
+    require_transformers("neox-convert from-peft")
+    require_peft("neox-convert from-peft")
+    refuse_existing(output)
+    model = model or _named_model(folder)
+    checkpoint = Checkpoint(base)
+    checkpoint.check_shapes()
+    tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
+    config = read_json(model / "config.json")
+    family = family_of_config(config)
+    check_base_model(checkpoint, family, config, model)
+    is_transposed = any(matrix.weight.form.is_transposed for matrix in matrices_of(family, checkpoint))
+    options = read_options(folder, is_transposed=is_transposed)
+    imported = Imported(folder, options, checkpoint, family)
+    rows = whole_number(config.get("vocab_size", checkpoint.vocab_size), "vocab_size")
+    files = {"vocab-file": vocab_file, "merge-file": merge_file}
+    settings = _settings(checkpoint, imported, options) | {
+        name: str(path.absolute()) for name, path in files.items() if path is not None
+    }
+    with folder_written_aside(output) as aside:
+        write_settings(
+            aside / CONFIGURATION, settings, source=folder, output=output.absolute(), command="from-peft"
+        )
+        written = _write_checkpoint(aside, imported, checkpoint, tokenizer)
+        exported = Exported(Adapters(written), checkpoint, family)
+        result = prove_adapters(exported, Sides(checkpoint, model, family, tokenizer, rows=rows), folder)
+        result |= provenance(folder, written, packages=("transformers", "peft"))
+        write_json(aside / "verification.json", result)
+    return result
+
+
+def _named_model(folder: Path) -> Path:
+    """Return the folder of the base that PEFT's adapters name.
+
+    Raises:
+        ConversionError: it is not a folder here.
+    """
+    named = read_json(folder / CONFIG).get("base_model_name_or_path")
+    if isinstance(named, str) and (Path(named) / "config.json").is_file():
+        return Path(named)
+    raise ConversionError(
+        f"{folder / CONFIG} names the base {named!r}, which is not the folder of a model here; pass the "
+        "folder with --model"
+    )
+
+
+def _settings(base: Checkpoint, imported: Imported, options: Options) -> dict[str, Any]:
+    """Return the parameters of the model, its tokenizer and its adapters."""
+    section = base.resolved.config.tokenizer
+    files = {"vocab-file": section.vocab_file, "merge-file": section.merge_file}
+    return {
+        **model_parameters(base.resolved),
+        "tokenizer-type": section.tokenizer_type,
+        **{name: str(Path(path).absolute()) for name, path in files.items() if path is not None},
+        "precision": base.precision,
+        "lora-base": str(base.folder.parent.absolute()),
+        "lora-rank": imported.packing.our_rank,
+        "lora-alpha": imported.packing.our_alpha,
+        "lora-dropout": options.dropout,
+        "lora-target-modules": imported.kinds,
+    }
+
+
+def _write_checkpoint(aside: Path, imported: Imported, base: Checkpoint, tokenizer: Any) -> Path:
+    """Write `global_step0` and `latest`, and return the checkpoint's folder."""
+    folder = aside / checkpoint_name(0)
+    folder.mkdir()
+    records, sizes = write_streamed_shards(folder, imported.planned(), imported.values)
+    resolved = resolve(load_config([aside / CONFIGURATION]), devices=1)
+    recorded = json.loads(json.dumps(recorded_values(resolved, tokenizer), allow_nan=False))
+    recorded[BASE] = base_record(base.folder)
+    if imported.packing.stacked:
+        recorded[PEFT] = imported.packing.recorded()
+    manifest = Manifest(
+        iteration=0,
+        layout=Layout(data=1, model=1, pipe=1),
+        config=recorded,
+        tensors=records,
+        files=sizes,
+        packages=package_versions(),
+    )
+    write_durably(folder / MANIFEST, manifest.to_json())
+    write_durably(aside / LATEST, checkpoint_name(0) + "\n")
+    return folder

@@ -1,0 +1,1 @@
+"""Low-rank adapters of ours and of PEFT."""

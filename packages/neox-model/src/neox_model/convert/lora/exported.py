@@ -1,0 +1,176 @@
+"""Adapters of ours as PEFT stores them.
+
+B of a matrix that they store in several parts (query, key and value) has the rows of these parts in the order
+of ours; each part gets its rows of B, and the same A, or its own part of a stacked A.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_model.checkpoint.adapters import Adapters
+from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.convert.checkpoints import Checkpoint
+from neox_model.convert.errors import ConversionError
+from neox_model.convert.families import Family
+from neox_model.convert.families.family import Tensors
+from neox_model.convert.lora.packing import Packing
+from neox_model.convert.weights import Written
+
+__all__ = ["PREFIX", "WEIGHTS", "A", "B", "Exported", "Matrix", "matrices_of"]
+
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+A, B = ".lora_A.weight", ".lora_B.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """An adapted matrix of ours, and theirs."""
+
+    ours: str
+    weight: Tensors
+
+    @property
+    def kind(self) -> str:
+        """Return its name in `lora-target-modules`."""
+        return self.ours.rpartition(".")[2]
+
+    @property
+    def theirs(self) -> list[str]:
+        """Return the names of their modules."""
+        return [name.removesuffix(".weight") for name in self.weight.theirs]
+
+    def sides(self) -> list[tuple[int, int]]:
+        """Return the outputs and inputs of their modules."""
+        shapes = self.weight.theirs.values()
+        return [(shape[1], shape[0]) if self.weight.form.is_transposed else shape for shape in shapes]  # type: ignore[misc]
+
+
+def matrices_of(family: Family, base: Checkpoint, names: Collection[str] | None = None) -> list[Matrix]:
+    """Return the matrices of the layers of a base.
+
+    Args:
+        family: the class of transformers.
+        base: the base.
+        names: those of ours to return; None: all that an adapter may have.
+    """
+    shapes = {
+        name: shape
+        for name, shape in base.shapes.items()
+        if name.startswith("layers.") and name.endswith(".weight") and len(shape) == 2
+        if names is None or name.removesuffix(".weight") in names
+    }
+    return [
+        Matrix(each.ours.removesuffix(".weight"), each) for each in family.tensors(base.architecture, shapes)
+    ]
+
+
+class Exported:
+    """The adapters as PEFT stores them.
+
+    Args:
+        adapters: ours.
+        base: their base.
+        family: the class of transformers.
+    """
+
+    def __init__(self, adapters: Adapters, base: Checkpoint, family: Family) -> None:
+        self.adapters, self.base, self._family = adapters, base, family
+        self.packing = Packing.of(adapters.manifest.config)
+        self.matrices = matrices_of(family, base, adapters.matrices)
+        if len(self.matrices) != len(adapters.matrices):
+            raise ConversionError(
+                f"{adapters.folder} has adapters of matrices that {base.folder} does not have; restore it "
+                "from a copy"
+            )
+
+    @cached_property
+    def is_transposed(self) -> bool:
+        """Return whether their matrices are stored as input by output."""
+        return any(matrix.weight.form.is_transposed for matrix in self.matrices)
+
+    def _parts(self, matrix: Matrix) -> Iterator[tuple[int, str, slice]]:
+        """Yield number, name and place of the parts of a matrix with an adapter."""
+        names = matrix.theirs
+        for part, (name, place) in enumerate(
+            zip(names, self.packing.places(matrix.kind, len(names)), strict=True)
+        ):
+            if place is not None:
+                yield part, name, place
+
+    def _dtype(self, matrix: Matrix) -> torch.dtype:
+        return DTYPES[self.adapters.manifest.tensors[f"{matrix.ours}.adapter.a"].dtype]
+
+    def planned(self) -> list[Written]:
+        """Return names, shapes and dtypes."""
+        rank, found = self.packing.rank, []
+        for matrix in self.matrices:
+            sides, dtype = matrix.sides(), self._dtype(matrix)
+            for part, name, _ in self._parts(matrix):
+                outputs, inputs = sides[part]
+                found.append(Written(f"{PREFIX}{name}{A}", (rank, inputs), dtype))
+                found.append(Written(f"{PREFIX}{name}{B}", (outputs, rank), dtype))
+        return found
+
+    def values(self) -> Iterator[tuple[str, list[Tensor]]]:
+        """Yield the values of each tensor."""
+        for matrix in self.matrices:
+            a, b = (side.to(self._dtype(matrix)) for side in self.adapters.pair(matrix.ours))
+            if not bool(a.isfinite().all() and b.isfinite().all()):
+                raise ConversionError(
+                    f"{self.adapters.folder}: the adapter of {matrix.ours} contains values that are not "
+                    "finite; export another checkpoint"
+                )
+            rows, missing = (
+                matrix.weight.form.rows_to_theirs(b, self.base.architecture),
+                int(b.count_nonzero()),
+            )
+            for part, name, place in self._parts(matrix):
+                values = rows[part][:, place].contiguous()
+                missing -= int(values.count_nonzero())
+                yield f"{PREFIX}{name}{A}", [a[place].contiguous()]
+                yield f"{PREFIX}{name}{B}", [values]
+            if missing:
+                raise ConversionError(
+                    f"{self.adapters.folder}: {missing:,} values of the adapter of {matrix.ours} are not "
+                    "where its manifest records those of peft; restore it from a copy"
+                )
+
+    @property
+    def modules(self) -> list[str]:
+        """Return the names of the adapted modules in a layer, with the name of its part.
+
+        Others may end with the same word.
+        """
+        adapted = {matrix.ours.split(".", 2)[2]: matrix for matrix in self.matrices}
+        rows = [row for row in self._family.in_layer if row.ours in adapted]
+        return [row.theirs[part] for row in rows for part, _, _ in self._parts(adapted[row.ours])]
+
+    def settings(self, model: Path) -> dict[str, Any]:
+        """Return the contents of `adapter_config.json`."""
+        alpha = self.packing.alpha
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": str(model.absolute()),
+            "inference_mode": True,
+            "r": self.packing.rank,
+            "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+            "lora_dropout": self.adapters.manifest.config["lora_dropout"],
+            "target_modules": self.modules,
+            "fan_in_fan_out": self.is_transposed,
+            "bias": "none",
+            "use_rslora": False,
+            "use_dora": False,
+            "rank_pattern": {},
+            "alpha_pattern": {},
+            "modules_to_save": None,
+            "layers_to_transform": None,
+            "init_lora_weights": True,
+        }

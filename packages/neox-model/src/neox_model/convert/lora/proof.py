@@ -1,0 +1,152 @@
+"""Prove that adapters of PEFT and of ours change a model in the same way."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from neox_model.convert.architecture import differences
+from neox_model.convert.checkpoints import Checkpoint, build_sequential
+from neox_model.convert.errors import ConversionError, ProofError
+from neox_model.convert.families import Family
+from neox_model.convert.lora.exported import PREFIX, WEIGHTS, A, B, Exported
+from neox_model.convert.lora.options import Options, read_options
+from neox_model.convert.proof import WHOLE_LIMIT, Sides
+from neox_model.convert.proof.comparison import Figures
+from neox_model.convert.proof.keys import check_keys
+from neox_model.convert.proof.layers import compare_layers
+from neox_model.convert.proof.sides import dtype_of
+from neox_model.convert.proof.tensors import compare_tensors
+from neox_model.convert.proof.tokens import compare_tokenizers
+from neox_model.convert.proof.whole import compare_logits
+from neox_model.convert.reference import adapted_names, load_adapted_model, meta_model
+from neox_model.convert.weights import WeightFiles
+from neox_model.parallel.logical import named_logical_parameters
+
+__all__ = ["check_base_model", "prove_adapters"]
+
+# Rounding of a sum in float64, relative to the sum of its absolute terms.
+_ROUNDING = 1e-12
+
+
+def check_base_model(base: Checkpoint, family: Family, config: Mapping[str, Any], model: Path) -> None:
+    """Refuse a model of transformers that is not the base.
+
+    Raises:
+        ConversionError: its options differ.
+    """
+    found = [*base.obstacles, *differences(base.architecture, family.read(config))]
+    if found:
+        raise ConversionError(
+            f"{model} is not the base of the adapters, {base.folder}: {'; '.join(map(str, found))}; export "
+            "the base with neox-convert to-hf, and pass that folder with --model"
+        )
+
+
+def prove_adapters(exported: Exported, sides: Sides, folder: Path) -> dict[str, Any]:
+    """Compare the adapters in a folder of PEFT, as peft reads them, with ours.
+
+    Args:
+        exported: ours.
+        sides: the base, and the same model of transformers.
+        folder: theirs.
+
+    Returns:
+        What was seen, for `verification.json`.
+
+    Raises:
+        ProofError: they differ, or the two bases do.
+    """
+    figures, files = Figures(), WeightFiles(sides.folder)
+    counted = check_keys(sides, files)
+    compare_tokenizers(sides)
+    rounded = compare_tensors(sides, files)
+    stored = WeightFiles(folder, single=WEIGHTS)
+    names = adapted_names(meta_model(sides.config, sides.family), folder)
+    if names != {name: found.shape for name, found in stored.tensors.items()}:
+        apart = sorted(names.keys() ^ stored.tensors.keys()) or sorted(names)
+        raise ProofError(f"peft reads other tensors from {folder} than are stored there: {apart[0]}")
+    _compare_options(exported, folder)
+    _compare_values(exported, stored)
+    _compare_products(exported, stored)
+    is_whole = counted["parameters"] <= WHOLE_LIMIT
+    if is_whole:
+        theirs = load_adapted_model(sides.folder, sides.family, folder)
+        compare_logits(sides, _our_model(exported, dtype_of(sides, files)), theirs, figures)
+    else:
+        compare_layers(sides, files, figures)
+    return {
+        "verdict": "equal",
+        "base_rounded": rounded,
+        "class": f"LoRA of {sides.family.class_name}",
+        "tensors": len(stored.tensors),
+        "parameters": sum(each.numel() for name in stored.tensors for each in stored.row_chunks(name)),
+        "largest_differences": figures.plain(),
+        "limit": figures.limit,
+        "compared_as_a_whole": is_whole,
+        "model": str(sides.folder.absolute()),
+    }
+
+
+def _compare_options(exported: Exported, folder: Path) -> None:
+    """Compare the options; `read_options` refuses those that ours do not have."""
+    packing, recorded = exported.packing, exported.adapters.manifest.config
+    expected = Options(packing.rank, packing.alpha, recorded["lora_dropout"])
+    found = read_options(folder, is_transposed=exported.is_transposed)
+    if found != expected:
+        raise ProofError(f"{folder} has {found}, but the checkpoint of the adapters {expected}")
+
+
+def _compare_values(exported: Exported, stored: WeightFiles) -> None:
+    """Compare every value of A and B."""
+    for name, (values,) in exported.values():
+        there = stored.whole(name)
+        if there.dtype != values.dtype or not torch.equal(there, values):
+            raise ProofError(f"{name} in {stored.folder} differs from the adapter of the checkpoint")
+        del values
+
+
+def _compare_products(exported: Exported, stored: WeightFiles) -> None:
+    """Compare every element of what is added to the weights of theirs, in float64."""
+    for matrix in exported.matrices:
+        ours = exported.adapters.product(matrix.ours)
+        expected = matrix.weight.form.to_theirs(ours, exported.base.architecture)
+        for name, mine in zip(matrix.theirs, expected, strict=True):
+            change = mine.t() if exported.is_transposed else mine
+            if f"{PREFIX}{name}{A}" not in stored.tensors:
+                is_same = not bool(change.any())
+            else:
+                a, b = (stored.whole(f"{PREFIX}{name}{side}").double() for side in (A, B))
+                scale = exported.packing.alpha / exported.packing.rank
+                bound = _ROUNDING * scale * (b.abs() @ a.abs())
+                is_same = bool(((change - scale * (b @ a)).abs() <= bound).all())
+            if not is_same:
+                raise ProofError(
+                    f"the change of {name} by {stored.folder} differs from that of {matrix.ours} by the "
+                    "adapters of the checkpoint; this is not the same model"
+                )
+
+
+def _our_model(exported: Exported, dtype: torch.dtype) -> nn.Module:
+    """Return the base, rounded to a dtype, with the adapters, in float32."""
+    base, recorded = exported.base, exported.adapters.manifest.config
+    config = base.resolved.config
+    section = config.adapters.replaced(
+        lora_rank=recorded["lora_rank"],
+        lora_alpha=recorded["lora_alpha"],
+        lora_target_modules=tuple(recorded["lora_target_modules"]),
+    )
+    model = build_sequential(base.resolved_with({"adapters": section}), base.vocab_size)
+    pairs = {
+        f"{name}.adapter.{side}": value
+        for name in exported.adapters.matrices
+        for side, value in zip("ab", exported.adapters.pair(name), strict=True)
+    }
+    with torch.no_grad():
+        for name, parameter in named_logical_parameters(model):
+            value = pairs.pop(name, None)
+            parameter.copy_(base.whole(name).to(dtype) if value is None else value)
+    assert not pairs, sorted(pairs)
+    return model
