@@ -166,8 +166,8 @@ def _of_adapters(directory: Path, adapters: Path | None) -> Path | None:
     recorded = _recorded(adapters)
     if recorded is None:
         return None
-    iteration, digest = (recorded.get(name) for name in ("iteration", "manifest_sha256"))
-    found = directory / checkpoint_name(iteration)
+    digest = recorded.get("manifest_sha256")
+    found = directory / checkpoint_name(recorded["iteration"])
     there = _digest(found)
     if there is None:
         raise CheckpointError(
