@@ -5,7 +5,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .PHONY: help install aio quickstart test check lint types format docs clean \
 	test-launcher test-data test-pythons test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
-	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-sanitizers test-recipes test-architecture coverage gpu-check
+	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-services test-sanitizers test-recipes test-architecture coverage gpu-check
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,6 +98,11 @@ test-precision: install  ## Every architecture on every layout in fp32, bf16 and
 
 test-optimizers: install  ## Every optimizer resumes to the last bit on every layout in every precision (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -m sweep tests/integration/test_optimizers.py tests/integration/test_one_bit.py
+
+test-services: install  ## Uploads to a real S3 server, Comet and wandb; installs their packages into .venv
+	@$(BIN)/python -m pip install --quiet --no-input -c constraints.txt "moto[s3]" flask flask-cors s3fs comet_ml wandb
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -rs packages/neox-model/tests/checkpoint/test_s3.py tests/integration/test_object_store.py \
+		packages/neox-model/tests/metrics/test_comet.py packages/neox-model/tests/train/test_wandb.py
 
 test-conversion: install  ## Round trips of random models of transformers, and 200 wrong mappings (minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m sweep packages/neox-model/tests/convert

@@ -1,4 +1,4 @@
-"""Trainings that upload to an object store, and trainings that resume from it."""
+"""Trainings that upload to an object store, a folder or an S3 server, and trainings that resume from it."""
 
 import shutil
 from pathlib import Path
@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from neox_config.facts.checkpoints import LATEST
+from neox_config.facts.checkpoints import LATEST, MANIFEST
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.downloads import cache_folder
 from support.corpus import write_corpus
+from support.cut_connections import proxied
 from support.distributed import DistributedFailure, run_ranks
+from support.s3_server import BUCKET, CREDENTIALS, REQUIRES_S3, emptied_bucket, serving
 from support.settings import SMALL_TRAINING, resolved_from
 
 STEPS = 4
@@ -172,3 +174,42 @@ def test_adapters_of_a_base_in_a_store_are_those_of_one_in_a_folder_bit_for_bit(
     there, here = whole.config["base"], resumed.config["base"]
     assert here == there | {"folder": url}
     assert here["iteration"] == STEPS
+
+
+@pytest.mark.slow
+@REQUIRES_S3
+def test_a_training_resumes_from_an_s3_server_and_survives_its_absence(tmp_path, corpus, monkeypatch):
+    """Two ranks, ZeRO 2 and bfloat16; the server goes away within the upload of a shard."""
+
+    def settings(name: str) -> dict[str, Any]:
+        return settings_of(corpus, tmp_path / name, f"s3://{BUCKET}/{name}") | ZERO2
+
+    def is_uploaded(name: str) -> bool:
+        there = system.cat_file(f"{BUCKET}/{name}/global_step4/{MANIFEST}")
+        return there == (tmp_path / name / "global_step4" / MANIFEST).read_bytes()
+
+    with serving() as server, proxied(server) as proxy:
+        for name, value in CREDENTIALS.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
+        system = emptied_bucket(server)
+        parts = settings("parts") | {"load": f"s3://{BUCKET}/parts"}
+        whole = settings("whole") | {"checkpoint_store": None}
+        trainings = [whole, parts | {"exit_interval": 2}, parts | {"lost": str(tmp_path / "parts")}]
+        run_ranks(train, size=2, trainings=trainings)
+        found = [Manifest.read(tmp_path / name / "global_step4").tensors for name in ("whole", "parts")]
+        assert found == [found[0]] * 2
+        assert is_uploaded("parts")
+        assert system.cat_file(f"{BUCKET}/parts/{LATEST}") == b"global_step4\n"
+
+        proxy.cut_after(40_000)
+        with pytest.raises(
+            DistributedFailure, match=r"global_step4, is complete there, but was not uploaded"
+        ):
+            run_ranks(train, size=2, trainings=[settings("cut")])
+        assert proxy.is_cut.is_set()
+        assert Manifest.read(tmp_path / "cut/global_step4").tensors == found[0]
+        assert not system.exists(f"{BUCKET}/cut/{LATEST}")
+        proxy.mend()
+        run_ranks(train, size=2, trainings=[settings("cut") | {"load": str(tmp_path / "cut")}])
+        assert is_uploaded("cut")

@@ -1,9 +1,5 @@
 """Uploads to a real S3 server on this machine (moto), whose connections are cut in the middle."""
 
-import importlib.util
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,53 +12,31 @@ from neox_config.facts.checkpoints import LATEST, MANIFEST
 from neox_config.facts.stores import MULTIPART_BYTES
 from neox_model.checkpoint import CheckpointError
 from neox_model.checkpoint.downloads import local_folder
+from neox_model.checkpoint.store_claim import claim_store
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.checkpoint_runs import Run
 from support.cut_connections import Proxy, proxied
+from support.s3_server import BUCKET, CREDENTIALS, REQUIRES_S3, emptied_bucket, refusing, serving
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("moto", "flask", "s3fs")),
-        reason="needs an S3 server and its client: pip install 'moto[server]' s3fs",
-    ),
-]
+pytestmark = [pytest.mark.slow, REQUIRES_S3]
 
-URL = "s3://checkpoints/runs/first"
+URL = f"s3://{BUCKET}/runs/first"
 WIDTH = 500_000
 """Weights and states of 18 MB: four parts of an upload."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[int]:
-    """Port of an S3 server with an empty bucket."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, "the S3 server did not start"
-                time.sleep(0.1)
+    with serving() as port:
         yield port
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture
 def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """The connection to the server of everything in this test but `store`."""
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # Of botocore itself, whose pauses add to ours.
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
     with proxied(server) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.port}")
         yield proxy
@@ -71,12 +45,7 @@ def proxy(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 @pytest.fixture
 def store(proxy: Proxy, server: int) -> Any:
-    """The store, without the proxy; its bucket is empty."""
-    system = fsspec.filesystem("s3", endpoint_url=f"http://127.0.0.1:{server}", use_listings_cache=False)
-    if system.exists("checkpoints"):
-        system.rm("checkpoints", recursive=True)
-    system.mkdir("checkpoints")
-    return system
+    return emptied_bucket(server)
 
 
 def saved(folder: Path, *, updates: int, width: int = WIDTH) -> tuple[Run, Path]:
@@ -154,3 +123,27 @@ def test_a_bucket_that_does_not_exist_is_refused_without_repeating(tmp_path, pro
     uploads.submit(folder)
     with pytest.raises(CheckpointError, match=r"s3://absent/run: writing .* failed: .*bucket"):
         uploads.finish()
+
+
+def test_wrong_credentials_are_refused_before_the_training_without_repeating(tmp_path, proxy, store, server):
+    (tmp_path / "save").mkdir()
+    with refusing(server), pytest.raises(CheckpointError, match=f"cannot be uploaded to {URL}: .*Permission"):
+        claim_store(URL, tmp_path / "save", load=None, patience=600.0)
+    assert not store.find(BUCKET)
+    assert claim_store(URL, tmp_path / "save", load=None)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "absent"])
+def test_a_damaged_object_is_not_loaded(tmp_path, proxy, store, damage):
+    _, folder = saved(tmp_path / "save", updates=1, width=4)
+    uploading(folder, patience=0.0).finish()
+    [shard] = store.glob(f"{BUCKET}/runs/first/global_step1/*.safetensors")
+    data = bytearray(store.cat_file(shard))
+    data[-1] ^= 1
+    if damage == "absent":
+        store.rm_file(shard)
+    else:
+        store.pipe_file(shard, bytes(data if damage == "flipped" else data[:-9]))
+    reason = "it does not exist" if damage == "absent" else "downloaded 2 times: .*shard-00000"
+    with pytest.raises(CheckpointError, match=reason):
+        loaded(tmp_path / "cache", width=4)
