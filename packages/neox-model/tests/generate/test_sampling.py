@@ -129,6 +129,15 @@ def test_a_sequence_in_a_reused_or_moved_slot_is_as_in_a_new_one():
     assert made.choose(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), 0)[0].item() == 2
 
 
+def test_a_later_slot_has_its_own_settings():
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(6))
+    mine = Sampling(temperature=1.1, top_k=30, top_p=0.8, repetition_penalty=3.0, seed=2)
+    made = table([Sampling(temperature=0.1, top_k=2, seed=1), mine], vocabulary=VOCABULARY)
+    found = [made.choose(logits, 1)[0].item() for _ in range(20)]
+    assert found == drawn([mine], logits, 20).flatten().tolist()
+    assert len(set(found)) > 10
+
+
 def kept_by_definition(logits_V: Tensor, top_k: int, top_p: float) -> list[bool]:
     """Return which tokens are kept: a token goes if those that are more likely reach top_p without it."""
     exact = logits_V.double()
