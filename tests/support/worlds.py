@@ -1,6 +1,6 @@
 """Smaller worlds inside the processes of one launch: four ranks become two pairs, or four of one.
 
-Starting processes and importing torch and DeepSpeed takes seconds, forming a world milliseconds: one launch
+Forming a world takes less time than a launch, and results of one case are at hand for the next: one launch
 runs many cases. Both libraries keep what they know of the world in module variables, put back here.
 """
 
