@@ -59,3 +59,11 @@ def test_the_first_of_several_stop_strings_ends_the_text():
 
 def test_the_beginning_of_a_stop_string_is_shown_if_the_text_ends_there():
     assert pieces(list(b"one\nUs"), "\nUser:") == ["o", "n", "e", "", "", "", "\nUs"]
+
+
+def test_a_stop_string_in_front_of_an_incomplete_character_ends_the_text():
+    parts = [b"ab", b"stop\xe4"]
+    text = ReplyText(lambda ids: b"".join(parts[one] for one in ids).decode(errors="replace"), ("stop",))
+    text.add(0)
+    text.add(1)
+    assert text.finish() == "ab"
