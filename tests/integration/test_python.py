@@ -19,6 +19,7 @@ import torch
 
 import neox_model
 from neox_data.indexed import IndexedDatasetWriter
+from neox_model.parallel.logical import named_logical_parameters
 from support.corpus import write_corpus
 from support.launches import launch, write_job
 from support.settings import SMALL_TRAINING
@@ -248,6 +249,17 @@ def ends(folder: Path) -> list[tuple[str, str | None]]:
     return [(one["reason"], one.get("message")) for one in records if one.get("event") == "end"]
 
 
+def test_a_closed_trainer_keeps_its_results_but_not_the_memory_of_the_training(data):
+    with neox_model.Trainer(config_of(data)) as trainer:
+        trainer.train(3)
+        parameters = [weakref.ref(parameter) for parameter in trainer._run.training.model.parameters()]
+        masters = [weakref.ref(master) for master in trainer._run.training.engine.update.mixed.masters]
+    gc.collect()
+    assert [reference for reference in (*parameters, *masters) if reference() is not None] == []
+    assert (trainer.iteration, trainer.stop_reason, trainer.config.training.train_iters) == (3, "closed", 6)
+    assert set(trainer.losses) == {"valid"}
+
+
 def test_a_trainer_that_is_forgotten_is_released(data):
     trainer = neox_model.Trainer(config_of(data), callback=lambda step: None)
     trainer.train(1)
@@ -329,6 +341,19 @@ def test_a_callback_may_save_but_not_train_or_close(tmp_path, data):
     assert neox_model.load_model(found[0]).logits("abc").shape == (3, 512)
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "fp16"])
+def test_a_training_in_16_bit_starts_from_all_bits_of_the_weights(data, precision):
+    with neox_model.Trainer(config_of(data)) as trainer:
+        trainer.train(1)
+        model = trainer.model()
+    with neox_model.Trainer(config_of(data, precision=precision), start_from=model) as trainer:
+        training = trainer._run.training
+        masters = {id(held.param): held.holder for held in training.engine.update.held()}
+        started = dict(named_logical_parameters(training.model))
+        for name, weight in named_logical_parameters(model.module):
+            assert torch.equal(masters[id(started[name])], weight), name
+
+
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_training_starts_from_the_weights_of_another_model(tmp_path, data, stage):
     with neox_model.Trainer(config_of(data)) as trainer:
@@ -337,6 +362,9 @@ def test_a_training_starts_from_the_weights_of_another_model(tmp_path, data, sta
     zero = {"zero_optimization": {"stage": stage}, "seed": 5}
     with neox_model.Trainer(config_of(data, **zero), start_from=model) as trainer:
         assert torch.equal(trainer.model().logits("abc"), model.logits("abc"))
+    adapters = {"lora_rank": 2, "lora_base": str(tmp_path)}
+    with pytest.raises(neox_model.ConfigError, match=r"start_from and lora-rank .* set lora-base"):
+        neox_model.Trainer(config_of(data, **adapters), start_from=model)
     for finetune in (False, True):
         config = config_of(data, load=str(tmp_path), finetune=finetune)
         with pytest.raises(neox_model.ConfigError, match="start_from and load are both given"):

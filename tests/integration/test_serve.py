@@ -331,9 +331,10 @@ def lost_request(server: Server, body: dict) -> None:
         server.request("POST", "/v1/completions", body)
 
 
-def test_two_tensor_parallel_ranks_answer_as_one_and_the_death_of_one_ends_the_server(folder, server):
+def test_tensor_parallel_stages_answer_as_one_process_and_the_death_of_a_rank_ends_the_server(folder, server):
     expected = server.complete(prompt=PROMPTS, max_tokens=20, logprobs=1, echo=True)[1]["choices"]
-    sizes = ("--set", "model-parallel-size=2", "--set", "num-gpus=2")
+    values = ("model-parallel-size=2", "pipe-parallel-size=2", "num-gpus=4")
+    sizes = [part for value in values for part in ("--set", value)]
     with serving(folder, *sizes) as parallel:
         found = parallel.complete(prompt=PROMPTS, max_tokens=20, logprobs=1, echo=True)[1]["choices"]
         for one, other in zip(found, expected, strict=True):
@@ -344,9 +345,9 @@ def test_two_tensor_parallel_ranks_answer_as_one_and_the_death_of_one_ends_the_s
         killed = threading.Thread(target=lost_request, args=(parallel, body))
         killed.start()
         parallel.wait_for_texts(100)
-        os.kill(worker_of(parallel, 1), signal.SIGKILL)
+        os.kill(worker_of(parallel, 3), signal.SIGKILL)
         assert parallel.process.wait(60) not in (0, None)
-        assert "worker 1 on" in parallel.log.read_text()
+        assert "worker 3 on" in parallel.log.read_text()
         killed.join(60)
 
 

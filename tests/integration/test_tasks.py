@@ -1,4 +1,4 @@
-"""Tasks of the evaluation harness: our numbers are those of its Hugging Face backend, on every layout."""
+"""Tasks of the harness: our numbers, and those of our server, are those of its Hugging Face backend."""
 
 import json
 import subprocess
@@ -12,6 +12,7 @@ from support.distributed import run_ranks
 from support.harness_tasks import MODEL, OFFLINE, TASKS, write_tasks
 from support.hf_models import write_model
 from support.launches import launch
+from support.served import serving
 
 pytest.importorskip("lm_eval")
 pytest.importorskip("accelerate")
@@ -30,24 +31,55 @@ WORDS = [f"{first} {second}" for first in ("def", "x", "return") for second in (
 PROMPTS = ["def", "import random\n" * 20, "return the tokenizer for", "x" * 5]
 
 
-def run_backend(exported, tasks, dtype="float32"):
-    """Results of the harness's own backend, in this process."""
-    from lm_eval.api.instance import Instance
-    from lm_eval.evaluator import simple_evaluate
+# Name -> settings.
+ALONE = {"one process": (), "bf16": ("precision=bf16",)}
+LAYOUTS = {
+    "tensor parallel": ("model-parallel-size=2",),
+    "data parallel": (),
+    "pipeline": ("pipe-parallel-size=2",),
+}
+# The client scores inputs of two tokens less than it is told (it always requests a new one), and generates
+# texts with one token less in all.
+ROOM_TO_SCORE, ROOM_TO_GENERATE = 2, 1
+
+
+def run_backends(exported, tasks, url, length):
+    """Results of the harness's own backend, and of its client of a server, in this process."""
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    found = {}
+    for dtype in ("float32", "bfloat16"):
+        model = HFLM(exported, device="cpu", dtype=dtype, batch_size=4, softmax_dtype="float32")
+        found[dtype] = run_harness(model, tasks)
+
+    def client(room):
+        return LocalCompletionsAPI(
+            base_url=url,
+            model="imported",
+            tokenizer=exported,
+            tokenizer_backend="huggingface",
+            batch_size=16,
+            max_length=length + room,
+            max_retries=1,
+        )
+
+    found["client"] = run_harness(client(ROOM_TO_SCORE), tasks, writer=client(ROOM_TO_GENERATE))
+    return found
+
+
+def run_harness(model, tasks, writer=None):
+    from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    model = HFLM(exported, device="cpu", dtype=dtype, batch_size=4, softmax_dtype="float32")
-    found = simple_evaluate(
-        model, tasks=list(TASKS), task_manager=TaskManager(include_path=tasks), log_samples=False
-    )
-    return {"tasks": plain(found["results"]), **direct(model, Instance)}
+    manager = TaskManager(include_path=tasks, include_defaults=False)
+    found = simple_evaluate(model, tasks=list(TASKS), task_manager=manager, log_samples=False)
+    return {"tasks": plain(found["results"]), **direct(model, writer or model)}
 
 
-def run_ours(load, tasks, settings=()):
-    """Results of our model, on each rank; None where there are no results of tasks."""
+def run_ours(load, tasks, layouts):
+    """Results of our model by layout, on each rank; None where there are no results of tasks."""
     import torch.distributed as dist
-    from lm_eval.api.instance import Instance
 
     from neox_config import load_config, resolve
     from neox_model.generate.run import load_forward
@@ -56,31 +88,35 @@ def run_ours(load, tasks, settings=()):
     from neox_model.scoring.evaluation import TextEvaluation
     from neox_model.scoring.scorer import Scorer
 
-    overrides = [f"eval-tasks=[{', '.join(TASKS)}]", f"eval-include-path={tasks}", *settings]
-    config = load_config([Path(load, "model.yml")], overrides=overrides)
-    resolved = resolve(config, devices=dist.get_world_size())
-    groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
-    tokenizer = load_tokenizer(config)
-    evaluation = TextEvaluation(resolved, tokenizer, groups)
-    forward = load_forward(resolved, load, groups, tokenizer)
-    found = [evaluation.run(lambda: forward, iteration=0) for _ in range(2)]
-    scorer = Scorer(forward, vocab_size=MODEL["vocab_size"], seq_length=96, batch_tokens=200)
-    model = evaluation._model(evaluation._harness, forward, scorer)
-    results = {"tasks": None, **direct(model, Instance)}
-    if found[0] is not None:
-        assert plain(found[0].tasks["results"]) == plain(found[1].tasks["results"]), "runs are repeatable"
-        counts = {name: n["effective"] for name, n in found[0].tasks["n-samples"].items()}
-        results |= {"tasks": plain(found[0].tasks["results"]), "counts": counts, "text": str(found[0])}
-        results["metrics"] = found[0].metrics()
+    results = {}
+    for name, settings in layouts.items():
+        overrides = [f"eval-tasks=[{', '.join(TASKS)}]", f"eval-include-path={tasks}", *settings]
+        config = load_config([Path(load, "model.yml")], overrides=overrides)
+        resolved = resolve(config, devices=dist.get_world_size())
+        groups = create_groups(resolved.derived.model_parallel_size, resolved.derived.pipe_parallel_size)
+        tokenizer = load_tokenizer(config)
+        evaluation = TextEvaluation(resolved, tokenizer, groups)
+        forward, _ = load_forward(resolved, load, groups, tokenizer)
+        found = [evaluation.run(lambda: forward, iteration=0) for _ in range(2 if settings == () else 1)]  # noqa: B023
+        scorer = Scorer(forward, vocab_size=MODEL["vocab_size"], seq_length=96, batch_tokens=200)
+        model = evaluation._model(evaluation._harness, forward, scorer)
+        results[name] = {"tasks": None, **direct(model, model)}
+        if found[0] is not None:
+            first, second = (plain(one.tasks["results"]) for one in (found[0], found[-1]))
+            assert first == second, "runs are repeatable"
+            counts = {task: n["effective"] for task, n in found[0].tasks["n-samples"].items()}
+            results[name] |= {"tasks": first, "counts": counts}
+            results[name] |= {"text": str(found[0]), "metrics": found[0].metrics()}
     return results
 
 
-def direct(model, instance):
-    """Requests of every kind, without tasks."""
+def direct(model, writer):
+    """Requests of every kind, without tasks; texts are generated by `writer`."""
+    from lm_eval.api.instance import Instance
 
     def ask(kind, arguments):
-        return getattr(model, kind)(
-            [instance(kind, {}, arguments=one, idx=0, doc_id=number) for number, one in enumerate(arguments)]
+        return getattr(writer if kind == "generate_until" else model, kind)(
+            [Instance(kind, {}, arguments=one, idx=0, doc_id=number) for number, one in enumerate(arguments)]
         )
 
     settings = {"until": ["t"], "max_gen_toks": 12, "do_sample": False}
@@ -122,7 +158,7 @@ def files(tmp_path_factory):
     )
 
 
-def ours(files, *settings, size=1):
+def ours(files, layouts, size):
     found = run_ranks(
         run_ours,
         size=size,
@@ -130,27 +166,39 @@ def ours(files, *settings, size=1):
         environment=files.environment,
         load=files.imported,
         tasks=files.tasks,
-        settings=settings,
+        layouts=layouts,
     )
-    assert all(one["pairs"] == found[0]["pairs"] for one in found), "ranks agree"
+    for name in layouts:
+        assert all(one[name]["pairs"] == found[0][name]["pairs"] for one in found), "ranks agree"
     return found[0]
 
 
 @pytest.fixture(scope="module")
 def alone(files):
-    return ours(files)
+    return ours(files, ALONE, 1)
 
 
 @pytest.fixture(scope="module")
-def backend(files):
-    return run_ranks(
-        run_backend,
-        size=1,
-        timeout_seconds=900,
-        environment=files.environment,
-        exported=files.exported,
-        tasks=files.tasks,
-    )[0]
+def parallel(files):
+    return ours(files, LAYOUTS, 2)
+
+
+@pytest.fixture(scope="module")
+def backends(files):
+    length = MODEL["max_position_embeddings"]
+    settings = {"seq-length": length + ROOM_TO_SCORE, "max-position-embeddings": length + ROOM_TO_SCORE}
+    arguments = [part for item in settings.items() for part in ("--set", "{}={}".format(*item))]
+    with serving(files.folder, *arguments, config=("imported/model.yml",)) as server:
+        return run_ranks(
+            run_backends,
+            size=1,
+            timeout_seconds=900,
+            environment=files.environment,
+            exported=files.exported,
+            tasks=files.tasks,
+            url=f"http://127.0.0.1:{server.port}/v1/completions",
+            length=length,
+        )[0]
 
 
 def assert_equal(found, expected, tolerance=1e-5):
@@ -168,15 +216,21 @@ def assert_equal(found, expected, tolerance=1e-5):
                 assert found["tasks"][task][key] == wanted, (task, key)
 
 
-def test_the_harness_gives_the_numbers_of_its_hugging_face_backend(alone, backend):
-    assert_equal(alone, backend)
-    assert any(text for text in alone["texts"])
-    assert {is_greedy for _, is_greedy in alone["pairs"]} == {True, False}
-    assert alone["stories"][0] == 0
-    assert alone["counts"] == dict(zip(TASKS, (17, 17, 15, 8, 11), strict=True))
-    assert 0 < alone["tasks"]["local_choices"]["acc,none"] < 1
-    assert alone["metrics"]["task/local_choices/acc"] == alone["tasks"]["local_choices"]["acc,none"]
-    assert "local_stories" in alone["text"]
+def test_the_harness_gives_the_numbers_of_its_hugging_face_backend(alone, backends):
+    found = alone["one process"]
+    assert_equal(found, backends["float32"])
+    assert any(text for text in found["texts"])
+    assert {is_greedy for _, is_greedy in found["pairs"]} == {True, False}
+    assert found["stories"][0] == 0
+    assert found["counts"] == dict(zip(TASKS, (17, 17, 15, 8, 11), strict=True))
+    assert 0 < found["tasks"]["local_choices"]["acc,none"] < 1
+    assert found["metrics"]["task/local_choices/acc"] == found["tasks"]["local_choices"]["acc,none"]
+    assert "local_stories" in found["text"]
+
+
+def test_the_harness_gives_the_same_numbers_as_the_client_of_a_server(alone, backends):
+    assert_equal(backends["client"], backends["float32"])
+    assert_equal(backends["client"], alone["one process"])
 
 
 def test_the_command_evaluates_tasks_and_texts_and_writes_a_file(files, alone, monkeypatch):
@@ -199,20 +253,16 @@ def test_the_command_evaluates_tasks_and_texts_and_writes_a_file(files, alone, m
     (path,) = (files.folder / "results").iterdir()
     found = json.loads(path.read_text())
     for task in ("local_choices", "local_answers"):
-        assert plain(found["results"])[task] == alone["tasks"][task]
+        assert plain(found["results"])[task] == alone["one process"]["tasks"][task]
     # The third of the stories.
-    expected = -alone["stories"][2] / found["perplexity"]["tokens"]
+    expected = -alone["one process"]["stories"][2] / found["perplexity"]["tokens"]
     assert found["perplexity"]["loss"]["value"] == pytest.approx(expected, rel=1e-5)
     assert found["checkpoint"] == str(files.folder / "imported")
 
 
-@pytest.mark.parametrize(
-    ("settings", "size"),
-    [(("model-parallel-size=2",), 2), ((), 2), (("pipe-parallel-size=2",), 2)],
-    ids=["tensor parallel", "data parallel", "pipeline"],
-)
-def test_layouts_give_the_numbers_of_one_process(files, alone, settings, size):
-    assert_equal(ours(files, *settings, size=size), alone)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_give_the_numbers_of_one_process(alone, parallel, layout):
+    assert_equal(parallel[layout], alone["one process"])
 
 
 HELPERS = """
@@ -241,15 +291,18 @@ def messages_of_faults(folder):
     from lm_eval.models.dummy import DummyLM
 
     from neox_config.errors import NeoXError
-    from neox_model.scoring.harness import Tasks, _manager_of
+    from neox_model.scoring.harness import Tasks, _manager_of, _named
 
     found = {}
-    for name in FAULTS:
+    for name in [*FAULTS, "unreadable"]:
         try:
             Tasks([name], include_path=folder, num_fewshot=None, limit=None).run(DummyLM())
         except NeoXError as error:
             found[name] = str(error)
     found["known"] = ["piqa" in _manager_of([name], folder).all_tasks for name in ("fails", "mine")]
+    # Not the tag `many_c`.
+    matched = _named(["m*y_?", "fails", "many_b"], _manager_of(["m*y_?"], folder), folder)
+    found["matched"] = matched
     return found
 
 
@@ -258,6 +311,9 @@ def test_faults_of_tasks_are_errors_that_name_the_task(tmp_path):
     folder.mkdir()
     (folder / "helpers.py").write_text(HELPERS)
     (folder / "mine.yaml").write_text("group: mine\ntask: [fails, piqa]\n")
+    (folder / "unreadable.yaml").write_text("task: unreadable\ndoc_to_text: {{text}\n")
+    for name in ("many_a", "many_b"):
+        (folder / f"{name}.yaml").write_text(f"task: {name}\ntag: many_c\n")
     for name, lines in FAULTS.items():
         data = folder / f"{name}.jsonl"
         data.write_text('{"text": "a"}\n' + ("{" if name == "damaged_data" else ""))
@@ -269,6 +325,10 @@ def test_faults_of_tasks_are_errors_that_name_the_task(tmp_path):
     (found,) = run_ranks(messages_of_faults, size=1, environment=environment, folder=str(folder))
     # A group may contain tasks of the harness.
     assert found.pop("known") == [False, True]
+    assert found.pop("matched") == ["many_a", "many_b", "fails"]
+    message = found.pop("unreadable")
+    assert "there is no task 'unreadable' in lm_eval and" in message
+    assert f"whose files {folder}/unreadable.yaml (while parsing a flow mapping" in message
     assert found.keys() == FAULTS.keys()
     for name in ("unknown_metric", "downloads"):
         assert "is not part of lm_eval and would be downloaded" in found[name]
@@ -280,17 +340,8 @@ def test_faults_of_tasks_are_errors_that_name_the_task(tmp_path):
     assert "helpers.py:6)" in found["fails"]
 
 
-def test_16_bit_gives_the_numbers_of_the_backend_up_to_rounding(files):
-    found = ours(files, "precision=bf16")
-    expected = run_ranks(
-        run_backend,
-        size=1,
-        timeout_seconds=900,
-        environment=files.environment,
-        exported=files.exported,
-        tasks=files.tasks,
-        dtype="bfloat16",
-    )[0]
+def test_16_bit_gives_the_numbers_of_the_backend_up_to_rounding(alone, backends):
+    found, expected = alone["bf16"], backends["bfloat16"]
     for (value, _), (wanted, _) in zip(found["pairs"], expected["pairs"], strict=True):
         assert value == pytest.approx(wanted, rel=0.02, abs=0.1)
     for task, name in (("local_stories", "bits_per_byte,none"), ("local_cloze", "perplexity,none")):

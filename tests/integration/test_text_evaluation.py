@@ -57,21 +57,22 @@ def train_all(folder: str, runs: dict[str, dict[str, Any]]) -> None:
         train(folder, name, settings)
 
 
-def evaluate_checkpoint(folder: str) -> dict[str, float]:
-    """Metrics of the last checkpoint of the single process, as `neox-launch evaluate` computes them."""
-    from neox_model.generate.run import load_forward
+def evaluate_checkpoints(folder: str, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Iteration and metrics of the latest checkpoint in each folder, from `neox-launch evaluate`."""
+    from neox_model.evaluate.run import evaluate_texts_in
     from neox_model.parallel.topology import create_groups
-    from neox_model.processes import load_tokenizer
-    from neox_model.scoring.evaluation import TextEvaluation
 
-    settings = SETTINGS | {"eval_data": f"{folder}/texts.jsonl", "load": f"{folder}/saved"}
-    resolved = resolved_from(settings | {"data_path": f"{folder}/corpus"})
-    groups = create_groups(1, 1)
-    tokenizer = load_tokenizer(resolved.config)
-    forward = load_forward(resolved, f"{folder}/saved", groups, tokenizer)
-    results = TextEvaluation(resolved, tokenizer, groups).run(lambda: forward, iteration=4)
-    assert results is not None
-    return results.metrics()
+    found = {}
+    for name, settings in runs.items():
+        load = f"{folder}/{name}"
+        texts = {"eval_data": f"{folder}/texts.jsonl", "eval_results_prefix": f"{folder}/later/run"}
+        resolved = resolved_from(
+            SETTINGS | settings | texts | {"load": load, "data_path": f"{folder}/corpus"}
+        )
+        results = evaluate_texts_in(create_groups(1, 1), resolved, load)
+        assert results is not None
+        found[name] = [results.iteration, results.metrics()]
+    return found
 
 
 def record(folder: Path) -> dict[int, dict[str, float]]:
@@ -93,7 +94,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     one = {
         "one": texts | {"save": str(folder / "saved"), "save_interval": 4},
         "dropout": DROPOUT,
-        "dropout, evaluated": DROPOUT | texts,
+        "dropout, evaluated": DROPOUT | texts | {"save": str(folder / "saved in 16 bit"), "save_interval": 4},
     }
     run_ranks(train_all, size=1, folder=str(folder), runs=one)
     two = {name: layout | texts for name, layout in LAYOUTS.items()}
@@ -124,11 +125,19 @@ def test_layouts_give_the_results_of_one_process(folder, layout):
             assert found[iteration][name] == pytest.approx(expected[iteration][name], rel=1e-5), name
 
 
-def test_the_checkpoint_has_the_results_of_the_training(folder):
-    (found,) = run_ranks(evaluate_checkpoint, size=1, folder=str(folder))
-    last = record(folder / "one")[4]
-    assert found == {name: last[name] for name in found}
-    assert len(found) == 4
+def test_a_checkpoint_has_the_results_of_the_training(folder):
+    runs = {"saved": ("one", {}), "saved in 16 bit": ("dropout, evaluated", DROPOUT)}
+    (found,) = run_ranks(
+        evaluate_checkpoints,
+        size=1,
+        folder=str(folder),
+        runs={name: settings for name, (_, settings) in runs.items()},
+    )
+    for name, (training, _) in runs.items():
+        iteration, metrics = found[name]
+        last = record(folder / training)[4]
+        assert (iteration, metrics) == (4, {name: last[name] for name in metrics})
+        assert len(metrics) == 4
 
 
 def test_evaluations_change_nothing_in_the_training(folder):
@@ -156,19 +165,29 @@ def test_the_perplexity_per_character_is_that_of_the_tokens(folder):
             )
 
 
-def test_tasks_are_evaluated_in_a_pipeline(folder, tmp_path):
+def test_tasks_are_evaluated_in_a_pipeline_as_on_one_process(folder, tmp_path):
     pytest.importorskip("lm_eval")
     tasks = {
-        "eval_tasks": ["local_choices_fewshot", "local_answers"],
+        "eval_tasks": ["local_choices_fewshot", "local_answers", "local_stories"],
         "eval_include_path": str(write_tasks(tmp_path / "tasks")),
         "eval_limit": 3,
         "seq_length": 128,
         "max_position_embeddings": 128,
     }
-    runs = {"tasks": tasks | LAYOUTS["pipeline"]}
     environment = {**OFFLINE, "HF_HOME": str(tmp_path / "cache")}
-    run_ranks(train_all, size=2, folder=str(folder), runs=runs, environment=environment, timeout_seconds=900)
-    found = record(folder / "tasks")
+    for size, runs in ((1, {"tasks": tasks}), (2, {"tasks in a pipeline": tasks | LAYOUTS["pipeline"]})):
+        run_ranks(
+            train_all,
+            size=size,
+            folder=str(folder),
+            runs=runs,
+            environment=environment,
+            timeout_seconds=900,
+        )
+    found, expected = record(folder / "tasks in a pipeline"), record(folder / "tasks")
     for iteration in (2, 4):
-        assert 0 <= found[iteration]["task/local_choices_fewshot/acc"] <= 1
-        assert "task/local_answers/exact_match" in found[iteration]
+        names = [name for name in expected[iteration] if name.startswith("task/")]
+        assert {"task/local_choices_fewshot/acc", "task/local_answers/exact_match"} < {*names}
+        for name in names:
+            assert found[iteration][name] == pytest.approx(expected[iteration][name], rel=1e-5), name
+    assert found[4]["task/local_stories/bits_per_byte"] < found[2]["task/local_stories/bits_per_byte"]

@@ -89,6 +89,10 @@ def test_a_template_that_fails_is_reported(expression: str) -> None:
 def test_a_message_with_the_marks_themselves_is_refused() -> None:
     with pytest.raises(ValueError, match="contains the character U\\+FDD0 or U\\+FDD1, which no text uses"):
         template(MARKED).segments([{"role": "user", "content": "x\ufdd0y"}])
+    for arguments in ({"city": ["\ufdd1"]}, {"\ufdd0": 1}):
+        call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+        with pytest.raises(ValueError, match="contains the character"):
+            template(MARKED).segments([{"role": "assistant", "content": None, "tool_calls": [call]}])
 
 
 def test_a_template_cannot_reach_python() -> None:

@@ -26,6 +26,15 @@ def test_characters_appear_whole():
     assert pieces(list("aé中b".encode())) == ["a", "", "é", "", "", "中", "b", ""]
 
 
+def test_a_long_text_is_taken_in_pieces_that_are_not_copied_again():
+    text = ReplyText(BYTES.decode, ("absent",))
+    for number in range(3000):
+        text.add(ord("b") + number % 7)
+        assert len(text.take()) == 1
+        assert text._rest == ""
+    assert text.finish() == "".join(chr(ord("b") + number % 7) for number in range(3000))
+
+
 def test_incomplete_characters_become_replacements_at_the_end():
     assert pieces(list("a中".encode())[:-1]) == ["a", "", "", "\ufffd"]
 

@@ -2,7 +2,7 @@
 
 import json
 import math
-import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -15,12 +15,16 @@ from neox_data.errors import DataError
 from neox_data.indexed import IndexedDatasetWriter
 from neox_data.tokenizers import build_tokenizer
 from neox_model.errors import ModelError
+from neox_model.generate.batch import Batch
+from neox_model.generate.engine import Engine, Request
 from neox_model.generate.forward import Forward
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.scoring import documents, perplexity
+from neox_model.scoring.endings import NotFiniteError, StoppedError
 from neox_model.scoring.perplexity import measure_perplexity, ratio_of
 from neox_model.scoring.results import Results, write_results
 from neox_model.scoring.scorer import Part, Scorer, rolling_parts
+from support.distributed import run_ranks
 
 TOKENIZER = build_tokenizer("CharLevelTokenizer")
 END, ENTRIES = TOKENIZER.end_of_document, TOKENIZER.vocab_size + 3
@@ -97,6 +101,23 @@ def test_greedy_means_that_every_token_is_the_most_likely_one():
     assert [score.is_greedy for score in scorer().score(parts)] == [True, False, True]
 
 
+def test_the_scores_of_a_generation_are_over_the_same_vocabulary():
+    """It has entries that the tokenizer lacks, which are never chosen but are possible."""
+    forward = Forward(Model(), hidden_size=4, vocab_size=TOKENIZER.vocab_size, model_vocab_size=ENTRIES)
+    engine = Engine(Batch(forward, slots=2, capacity=12, recompute=True), TOKENIZER)
+    prompt = [5, 9, 2, 7]
+    engine.submit(Request(prompt=prompt, maximum_tokens=3, scores_prompt=True, top_count=2))
+    update, *updates = engine.step()
+    assert updates == []
+    values = [float(LOGS[before, after]) for before, after in pairwise(prompt)]
+    assert update.prompt.log_probabilities == pytest.approx(values, abs=1e-5)
+    best = LOGS[prompt[:-1], : TOKENIZER.vocab_size].max(-1).values.tolist()
+    assert [row[0][1] for row in update.prompt.top] == pytest.approx(best, abs=1e-5)
+    token = int(LOGS[prompt[-1], : TOKENIZER.vocab_size].argmax())
+    assert update.new.tokens == [token]
+    assert update.new.log_probabilities == pytest.approx([float(LOGS[prompt[-1], token])], abs=1e-5)
+
+
 def test_texts_that_cannot_be_scored_are_refused():
     with pytest.raises(ModelError, match="has 9 tokens, more than seq-length"):
         scorer().score([Part([1], [0] * 9)])
@@ -106,8 +127,40 @@ def test_texts_that_cannot_be_scored_are_refused():
 
 def test_an_output_that_is_not_finite_is_refused(monkeypatch):
     monkeypatch.setitem(globals(), "TABLE", TABLE * math.nan)
-    with pytest.raises(ModelError, match="not finite"):
+    with pytest.raises(NotFiniteError, match="not finite"):
         scorer().score(PARTS)
+
+
+def test_a_signal_ends_the_scoring_before_the_next_batch():
+    answers = iter([False, False, True])
+    made = scorer(batch_tokens=8)
+    made._is_stopping = lambda: next(answers)
+    with pytest.raises(StoppedError):
+        made.score(PARTS)
+    assert len(made.forward._body[0].sizes) == 2
+
+
+def end_on_one_replica(kind: str) -> list[str]:
+    """What each rank does after rank 1 ended."""
+    from neox_model.parallel.topology import create_groups
+    from neox_model.scoring import endings
+
+    groups = create_groups(1, 1)
+
+    def work() -> int:
+        if groups.data.rank == 1:
+            raise getattr(endings, kind)("because")
+        return 7
+
+    try:
+        return [str(value) for value in endings.gather_unless_ended(groups.control, work)]
+    except endings.EvaluationEndedError as error:
+        return [type(error).__name__, str(error)]
+
+
+def test_an_evaluation_that_ends_on_one_replica_ends_on_all():
+    (first, second) = run_ranks(end_on_one_replica, size=2, kind="NotFiniteError")
+    assert first == second == ["NotFiniteError", "because"]
 
 
 @pytest.mark.parametrize("seq_length", [1, 2, 7, 16])
@@ -296,9 +349,15 @@ def test_results_files_are_not_replaced_and_have_the_name_of_gpt_neox(corpus, tm
     results = Results(
         iteration=7, perplexity=measure(corpus), per_character=False, tasks=None, tables="", seconds=1.5
     )
-    paths = [write_results(str(tmp_path / "new" / "run"), results, {"checkpoint": "runs"}) for _ in range(2)]
-    assert paths[0] != paths[1]
-    assert re.fullmatch(r"run_eval_results_\d\d(-\d\d){4}\.json", paths[0].name)
+    monkeypatch.setattr("time.strftime", lambda form: "26-01-02-03-04")
+    with ThreadPoolExecutor(8) as pool:
+        made = pool.map(
+            lambda _: write_results(str(tmp_path / "new" / "run"), results, {"checkpoint": "runs"}), range(20)
+        )
+    paths = sorted(made)
+    assert len({*paths}) == 20
+    assert {*paths} == {*(tmp_path / "new").iterdir()}
+    assert "run_eval_results_26-01-02-03-04.json" in [path.name for path in paths]
     found = json.loads(paths[1].read_text())
     assert (found["iteration"], found["checkpoint"]) == (7, "runs")
     assert found["perplexity"]["loss"]["value"] == results.perplexity.loss.value

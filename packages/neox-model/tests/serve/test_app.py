@@ -18,8 +18,9 @@ from neox_model.serve.bodies import ChatBody, parsed
 from neox_model.serve.calls import Calls
 from neox_model.serve.errors import ApiError
 from neox_model.serve.model import ServedModel
-from neox_model.serve.run import _key
+from neox_model.serve.run import _key, _template
 from neox_model.serve.web import listening_socket
+from support.settings import resolved_from
 
 LETTERS = build_tokenizer("CharLevelTokenizer")
 
@@ -31,9 +32,18 @@ def served(tokenizer: Tokenizer, template: ChatTemplate | None = None) -> Served
 
 
 async def request(
-    model: ServedModel, calls: Calls, body: dict[str, Any], *, leaves: bool
+    model: ServedModel,
+    calls: Calls,
+    body: dict[str, Any],
+    *,
+    leaves: bool,
+    host: bytes = b"127.0.0.1",
+    parts: int = 1,
 ) -> tuple[int, bytes]:
-    """Return the status and the body of the response; a client that leaves closes its connection at once."""
+    """Return the status and the body of the response; a client that leaves closes its connection at once.
+
+    The request arrives in parts. The status is that of no response if the client left before.
+    """
     app = build_app(model, calls, allowed_hosts=(), key=None, max_body=10**6)
     scope = {
         "type": "http",
@@ -45,11 +55,12 @@ async def request(
         "root_path": "",
         "scheme": "http",
         "query_string": b"",
-        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+        "headers": [(b"host", host), (b"content-type", b"application/json")],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
     }
     arriving = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    arriving += [{"type": "http.request", "body": b" ", "more_body": True} for _ in range(parts - 1)]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -60,10 +71,12 @@ async def request(
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
+        assert not arriving, "a response before the request is complete may be lost"
         sent.append(message)
 
     await app(scope, receive, send)
-    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+    status = sent[0]["status"] if sent else 0
+    return status, b"".join(message.get("body", b"") for message in sent)
 
 
 class Unused(type(LETTERS)):  # type: ignore[misc]
@@ -96,11 +109,34 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_the_request_s_error():
         served(Refusing()).encode_rendered("a")
 
 
-def test_a_client_that_leaves_is_no_error_of_the_server():
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_is_no_error_of_the_server_and_cancels_its_texts(stream):
     calls = Calls(slots=2, max_waiting=2)
     # An error would be raised here, as uvicorn logs it with its traceback.
-    asyncio.run(request(served(LETTERS), calls, {"prompt": "a"}, leaves=True))
+    asyncio.run(request(served(LETTERS), calls, {"prompt": "a", "stream": stream}, leaves=True))
     assert calls.count == 0
+    assert [command.action for command in calls.take(timeout=0)] == ["submit", "cancel"]
+
+
+@pytest.mark.parametrize(
+    ("host", "body", "status"),
+    [
+        (b"evil.example", {}, 403),
+        (b"127.0.0.1", {"prompt": 5}, 400),
+        (b"127.0.0.1", {"prompt": "a" * 10**6}, 413),
+    ],
+)
+def test_a_refusal_waits_for_the_rest_of_the_request(host, body, status):
+    calls = Calls(slots=2, max_waiting=2)
+    found, content = asyncio.run(request(served(LETTERS), calls, body, leaves=False, host=host, parts=5))
+    assert (found, b"error" in content) == (status, True)
+
+
+def test_the_rest_of_a_refused_request_has_a_limit(monkeypatch):
+    monkeypatch.setattr("neox_model.serve.guard._DISCARDED_BYTES", 2)
+    calls = Calls(slots=2, max_waiting=2)
+    with pytest.raises(AssertionError, match="may be lost"):
+        asyncio.run(request(served(LETTERS), calls, {}, leaves=False, host=b"evil.example", parts=9))
 
 
 def test_scores_that_are_no_numbers_are_an_error_with_the_reason():
@@ -175,6 +211,24 @@ def test_a_rendered_conversation_has_the_beginning_that_its_template_writes_and_
     template = ChatTemplate(source, name="chat.jinja", tokens={"bos_token": "<s>"})
     answer = ChatAnswer(served(tokenizer, template), BODY)
     assert list(answer.requests[0].prompt) == [0, 3]
+
+
+def test_an_address_has_one_server_also_while_it_loads_its_model():
+    with listening_socket("127.0.0.1", 0) as first, pytest.raises(NeoXError, match="Address already in use"):
+        listening_socket("127.0.0.1", first.getsockname()[1])
+
+
+@pytest.mark.parametrize("vocabulary", ["tokenizer.json", "."])
+def test_a_wrong_template_next_to_the_vocabulary_stops_no_server(vocabulary, tmp_path, caplog, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    settings = {"tokenizer_type": "HFTokenizer", "vocab_file": vocabulary}
+    assert _template(resolved_from(settings).config) is None
+    assert "chats are refused: " in caplog.text
+    assert "chat_template.jinja is not a valid chat template" in caplog.text
+    with pytest.raises(NeoXError, match=r"serve.chat-template: .* is not a valid chat template"):
+        _template(resolved_from(settings | {"serve": {"chat_template": "chat_template.jinja"}}).config)
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".example", "a\0b"])

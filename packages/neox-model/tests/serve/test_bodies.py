@@ -44,6 +44,13 @@ def test_an_object_with_very_many_fields_is_refused(body):
     assert error.__cause__ is None or error.__cause__.error_count() < 10
 
 
+def test_options_of_a_stream_require_one():
+    body = {"messages": [{"role": "user", "content": "a"}], "stream_options": {"include_usage": True}}
+    assert parsed(ChatBody, json.dumps(body | {"stream": True}).encode()).stream_options.include_usage
+    for stream in ({}, {"stream": False}, {"stream": None}):
+        assert refused(ChatBody, body | stream).param == "stream_options"
+
+
 def test_stop_strings_have_a_largest_length():
     assert parsed(CompletionBody, json.dumps({"stop": "x" * 256}).encode()).stop_strings == ("x" * 256,)
     for stop in ("x" * 257, ["a", "x" * 257]):

@@ -7,7 +7,7 @@ conversation before it, rendered with `add_generation_prompt`.
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -157,8 +157,19 @@ class ChatTemplate:
 
 
 def _refuse_marks(messages: Sequence[dict[str, Any]]) -> None:
-    if any(mark in str(message.get("content")) for message in messages for mark in (_BEGIN, _END)):
+    if any(mark in text for text in _texts(messages) for mark in (_BEGIN, _END)):
         raise ValueError("a message contains the character U+FDD0 or U+FDD1, which no text uses")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in a value of JSON, names included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, Sequence):
+        for one in value:
+            yield from _texts(one)
 
 
 def _marked_segments(text: str) -> list[Segment]:

@@ -23,6 +23,7 @@ from neox_model.api.alone import plain_state
 from neox_model.api.configuration import as_text, resolved_for
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.model import padded_vocab_size
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.convert.checkpoints import Checkpoint, build_sequential, fusions_off, load_into
@@ -30,7 +31,7 @@ from neox_model.convert.from_hf import HuggingFaceModel, open_hf
 from neox_model.convert.yaml_file import TRAINING
 from neox_model.generate.engine import Reply
 from neox_model.generate.forward import Forward
-from neox_model.generate.modes import Job, replies
+from neox_model.generate.modes import Job, check_numbers, replies
 from neox_model.generate.run import explained_shortage, job_of, load_forward
 from neox_model.parallel.groups import SINGLE_PROCESS
 from neox_model.parallel.logical import named_logical_parameters
@@ -125,7 +126,8 @@ class Model:
 
         Raises:
             ConfigError: a setting is unknown or has an invalid value.
-            NeoXError: the prompt fills the model's longest sequence, or the device has too little memory.
+            NeoXError: the prompt fills the model's longest sequence, the device has too little memory, or the
+                model's output is not finite.
         """
         job = self._job(settings)
         with our_errors():
@@ -138,10 +140,12 @@ class Model:
             with self._computing(), explained_shortage():
                 updates = engine.step()
             for update in updates:
-                if update.reply is not None and update.reply.finish_reason == "prompt-too-long":
-                    raise NeoXError(f"{update.reply.message}; use a shorter prompt")
                 if update.text:
                     yield update.text
+                if update.reply is not None and update.reply.finish_reason == "prompt-too-long":
+                    raise NeoXError(f"{update.reply.message}; use a shorter prompt")
+                if update.reply is not None:
+                    check_numbers(update.reply, 0)
 
     def logits(self, text: str | Sequence[int]) -> Tensor:
         """Return logits_SV of the token after each token of a text, over the tokenizer's vocabulary.
@@ -201,7 +205,10 @@ class Model:
     def _forward(self) -> Forward:
         """Return a forward pass with its own key-value caches, so that generations can be interleaved."""
         return Forward(
-            self.module, hidden_size=self.config.model.hidden_size, vocab_size=self.tokenizer.vocab_size
+            self.module,
+            hidden_size=self.config.model.hidden_size,
+            vocab_size=self.tokenizer.vocab_size,
+            model_vocab_size=padded_vocab_size(self.config, self.tokenizer.vocab_size),
         )
 
     def _job(self, settings: Mapping[str, Any]) -> Job:
@@ -251,7 +258,13 @@ def _changed(config: NeoXConfig, settings: Mapping[str, Any]) -> NeoXConfig:
     return config
 
 
-def load_model(source: NeoXConfig | str | Path, *, precision: Precision | None = None) -> Model:
+def load_model(
+    source: NeoXConfig | str | Path,
+    *,
+    precision: Precision | None = None,
+    vocab_file: str | Path | None = None,
+    merge_file: str | Path | None = None,
+) -> Model:
     """Load a model on this process's device: the current GPU, or the CPU.
 
     Args:
@@ -260,20 +273,34 @@ def load_model(source: NeoXConfig | str | Path, *, precision: Precision | None =
             folder or object store.
         precision: dtype of the weights and activations; None: that of the training; of a model of
             transformers, that in which it is stored.
+        vocab_file: file of the tokenizer, if that which a folder of checkpoints records was moved.
+        merge_file: the same for a tokenizer of two files.
 
     Raises:
         ConfigError: the configuration is invalid.
         NeoXError: there is no model, or it cannot be loaded.
     """
+    files = {
+        name: Path(path)
+        for name, path in (("vocab_file", vocab_file), ("merge_file", merge_file))
+        if path is not None
+    }
     if precision not in (None, *get_args(Precision)):
         raise NeoXError(f"precision {precision!r} is unknown; use one of {', '.join(get_args(Precision))}")
     with plain_state(), our_errors(), explained_shortage():
         if isinstance(source, NeoXConfig):
+            _refuse_files(files, "a configuration names the tokenizer's files itself; set them there")
             return _of_config(source, precision)
         folder = Path(source)
         if (folder / "config.json").is_file():
+            _refuse_files(files, "a model of transformers has its tokenizer in its folder; copy it there")
             return _of_hf(open_hf(folder), precision)
-        return _of_checkpoint(_checkpoint_in(folder), precision)
+        return _of_checkpoint(_checkpoint_in(folder), precision, files)
+
+
+def _refuse_files(files: Mapping[str, Path], reason: str) -> None:
+    if files:
+        raise NeoXError(f"{' and '.join(files)} cannot be used: {reason}")
 
 
 def _of_config(config: NeoXConfig, precision: Precision | None) -> Model:
@@ -283,7 +310,7 @@ def _of_config(config: NeoXConfig, precision: Precision | None) -> Model:
     if precision is not None:
         resolved = replace(resolved, derived=replace(resolved.derived, precision=precision))
     tokenizer = load_tokenizer(config)
-    forward = load_forward(resolved, config.checkpoint.load, SINGLE_PROCESS, tokenizer)
+    forward, _ = load_forward(resolved, config.checkpoint.load, SINGLE_PROCESS, tokenizer)
     return Model(forward.model, resolved, tokenizer)
 
 
@@ -300,12 +327,13 @@ def _checkpoint_in(folder: Path) -> Checkpoint:
     return Checkpoint(latest)
 
 
-def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None) -> Model:
+def _of_checkpoint(checkpoint: Checkpoint, precision: Precision | None, files: Mapping[str, Path]) -> Model:
+    tokenizer = checkpoint.tokenizer(**files, options="vocab_file=... (and merge_file=...)")
     checkpoint.check_shapes()
     dtype = DTYPES[precision or checkpoint.precision]
     module = _built(checkpoint.resolved, checkpoint.vocab_size, dtype)
     load_into(module, checkpoint, dtype)
-    return Model(module, checkpoint.resolved, checkpoint.tokenizer())
+    return Model(module, checkpoint.resolved, tokenizer)
 
 
 def _of_hf(found: HuggingFaceModel, precision: Precision | None) -> Model:

@@ -82,7 +82,9 @@ class Trainer:
             the largest difficulty, such as the length of samples. It is called once for every iteration when
             the training starts. With several such curricula, a dictionary from the name of the metric
             (`curriculum_learning` for the older block) to its function.
-        start_from: a model whose weights the training starts from.
+        start_from: a model whose weights the training starts from, as they are: load it with
+            `precision="fp32"` to start from the float32 master weights of a checkpoint. A training in 16 bits
+            starts from exactly these at ZeRO stage 0; DeepSpeed rounds them to 16 bits at other stages.
 
     Raises:
         ConfigError: the configuration is invalid, or requires more than one process.
@@ -103,6 +105,11 @@ class Trainer:
             raise ConfigError(
                 "start_from and load are both given, and each has weights to start from; remove one of them"
             )
+        if start_from is not None and config.adapters.lora_rank:
+            raise ConfigError(
+                "start_from and lora-rank are both given, but adapters are added to a saved model; remove "
+                "start_from, and set lora-base to a folder with that model (of Trainer.save)"
+            )
         self._own = OwnState()
         hooks = [] if callback is None else [_CallbackHook(callback, self._own)]
         additions = Additions(
@@ -114,22 +121,31 @@ class Trainer:
             resolved = resolved_for(config, "train", has_functions=bool(difficulties))
             with ExitStack() as resources:
                 groups = resources.enter_context(groups_of_one(resolved))
-                self._run: Run = resources.enter_context(open_training(groups, resolved, additions))
+                run = resources.enter_context(open_training(groups, resolved, additions))
                 for hook in hooks:
-                    hook.schedule = self._run.training.schedule
+                    hook.schedule = run.training.schedule
                 # Also when the program ends, or forgets the Trainer.
-                self._release = finalize(self, _release, resources.pop_all(), self._run.training.state)
+                self._release = finalize(self, _release, resources.pop_all(), run.training.state)
+        # The run has the memory of the training, which ends with it; the others remain.
+        self._open: Run | None = run
+        self._config, self._state = run.training.config, run.training.state
+        self._results = run.evaluator.results
         self._saved = self.iteration
+
+    @property
+    def _run(self) -> Run:
+        assert self._open is not None, "the Trainer is open"
+        return self._open
 
     @property
     def config(self) -> NeoXConfig:
         """Return the configuration."""
-        return self._run.training.config
+        return self._config
 
     @property
     def iteration(self) -> int:
         """Return the number of finished iterations."""
-        return self._run.training.state.iteration
+        return self._state.iteration
 
     @property
     def has_ended(self) -> bool:
@@ -139,12 +155,12 @@ class Trainer:
     @property
     def stop_reason(self) -> str | None:
         """Return why the training ended before its last iteration, such as a signal; None if it did not."""
-        return self._run.training.state.stop_reason
+        return self._state.stop_reason
 
     @property
     def losses(self) -> dict[str, float]:
         """Return the loss of the last evaluation by part (valid, test), nats per token."""
-        return {part: found.loss for part, found in self._run.evaluator.results.items() if part != "train"}
+        return {part: found.loss for part, found in self._results.items() if part != "train"}
 
     def train(self, iterations: int | None = None) -> None:
         """Train for some iterations, or until the last one, with the configured evaluations and saves.
@@ -159,9 +175,7 @@ class Trainer:
             raise NeoXError(f"{iterations} iterations cannot be trained; pass at least 1, or nothing for all")
         self._refuse("train")
         if self._has_ended:
-            why = (
-                self.stop_reason or f"all {self._run.training.state.last_iteration:,} iterations are finished"
-            )
+            why = self.stop_reason or f"all {self._state.last_iteration:,} iterations are finished"
             raise NeoXError(f"the training has ended: {why}; open another Trainer, with a larger train-iters")
         self._is_running = True
         try:
@@ -175,6 +189,7 @@ class Trainer:
             with self._inside():
                 self._run.loop.pause()
                 self._end_with(error)
+            self._open = None
             raise
         finally:
             self._is_running = False
@@ -223,6 +238,7 @@ class Trainer:
         self._has_ended = self._is_closed = True
         with self._inside():
             self._release()
+        self._open = None
 
     def __enter__(self) -> Self:
         return self

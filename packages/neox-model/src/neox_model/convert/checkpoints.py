@@ -157,12 +157,19 @@ class Checkpoint:
                     "again"
                 )
 
-    def tokenizer(self, *, vocab_file: Path | None = None, merge_file: Path | None = None) -> Tokenizer:
+    def tokenizer(
+        self,
+        *,
+        vocab_file: Path | None = None,
+        merge_file: Path | None = None,
+        options: str = "--vocab-file (and --merge-file)",
+    ) -> Tokenizer:
         """Load the tokenizer that the checkpoint was trained with.
 
         Args:
             vocab_file: replaces the recorded file.
             merge_file: replaces the recorded file.
+            options: what these are called where they are given, for messages.
 
         Raises:
             ConversionError: its files are missing, or are not those of the training.
@@ -176,14 +183,13 @@ class Checkpoint:
             found = build_tokenizer(section.tokenizer_type, **files)
         except TokenizerError as error:
             raise ConversionError(
-                f"the tokenizer that {self.folder} records cannot be loaded: {error}; pass --vocab-file (and "
-                "--merge-file)"
+                f"the tokenizer that {self.folder} records cannot be loaded: {error}; pass {options}"
             ) from error
         recorded = self.manifest.config.get("in_effect", {}).get("model", {}).get("vocab_file")
         if recorded not in (None, f"sha256 {found.fingerprint[:16]}"):
             raise ConversionError(
                 f"{files['vocab_file']} is not the tokenizer that {self.folder} was trained with; pass that "
-                "with --vocab-file (and --merge-file)"
+                f"with {options}"
             )
         return found
 

@@ -1,20 +1,21 @@
 """Evaluate a checkpoint on tasks and texts, or on the data of its training."""
 
 import logging
+import time
 
 from neox_config import Resolved
 from neox_config.derive.evaluation import evaluates_texts
 from neox_config.errors import ConfigError
-from neox_model.checkpoint.downloads import folder_with_weights
-from neox_model.checkpoint.load import read_training_state
-from neox_model.checkpoint.storage import find_storage
+from neox_model.errors import StopRequested
 from neox_model.evaluate.perplexity import evaluate_parts
+from neox_model.generate.interruption import ending_on_signals
 from neox_model.generate.run import load_forward
+from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer
 from neox_model.scoring.evaluation import TextEvaluation
-from neox_model.train.data.position import Position
+from neox_model.scoring.results import Results
 
-__all__ = ["evaluate_from"]
+__all__ = ["evaluate_from", "evaluate_texts_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,19 +37,39 @@ def evaluate_from(resolved: Resolved) -> str | None:
 
 
 def _evaluate_texts(resolved: Resolved) -> str | None:
-    config = resolved.config
-    load = config.checkpoint.load
+    load = resolved.config.checkpoint.load
     if load is None:
         raise ConfigError("evaluation requires trained weights; set load to a folder with checkpoints")
     groups = join_processes(resolved)
-    tokenizer = load_tokenizer(config)
+    began = time.monotonic()
+    try:
+        with ending_on_signals():
+            results = evaluate_texts_in(groups, resolved, load)
+    except StopRequested as stop:
+        minutes = (time.monotonic() - began) / 60
+        raise StopRequested(
+            f"{stop}: the evaluation was stopped after {minutes:.1f} minutes, and has no results",
+            exit_code=stop.exit_code,
+        ) from None
+    leave_processes()
+    return None if results is None else str(results)
+
+
+def evaluate_texts_in(groups: Groups, resolved: Resolved, load: str) -> Results | None:
+    """Evaluate on tasks and texts, and write the file of the results. Collective over all ranks.
+
+    Args:
+        groups: this job's process groups.
+        resolved: the configuration.
+        load: the folder of the checkpoints.
+
+    Returns:
+        The results, on rank 0.
+    """
+    tokenizer = load_tokenizer(resolved.config)
     # Before the weights, so that an unknown task is reported at once.
     evaluation = TextEvaluation(resolved, tokenizer, groups)
-    folder = folder_with_weights(
-        load, groups, cache=config.checkpoint.store_cache, storage=find_storage(config, groups)
-    )
-    iteration = Position.from_state(read_training_state(folder, groups=groups)).iteration
-    forward = load_forward(resolved, load, groups, tokenizer)
+    forward, iteration = load_forward(resolved, load, groups, tokenizer)
     logger.info(
         "evaluating on data-parallel %d x pipe-parallel %d x model-parallel %d",
         *(groups.data.size, groups.pipe.size, groups.model.size),
@@ -56,5 +77,4 @@ def _evaluate_texts(resolved: Resolved) -> str | None:
     results = evaluation.run(lambda: forward, iteration=iteration)
     if results is not None:
         evaluation.write(results, checkpoint=load)
-    leave_processes()
-    return None if results is None else str(results)
+    return results

@@ -163,11 +163,11 @@ class Batch:
             part = max(1, _SCORED_LOGITS // self._forward.vocab_size)
             for start in range(0, length - 1, part):
                 rows = slice(start, min(start + part, length - 1))
-                logits_RV = self._forward.logits(hidden_SD[rows]).float()
+                logits_RV, total_R = self._forward.logits(hidden_SD[rows])
                 chosen_R = logits_RV.gather(1, targets_T[rows, None]).squeeze(1)
-                values_T[rows] = chosen_R - logits_RV.logsumexp(1)
+                values_T[rows] = chosen_R.float() - total_R
                 if top_count:
-                    ids_TC[rows], top_TC[rows] = most_likely(logits_RV, top_count)
+                    ids_TC[rows], top_TC[rows] = most_likely(logits_RV, total_R, top_count)
         values_T, ids_TC, top_TC = self._forward.share([values_T, ids_TC, top_TC])
         return Scores(values_T.tolist(), _pairs(ids_TC, top_TC))
 
@@ -201,9 +201,10 @@ class Batch:
         found = [torch.zeros_like(last_B), values_B, values_BC.long(), values_BC]
         if hidden_SBD is not None:
             rows = torch.arange(stop - first, device=last_B.device)
-            logits_BV = self._forward.logits(hidden_SBD[index_B, rows])
-            found[:2] = self._table.choose(logits_BV, first)
-            found[2:] = most_likely(logits_BV, count) if count else found[2:]
+            logits_BV, total_B = self._forward.logits(hidden_SBD[index_B, rows])
+            tokens_B, chosen_B = self._table.choose(logits_BV, first)
+            found[:2] = tokens_B, chosen_B - total_B
+            found[2:] = most_likely(logits_BV, total_B, count) if count else found[2:]
         tokens_B, log_probabilities_B, *top_BC = self._forward.share(found)
         last_B += 1
         self._tokens_BT[first:stop].scatter_(1, last_B.unsqueeze(1), tokens_B.unsqueeze(1))

@@ -32,6 +32,7 @@ class Forward:
         hidden_size: width of the hidden states.
         vocab_size: the tokenizer's vocabulary size, without padding.
         groups: this rank's process groups.
+        model_vocab_size: entries of the model's vocabulary, with padding; None: the tokenizer's.
 
     Attributes:
         model: the model.
@@ -40,7 +41,13 @@ class Forward:
     """
 
     def __init__(
-        self, model: SequentialModel, *, hidden_size: int, vocab_size: int, groups: Groups = SINGLE_PROCESS
+        self,
+        model: SequentialModel,
+        *,
+        hidden_size: int,
+        vocab_size: int,
+        groups: Groups = SINGLE_PROCESS,
+        model_vocab_size: int | None = None,
     ) -> None:
         self.model = model
         self._hidden_size = hidden_size
@@ -54,6 +61,7 @@ class Forward:
         parameter = next(model.parameters())
         self.device, self._dtype = parameter.device, parameter.dtype
         self.vocab_size = vocab_size
+        self._model_vocab_size = model_vocab_size or vocab_size
         self._caches: KeyValueCaches | None = None
 
     def allocate(self, *, slots: int, capacity: int) -> None:
@@ -81,16 +89,22 @@ class Forward:
                 return None
             return torch.as_tensor(hidden)
 
-    def logits(self, hidden_RD: Tensor, vocab_size: int | None = None) -> Tensor:
-        """Return the logits_RV of hidden states. Collective over the last stage's ranks.
+    def logits(self, hidden_RD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits_RV of hidden states, and their total_R. Collective over the last stage's ranks.
+
+        The logits are those of the tokenizer's entries, without padding. The total is the logarithm of the
+        sum of exponentials over the model's whole vocabulary: a log-probability is a logit less the total.
 
         Args:
             hidden_RD: hidden states before the head.
-            vocab_size: number of entries; None: those of the tokenizer, without padding.
         """
+        logits_RV = self._logits(hidden_RD, self._model_vocab_size)
+        return logits_RV[:, : self.vocab_size], logits_RV.float().logsumexp(1)
+
+    def _logits(self, hidden_RD: Tensor, vocab_size: int) -> Tensor:
         with torch.no_grad(), self.model.autocast():
             logits_R1V = self._head(hidden_RD.unsqueeze(0))
-            return gather_vocabulary(logits_R1V, self._tensor, vocab_size or self.vocab_size)[:, 0]
+            return gather_vocabulary(logits_R1V, self._tensor, vocab_size)[:, 0]
 
     def log_probabilities(
         self, tokens_BS: Tensor, places: tuple[Tensor, Tensor], targets_N: Tensor, *, vocab_size: int
@@ -113,7 +127,7 @@ class Forward:
             rows_N, columns_N = places
             for start in range(0, len(targets_N), _SCORED_ROWS):
                 part = slice(start, start + _SCORED_ROWS)
-                logits_NV = self.logits(hidden_SBD[columns_N[part], rows_N[part]], vocab_size)
+                logits_NV = self._logits(hidden_SBD[columns_N[part], rows_N[part]], vocab_size)
                 values_NV = logits_NV.float().log_softmax(-1)
                 values_N[part] = values_NV.gather(1, targets_N[part].unsqueeze(1))[:, 0]
                 is_greedy_N[part] = (logits_NV.argmax(-1) == targets_N[part]).long()

@@ -14,7 +14,7 @@ from neox_launcher.worker.reporting import requested_signal
 from neox_model.errors import StopRequested
 from neox_model.parallel.groups import Groups
 
-__all__ = ["Interrupts", "ending_on_signals"]
+__all__ = ["Interrupts", "agreed_in_copy", "ending_on_signals"]
 
 
 @contextmanager
@@ -34,7 +34,7 @@ class Interrupts:
     """
 
     def __init__(self, groups: Groups) -> None:
-        self._groups = [group for group in (groups.model, groups.pipe) if group.size > 1]
+        self._groups = groups
         self._is_interrupted = False
         self._waits_for_input = False
 
@@ -63,18 +63,24 @@ class Interrupts:
 
     def should_end_reply(self) -> bool:
         """Return True on all ranks of the copy if one was interrupted. Collective over these ranks."""
-        if not self._groups:
-            return self._is_interrupted
-        device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-        flag = torch.tensor(int(self._is_interrupted), device=device)
-        for group in self._groups:
-            distributed.all_reduce(flag, op=distributed.ReduceOp.MAX, group=group.process_group)
-        return bool(flag)
+        return agreed_in_copy(self._groups, self._is_interrupted)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._waits_for_input:
             raise KeyboardInterrupt
         self._is_interrupted = True
+
+
+def agreed_in_copy(groups: Groups, is_true: bool) -> bool:
+    """Return True on all ranks of a copy of the model if it is true on one. Collective over these ranks."""
+    shared = [group for group in (groups.model, groups.pipe) if group.size > 1]
+    if not shared:
+        return is_true
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    flag = torch.tensor(int(is_true), device=device)
+    for group in shared:
+        distributed.all_reduce(flag, op=distributed.ReduceOp.MAX, group=group.process_group)
+    return bool(flag)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import mixed_seed
 from neox_model.worker import show
 
-__all__ = ["MODES", "Job", "Sample", "replies"]
+__all__ = ["MODES", "Job", "Sample", "check_numbers", "replies"]
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ def _interactive(job: Job) -> None:
                 prompt, tokens = conversation.prompt(context)
                 with interruptible(groups.world.rank, number):
                     reply = _stream(engine, job.request(tokens, number), interrupts, groups.world.rank == 0)
-                _check_numbers(reply, number)
+                check_numbers(reply, number)
                 conversation.add(context, reply)
                 if groups.world.rank == 0:
                     sample = _sample(context, prompt, reply)
@@ -284,11 +284,11 @@ def replies(job: Job, contexts: Sequence[str], numbers: Sequence[int]) -> Iterat
     longest = max(max(1, len(request.prompt)) for request in requests)
     engine = job.engine(min(job.batch_size, len(requests)), min(job.seq_length, longest + job.maximum_tokens))
     for number, reply in zip(numbers, engine.replies(requests), strict=True):
-        _check_numbers(reply, number)
+        check_numbers(reply, number)
         yield reply
 
 
-def _check_numbers(reply: Reply, number: int) -> None:
+def check_numbers(reply: Reply, number: int) -> None:
     """Raise NeoXError if the model's output for a text was not finite."""
     if not reply.is_finite:
         raise NeoXError(

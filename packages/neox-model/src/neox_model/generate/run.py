@@ -21,7 +21,7 @@ from neox_config.errors import NeoXError
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
-from neox_model.assembly.model import build_stage
+from neox_model.assembly.model import build_stage, padded_vocab_size
 from neox_model.assembly.zero_sharding import gathered_parameter, without_zero
 from neox_model.checkpoint import load_weights
 from neox_model.checkpoint.base import load_base
@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 _NO_HOST_MEMORY = "DefaultCPUAllocator: "
 # On a device whose results are read back, every eighth token; on a CPU every token, which costs nothing.
 _STEPS_PER_READ = 8
+_SMALLER = "set a smaller generation-batch-size or maximum-tokens"
 
 
 def generate_from(resolved: Resolved) -> None:
@@ -64,7 +65,7 @@ def generate_from(resolved: Resolved) -> None:
         raise NeoXError("generation requires trained weights; set load to a folder with checkpoints")
     groups = join_processes(resolved)
     tokenizer = load_tokenizer(config)
-    forward = load_forward(resolved, load, groups, tokenizer)
+    forward, _ = load_forward(resolved, load, groups, tokenizer)
     mode = generation_mode(config)
     logger.info(
         "generating (%s) on data-parallel %d x pipe-parallel %d x model-parallel %d",
@@ -78,8 +79,11 @@ def generate_from(resolved: Resolved) -> None:
 
 
 @contextmanager
-def explained_shortage() -> Iterator[None]:
+def explained_shortage(remedy: str = _SMALLER) -> Iterator[None]:
     """Name the settings to change if the device's memory is too small for what the block allocates.
+
+    Args:
+        remedy: what to do.
 
     Raises:
         NeoXError: it is.
@@ -91,12 +95,12 @@ def explained_shortage() -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError) and _NO_HOST_MEMORY not in str(error):
             raise
         raise NeoXError(
-            f"the device has too little memory: {error}; set a smaller generation-batch-size or "
-            "maximum-tokens, or divide the model with model-parallel-size"
+            f"the device has too little memory: {error}; {remedy}, or divide the model with "
+            "model-parallel-size"
         ) from error
 
 
-def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Tokenizer) -> Forward:
+def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Tokenizer) -> tuple[Forward, int]:
     """Build this rank's part of the model, and load the latest checkpoint. Collective over all ranks.
 
     Args:
@@ -104,6 +108,9 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
         load: the folder of the checkpoints.
         groups: this job's process groups.
         tokenizer: the model's tokenizer.
+
+    Returns:
+        The forward pass, and the iteration of the checkpoint.
 
     Raises:
         CheckpointError: there is no checkpoint, or it contains a different model.
@@ -122,8 +129,8 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
         writable=partial(gathered_parameter, groups=groups),
         cache=cache,
     )
-    load_weights(directory, model=model, groups=groups, config=recorded | base, storage=storage)
-    return forward_of(model, resolved, groups, tokenizer)
+    iteration = load_weights(directory, model=model, groups=groups, config=recorded | base, storage=storage)
+    return forward_of(model, resolved, groups, tokenizer), iteration
 
 
 def build_forward_model(resolved: Resolved, groups: Groups, tokenizer: Tokenizer) -> SequentialModel:
@@ -141,6 +148,7 @@ def forward_of(model: SequentialModel, resolved: Resolved, groups: Groups, token
         hidden_size=resolved.config.model.hidden_size,
         vocab_size=tokenizer.vocab_size,
         groups=groups,
+        model_vocab_size=padded_vocab_size(resolved.config, tokenizer.vocab_size),
     )
 
 

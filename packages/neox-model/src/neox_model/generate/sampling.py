@@ -91,11 +91,16 @@ def _largest(logits_BV: Tensor, count: int) -> Tensor:
     return logits_BV.topk(count).values
 
 
-def most_likely(logits_BV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the ids_BC of the most likely tokens, and their log-probabilities_BC, under the model."""
-    raw_BV = logits_BV.float()
-    found = raw_BV.topk(count)
-    return found.indices, found.values - raw_BV.logsumexp(1, keepdim=True)
+def most_likely(logits_BV: Tensor, total_B: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the ids_BC of the most likely tokens, and their log-probabilities_BC, under the model.
+
+    Args:
+        logits_BV: logits over the tokenizer's vocabulary.
+        total_B: a log-probability is a logit less its total.
+        count: number of tokens.
+    """
+    found = logits_BV.float().topk(count)
+    return found.indices, found.values - total_B.unsqueeze(1)
 
 
 class SamplingTable:
@@ -158,9 +163,7 @@ class SamplingTable:
                 rows[target] = rows[source]
 
     def choose(self, logits_BV: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Return the next tokens_B of consecutive slots, and their log-probabilities_B.
-
-        Log-probabilities are those of the model: before penalty, temperature and filters.
+        """Return the next tokens_B of consecutive slots, and their logits_B before penalty and temperature.
 
         Args:
             logits_BV: logits over the tokenizer's vocabulary, without padding.
@@ -175,7 +178,7 @@ class SamplingTable:
         chosen_B = raw_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1)
         if self._seen_BV is not None:
             self._seen_BV[slots].scatter_(1, tokens_B.unsqueeze(1), True)
-        return tokens_B, chosen_B - raw_BV.logsumexp(1)
+        return tokens_B, chosen_B
 
     def _penalized(self, logits_BV: Tensor, slots: slice) -> Tensor:
         if self._seen_BV is None or all(one.repetition_penalty == 1.0 for one in self._settings[slots]):

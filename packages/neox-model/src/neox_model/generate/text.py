@@ -21,11 +21,12 @@ class ReplyText:
         self._decode = decode
         self._stop_strings = stop_strings
         self._tokens: list[int] = []
-        # Tokens before `_done` are in `_text`; those from `_context` on are decoded with the next ones,
+        # Tokens before `_done` have their text; those from `_context` on are decoded with the next ones,
         # because a token may have another text at the beginning than behind others.
         self._context, self._done = 0, 0
-        self._text = ""
-        self._taken = 0
+        # What was taken, and the text behind it: a text that grew as one string would be copied every time.
+        self._taken: list[str] = []
+        self._rest = ""
         self.is_stopped, self._is_finished = False, False
 
     def add(self, token: int) -> bool:
@@ -36,8 +37,9 @@ class ReplyText:
 
     def take(self) -> str:
         """Return the text since the last call, without what may become part of a stop string."""
-        end = len(self._text) - (0 if self.is_stopped or self._is_finished else self._held())
-        taken, self._taken = self._text[self._taken : end], max(self._taken, end)
+        end = len(self._rest) - (0 if self.is_stopped or self._is_finished else self._held())
+        taken, self._rest = self._rest[:end], self._rest[end:]
+        self._taken.append(taken)
         return taken
 
     def finish(self) -> str:
@@ -45,7 +47,7 @@ class ReplyText:
         if not self.is_stopped and not self._is_finished:
             self._extend(is_last=True)
             self._is_finished = True
-        return self._text
+        return "".join([*self._taken, self._rest])
 
     def _extend(self, *, is_last: bool) -> None:
         known = self._decode(self._tokens[self._context : self._done])
@@ -54,19 +56,19 @@ class ReplyText:
         if waits and not is_last:
             return
         self._context, self._done = self._done, len(self._tokens)
-        before = len(self._text)
-        self._text += grown[len(known) :]
+        before = len(self._rest)
+        self._rest += grown[len(known) :]
         self._stop(before)
 
     def _stop(self, before: int) -> None:
-        """Cut the text at a stop string that ends after `before`."""
+        """Cut the text at a stop string that ends after `before`; none begins in what was taken."""
         found = [
             place
             for stop in self._stop_strings
-            if (place := self._text.find(stop, max(0, before - len(stop) + 1))) >= 0
+            if (place := self._rest.find(stop, max(0, before - len(stop) + 1))) >= 0
         ]
         if found:
-            self._text, self.is_stopped = self._text[: min(found)], True
+            self._rest, self.is_stopped = self._rest[: min(found)], True
 
     def _held(self) -> int:
         """Return how many characters at the end are the beginning of a stop string."""
@@ -74,8 +76,8 @@ class ReplyText:
             (
                 length
                 for stop in self._stop_strings
-                for length in range(1, min(len(stop), len(self._text) + 1))
-                if self._text.endswith(stop[:length])
+                for length in range(1, min(len(stop), len(self._rest) + 1))
+                if self._rest.endswith(stop[:length])
             ),
             default=0,
         )

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from neox_config import Resolved
-from neox_config.errors import NeoXError
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.model import padded_vocab_size
 from neox_model.generate.forward import Forward
-from neox_model.generate.run import job_of
+from neox_model.generate.interruption import agreed_in_copy
+from neox_model.generate.run import explained_shortage, job_of
 from neox_model.optional import require
 from neox_model.parallel.groups import Groups
 from neox_model.processes import flat_values
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 __all__ = ["TextEvaluation"]
+
+_SMALLER = (
+    "set a smaller train-micro-batch-size-per-gpu (its tokens are evaluated together) or "
+    "generation-batch-size"
+)
 
 
 class TextEvaluation:
@@ -57,35 +62,41 @@ class TextEvaluation:
                     include_path=section.eval_include_path,
                     num_fewshot=section.eval_num_fewshot,
                     limit=section.eval_limit,
+                    shows_progress=groups.world.rank == 0,
                 )
 
-    def run(self, forward: Callable[[], Forward], *, iteration: int) -> Results | None:
+    def run(
+        self,
+        forward: Callable[[], Forward],
+        *,
+        iteration: int,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> Results | None:
         """Evaluate a model. Collective over all ranks; returns the results on rank 0, else None.
 
         Args:
             forward: returns the model's forward pass.
             iteration: finished updates of its weights.
+            is_stopping: returns whether a signal has requested the end on this rank.
 
         Raises:
+            EvaluationEndedError: the model's output is not finite, or a signal requested the end.
             NeoXError: a text cannot be read or scored, or there is too little memory.
         """
-        began = time.monotonic()
-        try:
-            with _random_states_kept():
-                return self._run(forward(), iteration, began)
-        except torch.OutOfMemoryError as error:
-            raise NeoXError(
-                f"the device has too little memory for the evaluation: {error}; set a smaller "
-                "train-micro-batch-size-per-gpu (its tokens are evaluated together) or generation-batch-size"
-            ) from error
+        with explained_shortage(_SMALLER), _random_states_kept():
+            return self._run(forward, iteration, is_stopping)
 
-    def _run(self, forward: Forward, iteration: int, began: float) -> Results | None:
+    def _run(
+        self, build: Callable[[], Forward], iteration: int, is_stopping: Callable[[], bool]
+    ) -> Results | None:
+        began, forward = time.monotonic(), build()
         config, section = self._resolved.config, self._resolved.config.generation
         scorer = Scorer(
             forward,
             vocab_size=padded_vocab_size(config, self._tokenizer.vocab_size),
             seq_length=config.model.seq_length,
             batch_tokens=self._resolved.derived.micro_batch_size * config.model.seq_length,
+            is_stopping=lambda: agreed_in_copy(self._groups, is_stopping()),
         )
         perplexity = tasks = None
         if section.eval_data is not None:

@@ -10,9 +10,17 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import filter as matching
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import evaluate as metric_hub
+import lm_eval.api.model
+import lm_eval.api.task
+import tqdm
+import yaml
+from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
@@ -23,12 +31,12 @@ from lm_eval.utils import make_table
 from neox_config.errors import ConfigError, NeoXError
 from neox_config.problems import did_you_mean
 from neox_data.tokenizers import Tokenizer
-from neox_model.checkpoint.outcome import gather
 from neox_model.errors import ModelError
 from neox_model.generate.engine import Engine, Request
 from neox_model.generate.sampling import Sampling
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import mixed_seed
+from neox_model.scoring.endings import NOT_FINITE, NotFiniteError, gather_unless_ended
 from neox_model.scoring.scorer import Part, Scorer, rolling_parts
 from neox_model.scoring.texts import TextEncoder
 
@@ -114,9 +122,13 @@ class HarnessModel(TemplateLM):
 
         The harness would distribute questions itself, but then their examples depend on the number of
         replicas.
+
+        Raises:
+            EvaluationEndedError: the model's output is not finite, or a signal requested the end.
         """
         replicas = self._groups.data
-        found = gather(self._groups.control, work(items[replicas.rank :: replicas.size]))
+        mine = items[replicas.rank :: replicas.size]
+        found = gather_unless_ended(self._groups.control, partial(work, mine))
         parts = [iter(found[rank]) for rank in replicas.ranks]
         return [next(parts[number % replicas.size]) for number in range(len(items))]
 
@@ -125,6 +137,8 @@ class HarnessModel(TemplateLM):
     ) -> list[tuple[float, bool]]:
         """Return (log-likelihood, whether it is the greedy text) of each (texts, context, continuation)."""
         parts = [Part(context, continuation) for _, context, continuation in requests]
+        # Every rank has all of them, and so raises the same error.
+        self._scorer.check(parts)
         scores = self._shared(parts, self._scorer.score)
         return [(score.log_likelihood, score.is_greedy) for score in scores]
 
@@ -157,8 +171,14 @@ class HarnessModel(TemplateLM):
         capacity = max(max(1, len(one.prompt)) + one.maximum_tokens for one in requests)
         order = sorted(range(len(requests)), key=lambda number: -len(requests[number].prompt))
         engine = self._engine(min(self._batch_size, len(requests)), min(self.max_length, capacity))
-        replies = dict(zip(order, engine.replies([requests[number] for number in order]), strict=True))
-        return [replies[number].text for number in range(len(requests))]
+        texts: dict[int, str] = {}
+        self._scorer.continue_or_stop()
+        for number, reply in zip(order, engine.replies([requests[number] for number in order]), strict=True):
+            if not reply.is_finite:
+                raise NotFiniteError(NOT_FINITE)
+            texts[number] = reply.text
+            self._scorer.continue_or_stop()
+        return [texts[number] for number in range(len(requests))]
 
     def _request(self, context: str, given: Mapping[str, Any], *, number: tuple[Any, int]) -> Request:
         settings = dict(normalize_gen_kwargs(dict(given), _MAXIMUM_TOKENS))
@@ -198,28 +218,31 @@ class Tasks:
     """Tasks that were found and loaded, which may run many times.
 
     Args:
-        names: names of tasks, groups or tags.
+        names: names of tasks, groups or tags, and patterns (`mmlu_*`) of names of tasks.
         include_path: folder with further tasks; None: only those of the harness.
         num_fewshot: examples before each question; None: as each task declares.
         limit: examples of each task; None: all.
+        shows_progress: show the harness's progress bars.
 
     Raises:
         ConfigError: there is no such task, or it cannot be loaded.
     """
 
     def __init__(
-        self, names: Sequence[str], *, include_path: str | None, num_fewshot: int | None, limit: int | None
+        self,
+        names: Sequence[str],
+        *,
+        include_path: str | None,
+        num_fewshot: int | None,
+        limit: int | None,
+        shows_progress: bool = True,
     ) -> None:
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        self._shows_progress = shows_progress
         manager = _manager_of(names, include_path)
-        for name in names:
-            if name not in manager.all_tasks:
-                hint = did_you_mean(name, manager.all_tasks)
-                where = "" if include_path is None else f" and {include_path}"
-                what = f"eval-tasks: there is no task {name!r} in lm_eval{where}"
-                raise ConfigError(f"{what}; {hint or 'see lm_eval ls tasks'}")
-        with _guarded(names, "loaded", failure=ConfigError):
-            self._loaded = manager.load(list(names))
+        names = _named(names, manager, include_path)
+        with _guarded(names, "loaded", failure=ConfigError), _progress_bars(shows_progress):
+            self._loaded = manager.load(names)
         self._limit = limit
         for task in self._loaded["tasks"].values():
             own = task.get_config("num_fewshot")
@@ -240,7 +263,10 @@ class Tasks:
         # Otherwise the harness starts processes, which a process with threads of gloo and CUDA must not.
         os.environ["DISABLE_MULTIPROC"] = "1"
         of_model = (RuntimeError, MemoryError)
-        with _guarded(list(self._loaded["tasks"]), "run", failure=ModelError, of_model=of_model):
+        with (
+            _guarded(list(self._loaded["tasks"]), "run", failure=ModelError, of_model=of_model),
+            _progress_bars(self._shows_progress),
+        ):
             found = evaluate(
                 lm=model,
                 task_dict=self._loaded,
@@ -262,6 +288,57 @@ def _manager_of(names: Sequence[str], include_path: str | None) -> TaskManager:
         if set(names) <= {*manager.all_subtasks, *manager.all_tags}:
             return manager
     return TaskManager(include_path=include_path)
+
+
+def _named(names: Sequence[str], manager: TaskManager, include_path: str | None) -> list[str]:
+    """Return the names of tasks, groups and tags, with the tasks that patterns match in their place.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+    found: list[str] = []
+    for name in names:
+        # Not groups, because the harness refuses a task that is also in one of its groups.
+        matches = [name] if name in manager.all_tasks else matching(manager.all_subtasks, name)
+        if not matches:
+            where = "" if include_path is None else f" and {include_path}"
+            unreadable = "" if include_path is None else _unreadable(Path(include_path))
+            hint = did_you_mean(name, manager.all_tasks) or "see lm_eval ls tasks"
+            raise ConfigError(f"eval-tasks: there is no task {name!r} in lm_eval{where}{unreadable}; {hint}")
+        found += matches
+    return list(dict.fromkeys(found))
+
+
+def _unreadable(folder: Path) -> str:
+    """Return which files of a folder are not YAML, which the harness leaves out, as a part of a sentence."""
+    wrong = []
+    for path in sorted(folder.glob("**/*.yaml")):
+        try:
+            yaml.compose(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            wrong.append(f"{path} ({' '.join(str(error).split())})")
+    return f", whose files {', '.join(wrong)} cannot be read" if wrong else ""
+
+
+@contextmanager
+def _progress_bars(shows: bool) -> Iterator[None]:
+    """Hide the progress bars of the harness within the block, unless they are shown."""
+    if shows:
+        yield
+        return
+    modules: tuple[Any, ...] = (tqdm, lm_eval.api.task, lm_eval.api.model)
+    kept, were_hidden = [module.tqdm for module in modules], are_progress_bars_disabled()
+    hidden = partial(tqdm.tqdm, disable=True)
+    disable_progress_bars()
+    for module in modules:
+        module.tqdm = hidden
+    try:
+        yield
+    finally:
+        for module, bar in zip(modules, kept, strict=True):
+            module.tqdm = bar
+        if not were_hidden:
+            enable_progress_bars()
 
 
 def table_of(results: Mapping[str, Any]) -> str:

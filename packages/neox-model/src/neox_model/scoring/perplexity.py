@@ -20,9 +20,9 @@ import numpy as np
 
 from neox_config.errors import ConfigError
 from neox_data.tokenizers import Tokenizer
-from neox_model.checkpoint.outcome import gather
 from neox_model.parallel.groups import Groups
 from neox_model.scoring.documents import ScoredDocument, read_documents
+from neox_model.scoring.endings import gather_unless_ended
 from neox_model.scoring.scorer import Scorer, rolling_parts
 from neox_model.scoring.texts import TextEncoder
 
@@ -150,13 +150,19 @@ def measure_perplexity(
     Raises:
         DataError: the documents cannot be read.
         ConfigError: there are no tokens to score.
+        EvaluationEndedError: the model's output is not finite, or a signal requested the end.
     """
     replica = groups.data
     documents = read_documents(source, tokenizer, limit=limit, first=replica.rank, every=replica.size)
-    mine = _score_documents(documents, scorer, TextEncoder(tokenizer).prefix)
+    prefix = TextEncoder(tokenizer).prefix
     # One rank of each replica counts.
     is_counted = groups.model.rank == 0 and groups.pipe.rank == 0
-    found = sorted(chain.from_iterable(gather(groups.control, mine if is_counted else [])))
+
+    def score() -> list[_Document]:
+        mine = _score_documents(documents, scorer, prefix)
+        return mine if is_counted else []
+
+    found = sorted(chain.from_iterable(gather_unless_ended(groups.control, score)))
     scored = [document for document in found if document.tokens]
     if not scored:
         raise ConfigError(f"eval-data {source} has {len(found):,} documents without text; choose other data")

@@ -3,8 +3,10 @@
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -92,19 +94,33 @@ def write_results(prefix: str, results: Results, about: Mapping[str, Any]) -> Pa
     """
     stamp = time.strftime("%y-%m-%d-%H-%M")
     name = f"{prefix}_eval_results_{stamp}" if prefix else f"eval_results_{stamp}"
-    path, number = Path(f"{name}.json"), 1
-    while path.exists():
-        number += 1
-        path = Path(f"{name}-{number}.json")
     content = finite_json.dumps({**results.as_object(), **about}, indent=2, ensure_ascii=False)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(path) as file:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        with _claimed(name) as path, atomic_write(path) as file:
             file.write(f"{content}\n")
     except OSError as error:
         raise NeoXError(
-            f"cannot write the results of the evaluation to {path}: {error.strerror}; set another "
+            f"cannot write the results of the evaluation to {name}.json: {error.strerror}; set another "
             "eval-results-prefix"
         ) from error
     logger.info("wrote %s", path)
     return path
+
+
+@contextmanager
+def _claimed(name: str) -> Iterator[Path]:
+    """Provide the first path that has no file, and that no other program provides within the block."""
+    for number in count(1):
+        path = Path(f"{name}.json" if number == 1 else f"{name}-{number}.json")
+        claim = path.with_name(f".{path.name}.claim")
+        try:
+            claim.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        try:
+            if not path.exists():
+                yield path
+                return
+        finally:
+            claim.unlink()

@@ -4,13 +4,14 @@ Every rank of a copy of the model makes the same calls with the same arguments, 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from neox_model.errors import ModelError
 from neox_model.generate.forward import Forward
+from neox_model.scoring.endings import NOT_FINITE, STOPPED, NotFiniteError, StoppedError
 
 __all__ = ["Part", "Score", "Scorer", "rolling_parts"]
 
@@ -53,14 +54,24 @@ class Scorer:
         seq_length: maximum number of tokens of the model's input.
         batch_tokens: maximum number of tokens of one forward pass, with padding; one sequence is always
             processed.
+        is_stopping: returns whether to end, the same on all ranks of the copy, which call it together.
 
     Attributes:
         forward: the model's forward pass.
         seq_length: maximum number of tokens of the model's input.
     """
 
-    def __init__(self, forward: Forward, *, vocab_size: int, seq_length: int, batch_tokens: int) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        *,
+        vocab_size: int,
+        seq_length: int,
+        batch_tokens: int,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.forward, self.seq_length = forward, seq_length
+        self._is_stopping = is_stopping
         self._vocab_size = vocab_size
         self._batch_tokens = batch_tokens
 
@@ -68,26 +79,39 @@ class Scorer:
         """Return the score of each part, in their order. Longest ones are computed first.
 
         Raises:
-            ModelError: a continuation is empty or longer than `seq_length`, or a result is not finite.
+            ModelError: as `check`.
+            NotFiniteError: the output of the model is not finite.
+            StoppedError: a signal requested the end.
         """
+        self.check(parts)
         rows = [self._tokens_of(part) for part in parts]
         order = sorted(range(len(parts)), key=lambda number: -len(rows[number]))
         found: dict[int, Score] = {}
         for numbers in self._batches(order, rows):
+            self.continue_or_stop()
             counts = [len(parts[one].continuation) for one in numbers]
             scores = self._score([rows[one] for one in numbers], counts)
             found |= dict(zip(numbers, scores, strict=True))
         return [found[number] for number in range(len(parts))]
 
+    def check(self, parts: Sequence[Part]) -> None:
+        """Raise ModelError if a continuation is empty or longer than `seq_length`, or a context is empty."""
+        for part in parts:
+            if not part.continuation or not part.context:
+                raise ModelError("a text to score has no tokens; remove it from the task")
+            if len(part.continuation) > self.seq_length:
+                raise ModelError(
+                    f"a text to score has {len(part.continuation):,} tokens, more than seq-length "
+                    f"({self.seq_length:,}); remove it from the task, or use a model with a larger seq-length"
+                )
+
+    def continue_or_stop(self) -> None:
+        """Raise StoppedError if a signal requested the end. Collective over the ranks of the copy."""
+        if self._is_stopping():
+            raise StoppedError(STOPPED)
+
     def _tokens_of(self, part: Part) -> list[int]:
         """Return the tokens that are used: the input of the model and, behind it, one more."""
-        if not part.continuation or not part.context:
-            raise ModelError("a text to score has no tokens; remove it from the task")
-        if len(part.continuation) > self.seq_length:
-            raise ModelError(
-                f"a text to score has {len(part.continuation):,} tokens, more than seq-length "
-                f"({self.seq_length:,}); remove it from the task, or use a model with a larger seq-length"
-            )
         room = self.seq_length + 1 - len(part.continuation)
         return [*part.context[-room:], *part.continuation]
 
@@ -121,10 +145,7 @@ class Scorer:
         )
         sums = [float(values) for values in _sums(values_N.double().cpu(), scored)]
         if not all(map(math.isfinite, sums)):
-            raise ModelError(
-                "the model's output is not finite, so texts cannot be scored; use another checkpoint, or the "
-                "precision in which it was trained"
-            )
+            raise NotFiniteError(NOT_FINITE)
         greedy = [bool(part.all()) for part in is_greedy_N.cpu().split(list(scored))]
         return [Score(*both) for both in zip(sums, greedy, strict=True)]
 

@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,15 +41,16 @@ class Part:
     offsets: list[int] = field(default_factory=list)
     finish_reason: str | None = None
 
-    def __add__(self, later: "Part") -> "Part":
-        """Return both parts as one."""
-        return Part(
-            self.text + later.text,
-            self.tokens + later.tokens,
-            self.values + later.values,
-            self.top + later.top,
-            self.offsets + later.offsets,
-            later.finish_reason,
+    @classmethod
+    def joined(cls, parts: Sequence["Part"]) -> "Part":
+        """Return consecutive parts as one."""
+        return cls(
+            "".join(part.text for part in parts),
+            [token for part in parts for token in part.tokens],
+            [value for part in parts for value in part.values],
+            [row for part in parts for row in part.top],
+            [offset for part in parts for offset in part.offsets],
+            parts[-1].finish_reason,
         )
 
 
@@ -78,10 +79,10 @@ class Answer(ABC):
 
     async def whole(self, call: Call) -> dict[str, Any]:
         """Return the whole answer."""
-        parts = [Part("") for _ in self.requests]
+        parts: list[list[Part]] = [[] for _ in self.requests]
         async for place, part in self._parts(call):
-            parts[place] += part
-        choices = [self._choice(place, part) for place, part in enumerate(parts)]
+            parts[place].append(part)
+        choices = [self._choice(place, Part.joined(several)) for place, several in enumerate(parts)]
         return {**self._head, "object": self.kinds[0], "choices": choices, "usage": self._usage()}
 
     async def events(self, call: Call) -> AsyncIterator[str]:
@@ -259,9 +260,11 @@ class ChatAnswer(Answer):
 
 
 def _refuse_nan(update: Update) -> None:
-    """Raise ApiError for values that JSON cannot hold."""
+    """Raise ApiError for the values of an output that is not finite."""
+    # Tokens of a prompt may be impossible: minus infinity.
     scores = () if update.prompt is None else update.prompt.log_probabilities
-    if any(math.isnan(value) for value in (*update.new.log_probabilities, *scores)):
+    is_finite = all(map(math.isfinite, update.new.log_probabilities))
+    if not is_finite or any(map(math.isnan, scores)):
         raise ApiError(500, "the model computed values that are not numbers; check its weights")
 
 

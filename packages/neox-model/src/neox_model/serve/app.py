@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.resources import files
 from typing import Any
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from neox_model.serve.answers import Answer, ChatAnswer, CompletionAnswer
 from neox_model.serve.bodies import ChatBody, CompletionBody, parsed
@@ -26,8 +26,6 @@ __all__ = ["build_app"]
 logger = logging.getLogger(__name__)
 
 _BODY_SECONDS = 60.0
-# Read before a body that is too large is refused: a client that is still sending would miss the response.
-_DISCARDED_BYTES = 16 * 1024 * 1024
 _PAGE = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
@@ -130,10 +128,9 @@ class _Handlers:
             async with asyncio.timeout(_BODY_SECONDS):
                 async for part in request.stream():
                     size += len(part)
-                    if size <= self._max_body:
-                        content += part
-                    elif size > self._max_body + _DISCARDED_BYTES:
+                    if size > self._max_body:
                         break
+                    content += part
         except TimeoutError as error:
             raise ApiError(408, f"the body did not arrive within {_BODY_SECONDS:g} s") from error
         if size > self._max_body:
@@ -150,18 +147,29 @@ class _Handlers:
         answer = await asyncio.to_thread(prepare)
         call = self._calls.open(answer.requests)
         if body.stream:
-            events = _closing(answer.events(call), self._calls, call)
-            return StreamingResponse(events, media_type="text/event-stream", headers=_NO_CACHE)
+            return _Stream(answer, self._calls, call)
         return await _unless_disconnected(request, answer, self._calls, call)
 
 
-async def _closing(events: AsyncIterator[str], calls: Calls, call: Call) -> AsyncIterator[str]:
-    """Yield the events; a client that disconnects cancels its texts."""
-    try:
-        async for event in events:
-            yield event
-    finally:
-        calls.cancel(call)
+class _Stream(StreamingResponse):
+    """A stream of the events of an answer; a client that disconnects, at any time, cancels its texts.
+
+    Args:
+        answer: the answer.
+        calls: where its texts are requested.
+        call: its texts.
+    """
+
+    def __init__(self, answer: Answer, calls: Calls, call: Call) -> None:
+        super().__init__(answer.events(call), media_type="text/event-stream", headers=_NO_CACHE)
+        self._calls, self._call = calls, call
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._calls.cancel(self._call)
 
 
 async def _unless_disconnected(request: Request, answer: Answer, calls: Calls, call: Call) -> Response:

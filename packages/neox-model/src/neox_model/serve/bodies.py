@@ -94,6 +94,12 @@ class SharedBody(_Body):
                 raise ApiError(400, f"{name} is not supported by this server; remove it", param=name)
         return {name: value for name, value in body.items() if name not in _NEUTRAL}
 
+    @model_validator(mode="after")
+    def _streams_with_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options requires stream: true", param="stream_options")
+        return self
+
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """Return the stop strings."""

@@ -8,10 +8,12 @@
 - A key is compared in constant time.
 """
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
 from collections.abc import Sequence
+from contextlib import suppress
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -22,13 +24,47 @@ from neox_model.serve.errors import ApiError
 __all__ = ["Guard"]
 
 _BEARER = "bearer "
+_DISCARDED_BYTES = 16 * 1024 * 1024
+_DISCARD_SECONDS = 5.0
 # Nothing is loaded from elsewhere, and no other page can show this one in a frame.
 _SAFETY = (
-    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; form-action 'none'"),
+    (
+        b"content-security-policy",
+        # The page's icon is empty, which a URL with data states.
+        b"default-src 'self'; img-src data:; frame-ancestors 'none'; form-action 'none'",
+    ),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+
+
+class _Body:
+    """The body of a request, of which what remains is read before the response is sent.
+
+    A connection that is closed while its client sends may lose the response.
+
+    Args:
+        receive: receives messages from the web server.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._is_complete = False
+
+    async def receive(self) -> Message:
+        """Return the next message."""
+        message = await self._receive()
+        self._is_complete = not message.get("more_body", False)
+        return message
+
+    async def discard(self) -> None:
+        """Read the rest, up to a limit of its size and of time."""
+        size = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_SECONDS):
+                while not self._is_complete and size <= _DISCARDED_BYTES:
+                    size += len((await self.receive()).get("body", b""))
 
 
 class Guard:
@@ -47,10 +83,12 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or pass it on."""
+        body = _Body(receive)
 
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *_SAFETY]
+                await body.discard()
             await send(message)
 
         if scope["type"] != "http":
@@ -63,9 +101,9 @@ class Guard:
             headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
             # The body was not read, and is not the next request.
             response = JSONResponse(error.body(), error.status, {**headers, "connection": "close"})
-            await response(scope, receive, send_safely)
+            await response(scope, body.receive, send_safely)
             return
-        await self._app(scope, receive, send_safely)
+        await self._app(scope, body.receive, send_safely)
 
     def _check(self, path: str, headers: Headers) -> None:
         """Raise ApiError if the request must not be answered."""

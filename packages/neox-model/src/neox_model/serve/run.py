@@ -95,7 +95,7 @@ def _run_first(
 
 def _engine(resolved: Resolved, load: str, groups: Groups, tokenizer: Tokenizer) -> Engine:
     config = resolved.config
-    forward = load_forward(resolved, load, groups, tokenizer)
+    forward, _ = load_forward(resolved, load, groups, tokenizer)
     with explained_shortage():
         batch = Batch(
             forward,
@@ -144,17 +144,21 @@ def _checked_key(key: str, source: str) -> str:
 def _template(config: NeoXConfig) -> ChatTemplate | None:
     """Return the configured chat template, else the one in the folder of the tokenizer, else None."""
     path, vocabulary = config.serving.serve.chat_template, config.tokenizer.vocab_file
-    try:
-        if path is not None:
+    if path is not None:
+        try:
             return load_chat_template(Path(path))
-        if vocabulary is None:
-            return None
-        file = Path(vocabulary)
-        # The name of a model in a hub has no folder here.
-        folder = file if file.is_dir() else file.parent if file.is_file() else None
+        except CorpusError as error:
+            raise NeoXError(f"serve.chat-template: {error}") from error
+    if vocabulary is None:
+        return None
+    file = Path(vocabulary)
+    # The name of a model in a hub has no folder here.
+    folder = file if file.is_dir() else file.parent if file.is_file() else None
+    try:
         return None if folder is None else find_chat_template(folder)
     except CorpusError as error:
-        raise NeoXError(f"serve.chat-template: {error}") from error
+        logger.warning("chats are refused: %s, or set serve.chat-template", error)
+        return None
 
 
 def _announce(config: NeoXConfig, load: str, host: str, port: int, *, has_key: bool) -> None:

@@ -18,10 +18,12 @@ logger = logging.getLogger(__name__)
 # For answers that are complete to reach their clients.
 _LAST_SECONDS = 5
 _START_SECONDS = 30.0
+# Connections that wait until they are accepted; uvicorn's default.
+_BACKLOG = 2048
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to the address, and does not accept connections yet.
+    """Return a socket that listens on the address. Connections wait until `WebServer` accepts them.
 
     Raises:
         NeoXError: the address is not one of this machine, or is in use.
@@ -38,6 +40,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        # Two sockets may be bound to an address, but only one can listen.
+        bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
         raise NeoXError(

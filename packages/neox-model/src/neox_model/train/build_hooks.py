@@ -124,7 +124,7 @@ def build_hooks(
         )
         hooks.append(checkpoint)
     # After the checkpoint of the iteration: tasks and texts of others may fail.
-    hooks += _text_evaluation(training, outputs, timers, log)
+    hooks += _text_evaluation(training, outputs, timers, log, stop)
     hooks += _last(training, stop, progress, saves_start=saves_start)
 
     def before_other_save() -> None:
@@ -243,7 +243,9 @@ def _build_evaluation(
     )
 
 
-def _text_evaluation(training: Training, outputs: Outputs, timers: Timers, log: LogHook) -> Iterator[Hook]:
+def _text_evaluation(
+    training: Training, outputs: Outputs, timers: Timers, log: LogHook, stop: StopHook
+) -> Iterator[Hook]:
     if training.texts is None:
         return
     progress, state = outputs.progress, training.state
@@ -255,6 +257,7 @@ def _text_evaluation(training: Training, outputs: Outputs, timers: Timers, log: 
         writers=outputs.writers,
         timers=timers,
         before_evaluation=log.write_pending,
+        is_stopping=lambda: stop.is_requested,
         while_evaluating=lambda name: progress.phase(f"evaluating ({name})", iteration=state.iteration),
     )
 

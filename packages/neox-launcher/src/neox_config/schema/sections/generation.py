@@ -110,7 +110,8 @@ class GenerationSection(Section, resume="free"):
         origin="NeoX",
         none_means="no tasks",
         doc="Tasks of lm-evaluation-harness to evaluate, by neox-launch evaluate and every eval_interval "
-        "iterations of a training. Requires pip install 'neox-model[eval]'.",
+        "iterations of a training: names of tasks, groups or tags, and patterns of names of tasks (mmlu_*). "
+        "Requires pip install 'neox-model[eval]'.",
     )
     eval_include_path: str | None = param(
         None,

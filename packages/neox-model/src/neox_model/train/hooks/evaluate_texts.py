@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from neox_model.generate.forward import Forward
 from neox_model.metrics.timers import Timers
 from neox_model.metrics.writers.base import MetricWriter
+from neox_model.scoring.endings import EvaluationEndedError
 from neox_model.scoring.evaluation import TextEvaluation
 from neox_model.train.hooks.base import Hook
 from neox_model.train.state import TrainState
@@ -28,6 +29,7 @@ class EvaluateTextsHook(Hook):
         writers: receive the results as metrics.
         timers: measures the evaluation as the activity `evaluate`.
         before_evaluation: called first, so that training metrics are written before the evaluation's.
+        is_stopping: returns whether a signal has requested the end of the training on this rank.
         while_evaluating: function of the name of the evaluation that returns a context manager around it.
     """
 
@@ -41,12 +43,14 @@ class EvaluateTextsHook(Hook):
         writers: Sequence[MetricWriter],
         timers: Timers,
         before_evaluation: Callable[[], None],
+        is_stopping: Callable[[], bool],
         while_evaluating: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._evaluation, self._forward = evaluation, forward
         self._interval, self._writes_files = interval, writes_files
         self._writers, self._timers = writers, timers
         self._before_evaluation, self._while_evaluating = before_evaluation, while_evaluating
+        self._is_stopping = is_stopping
 
     def on_step(self, state: TrainState, report: StepReport) -> None:
         """Evaluate every `interval` iterations, unless shutdown is urgent or `on_end` follows."""
@@ -61,8 +65,14 @@ class EvaluateTextsHook(Hook):
 
     def _evaluate(self, state: TrainState) -> None:
         self._before_evaluation()
-        with self._timers.measure("evaluate"), self._while_evaluating("tasks and texts"):
-            results = self._evaluation.run(self._forward, iteration=state.iteration)
+        try:
+            with self._timers.measure("evaluate"), self._while_evaluating("tasks and texts"):
+                results = self._evaluation.run(
+                    self._forward, iteration=state.iteration, is_stopping=self._is_stopping
+                )
+        except EvaluationEndedError as error:
+            logger.warning("iteration %d: no results of tasks and texts: %s", state.iteration, error)
+            return
         if results is None:
             return
         for writer in self._writers:

@@ -117,6 +117,11 @@ class StopHook(Hook):
             self._restore()
 
     @property
+    def is_requested(self) -> bool:
+        """Return whether this rank has received a signal."""
+        return self._received is not None
+
+    @property
     def _what_is_saved(self) -> str:
         if self._save is None:
             return "no checkpoint is saved, because `save` is not set"
