@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +57,29 @@ def train(folder: str, name: str, settings: dict[str, Any]) -> None:
 
 def train_all(folder: str, runs: dict[str, dict[str, Any]]) -> None:
     for name, settings in runs.items():
-        train(folder, name, settings)
+        with signal_during_evaluation() if name == "signalled" else nullcontext():
+            train(folder, name, settings)
+
+
+@contextmanager
+def signal_during_evaluation() -> Iterator[None]:
+    """Send SIGTERM to rank 1 alone in its first batch of texts."""
+    from neox_model.scoring.scorer import Scorer
+
+    score, batches = Scorer._score, []
+
+    def interrupted(scorer: Scorer, *arguments: Any) -> Any:
+        batches.append(1)
+        if len(batches) == 1 and os.environ["RANK"] == "1":
+            signal.raise_signal(signal.SIGTERM)
+        return score(scorer, *arguments)
+
+    Scorer._score = interrupted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Scorer._score = score  # type: ignore[method-assign]
+    assert len(batches) == 1, "the evaluation ends before its second batch"
 
 
 def evaluate_checkpoints(folder: str, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -98,6 +123,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     run_ranks(train_all, size=1, folder=str(folder), runs=one)
     two = {name: layout | texts for name, layout in LAYOUTS.items()}
+    two["signalled"] = LAYOUTS["pipeline"] | {
+        "eval_data": texts["eval_data"],
+        "train_iters": 12,
+        "eval_interval": 3,
+        "save": str(folder / "stopped"),
+        "save_interval": 100,
+    }
     run_ranks(train_all, size=2, folder=str(folder), runs=two)
     return folder
 
@@ -138,6 +170,13 @@ def test_a_checkpoint_has_the_results_of_the_training(folder):
         last = record(folder / training)[4]
         assert (iteration, metrics) == (4, {name: last[name] for name in metrics})
         assert len(metrics) == 4
+
+
+def test_a_signal_ends_the_evaluation_on_all_ranks_and_the_training_is_saved(folder):
+    found = record(folder / "signalled")
+    assert not any(NAMES[0] in values for values in found.values())
+    assert 3 < max(found) < 6
+    assert (folder / "stopped" / "latest").read_text().strip() == f"global_step{max(found)}"
 
 
 def test_evaluations_change_nothing_in_the_training(folder):
