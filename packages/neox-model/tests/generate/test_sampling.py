@@ -180,15 +180,12 @@ def test_filters_keep_the_tokens_of_their_definition(kind, top_p, top_k):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("penalty", [1.0, 1e-30, 1e30])
 @pytest.mark.parametrize("temperature", [1e-40, 1e-9, 1.0, 1e30])
-def test_extreme_settings_draw_possible_tokens_and_have_finite_log_probabilities(dtype, penalty, temperature):
+def test_extreme_settings_draw_possible_tokens_with_the_logits_of_the_model(dtype, penalty, temperature):
     logits = (torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(4)) * 100).to(dtype)
     sampling = Sampling(temperature=temperature, top_p=0.5, repetition_penalty=penalty, seed=1)
     made = table([sampling], vocabulary=VOCABULARY, draws=20)
     found = [made.choose(logits, 0) for _ in range(20)]
-    expected = logits.float().log_softmax(1)[0]
-    assert [value.item() for _, value in found] == pytest.approx(
-        [expected[token].item() for token, _ in found], abs=1e-3
-    )
+    assert [value.item() for _, value in found] == [logits[0, token].item() for token, _ in found]
     if temperature < 1.0:
         first = logits.argmax().item() if penalty != 1e-30 or logits[0, 1] <= 0 else 1
         assert found[0][0].item() == first
