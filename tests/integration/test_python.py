@@ -371,6 +371,27 @@ def test_a_training_starts_from_the_weights_of_another_model(tmp_path, data, sta
             neox_model.Trainer(config, start_from=model)
 
 
+def test_a_tokenizer_that_was_moved_is_given_by_argument(tmp_path, data):
+    from support.hf_models import write_model, write_tokenizer
+
+    first, moved = write_tokenizer(tmp_path), tmp_path / "moved.json"
+    settings = {"tokenizer_type": "HFTokenizer", "vocab_file": str(first), "seq_length": 16}
+    with neox_model.Trainer(config_of(data, **settings)) as trainer:
+        trainer.save(tmp_path / "saved")
+        logits = trainer.model().logits([5, 6, 7])
+    first.rename(moved)
+    with pytest.raises(neox_model.NeoXError, match=r"pass vocab_file=\.\.\. \(and merge_file=\.\.\.\)$"):
+        neox_model.load_model(tmp_path / "saved")
+    found = neox_model.load_model(tmp_path / "saved", vocab_file=moved)
+    assert torch.equal(found.logits([5, 6, 7]), logits)
+    theirs = write_model(
+        tmp_path / "theirs", "gpt2", {"n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 288}
+    )
+    for source in (theirs, config_of(data, load=str(tmp_path / "saved"))):
+        with pytest.raises(neox_model.NeoXError, match="vocab_file cannot be used: "):
+            neox_model.load_model(source, vocab_file=moved)
+
+
 def test_the_length_of_a_training_may_be_given_in_passes(tmp_path, data):
     passes = {"train_iters": None, "train_epochs": 1}
     config = config_of(data, **passes, curriculum_learning=CUSTOM)
