@@ -91,11 +91,9 @@ def test_a_command_that_is_shown_exists_with_its_options(place, line):
         assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
         return
     if words[0] not in COMMANDS:
-<<<<<<< HEAD
-        assert words[0] in {"curl", "git", "mkdir", "pip", "printf", "python", "sed", "source", "tensorboard"}
-=======
-        assert words[0] in {"curl", "git", "lm_eval", "pip", "python", "source", "tensorboard"}
->>>>>>> 9479762 (Documents may show the command of the harness)
+        assert words[0] in {
+            *("curl", "git", "lm_eval", "mkdir", "pip", "printf", "python", "sed", "source", "tensorboard")
+        }
         return
     command: click.Command = COMMANDS[words[0]]
     options = {"--help"}
