@@ -15,12 +15,13 @@ killed at once and the first error, by time, is reported whole. The processes al
 
 Importing torch and DeepSpeed takes longer than most tests. So ranks on gloo are forked from one of two
 processes (`support.rank_server`) that have imported them in the environment of the test: two, so that strings
-have other hashes on the next rank, which finds orders of sets that ranks do not share. With NCCL, ranks start
-from nothing.
+have other hashes on the other ranks of a group, and in the next launch, which finds orders of sets that ranks
+do not share or that a resumed training does not have again. With NCCL, ranks start from nothing.
 """
 
 import atexit
 import inspect
+import itertools
 import json
 import os
 import signal
@@ -31,6 +32,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -39,6 +41,7 @@ __all__ = ["DistributedFailure", "run_ranks"]
 _WORKER = Path(__file__).with_name("distributed_worker.py")
 _SERVER = Path(__file__).with_name("rank_server.py")
 _SERVERS = 2
+_LAUNCHES = itertools.count()
 # Of this many environments, the last ones, servers are kept.
 _KEPT_ENVIRONMENTS = 2
 _POLL_SECONDS = 0.02
@@ -93,7 +96,9 @@ def run_ranks(
             "backend": backend,
         }
         (folder / "call.json").write_text(json.dumps(call))
-        start = _fork if backend == "gloo" else _start_anew
+        start: Callable[[Path, dict[str, str]], _Rank] = (
+            partial(_fork, launch=next(_LAUNCHES)) if backend == "gloo" else _start_anew
+        )
         processes: list[_Rank] = []
         variables = _DEVICES[backend] | (environment or {})
         try:
@@ -145,9 +150,8 @@ class _Server:
         )
 
     @classmethod
-    def of(cls, rank: int, environment: dict[str, str]) -> "_Server":
-        """Return the server for a rank in an environment, started now unless it is kept."""
-        number = rank % _SERVERS
+    def of(cls, number: int, environment: dict[str, str]) -> "_Server":
+        """Return the server of this number in an environment, started now unless it is kept."""
         common = {name: value for name, value in environment.items() if name not in _OWN_VARIABLES}
         key = (number, frozenset(common.items()))
         with cls._lock:
@@ -234,8 +238,11 @@ def _start_anew(folder: Path, environment: dict[str, str]) -> _Rank:
         )
 
 
-def _fork(folder: Path, environment: dict[str, str]) -> _Rank:
-    return _Forked(_Server.of(int(environment["RANK"]), environment), folder, environment)
+def _fork(folder: Path, environment: dict[str, str], *, launch: int) -> _Rank:
+    # Ranks whose numbers differ in one bit have different servers: in layouts of powers of two, these are the
+    # neighbours in groups of every kind.
+    number = (int(environment["RANK"]).bit_count() + launch) % _SERVERS
+    return _Forked(_Server.of(number, environment), folder, environment)
 
 
 def _wait(processes: list[_Rank], folder: Path, timeout_seconds: float) -> None:

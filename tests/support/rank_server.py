@@ -3,6 +3,9 @@
 `support.distributed` starts it and writes one request a line to its standard input: a rank to start, or a
 folder whose ranks to kill. When a rank has ended, its exit code is in `code-RANK` in its folder. The end of
 the input ends this process and its ranks.
+
+A rank has what the imports have made: modules, their caches, and the seed of string hashes. Python gives each
+fork another random state; numpy's is set here, so that neither ranks nor launches share one by chance.
 """
 
 import gc
@@ -13,6 +16,7 @@ import select
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +41,19 @@ def _prepare() -> None:
     # Ranks share the pages of what is alive now.
     gc.collect()
     gc.freeze()
+    # Or every rank writes what is in the buffer.
+    sys.stdout.flush()
 
 
 def _become_rank(request: dict[str, Any], server: int) -> None:
     """Run a request in this forked process, with its environment, folder and output."""
+    import numpy
+
     from support import distributed_worker
 
+    # Here and in the server, so that it is done before either continues.
+    os.setpgid(0, 0)
+    numpy.random.seed()
     os.environ.clear()
     os.environ.update(request["environment"])
     folder, rank = Path(request["folder"]), os.environ["RANK"]
@@ -73,8 +84,9 @@ def _write_codes_of_ended(running: dict[int, Path]) -> None:
         if ended:
             del running[child]
             aside = path.with_suffix(".tmp")
-            aside.write_text(str(os.waitstatus_to_exitcode(status)))
-            aside.replace(path)
+            with suppress(FileNotFoundError):  # An interrupted test has deleted the folder.
+                aside.write_text(str(os.waitstatus_to_exitcode(status)))
+                aside.replace(path)
 
 
 def _kill(folder: Path, running: dict[int, Path]) -> None:

@@ -1,10 +1,13 @@
+import itertools
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -38,6 +41,18 @@ def describe(folder: str) -> list[object]:
         return [os.getppid(), hash("a string"), os.getcwd(), os.environ.get("OWN"), os.getpgid(0), own.name]
 
 
+def draw() -> list[float]:
+    return [random.random(), np.random.random()]
+
+
+def is_ended(pid: int) -> bool:
+    """Return True if there is no such process, or nobody has waited for it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def test_each_rank_returns_its_value():
     assert run_ranks(sum_of_ranks, size=2, start=10) == [[0, 21], [1, 21]]
 
@@ -57,31 +72,48 @@ def test_a_rank_that_is_killed_is_reported():
         run_ranks(killed, size=1)
 
 
-def test_ranks_that_are_neighbours_hash_strings_differently(tmp_path, monkeypatch):
+def test_ranks_that_are_neighbours_in_a_group_and_launches_hash_strings_differently(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = run_ranks(describe, size=4, folder=str(tmp_path))
-    parents, hashes, folders, variables, process_groups, _ = zip(*found, strict=True)
-    for values in (parents, hashes):
-        assert values[0] == values[2] != values[1] == values[3]
-    assert os.getpid() not in parents
-    assert set(folders) == {str(tmp_path)}
-    assert variables == (None,) * 4
-    assert len(set(process_groups)) == 4
+    launches = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        found = run_ranks(describe, size=4, folder=str(tmp_path / name))
+        parents, hashes, folders, variables, process_groups, _ = zip(*found, strict=True)
+        for values in (parents, hashes):
+            assert values[0] == values[3] != values[1] == values[2]
+        assert os.getpid() not in parents
+        assert set(folders) == {str(tmp_path)}
+        assert variables == (None,) * 4
+        assert len(set(process_groups)) == 4
+        launches.append((parents, hashes))
+    for values, later in zip(*launches, strict=True):
+        assert all(one != other for one, other in zip(values, later, strict=True))
 
 
-def test_ranks_are_forked_from_a_process_with_the_variables_of_the_test(tmp_path, monkeypatch):
-    def found() -> list[object]:
-        (tmp_path / "of-0").unlink(missing_ok=True)
-        return run_ranks(describe, size=1, folder=str(tmp_path))[0]
+def test_neither_ranks_nor_launches_share_a_random_state():
+    drawn = [*run_ranks(draw, size=4), *run_ranks(draw, size=4)]
+    for numbers in zip(*drawn, strict=True):
+        assert len(set(numbers)) == 8
 
-    usual = found()
+
+def test_ranks_are_forked_from_processes_with_the_variables_of_the_test(tmp_path, monkeypatch):
+    launches = itertools.count()
+
+    def found() -> tuple[set[object], set[object]]:
+        """Return the processes and the variable."""
+        folder = tmp_path / str(next(launches))
+        folder.mkdir()
+        parents, _, _, variables, *_ = zip(*run_ranks(describe, size=2, folder=str(folder)), strict=True)
+        return set(parents), set(variables)
+
+    usual, without = found()
     monkeypatch.setenv("OWN", "1")
-    changed = found()
-    assert (usual[3], changed[3]) == (None, "1")
-    assert usual[0] != changed[0]
-    assert found()[0] == changed[0]
+    changed, given = found()
+    assert (without, given) == ({None}, {"1"})
+    assert usual.isdisjoint(changed)
+    assert found()[0] == changed
     monkeypatch.delenv("OWN")
-    assert found()[0] == usual[0]
+    assert found()[0] == usual
 
 
 def test_a_server_ends_with_the_process_that_uses_it():
@@ -96,5 +128,8 @@ def test_a_server_ends_with_the_process_that_uses_it():
         check=False,
     )
     assert found.returncode == -signal.SIGKILL
-    while Path(f"/proc/{int(found.stdout)}").exists():
+    for _ in range(1200):
+        if is_ended(int(found.stdout)):
+            return
         time.sleep(0.1)
+    raise AssertionError("the server runs on")
