@@ -223,7 +223,7 @@ def _compression_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iter
     if averaged is not None and averaged != last:
         what = (
             f"is between two averages of {facts.name}: the last checkpoint and evaluation have the weights "
-            f"of the average in iteration {averaged:,}"
+            f"of the average in iteration {averaged:,}, if no update is skipped"
         )
         yield _note("train_iters", what, f"set train-iters: {averaged}", config, places)
 
