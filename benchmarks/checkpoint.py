@@ -165,8 +165,12 @@ def extra_time(run: Run, steps: int, tokens: int, saves: Ours | Peer) -> tuple[l
 
     for index in range(steps):
         starts = index == steps // 2
+        # Before the step: the one in which the save ends completes it.
+        belongs = starts or saves.is_saving
         found = seconds_of(step_and_start if starts else step)
-        (during if starts or saves.is_saving else usual).append(found)
+        (during if belongs else usual).append(found)
+    if saves.is_saving or not usual:
+        sys.exit(f"the save did not end within {steps // 2} steps; run with more --steps")
     saves.finish()
     medians = [statistics.median(each) for each in zip(*usual, strict=True)]
     sums = [sum(each) for each in zip(*during, strict=True)]
