@@ -98,6 +98,14 @@ def test_the_seed_of_a_sequence_determines_its_tokens_alone_and_among_others():
     assert not torch.equal(others[:, 0], together[:, 0])
 
 
+def test_a_greedy_sequence_may_have_a_larger_top_k_than_the_sampled_ones_with_it():
+    logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(3))
+    greedy, sampled = Sampling(top_k=50, top_p=0.5), Sampling(temperature=1.0, top_k=5, seed=2)
+    together = drawn([greedy, sampled], logits.expand(2, -1), 20)
+    assert set(together[:, 0].tolist()) == {logits.argmax().item()}
+    assert torch.equal(together[:, 1], drawn([sampled], logits, 20)[:, 0])
+
+
 def test_the_logits_of_chosen_tokens_are_those_before_all_filters():
     made = table([Sampling(temperature=0.3, top_k=2, repetition_penalty=3.0, seed=1)])
     for _ in range(5):
@@ -178,8 +186,8 @@ def test_filters_keep_the_tokens_of_their_definition(kind, top_p, top_k):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("penalty", [1.0, 1e-30, 1e30])
-@pytest.mark.parametrize("temperature", [1e-40, 1e-9, 1.0, 1e30])
+@pytest.mark.parametrize("penalty", [1.0, 1e-300, 1e-30, 1e30, 1e300])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-9, 1.0, 1e30, 1e300])
 def test_extreme_settings_draw_possible_tokens_with_the_logits_of_the_model(dtype, penalty, temperature):
     logits = (torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(4)) * 100).to(dtype)
     sampling = Sampling(temperature=temperature, top_p=0.5, repetition_penalty=penalty, seed=1)
@@ -187,7 +195,7 @@ def test_extreme_settings_draw_possible_tokens_with_the_logits_of_the_model(dtyp
     found = [made.choose(logits, 0) for _ in range(20)]
     assert [value.item() for _, value in found] == [logits[0, token].item() for token, _ in found]
     if temperature < 1.0:
-        first = logits.argmax().item() if penalty != 1e-30 or logits[0, 1] <= 0 else 1
+        first = logits.argmax().item() if penalty >= 1.0 or logits[0, 1] <= 0 else 1
         assert found[0][0].item() == first
 
 

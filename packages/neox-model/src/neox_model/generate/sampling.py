@@ -36,8 +36,8 @@ class Sampling:
 
 
 GREEDY = Sampling()
-# Smaller ones have the same distribution, but the divided logits are infinite.
-_SMALLEST_TEMPERATURE = 1e-30
+# Temperatures and penalties beyond these have the same distribution, but no float32, or infinite logits.
+_SMALLEST, _LARGEST = 1e-30, 1e30
 # Of more logits, the largest ones are found faster by sorting all.
 _MOST_SELECTED = 512
 
@@ -91,6 +91,10 @@ def _largest(logits_BV: Tensor, count: int) -> Tensor:
     return logits_BV.topk(count).values
 
 
+def _limited(value: float) -> float:
+    return min(max(value, _SMALLEST), _LARGEST)
+
+
 def most_likely(logits_BV: Tensor, total_B: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the ids_BC of the most likely tokens, and their log-probabilities_BC, under the model.
 
@@ -136,13 +140,15 @@ class SamplingTable:
             draws: maximum number of its tokens.
         """
         self._settings[slot] = settings
-        self._temperature_B[slot] = max(settings.temperature, _SMALLEST_TEMPERATURE)
-        self._penalty_B[slot] = settings.repetition_penalty
+        is_greedy = settings.temperature == 0.0
+        self._temperature_B[slot] = _limited(settings.temperature)
+        self._penalty_B[slot] = _limited(settings.repetition_penalty)
         self._top_p_B[slot] = settings.top_p
-        self._top_k_B[slot] = min(settings.top_k, self._vocab_size)
-        self._is_greedy_B[slot] = settings.temperature == 0.0
+        # Only as many logits are ordered as the filters of drawn tokens require.
+        self._top_k_B[slot] = 0 if is_greedy else min(settings.top_k, self._vocab_size)
+        self._is_greedy_B[slot] = is_greedy
         self._drawn_B[slot] = 0
-        if settings.temperature > 0.0:
+        if not is_greedy:
             generator = torch.Generator("cpu").manual_seed(settings.seed)
             self._uniform_BT[slot, :draws] = torch.rand(
                 draws, dtype=torch.float64, generator=generator, device="cpu"
