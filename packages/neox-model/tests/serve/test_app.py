@@ -139,7 +139,8 @@ def test_the_rest_of_a_refused_request_has_a_limit(monkeypatch):
         asyncio.run(request(served(LETTERS), calls, {}, leaves=False, host=b"evil.example", parts=9))
 
 
-def test_scores_that_are_no_numbers_are_an_error_with_the_reason():
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_scores_that_are_not_finite_are_an_error_with_the_reason(value):
     calls = Calls(slots=2, max_waiting=2)
 
     async def client() -> tuple[int, bytes]:
@@ -155,12 +156,12 @@ def test_scores_that_are_no_numbers_are_an_error_with_the_reason():
             message=None,
             duration_seconds=0.0,
         )
-        scores = Scores([float("nan")], [[(1, float("nan"))]])
+        scores = Scores([value], [[(1, value)]])
         calls.deliver(0, Update(ticket=0, text="", new=NewTokens([], []), reply=reply, prompt=scores))
         return await asked
 
     status, content = asyncio.run(client())
-    assert (status, b"values that are not numbers" in content) == (500, True)
+    assert (status, b"output is not finite" in content) == (500, True)
 
 
 def test_an_update_after_the_end_of_the_web_server_is_no_error_of_its_own():

@@ -110,7 +110,7 @@ class Answer(ABC):
         offsets = [Offsets(self.model.tokenizer) for _ in self.requests]
         begun: set[int] = set()
         async for place, update in call.updates():
-            _refuse_nan(update)
+            _refuse_not_finite(update)
             if place not in begun:
                 begun.add(place)
                 yield place, self._beginning(place, update, offsets[place])
@@ -259,13 +259,15 @@ class ChatAnswer(Answer):
         }
 
 
-def _refuse_nan(update: Update) -> None:
+def _refuse_not_finite(update: Update) -> None:
     """Raise ApiError for the values of an output that is not finite."""
-    # Tokens of a prompt may be impossible: minus infinity.
+    # Also minus infinity: an overflow of one logit makes all other tokens of a prompt impossible.
     scores = () if update.prompt is None else update.prompt.log_probabilities
-    is_finite = all(map(math.isfinite, update.new.log_probabilities))
-    if not is_finite or any(map(math.isnan, scores)):
-        raise ApiError(500, "the model computed values that are not numbers; check its weights")
+    if not all(map(math.isfinite, (*update.new.log_probabilities, *scores))):
+        raise ApiError(
+            500,
+            "the model's output is not finite; serve it in bfloat16 or fp32, and check its weights",
+        )
 
 
 def _event(content: dict[str, Any]) -> str:
