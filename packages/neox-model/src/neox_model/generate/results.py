@@ -2,8 +2,9 @@
 
 import errno
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -45,9 +46,9 @@ def writing_results(path: Path | None) -> Iterator[Write]:
         kind = "a folder; add the name of a file" if path.is_dir() else "not a file; use standard output"
         raise NeoXError(f"cannot write the results to {path}: it is {kind}")
     partial, written = path.with_name(f"{path.name}.partial"), 0
-    file = _new_partial_file(path, partial)
     try:
-        with file:
+        # Renamed or removed while it is locked: afterwards it may be that of another generation.
+        with _new_partial_file(path, partial) as file, _reported(partial, lambda: written):
 
             def write(result: Mapping[str, Any]) -> None:
                 nonlocal written
@@ -61,11 +62,9 @@ def writing_results(path: Path | None) -> Iterator[Write]:
             else:
                 partial.unlink(missing_ok=True)
     except OSError as error:
-        _report(partial, written)
-        raise _unwritable(path, error) from error
-    except BaseException:
-        _report(partial, written)
-        raise
+        raise NeoXError(
+            f"cannot write the results to {path}: {error}; set sample_output_file to another file"
+        ) from error
     if written:
         logger.info("wrote %s", path)
     else:
@@ -74,16 +73,27 @@ def writing_results(path: Path | None) -> Iterator[Write]:
 
 
 def _new_partial_file(path: Path, partial: Path) -> TextIO:
-    """Create the partial file, locked until it is closed; rename one of an earlier generation."""
+    """Return the partial file, empty, and locked until it is closed; rename one of an earlier generation."""
+    while True:
+        with ExitStack() as stack:
+            # NFS locks only files that are open for writing.
+            file = stack.enter_context(partial.open("a", encoding="utf-8"))
+            _lock(file, path)
+            # Otherwise another generation renamed or removed it before it was locked.
+            if _is_at(file, partial):
+                if not os.fstat(file.fileno()).st_size:
+                    stack.pop_all()
+                    return file
+                [kept] = set_aside([partial])
+                logger.warning("the results of an earlier, unfinished generation are now in %s", kept)
+
+
+def _is_at(file: IO[Any], path: Path) -> bool:
+    """Return whether an open file is the one at a path."""
     try:
-        with suppress(FileNotFoundError), partial.open("rb") as earlier:
-            _lock(earlier, path)
-            _keep_earlier(partial)
-        file = partial.open("x", encoding="utf-8")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    _lock(file, path)
-    return file
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock(file: IO[Any], path: Path) -> None:
@@ -101,21 +111,16 @@ def _lock(file: IO[Any], path: Path) -> None:
         )
 
 
-def _keep_earlier(partial: Path) -> None:
-    if not partial.stat().st_size:
-        partial.unlink()
-        return
-    [kept] = set_aside([partial])
-    logger.warning("the results of an earlier, unfinished generation are now in %s", kept)
-
-
-def _unwritable(path: Path, error: OSError) -> NeoXError:
-    return NeoXError(f"cannot write the results to {path}: {error}; set sample_output_file to another file")
-
-
-def _report(partial: Path, written: int) -> None:
-    if written:
-        results = "1 result is" if written == 1 else f"{written:,} results are"
-        logger.warning("the generation is not finished; %s in %s", results, partial)
-    elif partial.exists():
-        partial.unlink()
+@contextmanager
+def _reported(partial: Path, written: Callable[[], int]) -> Iterator[None]:
+    """Name the partial file if the block fails or is stopped; without results, remove it."""
+    try:
+        yield
+    except BaseException:
+        count = written()
+        if count:
+            results = "1 result is" if count == 1 else f"{count:,} results are"
+            logger.warning("the generation is not finished; %s in %s", results, partial)
+        else:
+            partial.unlink(missing_ok=True)
+        raise
