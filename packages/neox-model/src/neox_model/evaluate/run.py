@@ -43,8 +43,7 @@ def _evaluate_texts(resolved: Resolved) -> str | None:
     groups = join_processes(resolved)
     began = time.monotonic()
     try:
-        with ending_on_signals():
-            results = evaluate_texts_in(groups, resolved, load)
+        results = evaluate_texts_in(groups, resolved, load)
     except StopRequested as stop:
         minutes = (time.monotonic() - began) / 60
         raise StopRequested(
@@ -65,16 +64,22 @@ def evaluate_texts_in(groups: Groups, resolved: Resolved, load: str) -> Results 
 
     Returns:
         The results, on rank 0.
+
+    Raises:
+        StopRequested: SIGTERM or SIGINT was received.
     """
     tokenizer = load_tokenizer(resolved.config)
-    # Before the weights, so that an unknown task is reported at once.
-    evaluation = TextEvaluation(resolved, tokenizer, groups)
-    forward, iteration = load_forward(resolved, load, groups, tokenizer)
-    logger.info(
-        "evaluating on data-parallel %d x pipe-parallel %d x model-parallel %d",
-        *(groups.data.size, groups.pipe.size, groups.model.size),
-    )
-    results = evaluation.run(lambda: forward, iteration=iteration)
-    if results is not None:
-        evaluation.write(results, checkpoint=load)
+    # A block of its own: the harness passes over errors while it reads its tasks, and so over a signal.
+    with ending_on_signals():
+        # Before the weights, so that an unknown task is reported at once.
+        evaluation = TextEvaluation(resolved, tokenizer, groups)
+    with ending_on_signals():
+        forward, iteration = load_forward(resolved, load, groups, tokenizer)
+        logger.info(
+            "evaluating on data-parallel %d x pipe-parallel %d x model-parallel %d",
+            *(groups.data.size, groups.pipe.size, groups.model.size),
+        )
+        results = evaluation.run(lambda: forward, iteration=iteration)
+        if results is not None:
+            evaluation.write(results, checkpoint=load)
     return results

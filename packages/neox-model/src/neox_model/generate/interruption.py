@@ -19,7 +19,10 @@ __all__ = ["Interrupts", "agreed_in_copy", "ending_on_signals"]
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """Raise `StopRequested` in the block on the first SIGTERM or SIGINT; a second one ends the process."""
+    """Raise `StopRequested` in the block on the first SIGTERM or SIGINT; a second one ends the process.
+
+    If code of others passes over the error, or converts it, it is raised at the end of the block.
+    """
     with _handling((signal.SIGTERM, signal.SIGINT)):
         yield
 
@@ -88,12 +91,14 @@ def _handling(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         restore()
         asked = requested_signal(number)
-        raise StopRequested(f"{name_of(asked)} received", exit_code=SIGNALLED + asked)
+        received.append(StopRequested(f"{name_of(asked)} received", exit_code=SIGNALLED + asked))
+        raise received[0]
 
     def restore() -> None:
         for each, handler in before.items():
             signal.signal(each, handler)
 
+    received: list[StopRequested] = []
     # Known before a signal can arrive.
     before = {number: signal.getsignal(number) for number in numbers}
     for number in numbers:
@@ -102,3 +107,5 @@ def _handling(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
         yield
     finally:
         restore()
+        if received:
+            raise received[0]
