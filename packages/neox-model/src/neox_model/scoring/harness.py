@@ -320,6 +320,13 @@ def _unreadable(folder: Path) -> str:
     return f", whose files {', '.join(wrong)} cannot be read" if wrong else ""
 
 
+class _HiddenBar(tqdm.tqdm):
+    """A progress bar that is not shown, also if its caller requests it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "disable": True})
+
+
 @contextmanager
 def _progress_bars(shows: bool) -> Iterator[None]:
     """Hide the progress bars of the harness within the block, unless they are shown."""
@@ -328,10 +335,9 @@ def _progress_bars(shows: bool) -> Iterator[None]:
         return
     modules: tuple[Any, ...] = (tqdm, lm_eval.api.task, lm_eval.api.model)
     kept, were_hidden = [module.tqdm for module in modules], are_progress_bars_disabled()
-    hidden = partial(tqdm.tqdm, disable=True)
     disable_progress_bars()
     for module in modules:
-        module.tqdm = hidden
+        module.tqdm = _HiddenBar
     try:
         yield
     finally:
