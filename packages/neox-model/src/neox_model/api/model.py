@@ -109,7 +109,7 @@ class Model:
 
         Raises:
             ConfigError: a setting is unknown or has an invalid value.
-            NeoXError: the device has too little memory.
+            NeoXError: the device has too little memory, or the model's output is not finite.
         """
         contexts = [prompts] if isinstance(prompts, str) else list(prompts)
         job = self._job(settings)
