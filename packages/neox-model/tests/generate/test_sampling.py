@@ -137,6 +137,11 @@ def test_a_sequence_in_a_reused_or_moved_slot_is_as_in_a_new_one():
     assert made.choose(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), 0)[0].item() == 2
 
 
+def test_ties_beyond_top_k_count_in_the_mass_of_top_p():
+    assert kept(top_k=2, top_p=0.8, logits=torch.tensor([5.0] + [1.0] * 20)) == list(range(21))
+    assert kept(top_k=2, top_p=0.8, logits=torch.tensor([5.0, 1.0])) == [0]
+
+
 def test_a_later_slot_has_its_own_settings():
     logits = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(6))
     mine = Sampling(temperature=1.1, top_k=30, top_p=0.8, repetition_penalty=3.0, seed=2)
