@@ -179,6 +179,14 @@ def test_a_trial_neither_saves_nor_reports(minimal):
     assert not read.autotuning.autotuning.enabled
 
 
+def test_a_trial_downloads_the_base_of_adapters_to_the_given_folder(minimal):
+    adapters = ["lora-rank=2", "lora-base=s3://bucket/model", "store-cache=folder"]
+    config = load_config([minimal], overrides=adapters)
+    experiment = Experiment(zero_stage=1, micro_batch=4, accumulation=1)
+    trial = describe(config, experiment, log_dir=Path("folder"))
+    assert (trial["lora_base"], trial["store_cache"]) == ("s3://bucket/model", "folder")
+
+
 def test_the_removed_names_are_parameters():
     names = {parameter.name for parameter in all_parameters()}
     assert set(LEFT_OUT) <= names

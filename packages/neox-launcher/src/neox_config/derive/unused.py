@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.attention_layers import types_in
 from neox_config.derive.engine import engine_offers
 from neox_config.derive.implied import NO_EFFECT
@@ -31,6 +32,9 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
     ),
     "eval_tasks or eval_data is set": lambda config: (
         config.generation.eval_tasks is not None or config.generation.eval_data is not None
+    ),
+    "load or lora_base is set": lambda config: (
+        config.checkpoint.load is not None or base_of_adapters(config) is not None
     ),
     "scheduler.type is null": lambda config: config.optimizer.scheduler.type is None,
     "scheduler.type is null, or its total_num_steps is needed and null": uses_decay_iterations,

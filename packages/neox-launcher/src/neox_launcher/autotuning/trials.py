@@ -27,7 +27,7 @@ LEFT_OUT = (
     *("save", "load", "save_interval", "save_growth", "extra_save_iters", "save_interval_minutes"),
     "async_save",
     *("keep_last_n_checkpoints", "checkpoint", "exit_interval"),
-    *("checkpoint_store", "store_chunk_size", "store_cache"),
+    *("checkpoint_store", "store_chunk_size"),
     *("finetune", "no_load_optim", "no_load_rng", "checkpoint_validation_with_forward_pass"),
     *("tensorboard", "wandb", "comet", "csv_monitor", "tensorboard_dir"),
     *("wandb_group", "wandb_run_name", "wandb_team", "wandb_project", "wandb_host"),

@@ -133,7 +133,7 @@ class CheckpointSection(Section, resume="free"):
         None,
         origin="ours",
         none_means="neox-checkpoints in $XDG_CACHE_HOME or ~/.cache",
-        used_when="load is set",
+        used_when="load or lora_base is set",
         doc="Directory for checkpoints that are downloaded because `load` or `lora_base` is a URL; each host "
         "downloads there what it does not find. Downloads are kept; delete them when nothing loads from "
         "them.",
