@@ -95,6 +95,15 @@ def test_a_message_with_the_marks_themselves_is_refused() -> None:
             template(MARKED).segments([{"role": "assistant", "content": None, "tool_calls": [call]}])
 
 
+def test_marks_are_found_in_deeply_nested_messages() -> None:
+    """JSON may be nested more deeply than Python's functions may call themselves."""
+    value: object = "\ufdd0"
+    for _ in range(5000):
+        value = {"x": [value]}
+    with pytest.raises(ValueError, match="contains the character"):
+        template(MARKED).segments([{"role": "user", "content": "", "metadata": value}])
+
+
 def test_a_template_cannot_reach_python() -> None:
     with pytest.raises(ValueError, match="the chat template rejects it"):
         template("{{ messages.__class__.__mro__[1].__subclasses__() }}").segments(CHAT)

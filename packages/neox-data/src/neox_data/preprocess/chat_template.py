@@ -162,14 +162,16 @@ def _refuse_marks(messages: Sequence[dict[str, Any]]) -> None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a value of JSON, names included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _texts([*value, *value.values()])
-    elif isinstance(value, Sequence):
-        for one in value:
-            yield from _texts(one)
+    """Yield every text in a value of JSON, names included, however deeply it is nested."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, Mapping):
+            left += [*one, *one.values()]
+        elif isinstance(one, Sequence):
+            left += one
 
 
 def _marked_segments(text: str) -> list[Segment]:
