@@ -259,6 +259,10 @@ def put(name, value):
     return lambda record: record.update({name: value})
 
 
+ENDLESS = {}
+ENDLESS["x"] = [ENDLESS]
+
+
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
@@ -274,6 +278,7 @@ def put(name, value):
         (RANK, put("args", {"num_layers": torch.ones(2)}), "records args.num_layers as a Tensor, not as a"),
         (RANK, put("args", [{"x": (torch.ones(2),)}]), "records args.x as a Tensor, not as a plain value"),
         (RANK, put("iteration", torch.ones(2)), "records iteration as a Tensor"),
+        (RANK, put("args", ENDLESS), "records args as values that are nested without end"),
     ],
 )  # fmt: skip
 def test_files_that_do_not_belong_together_are_refused(tmp_path, file, change, message):

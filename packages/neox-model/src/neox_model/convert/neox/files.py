@@ -240,7 +240,13 @@ def _same_state(paths: Mapping[int, Path]) -> dict[str, Any]:
         record = read_record(path)
         states[rank] = {name: value for name, value in record.items() if name not in ("module", "optimizer")}
         for name in _COMPARED:
-            _require_plain(path, name, states[rank].get(name))
+            try:
+                _require_plain(path, name, states[rank].get(name))
+            except RecursionError:
+                raise ConversionError(
+                    f"{path} records {name} as values that are nested without end; only checkpoints of "
+                    "GPT-NeoX itself are read"
+                ) from None
     for rank, state in states.items():
         for name in _COMPARED:
             if state.get(name) != states[0].get(name):
