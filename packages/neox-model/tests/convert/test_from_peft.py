@@ -1,6 +1,8 @@
 """Adapters of PEFT become adapters of ours, and the same adapters again."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,11 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from neox_config import load_config
 from neox_model.checkpoint.adapters import Adapters
+from neox_model.checkpoint.base import recorded_base
 from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.errors import CheckpointError
 from neox_model.convert import from_hf as importing
 from neox_model.convert.cli import main
 from neox_model.convert.errors import ConversionError, ProofError
-from neox_model.convert.from_peft import from_peft
+from neox_model.convert.from_peft import _tokenizer_settings, from_peft
 from neox_model.convert.lora.imported import Imported
 from neox_model.convert.to_peft import to_peft
 from support.adapter_files import write_adapters
@@ -150,6 +154,34 @@ def test_the_configuration_trains_what_was_imported(tmp_path, base):
     assert recorded["peft"] == {"rank": 2, "alpha": 5, "stacked": {"qkv": [0, 2]}}
 
 
+@pytest.mark.slow
+def test_a_base_is_found_from_any_working_directory(tmp_path, base, monkeypatch):
+    folder = base()
+    adapters = write_peft(tmp_path, target_modules=["q_proj"])
+    change(adapters, task_type=None, auto_mapping={"base_model_class": "LlamaForCausalLM"})
+    monkeypatch.chdir(folder)
+    from_peft(adapters, tmp_path / "ours", base=Path())
+    monkeypatch.chdir(tmp_path)
+    assert load_config([tmp_path / "ours" / "model.yml"]).adapters.lora_base == str(folder.parent)
+    manifest = Manifest.read(tmp_path / "ours" / "global_step0")
+    assert recorded_base(manifest) == folder
+    renamed = folder.rename(tmp_path / "renamed")
+    with pytest.raises(CheckpointError, match=r"renamed contains .* only found as global_step0; rename"):
+        from_peft(adapters, tmp_path / "other", base=renamed)
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_name_in_the_hub_of_models_is_not_made_a_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "vocab.json").touch()
+    section = SimpleNamespace(tokenizer_type="HFGPT2Tokenizer", vocab_file="org/name", merge_file=None)
+    checkpoint = SimpleNamespace(resolved=SimpleNamespace(config=SimpleNamespace(tokenizer=section)))
+    found = _tokenizer_settings(checkpoint, None, None)
+    assert found == {"tokenizer-type": "HFGPT2Tokenizer", "vocab-file": "org/name"}
+    found = _tokenizer_settings(checkpoint, Path("vocab.json"), None)
+    assert found["vocab-file"] == str(tmp_path / "vocab.json")
+
+
 def change(adapters, **options):
     path = adapters / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | options))
@@ -196,7 +228,8 @@ def test_what_ours_cannot_have_is_refused(tmp_path, base):
     assert "lm_head.lora_A.weight, base_model.model.lm_head" in of(tensors | head)
     in_one = {name: each for name, each in tensors.items() if "layers.0." in name or "q_proj" in name}
     assert "differently; neox-model adapts the same matrices in every layer" in of(in_one)
-    assert "different dtypes" in of(tensors | {first: tensors[first].half()})
+    assert "are float16, float32, not all float32" in of(tensors | {first: tensors[first].half()})
+    assert "are float64, not all float32" in of({name: each.double() for name, each in tensors.items()})
     assert "not finite" in of(tensors | {first: tensors[first] * float("inf")})
     save_file(tensors, path, metadata={"format": "pt"})
     assert "peft reads other tensors" in message(target_modules=["q_proj"])

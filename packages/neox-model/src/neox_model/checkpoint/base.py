@@ -6,6 +6,7 @@ of its tensors. Adapters are loaded only on the base that they were trained with
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -115,9 +116,17 @@ def base_record(checkpoint: Path) -> dict[str, Any]:
 
     Args:
         checkpoint: one checkpoint of the base.
+
+    Raises:
+        CheckpointError: it is damaged, or its folder has another name than the one under which it is loaded.
     """
-    place = str(checkpoint.parent.absolute())
-    return _record(place, Manifest.read(checkpoint).iteration, _digest(checkpoint))
+    here, iteration = Path(os.path.abspath(checkpoint)), Manifest.read(checkpoint).iteration
+    if here.name != checkpoint_name(iteration):
+        raise CheckpointError(
+            f"{here} contains the checkpoint of iteration {iteration:,}, and with adapters it is only found "
+            f"as {checkpoint_name(iteration)}; rename the folder"
+        )
+    return _record(str(here.parent), iteration, _digest(checkpoint))
 
 
 def _record(place: str, iteration: int, digest: str | None) -> dict[str, Any]:

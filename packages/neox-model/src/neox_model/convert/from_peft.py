@@ -61,7 +61,7 @@ def from_peft(
     require_peft("neox-convert from-peft")
     refuse_existing(output)
     model = model or _named_model(folder)
-    checkpoint = Checkpoint(base)
+    checkpoint, record = Checkpoint(base), base_record(base)
     checkpoint.check_shapes()
     tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
     config = read_json(model / "config.json")
@@ -71,15 +71,16 @@ def from_peft(
     options = read_options(folder, is_transposed=is_transposed)
     imported = Imported(folder, options, checkpoint, family)
     rows = whole_number(config.get("vocab_size", checkpoint.vocab_size), "vocab_size")
-    files = {"vocab-file": vocab_file, "merge-file": merge_file}
-    settings = _settings(checkpoint, imported, options) | {
-        name: str(path.absolute()) for name, path in files.items() if path is not None
+    settings = {
+        **_settings(checkpoint, imported, options),
+        **_tokenizer_settings(checkpoint, vocab_file, merge_file),
+        "lora-base": record["folder"],
     }
     with folder_written_aside(output) as aside:
         write_settings(
             aside / CONFIGURATION, settings, source=folder, output=output.absolute(), command="from-peft"
         )
-        written = _write_checkpoint(aside, imported, checkpoint, tokenizer)
+        written = _write_checkpoint(aside, imported, record, tokenizer)
         exported = Exported(Adapters(written), checkpoint, family)
         result = prove_adapters(exported, Sides(checkpoint, model, family, tokenizer, rows=rows), folder)
         result |= provenance(folder, written, packages=("transformers", "peft"))
@@ -103,15 +104,10 @@ def _named_model(folder: Path) -> Path:
 
 
 def _settings(base: Checkpoint, imported: Imported, options: Options) -> dict[str, Any]:
-    """Return the parameters of the model, its tokenizer and its adapters."""
-    section = base.resolved.config.tokenizer
-    files = {"vocab-file": section.vocab_file, "merge-file": section.merge_file}
+    """Return the parameters of the model and its adapters."""
     return {
         **model_parameters(base.resolved),
-        "tokenizer-type": section.tokenizer_type,
-        **{name: str(Path(path).absolute()) for name, path in files.items() if path is not None},
         "precision": base.precision,
-        "lora-base": str(base.folder.parent.absolute()),
         "lora-rank": imported.packing.our_rank,
         "lora-alpha": imported.packing.our_alpha,
         "lora-dropout": options.dropout,
@@ -119,14 +115,33 @@ def _settings(base: Checkpoint, imported: Imported, options: Options) -> dict[st
     }
 
 
-def _write_checkpoint(aside: Path, imported: Imported, base: Checkpoint, tokenizer: Any) -> Path:
-    """Write `global_step0` and `latest`, and return the checkpoint's folder."""
+def _tokenizer_settings(base: Checkpoint, vocab_file: Path | None, merge_file: Path | None) -> dict[str, str]:
+    """Return the parameters of the tokenizer, with the given files instead of those that the base records."""
+    section = base.resolved.config.tokenizer
+    files = {"vocab-file": vocab_file or section.vocab_file, "merge-file": merge_file or section.merge_file}
+    paths = {name: Path(path) for name, path in files.items() if path is not None}
+    return {
+        "tokenizer-type": section.tokenizer_type,
+        # What is no file here is a name in the hub of models.
+        **{name: str(path.absolute() if path.exists() else path) for name, path in paths.items()},
+    }
+
+
+def _write_checkpoint(aside: Path, imported: Imported, base: dict[str, Any], tokenizer: Any) -> Path:
+    """Write `global_step0` and `latest`, and return the checkpoint's folder.
+
+    Args:
+        aside: the folder to write to.
+        imported: the adapters.
+        base: what is recorded about their base.
+        tokenizer: the model's tokenizer.
+    """
     folder = aside / checkpoint_name(0)
     folder.mkdir()
     records, sizes = write_streamed_shards(folder, imported.planned(), imported.values)
     resolved = resolve(load_config([aside / CONFIGURATION]), devices=1)
     recorded = json.loads(json.dumps(recorded_values(resolved, tokenizer), allow_nan=False))
-    recorded[BASE] = base_record(base.folder)
+    recorded[BASE] = base
     if imported.packing.stacked:
         recorded[PEFT] = imported.packing.recorded()
     manifest = Manifest(

@@ -12,7 +12,7 @@ CONFIGURATION = "model.yml"
 """Name of the file."""
 
 _GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Tokenizer, whose files are in this folder": ("tokenizer-type", "vocab-file", "merge-file"),
+    "Tokenizer": ("tokenizer-type", "vocab-file", "merge-file"),
     "Training: a start for fine-tuning": (
         *("train-micro-batch-size-per-gpu", "gradient-accumulation-steps", "train-iters", "precision"),
         *("optimizer", "zero-optimization", "gradient-clipping", "weight-decay", "lr-decay-style", "warmup"),

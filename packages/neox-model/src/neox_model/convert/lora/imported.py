@@ -19,6 +19,7 @@ from neox_model.convert.weights import WeightFiles
 __all__ = ["Imported"]
 
 _SIDES = (".adapter.a", ".adapter.b")
+_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 
 
 class Imported:
@@ -81,10 +82,12 @@ class Imported:
                     f"{self._files.folder}: {name} has the shape {found.shape}, but the base and the rank "
                     f"{rank} require {expected[name]}; pass the base of the adapters"
                 )
-        if len({found.dtype for found in stored.values()}) > 1:
+        dtypes = {found.dtype for found in stored.values()}
+        if len(dtypes) > 1 or not dtypes <= _DTYPES:
+            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
             raise ConversionError(
-                f"{self._files.folder}: its tensors have different dtypes; load the adapters with peft in "
-                "one dtype and save them again"
+                f"{self._files.folder}: its tensors are {names}, not all float32, all bfloat16 or all "
+                "float16; load the adapters with peft in one of these dtypes and save them again"
             )
 
     def _adapted_parts(self, matrix: Matrix) -> tuple[int, ...]:

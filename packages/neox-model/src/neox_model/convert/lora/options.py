@@ -19,7 +19,7 @@ _READ = {*_KIND, "r", "lora_alpha", "lora_dropout", "fan_in_fan_out", "init_lora
 # These name modules, of which the stored tensors show the result, or have no effect on a trained adapter.
 _FREE = {
     *("target_modules", "exclude_modules", "base_model_name_or_path", "revision", "inference_mode"),
-    *("peft_version", "megatron_core", "eva_config", "ensure_weight_tying"),
+    *("peft_version", "megatron_core", "eva_config", "ensure_weight_tying", "auto_mapping"),
 }
 _REASONS: Mapping[str, str] = {
     "use_rslora": "divides alpha by the square root of the rank, which no lora-alpha gives exactly",
