@@ -152,6 +152,22 @@ def test_a_checkpoint_is_compared_in_the_type_of_the_weights_whatever_older_file
     )
 
 
+def test_a_part_with_more_bits_is_not_rounded_before_it_is_compared(tmp_path, monkeypatch):
+    small = {name: value for name, value in LLAMA.items() if name not in ("architectures", "model_type")}
+    path = write_model(tmp_path / "theirs", "llama", small, dtype=torch.bfloat16) / "model.safetensors"
+    monkeypatch.setattr(importing, "prove", lambda *arguments, **options: {})
+    importing.from_hf(tmp_path / "theirs", tmp_path / "ours")
+    tensors = load_file(path)
+    name = "model.layers.0.self_attn.k_proj.weight"
+    wider = tensors[name].float()
+    save_file(tensors | {name: wider}, path, metadata={"format": "pt"})
+    assert verify(tmp_path / "ours", tmp_path / "theirs")["verdict"] == "equal"
+    wider[0, 0] = torch.nextafter(wider[0, 0], torch.tensor(1.0))
+    save_file(tensors | {name: wider}, path, metadata={"format": "pt"})
+    with pytest.raises(ProofError, match=r"1 values of .*k_proj\.weight.* are not those of .*qkv"):
+        verify(tmp_path / "ours", tmp_path / "theirs")
+
+
 def test_a_configuration_with_which_transformers_cannot_compute_is_one_message(tmp_path):
     settings = {**LLAMA, "num_hidden_layers": 2}
     settings = {

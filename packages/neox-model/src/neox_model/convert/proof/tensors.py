@@ -5,7 +5,9 @@ query, and positions beyond a long sequence are not computed. A tensor that was 
 """
 
 from collections.abc import Iterator
+from functools import reduce
 
+import torch
 from torch import Tensor
 
 from neox_model.convert.checkpoints import VOCABULARY
@@ -38,8 +40,9 @@ def compare_tensors(sides: Sides, files: WeightFiles) -> list[str]:
         if len(names) < len(stored):
             raise ProofError(f"{sides.folder} lacks a part of {', '.join(tensor.theirs)}")
         pairs = _pairs(sides, files, tensor, names)
-        dtypes = sides.checkpoint.dtype(tensor.ours), files.tensors[names[0]].dtype
-        found = compare_values(pairs, dtypes)
+        # Of parts with several, the one that holds all: nothing is rounded before it is compared.
+        theirs = reduce(torch.promote_types, (files.tensors[name].dtype for name in names))
+        found = compare_values(pairs, (sides.checkpoint.dtype(tensor.ours), theirs))
         roundings.add(found)
         if found.apart and found.rounded != 1:
             why = found.why(("the checkpoint", "the other"))
