@@ -15,7 +15,7 @@ from neox_model.convert.checkpoints import Checkpoint, model_parameters
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import family_of_config
 from neox_model.convert.families.values import whole_number
-from neox_model.convert.lora.exported import Exported, matrices_of
+from neox_model.convert.lora.exported import WEIGHTS, Exported, matrices_of
 from neox_model.convert.lora.imported import Imported
 from neox_model.convert.lora.options import CONFIG, Options, read_options
 from neox_model.convert.lora.packing import PEFT
@@ -83,7 +83,8 @@ def from_peft(
         written = _write_checkpoint(aside, imported, record, tokenizer)
         exported = Exported(Adapters(written), checkpoint, family)
         result = prove_adapters(exported, Sides(checkpoint, model, family, tokenizer, rows=rows), folder)
-        result |= provenance(folder, written, packages=("transformers", "peft"))
+        read = [folder / name for name in (CONFIG, WEIGHTS)]
+        result |= provenance(folder, written, packages=("transformers", "peft"), read=read)
         write_json(aside / "verification.json", result)
     return result
 

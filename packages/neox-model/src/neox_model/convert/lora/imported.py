@@ -53,7 +53,7 @@ class Imported:
         self._check_layers(matrices, parts)
         self.matrices = [matrix for matrix in matrices if parts[matrix.ours]]
         self.kinds = [kind for kind in ADAPTED if any(matrix.kind == kind for matrix in self.matrices)]
-        stacked = {matrix.kind: parts[matrix.ours] for matrix in self.matrices if not self._is_shared(matrix)}
+        stacked = {kind: parts[first] for kind, first in self._apart()}
         self.packing = Packing(options.rank, options.alpha, stacked)
 
     def _check_names(self, matrices: list[Matrix], rank: int) -> None:
@@ -106,10 +106,12 @@ class Imported:
                     "(merge_and_unload), and convert the model with neox-convert from-hf"
                 )
 
-    def _is_shared(self, matrix: Matrix) -> bool:
-        """Return whether all parts of the matrices of this kind have one A, which then is that of ours."""
-        same = [each for each in self.matrices if each.kind == matrix.kind]
-        return all(self._has_one_a(each) for each in same)
+    def _apart(self) -> Iterator[tuple[str, str]]:
+        """Yield the kinds of matrices whose parts do not all have one A, each with its first matrix."""
+        for kind in self.kinds:
+            same = [each for each in self.matrices if each.kind == kind]
+            if not all(self._has_one_a(each) for each in same):
+                yield kind, same[0].ours
 
     def _has_one_a(self, matrix: Matrix) -> bool:
         names = [f"{PREFIX}{name}{A}" for name in matrix.theirs]
