@@ -230,6 +230,14 @@ CASES: dict[str, tuple[Edit, str]] = {
         lambda c: c["config"].update(samples_digest=3),
         "config / samples_digest does not contain digests by name",
     ),
+    "a base of another form": (
+        lambda c: c["config"].update(base="folder"),
+        "config / base does not contain a folder, an iteration and a SHA-256",
+    ),
+    "a base of adapters with an iteration that is text": (
+        lambda c: c["config"].update(base={"folder": "x", "iteration": "1", "manifest_sha256": "0"}),
+        "config / base does not contain a folder, an iteration and a SHA-256",
+    ),
     "a batch size that is text": (
         lambda c: c["config"].update(samples_per_iteration="x"),
         "config / samples_per_iteration is not a count",

@@ -19,6 +19,7 @@ from neox_model.convert.cli import main
 from neox_model.convert.errors import ConversionError, ProofError
 from neox_model.convert.from_peft import _tokenizer_settings, from_peft
 from neox_model.convert.lora.imported import Imported
+from neox_model.convert.lora.packing import Packing
 from neox_model.convert.to_peft import to_peft
 from support.adapter_files import write_adapters
 from support.hf_models import FAMILIES, random_settings, write_model
@@ -188,6 +189,21 @@ def test_a_name_in_the_hub_of_models_is_not_made_a_path(tmp_path, monkeypatch):
 def change(adapters, **options):
     path = adapters / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | options))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *("x", {}, {"rank": 0, "alpha": 5, "stacked": {}}, {"rank": 2, "alpha": 5, "stacked": 3}),
+        *({"rank": 2, "alpha": 5, "stacked": {"qkv": [0, 1, 2]}}, {"rank": 2, "alpha": 4, "stacked": {}}),
+    ],
+)
+def test_a_record_of_other_adapters_is_refused(record):
+    ours = {"lora_rank": 4, "lora_alpha": 10.0}
+    right = {"rank": 2, "alpha": 5, "stacked": {"qkv": [0, 2]}}
+    assert Packing.of(ours | {"peft": right}) == Packing(2, 5, {"qkv": (0, 2)})
+    with pytest.raises(ConversionError, match="config / peft does not fit lora_rank and lora_alpha"):
+        Packing.of(ours | {"peft": record})
 
 
 @pytest.mark.slow

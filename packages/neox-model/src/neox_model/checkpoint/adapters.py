@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from neox_config.facts.adapters import adapter_scale
-from neox_model.checkpoint.base import BASE
+from neox_model.checkpoint.base import record_in
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import CheckpointError
 from neox_model.checkpoint.shards import ShardReader
@@ -35,7 +35,7 @@ class Adapters:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = Manifest.read(folder)
-        if BASE not in self.manifest.config:
+        if record_in(self.manifest) is None:
             raise CheckpointError(
                 f"{folder} is not a checkpoint of adapters (LoRA) but of a whole model; pass a folder that a "
                 "training with lora-rank saved"

@@ -21,15 +21,15 @@ from neox_config.facts.stores import is_url
 from neox_model.checkpoint import directory as folders
 from neox_model.checkpoint.blocks import Range, block_numel
 from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse_model_changes
-from neox_model.checkpoint.contents import Manifest
+from neox_model.checkpoint.contents import Manifest, is_count
 from neox_model.checkpoint.downloads import local_folder
-from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["BASE", "base_record", "check_base", "load_base", "recorded_base"]
+__all__ = ["BASE", "base_record", "check_base", "load_base", "record_in", "recorded_base"]
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +129,25 @@ def base_record(checkpoint: Path) -> dict[str, Any]:
     return _record(str(here.parent), iteration, _digest(checkpoint))
 
 
+def record_in(manifest: Manifest) -> Mapping[str, Any] | None:
+    """Return what a checkpoint of adapters records about its base; None for a whole model.
+
+    Raises:
+        DamagedCheckpointError: it has another form.
+    """
+    found = manifest.config.get(BASE)
+    if found is None:
+        return None
+    names = ("folder", "iteration", "manifest_sha256")
+    folder, iteration, digest = map(found.get, names) if isinstance(found, Mapping) else (None,) * 3
+    if not (isinstance(folder, str) and is_count(iteration) and isinstance(digest, str)):
+        raise DamagedCheckpointError(
+            "the manifest is damaged: config / base does not contain a folder, an iteration and a SHA-256; "
+            "restore it from a copy"
+        )
+    return found
+
+
 def _record(place: str, iteration: int, digest: str | None) -> dict[str, Any]:
     return {"folder": place, "iteration": iteration, "manifest_sha256": digest}
 
@@ -160,10 +179,10 @@ def _download(url: str, adapters: Path | None, groups: Groups, cache: str | None
     return found
 
 
-def _recorded(adapters: Path | None) -> dict[str, Any] | None:
+def _recorded(adapters: Path | None) -> Mapping[str, Any] | None:
     """Return what the adapters in a folder record about their base; None without adapters."""
     latest = None if adapters is None else folders.find_latest(adapters)
-    return None if latest is None else Manifest.read(latest).config.get(BASE)
+    return None if latest is None else record_in(Manifest.read(latest))
 
 
 def _of_adapters(directory: Path, adapters: Path | None) -> Path | None:
@@ -175,7 +194,6 @@ def _of_adapters(directory: Path, adapters: Path | None) -> Path | None:
     recorded = _recorded(adapters)
     if recorded is None:
         return None
-    digest = recorded.get("manifest_sha256")
     found = directory / checkpoint_name(recorded["iteration"])
     there = _digest(found)
     if there is None:
@@ -184,7 +202,7 @@ def _of_adapters(directory: Path, adapters: Path | None) -> Path | None:
             "set lora-base to a folder with it (keep-last-n-checkpoints deletes earlier ones)"
         )
     # Another checkpoint of this iteration is refused when the bases are compared.
-    return found if there == digest else None
+    return found if there == recorded["manifest_sha256"] else None
 
 
 def _digest(folder: Path) -> str | None:
@@ -199,10 +217,11 @@ def _frozen(name: str, parameter: nn.Parameter) -> _Frozen:
 
 
 def _check(manifest: Manifest, frozen: list[_Frozen], names: set[str], folder: Path) -> None:
-    if BASE in manifest.config:
+    recorded = record_in(manifest)
+    if recorded is not None:
         raise CheckpointError(
             f"{folder} is a checkpoint of adapters, which contains no model; set lora-base to their base, "
-            f"{manifest.config[BASE].get('folder')}, or merge them first"
+            f"{recorded['folder']}, or merge them first"
         )
     stored = manifest.weight_names
     lacking = next((name for name in sorted(manifest.files) if not (folder / name).is_file()), None)
@@ -234,9 +253,9 @@ def check_base(manifest: Manifest, config: Mapping[str, Any]) -> None:
         config: values that this run would record in a checkpoint.
 
     Raises:
-        CheckpointError: the bases differ, or only one of the two has adapters.
+        CheckpointError: the bases differ, only one of the two has adapters, or the manifest is damaged.
     """
-    there, here = manifest.config.get(BASE), config.get(BASE)
+    there, here = record_in(manifest), config.get(BASE)
     if there is None and here is None:
         return
     if there is None:
@@ -246,10 +265,10 @@ def check_base(manifest: Manifest, config: Mapping[str, Any]) -> None:
         )
     if here is None:
         raise CheckpointError(
-            f"the checkpoint contains only adapters of {there.get('folder')}; set lora-rank, lora-base and "
+            f"the checkpoint contains only adapters of {there['folder']}; set lora-rank, lora-base and "
             "the other lora parameters as in the run that wrote it, or merge the adapters first"
         )
-    if there.get("manifest_sha256") != here["manifest_sha256"]:
+    if there["manifest_sha256"] != here["manifest_sha256"]:
         raise CheckpointError(
             f"the adapters were trained on another base than lora-base: on {_described(there)}, not on "
             f"{_described(here)}; set lora-base to the folder with that base"
@@ -257,8 +276,7 @@ def check_base(manifest: Manifest, config: Mapping[str, Any]) -> None:
 
 
 def _described(base: Mapping[str, Any]) -> str:
-    digest = str(base.get("manifest_sha256"))[:16]
-    return f"{base.get('folder')}, iteration {base.get('iteration')} (manifest {digest})"
+    return f"{base['folder']}, iteration {base['iteration']} (manifest {base['manifest_sha256'][:16]})"
 
 
 def recorded_base(manifest: Manifest, given: Path | None = None) -> Path:
@@ -269,9 +287,12 @@ def recorded_base(manifest: Manifest, given: Path | None = None) -> Path:
         given: folder of the checkpoints of the base; None: the one that is recorded.
 
     Raises:
-        CheckpointError: it does not exist, or its manifest does not have the recorded SHA-256.
+        CheckpointError: it does not exist, its manifest does not have the recorded SHA-256, or these are no
+            adapters.
     """
-    recorded = manifest.config[BASE]
+    recorded = record_in(manifest)
+    if recorded is None:
+        raise CheckpointError("the checkpoint contains a whole model, and no adapters of a base")
     if given is None and is_url(recorded["folder"]):
         raise CheckpointError(
             f"the base of the adapters is in {recorded['folder']}; download it, and give its folder with "

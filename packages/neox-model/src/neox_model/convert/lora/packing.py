@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from neox_model.convert.errors import ConversionError
+
 __all__ = ["PEFT", "Packing"]
 
 PEFT = "peft"
@@ -57,9 +61,21 @@ class Packing:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> "Packing":
-        """Return that of a manifest's configuration; without a record, ours are stored as they are."""
-        found = config.get(PEFT)
-        if found is None:
-            return Packing(config["lora_rank"], config["lora_alpha"], {})
-        stacked = {kind: tuple(parts) for kind, parts in found["stacked"].items()}
-        return Packing(found["rank"], found["alpha"], stacked)
+        """Return that of a manifest's configuration; without a record, ours are stored as they are.
+
+        Raises:
+            ConversionError: the record has another form, or is of other adapters.
+        """
+        ours = config["lora_rank"], config["lora_alpha"]
+        if config.get(PEFT) is None:
+            return Packing(*ours, {})
+        try:
+            found = TypeAdapter(Packing).validate_python(config[PEFT])
+        except ValidationError:
+            found = None
+        if found is None or found.rank < 1 or (found.our_rank, found.our_alpha) != ours:
+            raise ConversionError(
+                f"the manifest is damaged: config / {PEFT} does not fit lora_rank and lora_alpha; restore it "
+                "from a copy"
+            )
+        return found
