@@ -259,7 +259,7 @@ def put(name, value):
     return lambda record: record.update({name: value})
 
 
-ENDLESS = {}
+ENDLESS: dict[str, list[object]] = {}
 ENDLESS["x"] = [ENDLESS]
 
 
