@@ -45,6 +45,7 @@ _LAUNCHES = itertools.count()
 # Of this many environments, the last ones, servers are kept.
 _KEPT_ENVIRONMENTS = 2
 _POLL_SECONDS = 0.02
+_END_SECONDS = 120
 _OUTPUT_CHARACTERS = 4000
 # What differs between ranks, or is read only when it is used: PyTorch's compiler sets its folder itself.
 _OWN_VARIABLES = (
@@ -174,7 +175,15 @@ class _Server:
             self._process.stdin.flush()
 
     def close(self) -> None:
-        self._process.communicate()
+        try:
+            self._process.communicate(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill a server that does not answer; its ranks end with it."""
+        self._process.kill()
+        self._process.wait()
 
     @classmethod
     def close_all(cls) -> None:
@@ -206,7 +215,10 @@ class _Forked:
         with suppress(DistributedFailure):
             if self.poll() is None:
                 self._server.request(kill=str(self._folder))
+            deadline = time.monotonic() + _END_SECONDS
             while self.poll() is None:
+                if time.monotonic() > deadline:
+                    self._server.kill()
                 time.sleep(_POLL_SECONDS)
 
 
