@@ -1,6 +1,5 @@
 """Write a model of transformers as a checkpoint of ours, with a configuration."""
 
-import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,10 +10,8 @@ import torch
 from torch import Tensor
 
 from neox_config import Resolved, load_config, resolve
-from neox_config.facts.checkpoints import LATEST, MANIFEST, TOKEN_EMBEDDING, checkpoint_name
-from neox_model.checkpoint.contents import Layout, Manifest
-from neox_model.checkpoint.shards import write_durably
-from neox_model.checkpoint.stream import StreamedTensor, write_streamed_shards
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
+from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.architecture import Architecture, settings_of
 from neox_model.convert.checkpoints import VOCABULARY, Checkpoint, tensor_shapes
 from neox_model.convert.errors import ConversionError
@@ -33,9 +30,8 @@ from neox_model.convert.tokenizer_files import (
     write_json,
 )
 from neox_model.convert.weights import PRECISIONS, WeightFiles
+from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
-from neox_model.processes import recorded_values
-from neox_model.versions import package_versions
 
 __all__ = ["HuggingFaceModel", "Reader", "from_hf", "open_hf"]
 
@@ -244,19 +240,6 @@ def _write_checkpoint(aside: Path, resolved: Resolved, found: HuggingFaceModel) 
     """Write `global_step0` and `latest`, and return the checkpoint's folder."""
     reader = found.reader
     plan = {tensor.ours: tensor for tensor in reader.plan(tensor_shapes(resolved, found.rows))}
-    folder = aside / checkpoint_name(0)
-    folder.mkdir()
     streamed = [StreamedTensor(name, tensor.shape, reader.dtype(tensor)) for name, tensor in plan.items()]
-    records, sizes = write_streamed_shards(folder, streamed, lambda name: reader.chunks(plan[name]))
-    recorded = recorded_values(resolved, found.tokenizer.tokenizer)
-    manifest = Manifest(
-        iteration=0,
-        layout=Layout(data=1, model=1, pipe=1),
-        config=json.loads(json.dumps(recorded, allow_nan=False)),
-        tensors=records,
-        files=sizes,
-        packages=package_versions(),
-    )
-    write_durably(folder / MANIFEST, manifest.to_json())
-    write_durably(aside / LATEST, checkpoint_name(0) + "\n")
-    return folder
+    config = recorded_config(resolved, found.tokenizer.tokenizer)
+    return write_checkpoint(aside, streamed, lambda name: reader.chunks(plan[name]), config)

@@ -1,6 +1,5 @@
 """Write a checkpoint of GPT-NeoX as a checkpoint of ours, with a configuration."""
 
-import json
 import logging
 from collections.abc import Sequence
 from math import prod
@@ -9,10 +8,7 @@ from typing import Any
 
 from neox_config import load_config, resolve
 from neox_config.derive.resume import SAMPLES_PER_ITERATION
-from neox_config.facts.checkpoints import LATEST, MANIFEST, checkpoint_name
-from neox_model.checkpoint.contents import Layout, Manifest
-from neox_model.checkpoint.shards import write_durably
-from neox_model.checkpoint.stream import StreamedTensor, write_streamed_shards
+from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.architecture import architecture_of
 from neox_model.convert.checkpoints import Checkpoint, tensor_shapes
 from neox_model.convert.errors import ConversionError
@@ -28,9 +24,8 @@ from neox_model.convert.proof import provenance
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.tokenizer_files import padding_multiple, rows_to_keep, write_json
 from neox_model.convert.weights import PRECISIONS
+from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
-from neox_model.processes import recorded_values
-from neox_model.versions import package_versions
 
 __all__ = ["from_neox"]
 
@@ -153,29 +148,20 @@ def _write_checkpoint(
     iteration: int,
 ) -> Checkpoint:
     """Write `global_stepN` and `latest`, and return the checkpoint."""
-    folder = aside / checkpoint_name(iteration)
-    folder.mkdir()
     architecture = architecture_of(settings.resolved)
     joined = {each.ours: each for each in plan}
     streamed = [StreamedTensor(each.ours, each.shape, files.dtype(each.key)) for each in plan]
-    records, sizes = write_streamed_shards(
-        folder, streamed, lambda name: joined[name].chunks(files, architecture)
-    )
-    resolved = resolve(load_config([aside / CONFIGURATION]), devices=1)
-    config = json.loads(json.dumps(recorded_values(resolved, tokenizer.tokenizer), allow_nan=False))
+    config = recorded_config(resolve(load_config([aside / CONFIGURATION]), devices=1), tokenizer.tokenizer)
     del config[SAMPLES_PER_ITERATION]  # That of model.yml is not that of the training.
-    manifest = Manifest(
+    written = write_checkpoint(
+        aside,
+        streamed,
+        lambda name: joined[name].chunks(files, architecture),
+        config,
         iteration=iteration,
-        layout=Layout(data=1, model=1, pipe=1),
-        config=config,
-        tensors=records,
-        **recorded_progress(files, settings.config, iteration),
-        files=sizes,
-        packages=package_versions(),
+        progress=recorded_progress(files, settings.config, iteration),
     )
-    write_durably(folder / MANIFEST, manifest.to_json())
-    write_durably(aside / LATEST, checkpoint_name(iteration) + "\n")
-    return Checkpoint(folder)
+    return Checkpoint(written)
 
 
 def _prove(

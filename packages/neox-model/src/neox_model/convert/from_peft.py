@@ -1,16 +1,11 @@
 """Write adapters of PEFT as a checkpoint of ours, with a configuration."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from neox_config import load_config, resolve
-from neox_config.facts.checkpoints import LATEST, MANIFEST, checkpoint_name
 from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import BASE, base_record
-from neox_model.checkpoint.contents import Layout, Manifest
-from neox_model.checkpoint.shards import write_durably
-from neox_model.checkpoint.stream import write_streamed_shards
 from neox_model.convert.checkpoints import Checkpoint, model_parameters
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import family_of_config
@@ -24,9 +19,8 @@ from neox_model.convert.output import folder_written_aside, refuse_existing
 from neox_model.convert.proof import Sides, provenance
 from neox_model.convert.reference import require_peft, require_transformers
 from neox_model.convert.tokenizer_files import read_json, write_json
+from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
 from neox_model.convert.yaml_file import CONFIGURATION, write_settings
-from neox_model.processes import recorded_values
-from neox_model.versions import package_versions
 
 __all__ = ["from_peft"]
 
@@ -137,22 +131,8 @@ def _write_checkpoint(aside: Path, imported: Imported, base: dict[str, Any], tok
         base: what is recorded about their base.
         tokenizer: the model's tokenizer.
     """
-    folder = aside / checkpoint_name(0)
-    folder.mkdir()
-    records, sizes = write_streamed_shards(folder, imported.planned(), imported.values)
-    resolved = resolve(load_config([aside / CONFIGURATION]), devices=1)
-    recorded = json.loads(json.dumps(recorded_values(resolved, tokenizer), allow_nan=False))
-    recorded[BASE] = base
+    config = recorded_config(resolve(load_config([aside / CONFIGURATION]), devices=1), tokenizer)
+    config[BASE] = base
     if imported.packing.stacked:
-        recorded[PEFT] = imported.packing.recorded()
-    manifest = Manifest(
-        iteration=0,
-        layout=Layout(data=1, model=1, pipe=1),
-        config=recorded,
-        tensors=records,
-        files=sizes,
-        packages=package_versions(),
-    )
-    write_durably(folder / MANIFEST, manifest.to_json())
-    write_durably(aside / LATEST, checkpoint_name(0) + "\n")
-    return folder
+        config[PEFT] = imported.packing.recorded()
+    return write_checkpoint(aside, imported.planned(), imported.values, config)
