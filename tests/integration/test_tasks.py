@@ -38,8 +38,8 @@ LAYOUTS = {
     "data parallel": (),
     "pipeline": ("pipe-parallel-size=2",),
 }
-# The client scores inputs of two tokens less than it is told (it always requests a new one), and generates
-# texts with one token less in all.
+# The client shortens inputs that it scores to two tokens less than `max_length`, because it always requests a
+# new token, and texts that it generates to one token less.
 ROOM_TO_SCORE, ROOM_TO_GENERATE = 2, 1
 
 

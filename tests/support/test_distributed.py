@@ -46,7 +46,7 @@ def draw() -> list[float]:
 
 
 def is_ended(pid: int) -> bool:
-    """Return True if there is no such process, or nobody has waited for it yet."""
+    """Return True if there is no such process, or it is a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

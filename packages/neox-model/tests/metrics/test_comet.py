@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
     reason="requires the package comet_ml; run: make test-services",
 )
 
-# In a process of its own, because comet_ml replaces functions of other modules.
+# In a separate process, because comet_ml patches other modules.
 PROGRAM = """
 import sys
 

@@ -69,7 +69,7 @@ def evaluate_texts_in(groups: Groups, resolved: Resolved, load: str) -> Results 
         StopRequested: SIGTERM or SIGINT was received.
     """
     tokenizer = load_tokenizer(resolved.config)
-    # A block of its own: the harness passes over errors while it reads its tasks, and so over a signal.
+    # A separate block: the harness ignores errors while it reads its tasks, and so the one of a signal.
     with ending_on_signals():
         # Before the weights, so that an unknown task is reported at once.
         evaluation = TextEvaluation(resolved, tokenizer, groups)
