@@ -75,8 +75,9 @@ NEEDED = [
     "train-micro-batch-size-per-gpu: 2",
     "optimizer: {type: Adam, params: {lr: 0.001}}",
 ]
-# Configurations that a reader of docs/finetuning.md writes; tests/integration runs the document.
-WRITTEN = ("base.yml", "adapters.yml", "imported-adapters/model.yml")
+# Configurations that the reader writes: of docs/finetuning.md, which tests/integration runs, and of
+# configs/README.md.
+WRITTEN = ("base.yml", "adapters.yml", "imported-adapters/model.yml", "my-run.yml")
 TRAININGS = [
     (place, command)
     for place, command in SHOWN

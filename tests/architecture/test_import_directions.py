@@ -31,7 +31,8 @@ ROOMS = {
         "estimate": {"derive", "schema", "facts", "errors"},
         "rules": {"derive", "schema", "facts", "problems"},
         "read": {"rules", "derive", "schema", "problems", "errors", "atomic", "files"},
-        "describe": {"read", "estimate", "derive", "schema", "facts", "problems", "errors"},
+        "catalogue": {"read", "estimate", "derive", "problems", "errors"},
+        "describe": {"catalogue", "read", "estimate", "derive", "schema", "facts", "problems", "errors"},
     },
     "neox_launcher": {
         "resources": set(),

@@ -46,7 +46,7 @@ def test_every_package_carries_the_licence(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_wheel_holds_the_licence_the_type_marker_and_every_source_file(name, tmp_path):
+def test_a_wheel_holds_the_licence_the_type_marker_and_every_source_and_model_file(name, tmp_path):
     packages = [package for package, home in DISTRIBUTIONS.items() if home == name]
     copy = tmp_path / name
     ignored = shutil.ignore_patterns("*.egg-info", "__pycache__", "tests")
@@ -59,6 +59,7 @@ def test_a_wheel_holds_the_licence_the_type_marker_and_every_source_file(name, t
     wanted = {str(path.relative_to(source)) for path in source.rglob("*.py")} | {
         f"{package}/py.typed" for package in packages
     }
+    wanted |= {str(path.relative_to(source)) for path in source.rglob("*.yml")}
     assert wanted <= held
     licence = zipfile.ZipFile(wheel).read(
         f"{name.replace('-', '_')}-{project(name)['version']}.dist-info/licenses/LICENSE"

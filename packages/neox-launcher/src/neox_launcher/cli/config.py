@@ -11,9 +11,11 @@ from typing import Any, NoReturn
 import click
 
 from neox_config import NeoXConfig, Resolved, engine_json, load_config
+from neox_config.catalogue import find_model, model_names
 from neox_config.describe import explain as explanations
 from neox_config.describe.display import show_config, show_derived, show_difference
 from neox_config.describe.json_schema import json_schema_text
+from neox_config.describe.models import render_model, render_models
 from neox_config.describe.reference import reference
 from neox_config.errors import ConfigError, HostfileError, NeoXError
 from neox_config.problems import Problem, config_error, list_problems
@@ -249,6 +251,23 @@ def explain(words: tuple[str, ...]) -> None:
     """
     try:
         click.echo(explanations.explain(" ".join(words)))
+    except ConfigError as error:
+        _fail(error)
+
+
+@main.command()
+@click.argument("name", required=False)
+def models(name: str | None) -> None:
+    """List published models, or print the parameters of one as a configuration file.
+
+    Parameters, and rows of the token embedding, are those of the published weights. The file contains the
+    architecture only: merge it with a file of data and training, or write one with neox-launch init.
+    """
+    try:
+        if name is None:
+            click.echo(render_models([find_model(each) for each in model_names()]))
+        else:
+            click.echo(render_model(find_model(name)), nl=False)
     except ConfigError as error:
         _fail(error)
 

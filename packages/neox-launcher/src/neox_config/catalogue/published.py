@@ -1,0 +1,64 @@
+"""Facts about published weights, in addition to the parameters of their architecture.
+
+Sources: the models' config.json and the totals of their safetensors files; arXiv:2304.01373 and the model
+cards of Pythia; arXiv:2204.06745.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["PUBLISHED", "Published"]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Published weights of a model.
+
+    Args:
+        family: the models that it was published with.
+        rows: rows of the token embedding, including padding.
+        parameters: number of parameters; tied weights count once.
+        licence: licence of the weights; an SPDX identifier where there is one.
+    """
+
+    family: str
+    rows: int
+    parameters: int
+    licence: str
+
+
+_APACHE = "Apache-2.0"
+
+PUBLISHED: Mapping[str, Published] = {
+    "gpt-neox-20b": Published("GPT-NeoX", 50432, 20_554_567_680, _APACHE),
+    "pythia-14m": Published("Pythia", 50304, 14_067_712, _APACHE),
+    "pythia-31m": Published("Pythia", 50304, 30_494_720, _APACHE),
+    "pythia-70m": Published("Pythia", 50304, 70_426_624, _APACHE),
+    "pythia-160m": Published("Pythia", 50304, 162_322_944, _APACHE),
+    "pythia-410m": Published("Pythia", 50304, 405_334_016, _APACHE),
+    "pythia-1b": Published("Pythia", 50304, 1_011_781_632, _APACHE),
+    "pythia-1.4b": Published("Pythia", 50304, 1_414_647_808, _APACHE),
+    "pythia-2.8b": Published("Pythia", 50304, 2_775_208_960, _APACHE),
+    "pythia-6.9b": Published("Pythia", 50432, 6_857_302_016, _APACHE),
+    "pythia-12b": Published("Pythia", 50688, 11_846_072_320, _APACHE),
+    "gpt2": Published("GPT-2", 50257, 124_439_808, "MIT"),
+    "gpt2-medium": Published("GPT-2", 50257, 354_823_168, "MIT"),
+    "gpt2-large": Published("GPT-2", 50257, 774_030_080, "MIT"),
+    "gpt2-xl": Published("GPT-2", 50257, 1_557_611_200, "MIT"),
+    "llama-2-7b": Published("Llama 2", 32000, 6_738_415_616, "Llama 2"),
+    "llama-2-13b": Published("Llama 2", 32000, 13_015_864_320, "Llama 2"),
+    "llama-2-70b": Published("Llama 2", 32000, 68_976_648_192, "Llama 2"),
+    "llama-3-8b": Published("Llama 3", 128256, 8_030_261_248, "Llama 3"),
+    "llama-3-70b": Published("Llama 3", 128256, 70_553_706_496, "Llama 3"),
+    "llama-3.1-8b": Published("Llama 3.1", 128256, 8_030_261_248, "Llama 3.1"),
+    "llama-3.1-70b": Published("Llama 3.1", 128256, 70_553_706_496, "Llama 3.1"),
+    "llama-3.2-1b": Published("Llama 3.2", 128256, 1_235_814_400, "Llama 3.2"),
+    "llama-3.2-3b": Published("Llama 3.2", 128256, 3_212_749_824, "Llama 3.2"),
+    "mistral-7b-v0.1": Published("Mistral", 32000, 7_241_732_096, _APACHE),
+    "mistral-7b-v0.3": Published("Mistral", 32768, 7_248_023_552, _APACHE),
+    "qwen2-0.5b": Published("Qwen2", 151936, 494_032_768, _APACHE),
+    "qwen2-1.5b": Published("Qwen2", 151936, 1_543_714_304, _APACHE),
+    "qwen2-7b": Published("Qwen2", 152064, 7_615_616_512, _APACHE),
+    "qwen2-72b": Published("Qwen2", 152064, 72_706_203_648, "Tongyi Qianwen"),
+}
+"""By name, which is that of the file of the architecture."""

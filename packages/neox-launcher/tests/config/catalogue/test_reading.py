@@ -1,0 +1,103 @@
+"""The models of the catalogue: their files, and their number of parameters."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from neox_config import load_config
+from neox_config.catalogue import PUBLISHED, find_model, model_names
+from neox_config.errors import ConfigError
+
+# What a user's file of data and training contains.
+TRAINING = """\
+seq-length: 1024
+train-iters: 10
+train-micro-batch-size-per-gpu: 2
+optimizer: {type: Adam, params: {lr: 0.001}}
+"""
+# Columns "non-embedding params" of the model cards of Pythia: without both matrices of the vocabulary.
+OUTSIDE_OF_VOCABULARY = {
+    "pythia-14m": 1_189_888,
+    "pythia-31m": 4_739_072,
+    "pythia-70m": 18_915_328,
+    "pythia-160m": 85_056_000,
+    "pythia-410m": 302_311_424,
+    "pythia-1b": 805_736_448,
+    "pythia-1.4b": 1_208_602_624,
+    "pythia-2.8b": 2_517_652_480,
+    "pythia-6.9b": 6_444_163_072,
+    "pythia-12b": 11_327_027_200,
+}
+# Entries of the published tokenizers whose padding the files state.
+ENTRIES = {"gpt-neox-20b": 50_277, **dict.fromkeys(OUTSIDE_OF_VOCABULARY, 50_277)}
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_model_has_its_published_number_of_parameters(name):
+    model = find_model(name)
+    assert sum(model.count().values()) == PUBLISHED[name].parameters
+
+
+@pytest.mark.parametrize(("name", "expected"), OUTSIDE_OF_VOCABULARY.items())
+def test_a_pythia_model_has_its_published_number_outside_of_the_vocabulary(name, expected):
+    parts = find_model(name).count()
+    assert sum(parts.values()) - parts["embedding"] - parts["head"] == expected
+
+
+@pytest.mark.parametrize(("name", "entries"), ENTRIES.items())
+def test_the_entries_of_the_published_tokenizer_are_padded_to_the_published_rows(name, entries):
+    model = find_model(name)
+    assert model.count(rows=entries) == model.count()
+
+
+def test_a_wrong_width_is_another_number_of_parameters():
+    model = find_model("pythia-160m")
+    wrong = dataclasses.replace(model, published=dataclasses.replace(model.published, rows=50_432))
+    assert sum(wrong.count().values()) == PUBLISHED["pythia-160m"].parameters + 2 * 128 * 768
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_file_merges_with_a_training_and_states_its_size(name, tmp_path):
+    (tmp_path / "training.yml").write_text(TRAINING)
+    model = find_model(name)
+    config = load_config([model.path, tmp_path / "training.yml"])
+    assert {note.name for note in config.notices} <= {"max_position_embeddings"}
+    assert config.model.seq_length == 1024
+    published = PUBLISHED[name]
+    first = model.text.splitlines()[0]
+    assert first.endswith(
+        f": {published.parameters:,} parameters with its vocabulary of {published.rows:,} rows"
+    )
+    assert f"--config configs/models/{name}.yml" in model.text
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_a_file_contains_the_architecture_only(name):
+    model = find_model(name)
+    given = set(re.findall(r"^([a-z-]+):", model.text, re.MULTILINE))
+    config = model.resolved.config
+    sections = (*type(config.model).model_fields, *type(config.attention).model_fields)
+    assert {each.replace("-", "_") for each in given} <= set(sections) - {
+        *("init_method", "output_layer_init_method", "hidden_dropout", "attention_dropout", "seq_length")
+    }
+
+
+def test_every_file_is_listed_and_every_listed_model_has_a_file():
+    files = {path.stem for path in find_model("gpt2").path.parent.iterdir()}
+    assert files == set(PUBLISHED)
+
+
+def test_the_files_are_those_of_the_configs_folder():
+    linked = Path(__file__).parents[5] / "configs" / "models"
+    if not linked.exists():
+        pytest.skip("the folder configs is not next to this package")
+    assert linked.resolve() == find_model("gpt2").path.parent.resolve()
+
+
+def test_an_unknown_name_gets_the_nearest_one_or_all_of_them():
+    with pytest.raises(ConfigError, match="did you mean pythia-160m"):
+        find_model("pythia160m")
+    with pytest.raises(ConfigError, match=r"the models are gpt-neox-20b, pythia-14m, .*qwen2-72b$"):
+        find_model("?")
