@@ -6,8 +6,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from neox_model.convert.cli import main
+from neox_model.convert.proof import rounding
 from neox_model.convert.proof.rounding import compare_values
 from neox_model.convert.verify import verify
 from support.hf_models import ENTRIES, write_model
@@ -94,6 +96,41 @@ def test_one_value_that_rounding_does_not_give_is_a_difference(place):
 def test_a_value_that_the_type_cannot_hold_is_a_difference():
     one = torch.tensor([1e6])
     assert not compare_values([(one, one.half())], (FLOAT32, FLOAT16)).is_same
+
+
+def test_a_matrix_is_compared_in_pieces(monkeypatch):
+    """The result is that of the whole, and no tensor that is made on the way has more elements than a piece."""
+    one = torch.randn(30, 70, generator=torch.Generator().manual_seed(0))
+    one[0, 0] = float("inf")  # In both, and therefore no difference.
+    other = one.bfloat16()
+    damaged = other.clone()
+    damaged[29, 69] *= 2
+    missing = other.clone()
+    missing[12, 3] = float("nan")
+    for there in (other, damaged, missing, one + 0.5):
+        pair, dtypes = (one, there), (FLOAT32, there.dtype)
+        whole = compare_values([pair], dtypes)
+        with monkeypatch.context() as patch, _Sizes() as made:
+            patch.setattr(rounding, "_PIECE", 350)
+            assert compare_values([pair], dtypes) == whole
+            # What is a view of a tensor that existed before is not made.
+            assert 350 >= max(made.sizes) > 0
+    assert compare_values([(one, other)], (FLOAT32, BFLOAT16)).rounded == 1
+    assert compare_values([(one[0, 1], other[0, 1])], (FLOAT32, BFLOAT16)).values == 1
+
+
+class _Sizes(TorchDispatchMode):
+    """Records the elements of new tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor) and not found._is_view():
+            self.sizes.append(found.numel())
+        return found
 
 
 def test_values_of_one_type_are_never_rounded():
