@@ -599,6 +599,47 @@ def test_tokenizer_files_that_would_replace_each_other_are_refused(tmp_path):
         assert "is the name of two files; copy" in done.output
 
 
+def test_a_tokenizer_file_with_the_name_of_a_checkpoint_is_refused(tmp_path):
+    """It would be next to global_step30, and taken for a checkpoint."""
+    source = pythia()
+    write_neox(tmp_path / "theirs", source)
+    path = tmp_path / "global_step7"
+    shutil.copy(tmp_path / "theirs" / "tokenizer.json", path)
+    with pytest.raises(ConversionError, match=r"global_step7 is the name of a checkpoint there; copy .*step7 to"):
+        from_neox(tmp_path / "theirs", tmp_path / "ours", vocab_file=path)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_an_embedding_that_was_padded_for_another_number_of_ranks_has_a_remedy(tmp_path):
+    source = pythia()
+    source.config["make_vocab_size_divisible_by"] = 32
+    write_neox(tmp_path / "theirs", source, ranks=2)
+    found = r"pads to 320 .*, 2 tensor-parallel ranks\), but .* has 288 rows; 288 rows are the padding for 1 "
+    with pytest.raises(ConversionError, match=rf"{found}.*make_vocab_size_divisible_by: 144 as --config"):
+        from_neox(tmp_path / "theirs", tmp_path / "ours")
+    path = tmp_path / "changed.yml"
+    path.write_text(yaml.safe_dump(source.config | {"make_vocab_size_divisible_by": 144}))
+    from_neox(tmp_path / "theirs", tmp_path / "ours", config=[path])
+    assert_same_logits(source, tmp_path / "ours" / "global_step30")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ranks", range(1, 17))
+def test_the_proof_adds_and_averages_to_the_last_bit(ranks, dtype):
+    """A sum between two values of float32 is rounded the other way if it is 7, 11 or 13 times its mean."""
+    parts = torch.randn(ranks, 20_000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    copies = parts[:1] * (1 + torch.linspace(0, 0.01, ranks, dtype=torch.float64)).unsqueeze(1)
+    for values in (parts, copies.to(dtype), parts[:1].expand(ranks, -1)):
+        files = SimpleNamespace(
+            folder="theirs", ranks=ranks, average_copies=True, differences={},
+            dtype=lambda key: dtype, whole=lambda key, rank, values=values: values[rank],
+        )  # fmt: skip
+        added = proof._output_bias(files, "bias", is_added=True)
+        assert torch.equal(added, tensors.SUM.values(files, "bias", None).double())
+        mean = proof._output_bias(files, "bias", is_added=False)
+        assert torch.equal(mean, stored_files.NeoXFiles.common(files, "bias").double())
+
+
 def test_a_tokenizer_with_another_padding_is_refused(tmp_path):
     source = pythia()
     source.config["make_vocab_size_divisible_by"] = 128

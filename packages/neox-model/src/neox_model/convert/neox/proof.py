@@ -70,10 +70,28 @@ def compare_rows(files: NeoXFiles, checkpoint: Checkpoint, figures: Figures) -> 
         _require_same(name, checkpoint.whole(name), stored, figures)
 
 
+def _sum(files: NeoXFiles, key: Key) -> Tensor:
+    """Return the sum of what the ranks store, in float64."""
+    parts = [files.whole(key, rank).double() for rank in range(files.ranks)]
+    return sum(parts[1:], parts[0])
+
+
 def _mean(files: NeoXFiles, key: Key) -> Tensor:
     """Return the mean of what the ranks have in common, in float64: where the copies are equal, these."""
-    copies = [files.whole(key, rank).double() for rank in range(files.ranks)]
-    return sum(copies[1:], copies[0]) / len(copies)
+    return _sum(files, key) / files.ranks
+
+
+def _output_bias(files: NeoXFiles, key: Key, *, is_added: bool) -> Tensor:
+    """Return the bias of an output projection, rounded to its type as a checkpoint stores it, in float64.
+
+    Args:
+        files: the checkpoint of GPT-NeoX.
+        key: the bias.
+        is_added: with a parallel residual, the biases of all ranks are in the sum of their results.
+    """
+    # Not the mean times the ranks: with 7 of them it is not always the sum.
+    bias = _sum(files, key) if is_added else _mean(files, key)
+    return bias.to(files.dtype(key)).double()
 
 
 def compare_sinusoids(checkpoint: Checkpoint, figures: Figures) -> None:
@@ -219,20 +237,13 @@ class _Ranks:
         return functional.linear(inputs, weight, self._tensor(f"{stem}.bias", rank) if bias else None)
 
     def _added(self, stem: str, inputs: Callable[[int], Tensor]) -> Tensor:
-        """Return the sum over ranks of an output projection.
-
-        With a parallel residual the bias of every rank is in the sum; otherwise one is added after it. The
-        sum or mean of the biases is rounded to their type, as a checkpoint stores it.
-        """
+        """Return the sum over ranks of an output projection, with the bias."""
         ranks = range(self._files.ranks)
         parts = [self._linear(stem, rank, inputs(rank), bias=False) for rank in ranks]
-        key = Key(self._layer, f"{stem}.bias")
+        results, key = torch.stack(parts).sum(dim=0), Key(self._layer, f"{stem}.bias")
         if key not in self._files.parts:
-            return torch.stack(parts).sum(dim=0)
-        bias = _mean(self._files, key)
-        if self._a.parallel_residual:
-            bias = bias * self._files.ranks
-        return torch.stack(parts).sum(dim=0) + bias.to(self._files.dtype(key)).double()
+            return results
+        return results + _output_bias(self._files, key, is_added=self._a.parallel_residual)
 
     def _norm(self, layer: int, stem: str, inputs: Tensor) -> Tensor:
         a = self._a

@@ -25,6 +25,8 @@ __all__ = ["Settings", "read_settings"]
 _CONFIGS = "configs"
 # Recorded arguments that follow from others and from the number of ranks.
 _DERIVED = ("padded_vocab_size", "model_parallel_size")
+# What it determines, the rows of the embedding, is checked with the tokenizer (`check_padding`).
+_PADDING = "make_vocab_size_divisible_by"
 # Without these, recorded arguments do not determine the model.
 _NEEDED = ("num_layers", "hidden_size", "num_attention_heads", "pos_emb", "norm", "no_weight_tying")
 _EMBEDDING = Key(0, "word_embeddings.weight")
@@ -121,7 +123,7 @@ def _compare_recorded(files: NeoXFiles, config: NeoXConfig, arguments: Mapping[s
     """Compare the recorded arguments with the configuration and the files."""
     known = flat_values(config)
     shaping = {name for section in MODEL_SECTIONS for name in type(getattr(config, section)).model_fields}
-    here = {name: value for name, value in known.items() if name in shaping}
+    here = {name: value for name, value in known.items() if name in shaping - {_PADDING}}
     here |= {"padded_vocab_size": rows, "model_parallel_size": files.ranks}
     for name, value in arguments.items():
         if name not in known.keys() | here.keys():

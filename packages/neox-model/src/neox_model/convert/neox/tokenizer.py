@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neox_config.facts.checkpoints import LATEST
+from neox_config.facts.checkpoints import LATEST, iteration_of
 from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
@@ -17,7 +17,9 @@ from neox_model.convert.yaml_file import CONFIGURATION
 
 __all__ = ["NamedTokenizer", "check_padding", "find_named_tokenizer"]
 
-# Names in the written folder that a file of the tokenizer would replace.
+# Ranks that a changed number is looked for among.
+_MOST_RANKS = 1024
+# Names in the written folder that a file of the tokenizer would replace; also those of checkpoints.
 _RESERVED = (CONFIGURATION, LATEST, "verification.json")
 
 
@@ -86,8 +88,14 @@ def _require_different_names(files: Mapping[str, Path]) -> None:
     """Refuse files that would replace each other, or another file, in the written folder."""
     names = [path.name for path in files.values()]
     for parameter, path in files.items():
+        others = "; ".join(str(each) for each in files.values())
+        if iteration_of(path.name) is not None:
+            raise ConversionError(
+                f"the tokenizer's files ({others}) are copied into one folder with checkpoints, and "
+                f"{path.name} is the name of a checkpoint there; copy {path} to another name, and pass it as "
+                f"--{parameter.replace('_', '-')}"
+            )
         if names.count(path.name) > 1 or path.name in _RESERVED:
-            others = "; ".join(str(each) for each in files.values())
             raise ConversionError(
                 f"the tokenizer's files ({others}) are copied into one folder, where {path.name} is the name "
                 f"of two files; copy {path} to another name, and pass it as --{parameter.replace('_', '-')}"
@@ -101,14 +109,32 @@ def check_padding(files: NeoXFiles, settings: Settings, tokenizer: NamedTokenize
         ConversionError: this tokenizer would have given another number of rows.
     """
     entries, multiple = tokenizer.tokenizer.vocab_size, settings.config.model.make_vocab_size_divisible_by
-    padded = -(-entries // (multiple * files.ranks)) * multiple * files.ranks
+    padded = _padded(entries, multiple * files.ranks)
     if padded != settings.rows:
         raise ConversionError(
             f"the tokenizer of {files.folder} has {entries:,} entries, which GPT-NeoX pads to {padded:,} "
             f"(make_vocab_size_divisible_by: {multiple}, {files.ranks} tensor-parallel ranks), but the token "
-            f"embedding has {settings.rows:,} rows; pass the tokenizer that it was trained with as "
-            "--vocab-file (and --merge-file), or its configuration as --config"
+            f"embedding has {settings.rows:,} rows; {_resharded(files, settings, entries, multiple)}pass the "
+            "tokenizer that it was trained with as --vocab-file (and --merge-file), or its configuration as "
+            "--config"
         )
+
+
+def _padded(entries: int, multiple: int) -> int:
+    return -(-entries // multiple) * multiple
+
+
+def _resharded(files: NeoXFiles, settings: Settings, entries: int, multiple: int) -> str:
+    """Return the remedy if the embedding was padded for another number of ranks; empty if it was not."""
+    rows, numbers = settings.rows, range(1, _MOST_RANKS + 1)
+    ranks = next((ranks for ranks in numbers if _padded(entries, multiple * ranks) == rows), None)
+    if ranks is None or rows % files.ranks:
+        return ""
+    return (
+        f"{rows:,} rows are the padding for {ranks} tensor-parallel ranks: if the checkpoint was divided for "
+        "another number of ranks after the training, pass its configuration with "
+        f"make_vocab_size_divisible_by: {rows // files.ranks} as --config; else "
+    )
 
 
 def _found(named: str | None, folder: Path) -> Path | None:
