@@ -99,7 +99,7 @@ def test_a_value_that_the_type_cannot_hold_is_a_difference():
 
 
 def test_a_matrix_is_compared_in_pieces(monkeypatch):
-    """The result is that of the whole, and no tensor that is made on the way has more elements than a piece."""
+    """The result is that of the whole, and no tensor on the way has more elements than a piece."""
     one = torch.randn(30, 70, generator=torch.Generator().manual_seed(0))
     one[0, 0] = float("inf")  # In both, and therefore no difference.
     other = one.bfloat16()
