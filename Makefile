@@ -110,8 +110,8 @@ test-conversion: install  ## Round trips of random models of transformers, and 2
 test-sanitizers: install  ## neox-data's extension under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/sanitize.sh
 
-test-recipes: install  ## Every recipe of CONTRIBUTING.md, followed in a copy of the sources (minutes)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -m recipe tests/integration/test_recipes.py
+test-recipes: install  ## Follow the recipes of CONTRIBUTING.md, and run the commands of documents (minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m recipe tests/integration/test_recipes.py tests/integration/test_documents_run.py
 
 gpu-check: install  ## Everything that requires a GPU, with a report (REPORT=FILE); REHEARSE=1 runs what works on the CPU
 	@PYTHONPATH=tests $(BIN)/python -m support.gpu_check $(if $(filter 1,$(REHEARSE)),--rehearse) $(if $(REPORT),--report "$(REPORT)")

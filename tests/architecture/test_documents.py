@@ -23,6 +23,7 @@ from neox_config.estimate.shapes import fewest_devices
 from neox_config.schema.sections.launch import LaunchSection
 from neox_launcher.backends import BACKENDS
 from neox_launcher.plan.environment import TRAVELLING_PREFIXES
+from support.documents import DOCUMENTS, RUN, problems_of, shows
 from support.sources import ROOT
 
 COMMANDS = {
@@ -36,14 +37,6 @@ COMMANDS = {
     "preprocess_data": neox_data.preprocess.cli.main,
 }
 EXAMPLES = sorted((ROOT / "configs").glob("*.yml"))
-DOCUMENTS = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *(ROOT / "docs").glob("*.md"),
-        *ROOT.glob("packages/*/README.md"),
-        *ROOT.glob("*/README.md"),
-    ]
-)
 
 
 def shown_in_document(path: Path) -> list[str]:
@@ -93,7 +86,8 @@ def test_a_command_that_is_shown_exists_with_its_options(place, line):
         return
     if words[0] not in COMMANDS:
         assert words[0] in {
-            *("curl", "git", "lm_eval", "mkdir", "pip", "printf", "python", "sed", "source", "tensorboard")
+            *("curl", "git", "lm_eval", "mkdir", "pip", "printf", "python", "sed", "source", "tensorboard"),
+            *("apptainer", "cp", "docker", "export", "kubectl", "sbatch", "srun"),
         }
         return
     command: click.Command = COMMANDS[words[0]]
@@ -131,6 +125,51 @@ def test_the_refused_configuration_in_the_readme_is_reported_as_shown(tmp_path, 
     with pytest.raises(ConfigError) as error:
         load_config(["small.yml"])
     assert str(error.value) == shown
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_block_is_run_or_marked(path):
+    name = str(path.relative_to(ROOT))
+    assert problems_of(path.read_text(), has_runner=name in RUN) == []
+
+
+MARKED = "Text.\n\n<!-- not run: gpu -->\n```console\n$ make gpu-check\n```\n"
+UNMARKED = "Text.\n\n```console\n$ neox-config explain lr \\\n    rope\nlearning rate\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "has_runner", "problem"),
+    [
+        (MARKED, False, None),
+        (UNMARKED, True, None),
+        (MARKED + UNMARKED, True, None),
+        (UNMARKED, False, "line 3: no test runs this block"),
+        (MARKED + UNMARKED, False, "line 9: no test runs this block"),
+        (MARKED, True, "no block is run"),
+        (MARKED.replace("gpu -->", "later -->"), False, "unknown reason 'later'"),
+        (MARKED.replace("-->\n", "-->\n\n"), True, "a mark is not directly before a console block"),
+        (UNMARKED.replace("```", "   ```"), False, "an indented block is not found by tests"),
+        (MARKED.replace("```console", "```yaml"), False, "a mark is not directly before a console block"),
+    ],
+)
+def test_a_block_that_is_neither_run_nor_marked_is_found(text, has_runner, problem):
+    found = problems_of(text, has_runner=has_runner)
+    assert (found == []) if problem is None else any(problem in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_shown"),
+    [
+        ("devices  64\nmemory  19.86 GiB\n", True),
+        ("devices  64\n...\nfits: 19.86 GiB of ...\n", True),
+        ("memory  19.8", False),
+        ("memory  19.87 GiB\n", False),
+        ("devices  64\nfits: ...\n", False),
+        ("fits: ...\n...\ndevices  64\n", False),
+    ],
+)
+def test_shown_output_is_compared_line_by_line(shown, is_shown):
+    assert shows(shown, "\ndevices  64\nmemory  19.86 GiB \n\nfits: 19.86 GiB of 80.00 GiB\n") is is_shown
 
 
 def test_every_example_explains_its_use():
