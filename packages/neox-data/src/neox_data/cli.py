@@ -24,6 +24,7 @@ from neox_data.manifest import (
     verify_manifest,
     write_manifest,
 )
+from neox_data.prepare.cli import prepare
 from neox_data.preprocess.inputs import find_inputs
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.progress import Counts, Reporter, report_progress
@@ -284,6 +285,7 @@ def stdlib_corpus(output: Path) -> None:
         click.echo(f"{counts.undecodable:,} files that are not UTF-8 were skipped")
 
 
+main.add_command(prepare)
 main.add_command(trace)
 main.add_command(analyze)
 main.add_command(blend_report)

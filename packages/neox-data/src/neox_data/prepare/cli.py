@@ -1,0 +1,78 @@
+"""The command `neox-data prepare`."""
+
+from pathlib import Path
+
+import click
+
+from neox_data.command import DataCommand
+from neox_data.prepare.run import RESULT
+from neox_data.prepare.run import prepare as run
+from neox_data.preprocess.progress import report_progress
+
+__all__ = ["prepare"]
+
+
+@click.command("prepare", cls=DataCommand, several=("--input",))
+@click.option(
+    "--input",
+    "inputs",
+    required=True,
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH...",
+    help="Files and folders with texts: .txt, .md, .jsonl, .json, .parquet, .tar, .zip, also compressed.",
+)
+@click.option(
+    "--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder to write to."
+)
+@click.option(
+    "--jsonl-key",
+    "--jsonl-keys",
+    "--json-keys",
+    "jsonl_key",
+    default="text",
+    help="Key of the text in each JSON line, or column of a table.",
+)
+@click.option(
+    "--vocab-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="A tokenizer.json to use.  [default: train one]",
+)
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(1),
+    help="Entries of the tokenizer that is trained.  [default: by the size of the corpus, 512 to 32,768]",
+)
+@click.option(
+    "--log-interval",
+    type=click.IntRange(1),
+    default=10_000,
+    help="Documents between progress lines if the output is not a terminal.",
+)
+def prepare(
+    inputs: tuple[Path, ...],
+    output: Path,
+    jsonl_key: str,
+    vocab_file: Path | None,
+    vocab_size: int | None,
+    log_interval: int,
+) -> None:
+    """Make a tokenizer and a dataset of files and folders with texts.
+
+    Writes corpus.jsonl (all documents, mixed), tokenizer.json, data/corpus_text_document.bin and .idx, and
+    prepared.json (the counts, and a split for training and validation). Run it again after an interruption:
+    steps that are complete are not repeated.
+    """
+    if vocab_file is not None and vocab_size is not None:
+        raise click.UsageError("--vocab-size is for a tokenizer that is trained; remove it, or --vocab-file")
+    with report_progress(log_interval=log_interval) as report:
+        run(
+            inputs,
+            output,
+            key=jsonl_key,
+            vocab_file=vocab_file,
+            vocab_size=vocab_size,
+            report=report,
+            say=click.echo,
+        )
+    click.echo(f"wrote {output / RESULT}")

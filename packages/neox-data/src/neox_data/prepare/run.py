@@ -1,0 +1,185 @@
+"""Corpus, tokenizer and dataset from files of texts; a step that an earlier run completed is not repeated."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from neox_data.errors import DataError
+from neox_data.indexed import open_indexed
+from neox_data.manifest import check_tokenizer, read_manifest
+from neox_data.prepare.corpus import write_corpus
+from neox_data.prepare.texts import Skips, find_texts, texts_of
+from neox_data.preprocess.progress import Reporter
+from neox_data.preprocess.read import CorpusReader
+from neox_data.preprocess.run import Options, output_prefix_of, preprocess
+from neox_data.splits import split_documents
+from neox_data.tokenizers import build_tokenizer
+from neox_data.tokenizers.train import train_byte_level_bpe
+from neox_data.whole_files import exclusive_lock, written_aside
+
+__all__ = ["RESULT", "prepare"]
+
+RESULT = "prepared.json"
+"""Name of the file with the result of all steps, which is written last."""
+
+_CORPUS, _RECORD, _TOKENIZER = "corpus.jsonl", "corpus.json", "tokenizer.json"
+_TYPE = "HFTokenizer"
+# The smallest and largest vocabulary, and bytes of text per entry.
+_FEWEST_ENTRIES, _MOST_ENTRIES, _BYTES_PER_ENTRY = 512, 32_768, 1_000
+# Documents per document for validation, and the fewest with which there is a validation.
+_PER_VALIDATION_DOCUMENT, _FEWEST_TO_SPLIT = 20, 5
+
+Say = Callable[[str], None]
+
+
+def prepare(
+    names: Sequence[Path],
+    output: Path,
+    *,
+    key: str,
+    vocab_file: Path | None,
+    vocab_size: int | None,
+    report: Reporter,
+    say: Say,
+) -> dict[str, Any]:
+    """Write a corpus, a tokenizer and a dataset to a folder, and return what a training must know of them.
+
+    Args:
+        names: files and folders with texts.
+        output: the folder.
+        key: key of the text in JSON lines and tables.
+        vocab_file: a tokenizer.json; None trains one.
+        vocab_size: entries of a tokenizer that is trained; None: by the size of the corpus.
+        report: called with the counts of the dataset's documents.
+        say: called with a line for each completed step.
+
+    Raises:
+        DataError: the texts cannot be used, or the folder contains the result of other texts or settings.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    settings = [key, str(vocab_size), *([] if vocab_file is None else [_state(vocab_file)])]
+    with exclusive_lock(output / ".lock", purpose=f"preparing texts in {output}"):
+        corpus = _corpus(names, output, key, settings, say)
+        entries = vocab_size or _entries_for(corpus["num_bytes"])
+        tokenizer_file = vocab_file or _tokenizer(output, entries, say)
+        dataset = _dataset(output, tokenizer_file, report, say)
+        result = {**corpus, **dataset, "tokenizer_type": _TYPE, "vocab_file": str(tokenizer_file.resolve())}
+        _write_json(output / RESULT, result)
+    return result
+
+
+def _corpus(
+    names: Sequence[Path], output: Path, key: str, settings: Sequence[str], say: Say
+) -> dict[str, Any]:
+    path, record, skips = output / _CORPUS, output / _RECORD, Skips()
+    files = find_texts(names, skips, without=output)
+    texts = "\0".join([*settings, *map(_state, files)])
+    identity = hashlib.sha256(texts.encode(errors="surrogateescape")).hexdigest()
+    if record.exists():
+        known = _read_json(record)
+        if known.pop("identity", None) != identity or not path.exists():
+            raise DataError(
+                f"{output} contains the result of other files, of earlier versions of these, or of other "
+                "options; delete it, or choose another output folder"
+            )
+        say(f"{path}: complete since an earlier run")
+        return known
+    if path.exists():
+        raise DataError(
+            f"{path} exists, but not its record {_RECORD}; delete it, or choose another output folder"
+        )
+    counts = write_corpus((text for each in files for text in texts_of(each, key, skips)), path)
+    found = {"files": len(files), **asdict(counts), "skipped": skips.counts}
+    _write_json(record, {"identity": identity, **found})
+    say(
+        f"read {len(files):,} files: {counts.documents:,} documents, {counts.num_bytes / 1e6:,.2f} MB of text"
+    )
+    for line in skips.lines():
+        say(line)
+    if counts.cut:
+        say(
+            f"{counts.cut:,} documents larger than a hundredth of all texts were cut at line ends or spaces: "
+            f"{counts.written:,} documents now"
+        )
+    say(f"wrote {path}: documents in a fixed pseudo-random order")
+    return found
+
+
+def _state(path: Path) -> str:
+    """Return the name of a file with what changes when it is written."""
+    status = path.stat()
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+
+
+def _entries_for(num_bytes: int) -> int:
+    """Return a vocabulary size, a power of two, for a corpus."""
+    wanted = max(1, num_bytes // _BYTES_PER_ENTRY)
+    return min(_MOST_ENTRIES, max(_FEWEST_ENTRIES, 1 << (wanted.bit_length() - 1)))
+
+
+def _tokenizer(output: Path, entries: int, say: Say) -> Path:
+    path = output / _TOKENIZER
+    if path.exists():
+        say(f"{path}: complete since an earlier run")
+        return path
+    reader = CorpusReader([output / _CORPUS], ("text",))
+    found = train_byte_level_bpe((document.texts[0] for document in reader), vocab_size=entries, output=path)
+    few = "" if found == entries else f", all that the texts give of {entries:,}"
+    say(f"wrote {path}: {found:,} entries{few}")
+    return path
+
+
+def _dataset(output: Path, tokenizer_file: Path, report: Reporter, say: Say) -> dict[str, Any]:
+    tokenizer = build_tokenizer(_TYPE, vocab_file=tokenizer_file)
+    folder = output / "data"
+    folder.mkdir(exist_ok=True)
+    prefix = output_prefix_of(folder / "corpus", "text")
+    if read_manifest(prefix) is None:
+        options = Options(append_end=True, workers=len(os.sched_getaffinity(0)))
+        preprocess(
+            [output / _CORPUS],
+            output_prefix=folder / "corpus",
+            tokenizer=tokenizer,
+            options=options,
+            report=report,
+        )
+    else:
+        check_tokenizer(prefix, tokenizer)
+        say(f"{prefix}.bin: complete since an earlier run")
+    dataset = open_indexed(prefix)
+    split = _split(len(dataset))
+    parts = split_documents(split, len(dataset))
+    tokens = {part: int(dataset.sizes[rows.start : rows.stop].sum()) for part, rows in parts.items()}
+    for part in ("train", "valid"):
+        say(f"{part}: {len(parts[part]):,} documents, {tokens[part]:,} tokens")
+    if not parts["valid"]:
+        say(f"no validation: it requires at least {_FEWEST_TO_SPLIT} documents")
+    return {
+        "data_path": str(prefix.resolve()),
+        "split": split,
+        "tokens": tokens,
+        "entries": tokenizer.vocab_size,
+    }
+
+
+def _split(num_documents: int) -> str:
+    """Return a split in numbers of documents: a twentieth, at least one, for validation."""
+    few = num_documents < _FEWEST_TO_SPLIT
+    validation = 0 if few else max(1, num_documents // _PER_VALIDATION_DOCUMENT)
+    return f"{num_documents - validation},{validation},0"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error}); delete {path.parent} and start again") from error
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    with written_aside(path) as file:
+        file.write(json.dumps(values, indent=2, allow_nan=False).encode() + b"\n")

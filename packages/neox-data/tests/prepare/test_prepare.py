@@ -1,0 +1,194 @@
+"""`neox-data prepare`: from files and folders of texts to a tokenizer and a dataset."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from click.testing import CliRunner
+
+from neox_data.cli import main
+from neox_data.indexed import open_indexed
+from neox_data.tokenizers import build_tokenizer
+
+SENTENCE = "The quick brown fox jumps over the lazy dog, again and again.\n"
+
+
+def prepare(*arguments):
+    return CliRunner().invoke(main, ["prepare", *map(str, arguments)])
+
+
+def result_in(folder: Path):
+    return json.loads((folder / "prepared.json").read_text())
+
+
+def documents_in(folder: Path):
+    return [json.loads(line)["text"] for line in (folder / "corpus.jsonl").read_text().splitlines()]
+
+
+def decoded(folder: Path):
+    tokenizer = build_tokenizer("HFTokenizer", vocab_file=folder / "tokenizer.json")
+    dataset = open_indexed(folder / "data" / "corpus_text_document")
+    return [tokenizer.decode(dataset[number][:-1].tolist()) for number in range(len(dataset))]
+
+
+def test_all_kinds_of_files_become_one_dataset_and_others_are_counted(tmp_path):
+    texts, output = tmp_path / "my texts", tmp_path / "the run"
+    (texts / "sub").mkdir(parents=True)
+    (texts / "one.txt").write_bytes(b"first\r\n" * 3)
+    (texts / "two.md").write_text("# second\n")
+    (texts / "three.jsonl").write_text('{"text": "third"}\n{"other": 1}\n{"text": "fourth"}\n')
+    (texts / "four.jsonl.gz").write_bytes(gzip.compress(b'{"text": "fifth"}\n'))
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["sixth", " "]}), texts / "sub" / "five.parquet")
+    (texts / "sub" / "loop").symlink_to(texts, target_is_directory=True)
+    (texts / "again.txt").symlink_to(texts / "one.txt")
+    (texts / "dead.txt").symlink_to("nowhere")
+    (texts / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    (texts / "binary.txt").write_bytes(b"a\0b")
+    (texts / "empty.txt").write_bytes(b"")
+    (texts / "program").write_bytes(b"\x7fELF")
+    (texts / ".hidden.txt").write_text("hidden")
+    os.mkfifo(texts / "pipe.txt")
+    found = prepare("--input", texts, "--output", output)
+    assert found.exit_code == 0, found.output
+    expected = {"first\nfirst\nfirst\n", "# second\n", "third", "fourth", "fifth", "sixth"}
+    assert set(documents_in(output)) == set(decoded(output)) == expected
+    assert result_in(output)["skipped"] == {
+        "the same file as another one": 1,
+        "cannot be read (No such file or directory)": 1,
+        "cannot be read as text": 2,
+        "binary": 1,
+        "empty": 1,
+        "blank": 1,
+        "another ending than that of texts": 1,
+        "hidden": 1,
+        "not a regular file": 1,
+        "a link to a folder": 1,
+    }
+    assert (result_in(output)["files"], result_in(output)["documents"]) == (7, 6)
+    assert "three.jsonl, line 2: no key 'text'; its keys are 'other'" in found.output
+    assert "latin.txt: not UTF-8 (byte 0xe9 at position 4)" in found.output
+
+
+def test_one_long_text_is_cut_so_that_a_twentieth_is_for_validation(tmp_path):
+    text = "".join(f"{number}: {SENTENCE}" for number in range(4000))
+    (tmp_path / "book.txt").write_text(text)
+    found = prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "run")
+    result = result_in(tmp_path / "run")
+    documents = documents_in(tmp_path / "run")
+    assert (result["documents"], result["cut"], result["written"]) == (1, 1, len(documents))
+    assert 100 <= len(documents) <= 110
+    assert all(document.endswith("\n") and len(document) <= len(text) // 100 for document in documents)
+    # Nothing is lost: in their order, the parts are the text.
+    assert "".join(sorted(documents, key=lambda part: int(part.split(":")[0]))) == text
+    assert documents != sorted(documents, key=lambda part: int(part.split(":")[0]))
+    tokens = result["tokens"]
+    assert result["split"] == f"{len(documents) - 5},5,0"
+    assert 0.03 < tokens["valid"] / (tokens["train"] + tokens["valid"]) < 0.07
+    assert sum(tokens.values()) == open_indexed(result["data_path"]).num_tokens
+    assert "1 documents larger than a hundredth of all texts were cut at line ends or spaces" in found.output
+
+
+def test_one_line_without_an_end_is_cut_within_words(tmp_path):
+    (tmp_path / "line.txt").write_text("\xe4" * 10_000)
+    prepare("--input", tmp_path / "line.txt", "--output", tmp_path / "run")
+    documents = documents_in(tmp_path / "run")
+    assert "".join(documents) == "\xe4" * 10_000
+    assert max(len(document.encode()) for document in documents) == 2048
+
+
+def test_the_order_is_the_same_on_every_machine(tmp_path):
+    (tmp_path / "lines.jsonl").write_text("".join(f'{{"text": "{number}"}}\n' for number in range(8)))
+    prepare("--input", tmp_path / "lines.jsonl", "--output", tmp_path / "run")
+    assert documents_in(tmp_path / "run") == ["6", "2", "4", "0", "5", "3", "7", "1"]
+    assert result_in(tmp_path / "run")["split"] == "7,1,0"
+
+
+def test_too_few_documents_have_no_validation(tmp_path):
+    (tmp_path / "few.txt").write_text("Some words.\n")
+    found = prepare("--input", tmp_path / "few.txt", "--output", tmp_path / "run")
+    assert result_in(tmp_path / "run")["split"] == "1,0,0"
+    assert "no validation: it requires at least 5 documents" in found.output
+
+
+def test_a_second_run_repeats_no_completed_step(tmp_path):
+    (tmp_path / "book.txt").write_text(SENTENCE * 500)
+    arguments = ("--input", tmp_path / "book.txt", "--output", tmp_path / "run")
+    prepare(*arguments)
+    names = ("corpus.jsonl", "tokenizer.json", "data/corpus_text_document.bin")
+    before = {name: (tmp_path / "run" / name).stat().st_mtime_ns for name in names}
+    first = result_in(tmp_path / "run")
+    # As if the run had been killed after its second step.
+    for lost in ("prepared.json", "data/corpus_text_document.manifest.json"):
+        (tmp_path / "run" / lost).unlink()
+    (tmp_path / "run" / ".corpus.jsonl.unsorted").write_text("left by a killed process")
+    again = prepare(*arguments)
+    assert again.exit_code == 0
+    assert again.output.count("complete since an earlier run") == 2
+    assert result_in(tmp_path / "run") == first
+    now = {name: (tmp_path / "run" / name).stat().st_mtime_ns for name in names}
+    assert [name for name in names if now[name] != before[name]] == ["data/corpus_text_document.bin"]
+
+
+@pytest.mark.parametrize("change", ["the file", "the vocabulary"])
+def test_the_result_of_other_texts_or_options_is_not_overwritten(tmp_path, change):
+    (tmp_path / "book.txt").write_text(SENTENCE * 500)
+    prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "run")
+    before = (tmp_path / "run" / "corpus.jsonl").read_bytes()
+    options = ["--vocab-size", 300] if change == "the vocabulary" else []
+    if change == "the file":
+        (tmp_path / "book.txt").write_text(SENTENCE * 501)
+    found = prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "run", *options)
+    assert found.exit_code == 2
+    assert (
+        "contains the result of other files, of earlier versions of these, or of other options"
+        in found.output
+    )
+    assert (tmp_path / "run" / "corpus.jsonl").read_bytes() == before
+
+
+def test_a_given_tokenizer_is_used(tmp_path):
+    (tmp_path / "book.txt").write_text(SENTENCE * 100)
+    prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "one", "--vocab-size", 270)
+    file = tmp_path / "one" / "tokenizer.json"
+    prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "two", "--vocab-file", file)
+    assert result_in(tmp_path / "two")["vocab_file"] == str(file)
+    assert result_in(tmp_path / "two")["entries"] == 270
+    assert not (tmp_path / "two" / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "has no file with text; pass a folder with files that end in .txt, .md"),
+        ({"program": b"\x7fELF"}, "skipped 1: another ending than that of texts"),
+        ({"blank.txt": b" \n"}, "none of the files contains text"),
+        ({"bad.txt": b"\xff"}, "none of the files contains text"),
+    ],
+)
+def test_a_folder_without_texts_is_refused_with_the_reason(tmp_path, content, message):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for name, data in (content or {}).items():
+        (texts / name).write_bytes(data)
+    found = prepare("--input", texts, "--output", tmp_path / "run")
+    assert found.exit_code == 2
+    assert message in found.output
+    assert not (tmp_path / "run" / "corpus.jsonl").exists()
+
+
+def test_a_name_that_cannot_be_read_is_refused(tmp_path):
+    found = prepare("--input", tmp_path / "absent", "--output", tmp_path / "run")
+    assert found.exit_code == 2
+    assert "absent: cannot be read (No such file or directory); pass a folder, or a file" in found.output
+
+
+def test_the_output_folder_is_not_an_input(tmp_path):
+    (tmp_path / "book.txt").write_text(SENTENCE * 100)
+    for _ in range(2):
+        found = prepare("--input", tmp_path, "--output", tmp_path / "run")
+        assert found.exit_code == 0, found.output
+    assert result_in(tmp_path / "run")["files"] == 1
