@@ -75,7 +75,7 @@ def build_peer(shape: dict[str, int]) -> Any:
 def build_ours(shape: dict[str, int], peer: Any) -> Any:
     """Return our forward pass with the peer's weights."""
     from neox_config import load_config, resolve
-    from neox_model.assembly.model import build_stage
+    from neox_model.assembly.model import build_stage, padded_vocab_size
     from neox_model.generate.forward import Forward
     from neox_model.parallel.groups import SINGLE_PROCESS
     from neox_model.parallel.logical import named_logical_parameters
@@ -105,7 +105,12 @@ def build_ours(shape: dict[str, int], peer: Any) -> Any:
     with torch.no_grad():
         for name, parameter in named_logical_parameters(model):
             parameter.copy_(weights[their_name(name)])
-    return Forward(model.eval(), hidden_size=shape["width"], vocab_size=shape["vocabulary"])
+    return Forward(
+        model.eval(),
+        hidden_size=shape["width"],
+        vocab_size=shape["vocabulary"],
+        model_vocab_size=padded_vocab_size(resolved.config, shape["vocabulary"]),
+    )
 
 
 def run_ours(forward: Any, prompts: list[list[int]], new: int, way: dict[str, Any]) -> list[list[int]]:

@@ -98,7 +98,7 @@ def run_ours(load, tasks, layouts):
         evaluation = TextEvaluation(resolved, tokenizer, groups)
         forward, _ = load_forward(resolved, load, groups, tokenizer)
         found = [evaluation.run(lambda: forward, iteration=0) for _ in range(2 if settings == () else 1)]  # noqa: B023
-        scorer = Scorer(forward, vocab_size=MODEL["vocab_size"], seq_length=96, batch_tokens=200)
+        scorer = Scorer(forward, seq_length=96, batch_tokens=200)
         model = evaluation._model(evaluation._harness, forward, scorer)
         results[name] = {"tasks": None, **direct(model, model)}
         if found[0] is not None:

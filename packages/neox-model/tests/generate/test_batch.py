@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from neox_model.assembly.model import build_stage
+from neox_model.assembly.model import build_stage, padded_vocab_size
 from neox_model.generate.batch import Admission, Batch, NewTokens, _groups
 from neox_model.generate.forward import Forward
 from neox_model.generate.run import as_plain_model
@@ -46,6 +46,7 @@ def forward_of(
         model.to(dtype).eval(),
         hidden_size=resolved.config.model.hidden_size,
         vocab_size=vocab_size,
+        model_vocab_size=padded_vocab_size(resolved.config, vocab_size),
         groups=groups,
     )
 

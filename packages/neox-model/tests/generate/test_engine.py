@@ -54,10 +54,15 @@ class Head(nn.Module):
         return hidden_SBV.transpose(0, 1)
 
 
+def scripted(script: str) -> Forward:
+    entries = TOKENIZER.vocab_size
+    return Forward(Scripted(script), hidden_size=4, vocab_size=entries, model_vocab_size=entries)
+
+
 def engine(
     script: str = "abcdefghij", *, slots: int = 2, capacity: int = 12, recompute: bool = True, **options: int
 ):
-    forward = Forward(Scripted(script), hidden_size=4, vocab_size=TOKENIZER.vocab_size)
+    forward = scripted(script)
     return Engine(Batch(forward, slots=slots, capacity=capacity, recompute=recompute), TOKENIZER, **options)
 
 
@@ -206,7 +211,7 @@ def test_each_parameter_reaches_the_job():
         "prompt": "once",
         "seed": 77,
     }
-    forward = Forward(Scripted("abc"), hidden_size=4, vocab_size=TOKENIZER.vocab_size)
+    forward = scripted("abc")
 
     def job(**changes: object) -> Job:
         config = resolved_from(settings | changes).config
@@ -235,7 +240,7 @@ def test_each_parameter_reaches_the_job():
     ("device", "reads_every_token", "steps"), [("cpu", False, 1), ("meta", False, 8), ("meta", True, 1)]
 )
 def test_tokens_are_read_one_by_one_on_a_cpu_and_in_interactive_sessions(device, reads_every_token, steps):
-    forward = Forward(Scripted("abc"), hidden_size=4, vocab_size=TOKENIZER.vocab_size)
+    forward = scripted("abc")
     forward.device = torch.device(device)
     job = job_of(
         resolved_from({}).config, forward, TOKENIZER, SINGLE_PROCESS, reads_every_token=reads_every_token

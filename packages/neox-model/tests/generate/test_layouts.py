@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from neox_data.tokenizers import build_tokenizer
-from neox_model.assembly.model import build_stage
+from neox_model.assembly.model import build_stage, padded_vocab_size
 from neox_model.generate.batch import Batch
 from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
@@ -37,6 +37,7 @@ def write_results(folder: Path, groups: Groups, precision: str, sizes: dict[str,
         model.to(DTYPES[precision]).eval(),
         hidden_size=resolved.config.model.hidden_size,
         vocab_size=tokenizer.vocab_size,
+        model_vocab_size=padded_vocab_size(resolved.config, tokenizer.vocab_size),
         groups=groups,
     )
     output = folder / f"{precision}.jsonl"

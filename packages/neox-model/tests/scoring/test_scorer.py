@@ -2,8 +2,10 @@
 
 import json
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from neox_model.scoring.endings import NotFiniteError, StoppedError
 from neox_model.scoring.perplexity import measure_perplexity, ratio_of
 from neox_model.scoring.results import Results, write_results
 from neox_model.scoring.scorer import Part, Scorer, rolling_parts
+from neox_model.serve.logprobs import TokenNames, completion_logprobs
 from support.distributed import run_ranks
 
 TOKENIZER = build_tokenizer("CharLevelTokenizer")
@@ -57,9 +60,12 @@ class Model(nn.Module):
         return torch.no_grad()
 
 
+def forward() -> Forward:
+    return Forward(Model(), hidden_size=4, vocab_size=TOKENIZER.vocab_size, model_vocab_size=ENTRIES)
+
+
 def scorer(*, seq_length: int = 8, batch_tokens: int = 16) -> Scorer:
-    forward = Forward(Model(), hidden_size=4, vocab_size=TOKENIZER.vocab_size)
-    return Scorer(forward, vocab_size=ENTRIES, seq_length=seq_length, batch_tokens=batch_tokens)
+    return Scorer(forward(), seq_length=seq_length, batch_tokens=batch_tokens)
 
 
 def expected(tokens: list[int]) -> float:
@@ -101,21 +107,41 @@ def test_greedy_means_that_every_token_is_the_most_likely_one():
     assert [score.is_greedy for score in scorer().score(parts)] == [True, False, True]
 
 
-def test_the_scores_of_a_generation_are_over_the_same_vocabulary():
-    """It has entries that the tokenizer lacks, which are never chosen but are possible."""
-    forward = Forward(Model(), hidden_size=4, vocab_size=TOKENIZER.vocab_size, model_vocab_size=ENTRIES)
-    engine = Engine(Batch(forward, slots=2, capacity=12, recompute=True), TOKENIZER)
-    prompt = [5, 9, 2, 7]
-    engine.submit(Request(prompt=prompt, maximum_tokens=3, scores_prompt=True, top_count=2))
-    update, *updates = engine.step()
-    assert updates == []
+@pytest.fixture
+def likely_padding(monkeypatch):
+    """The entries that the tokenizer lacks are the most likely ones after every token."""
+    table = TABLE.clone()
+    table[:, TOKENIZER.vocab_size :] += 9
+    monkeypatch.setitem(globals(), "TABLE", table)
+    monkeypatch.setitem(globals(), "LOGS", table.double().log_softmax(-1))
+
+
+def test_scores_generation_server_and_harness_have_one_rule_for_padding(likely_padding):
+    """Probabilities are over all entries; the most likely tokens are the tokenizer's."""
+    prompt, entries = [5, 9, 2, 7], TOKENIZER.vocab_size
+    engine = Engine(Batch(forward(), slots=2, capacity=12, recompute=True), TOKENIZER)
+    engine.submit(Request(prompt=prompt, maximum_tokens=1, scores_prompt=True, top_count=2))
+    (update,) = engine.step()
     values = [float(LOGS[before, after]) for before, after in pairwise(prompt)]
     assert update.prompt.log_probabilities == pytest.approx(values, abs=1e-5)
-    best = LOGS[prompt[:-1], : TOKENIZER.vocab_size].max(-1).values.tolist()
-    assert [row[0][1] for row in update.prompt.top] == pytest.approx(best, abs=1e-5)
-    token = int(LOGS[prompt[-1], : TOKENIZER.vocab_size].argmax())
-    assert update.new.tokens == [token]
-    assert update.new.log_probabilities == pytest.approx([float(LOGS[prompt[-1], token])], abs=1e-5)
+    (token,), (value,), (top,) = update.new.tokens, update.new.log_probabilities, update.new.top
+    best = LOGS[7, :entries].sort(descending=True)
+    assert token == int(best.indices[0])
+    assert [number for number, _ in top] == best.indices[:2].tolist()
+    assert [value, *(each for _, each in top)] == pytest.approx(best.values[[0, 0, 1]].tolist(), abs=1e-5)
+    second = top[1][0]
+    first_score, second_score = scorer().score([Part(prompt, [token]), Part(prompt, [second])])
+    assert (first_score.is_greedy, second_score.is_greedy) == (True, False)
+    assert first_score.log_likelihood == pytest.approx(value, abs=1e-6)
+    shown = completion_logprobs(TokenNames(TOKENIZER), [token], [value], [top], [0])
+    # The harness's client of servers calls a token greedy if it is the first of these.
+    assert max(shown["top_logprobs"][0].values()) == shown["token_logprobs"][0] == value
+    pytest.importorskip("lm_eval")
+    from neox_model.scoring.harness import HarnessModel
+
+    model = HarnessModel(scorer(), None, TOKENIZER, SINGLE_PROCESS, batch_size=1, seed=0)
+    found = model._loglikelihood_tokens([(None, prompt, [one]) for one in (token, second)])
+    assert found == [(first_score.log_likelihood, True), (second_score.log_likelihood, False)]
 
 
 def test_texts_that_cannot_be_scored_are_refused():
@@ -140,27 +166,44 @@ def test_a_signal_ends_the_scoring_before_the_next_batch():
     assert len(made.forward._body[0].sizes) == 2
 
 
-def end_on_one_replica(kind: str) -> list[str]:
-    """What each rank does after rank 1 ended."""
+def work_in_sections(counts: list[int]) -> dict[str, Any]:
+    """What each rank receives, with these numbers of turns; then, how many it takes if rank 1 ends."""
     from neox_model.parallel.topology import create_groups
     from neox_model.scoring import endings
 
     groups = create_groups(1, 1)
+    taken = 0
 
-    def work() -> int:
-        if groups.data.rank == 1:
-            raise getattr(endings, kind)("because")
-        return 7
+    def turns(count: int, ending: bool) -> Iterator[list[int]]:
+        nonlocal taken
+        for number in range(count):
+            taken += 1
+            # Turns that find nothing, and several results of one.
+            yield [100 * groups.data.rank + number] * (number % 3)
+        if ending:
+            raise endings.NotFiniteError("because")
 
+    found = endings.gather_in_sections(groups.control, turns(counts[groups.data.rank], ending=False))
+    taken = 0
+    is_broken = groups.data.rank == 1
     try:
-        return [str(value) for value in endings.gather_unless_ended(groups.control, work)]
+        endings.gather_in_sections(groups.control, turns(3 if is_broken else 1000, ending=is_broken))
     except endings.EvaluationEndedError as error:
-        return [type(error).__name__, str(error)]
+        return {"found": found, "error": repr(error), "taken": taken}
+    raise AssertionError("the evaluation went on")
 
 
-def test_an_evaluation_that_ends_on_one_replica_ends_on_all():
-    (first, second) = run_ranks(end_on_one_replica, size=2, kind="NotFiniteError")
-    assert first == second == ["NotFiniteError", "because"]
+@pytest.mark.parametrize("counts", [[0, 40], [16, 32], [5, 5], [17, 0]])
+def test_replicas_gather_in_sections_and_end_together(counts):
+    first, second = run_ranks(work_in_sections, size=2, counts=counts)
+    whole = [
+        [100 * rank + number for number in range(count) for _ in range(number % 3)]
+        for rank, count in enumerate(counts)
+    ]
+    assert first["found"] == second["found"] == whole
+    assert first["error"] == second["error"] == "NotFiniteError('because')"
+    # The replica that can go on stops at the end of the section, not of its share.
+    assert (first["taken"], second["taken"]) == (16, 3)
 
 
 @pytest.mark.parametrize("seq_length", [1, 2, 7, 16])

@@ -27,12 +27,16 @@ _SCORED_ROWS = 512
 class Forward:
     """The forward pass of this rank's layers, with a cache of earlier tokens or without.
 
+    One rule for all that generates and scores texts: log-probabilities are those of the loss in training,
+    which add up to 1 over the model's whole vocabulary; the most likely tokens are the tokenizer's, because
+    entries of the padding have no text. So `logits` returns the tokenizer's alone, with totals over all.
+
     Args:
         model: this rank's pipeline stage, or the whole model.
         hidden_size: width of the hidden states.
         vocab_size: the tokenizer's vocabulary size, without padding.
+        model_vocab_size: entries of the model's vocabulary, with padding.
         groups: this rank's process groups.
-        model_vocab_size: entries of the model's vocabulary, with padding; None: the tokenizer's.
 
     Attributes:
         model: the model.
@@ -46,8 +50,8 @@ class Forward:
         *,
         hidden_size: int,
         vocab_size: int,
+        model_vocab_size: int,
         groups: Groups = SINGLE_PROCESS,
-        model_vocab_size: int | None = None,
     ) -> None:
         self.model = model
         self._hidden_size = hidden_size
@@ -61,7 +65,7 @@ class Forward:
         parameter = next(model.parameters())
         self.device, self._dtype = parameter.device, parameter.dtype
         self.vocab_size = vocab_size
-        self._model_vocab_size = model_vocab_size or vocab_size
+        self._model_vocab_size = model_vocab_size
         self._caches: KeyValueCaches | None = None
 
     def allocate(self, *, slots: int, capacity: int) -> None:
@@ -98,16 +102,13 @@ class Forward:
         Args:
             hidden_RD: hidden states before the head.
         """
-        logits_RV = self._logits(hidden_RD, self._model_vocab_size)
-        return logits_RV[:, : self.vocab_size], logits_RV.float().logsumexp(1)
-
-    def _logits(self, hidden_RD: Tensor, vocab_size: int) -> Tensor:
         with torch.no_grad(), self.model.autocast():
             logits_R1V = self._head(hidden_RD.unsqueeze(0))
-            return gather_vocabulary(logits_R1V, self._tensor, vocab_size)[:, 0]
+            logits_RV = gather_vocabulary(logits_R1V, self._tensor, self._model_vocab_size)[:, 0]
+        return logits_RV[:, : self.vocab_size], logits_RV.float().logsumexp(1)
 
     def log_probabilities(
-        self, tokens_BS: Tensor, places: tuple[Tensor, Tensor], targets_N: Tensor, *, vocab_size: int
+        self, tokens_BS: Tensor, places: tuple[Tensor, Tensor], targets_N: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return, on every rank, log-probabilities of tokens, and whether each is the most likely one.
 
@@ -117,7 +118,6 @@ class Forward:
             tokens_BS: token ids; rows are padded at their end.
             places: (row, index of a token) after which each target stands.
             targets_N: the token at each place.
-            vocab_size: entries of the vocabulary over which probabilities add up to 1.
         """
         positions_BS = torch.arange(tokens_BS.shape[1], device=self.device).expand_as(tokens_BS)
         hidden_SBD = self.hidden_after(tokens_BS, positions_BS, None)
@@ -127,9 +127,9 @@ class Forward:
             rows_N, columns_N = places
             for start in range(0, len(targets_N), _SCORED_ROWS):
                 part = slice(start, start + _SCORED_ROWS)
-                logits_NV = self._logits(hidden_SBD[columns_N[part], rows_N[part]], vocab_size)
-                values_NV = logits_NV.float().log_softmax(-1)
-                values_N[part] = values_NV.gather(1, targets_N[part].unsqueeze(1))[:, 0]
+                logits_NV, total_N = self.logits(hidden_SBD[columns_N[part], rows_N[part]])
+                chosen_N = logits_NV.gather(1, targets_N[part].unsqueeze(1)).squeeze(1)
+                values_N[part] = chosen_N.float() - total_N
                 is_greedy_N[part] = (logits_NV.argmax(-1) == targets_N[part]).long()
         values_N, is_greedy_N = self.share([values_N, is_greedy_N])
         return values_N, is_greedy_N.bool()

@@ -1,7 +1,9 @@
 """Ends of an evaluation before it has results, on all replicas together."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, TypeVar
 
 from neox_model.checkpoint.outcome import gather
 from neox_model.errors import ModelError
@@ -13,7 +15,7 @@ __all__ = [
     "EvaluationEndedError",
     "NotFiniteError",
     "StoppedError",
-    "gather_unless_ended",
+    "gather_in_sections",
 ]
 
 NOT_FINITE = (
@@ -21,6 +23,9 @@ NOT_FINITE = (
     "diverged, or compute in a precision of a larger range, such as bfloat16 for fp16"
 )
 STOPPED = "a signal requested the end before the evaluation was complete"
+
+# A turn is a forward pass, or some tokens of a batch of texts.
+_SECTION_TURNS = 16
 
 _Found = TypeVar("_Found")
 
@@ -37,24 +42,51 @@ class StoppedError(EvaluationEndedError):
     """Raised when a signal requests the end."""
 
 
-def gather_unless_ended(control: Group, work: Callable[[], _Found]) -> list[_Found]:
-    """Return what `work` returns on every rank, ordered by rank. Collective over the control group.
+@dataclass(frozen=True, slots=True)
+class _Section(Generic[_Found]):
+    """What one rank did between two collective calls: what it found, and whether and why it has ended."""
+
+    found: list[_Found]
+    is_last: bool
+    ending: EvaluationEndedError | None
+
+
+def gather_in_sections(control: Group, turns: Iterable[Sequence[_Found]]) -> list[list[_Found]]:
+    """Return everything that `turns` yields on every rank, ordered by rank. Collective.
+
+    All ranks meet after every few turns, so that a rank without further work waits for a part of the others'
+    work, not for all of it: that may take longer than the time limit of the group.
 
     Args:
         control: CPU group of all ranks.
-        work: may communicate within a copy of the model, and raises an EvaluationEndedError on all ranks of
-            the copy or on none. Other errors are raised at once, and must end the process: other ranks wait.
+        turns: this rank's work, divided into turns of seconds; yields what was found, also nothing, after
+            each. May communicate within a copy of the model, whose ranks have equally many turns, and raises
+            an EvaluationEndedError on all ranks of the copy or on none. Other errors are raised at once, and
+            must end the process: other ranks wait.
 
     Raises:
-        EvaluationEndedError: `work` raised it on any rank; the same on all ranks.
+        EvaluationEndedError: `turns` raised it on any rank; the same on all ranks, after this section.
     """
-    found: _Found | EvaluationEndedError
+    found: list[list[_Found]] = [[] for _ in range(control.size)]
+    left = iter(turns)
+    while True:
+        every: list[_Section[_Found]] = gather(control, _next_section(left))
+        for section in every:
+            if section.ending is not None:
+                raise section.ending
+        for whole, section in zip(found, every, strict=True):
+            whole += section.found
+        if all(section.is_last for section in every):
+            return found
+
+
+def _next_section(turns: Iterator[Sequence[_Found]]) -> _Section[_Found]:
+    found: list[_Found] = []
+    count, ending = 0, None
     try:
-        found = work()
+        for one in islice(turns, _SECTION_TURNS):
+            found += one
+            count += 1
     except EvaluationEndedError as error:
-        found = error
-    every = gather(control, found)
-    for one in every:
-        if isinstance(one, EvaluationEndedError):
-            raise one
-    return every
+        ending = error
+    return _Section(found, count < _SECTION_TURNS, ending)

@@ -12,7 +12,6 @@ import torch
 
 from neox_config import Resolved
 from neox_data.tokenizers import Tokenizer
-from neox_model.assembly.model import padded_vocab_size
 from neox_model.generate.forward import Forward
 from neox_model.generate.interruption import agreed_in_copy
 from neox_model.generate.run import explained_shortage, job_of
@@ -93,7 +92,6 @@ class TextEvaluation:
         config, section = self._resolved.config, self._resolved.config.generation
         scorer = Scorer(
             forward,
-            vocab_size=padded_vocab_size(config, self._tokenizer.vocab_size),
             seq_length=config.model.seq_length,
             batch_tokens=self._resolved.derived.micro_batch_size * config.model.seq_length,
             is_stopping=lambda: agreed_in_copy(self._groups, is_stopping()),

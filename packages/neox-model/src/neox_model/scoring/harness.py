@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import filter as matching
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +35,7 @@ from neox_model.generate.engine import Engine, Request
 from neox_model.generate.sampling import Sampling
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import mixed_seed
-from neox_model.scoring.endings import NOT_FINITE, NotFiniteError, gather_unless_ended
+from neox_model.scoring.endings import NOT_FINITE, NotFiniteError, gather_in_sections
 from neox_model.scoring.scorer import Part, Scorer, rolling_parts
 from neox_model.scoring.texts import TextEncoder
 
@@ -116,9 +115,11 @@ class HarnessModel(TemplateLM):
         return self._encoder.whole(string)
 
     def _shared(
-        self, items: Sequence[_Item], work: Callable[[Sequence[_Item]], list[_Found]]
+        self, items: Sequence[_Item], work: Callable[[Sequence[_Item]], Iterator[list[tuple[int, _Found]]]]
     ) -> list[_Found]:
-        """Return what `work` returns for all items, of which each replica processes every n-th. Collective.
+        """Return what `work` yields for all items, by number, of which each replica processes every n-th.
+
+        Collective over all ranks.
 
         The harness would distribute questions itself, but then their examples depend on the number of
         replicas.
@@ -128,9 +129,9 @@ class HarnessModel(TemplateLM):
         """
         replicas = self._groups.data
         mine = items[replicas.rank :: replicas.size]
-        found = gather_unless_ended(self._groups.control, partial(work, mine))
-        parts = [iter(found[rank]) for rank in replicas.ranks]
-        return [next(parts[number % replicas.size]) for number in range(len(items))]
+        found = gather_in_sections(self._groups.control, work(mine))
+        parts = [dict(found[rank]) for rank in replicas.ranks]
+        return [parts[number % replicas.size][number // replicas.size] for number in range(len(items))]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
@@ -139,7 +140,7 @@ class HarnessModel(TemplateLM):
         parts = [Part(context, continuation) for _, context, continuation in requests]
         # Every rank has all of them, and so raises the same error.
         self._scorer.check(parts)
-        scores = self._shared(parts, self._scorer.score)
+        scores = self._shared(parts, self._scorer.turns)
         return [(score.log_likelihood, score.is_greedy) for score in scores]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -150,7 +151,7 @@ class HarnessModel(TemplateLM):
             )
             for request in requests
         ]
-        scores = iter(self._shared([part for each in parts for part in each], self._scorer.score))
+        scores = iter(self._shared([part for each in parts for part in each], self._scorer.turns))
         return [sum(next(scores).log_likelihood for _ in each) for each in parts]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -165,20 +166,21 @@ class HarnessModel(TemplateLM):
             made.append(self._request(*request.args, number=(request.doc_id, seen[request.doc_id])))
         return self._shared(made, self._generate)
 
-    def _generate(self, requests: Sequence[Request]) -> list[str]:
+    def _generate(self, requests: Sequence[Request]) -> Iterator[list[tuple[int, str]]]:
+        """Yield (number, text) of the texts that some tokens completed, longest prompts first."""
         if not requests:
-            return []
+            return
         capacity = max(max(1, len(one.prompt)) + one.maximum_tokens for one in requests)
         order = sorted(range(len(requests)), key=lambda number: -len(requests[number].prompt))
         engine = self._engine(min(self._batch_size, len(requests)), min(self.max_length, capacity))
-        texts: dict[int, str] = {}
-        self._scorer.continue_or_stop()
-        for number, reply in zip(order, engine.replies([requests[number] for number in order]), strict=True):
-            if not reply.is_finite:
-                raise NotFiniteError(NOT_FINITE)
-            texts[number] = reply.text
+        numbers = {engine.submit(requests[number]): number for number in order}
+        while engine.is_busy:
             self._scorer.continue_or_stop()
-        return [texts[number] for number in range(len(requests))]
+            updates = [(numbers[update.ticket], update.reply) for update in engine.step()]
+            replies = [(number, reply) for number, reply in updates if reply is not None]
+            if not all(reply.is_finite for _, reply in replies):
+                raise NotFiniteError(NOT_FINITE)
+            yield [(number, reply.text) for number, reply in replies]
 
     def _request(self, context: str, given: Mapping[str, Any], *, number: tuple[Any, int]) -> Request:
         settings = dict(normalize_gen_kwargs(dict(given), _MAXIMUM_TOKENS))

@@ -22,8 +22,8 @@ from neox_config.errors import ConfigError
 from neox_data.tokenizers import Tokenizer
 from neox_model.parallel.groups import Groups
 from neox_model.scoring.documents import ScoredDocument, read_documents
-from neox_model.scoring.endings import gather_unless_ended
-from neox_model.scoring.scorer import Scorer, rolling_parts
+from neox_model.scoring.endings import gather_in_sections
+from neox_model.scoring.scorer import Score, Scorer, rolling_parts
 from neox_model.scoring.texts import TextEncoder
 
 __all__ = ["CONFIDENCE", "Perplexity", "Ratio", "measure_perplexity", "ratio_of"]
@@ -158,11 +158,8 @@ def measure_perplexity(
     # One rank of each replica counts.
     is_counted = groups.model.rank == 0 and groups.pipe.rank == 0
 
-    def score() -> list[_Document]:
-        mine = _score_documents(documents, scorer, prefix)
-        return mine if is_counted else []
-
-    found = sorted(chain.from_iterable(gather_unless_ended(groups.control, score)))
+    turns = (made if is_counted else [] for made in _score_documents(documents, scorer, prefix))
+    found = sorted(chain.from_iterable(gather_in_sections(groups.control, turns)))
     scored = [document for document in found if document.tokens]
     if not scored:
         raise ConfigError(f"eval-data {source} has {len(found):,} documents without text; choose other data")
@@ -205,20 +202,24 @@ class _Document:
 
 def _score_documents(
     documents: Iterator[tuple[int, ScoredDocument]], scorer: Scorer, prefix: int
-) -> list[_Document]:
-    found = []
+) -> Iterator[list[_Document]]:
+    """Yield after each forward pass: nothing, or the documents that are complete."""
     while several := list(islice(documents, _AT_ONCE)):
         parts = [
             rolling_parts(document.tokens, prefix=prefix, seq_length=scorer.seq_length)
             for _, document in several
         ]
-        scores = iter(scorer.score([part for each in parts for part in each]))
+        scores: dict[int, Score] = {}
+        for turn in scorer.turns([part for each in parts for part in each]):
+            scores |= dict(turn)
+            yield []
+        numbers, found = iter(range(len(scores))), []
         for (number, document), own in zip(several, parts, strict=True):
-            sums = [next(scores).log_likelihood for _ in own]
+            sums = [scores[next(numbers)].log_likelihood for _ in own]
             counts = [len(part.continuation) for part in own]
             sizes = document.num_bytes, document.num_characters
             found.append(_Document(number, len(document.tokens), *sizes, tuple(_shares(sums, counts, sizes))))
-    return found
+        yield found
 
 
 def _shares(

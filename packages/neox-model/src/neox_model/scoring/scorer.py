@@ -6,6 +6,7 @@ Every rank of a copy of the model makes the same calls with the same arguments, 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -35,7 +36,7 @@ class Score:
 
     Args:
         log_likelihood: sum over its tokens, natural logarithm.
-        is_greedy: True if each token is the most likely one.
+        is_greedy: True if each token is the most likely one of the tokenizer's entries.
     """
 
     log_likelihood: float
@@ -43,14 +44,10 @@ class Score:
 
 
 class Scorer:
-    """Computes log-likelihoods with one copy of the model.
-
-    Probabilities are those of the loss in training: they add up to 1 over the model's whole vocabulary, with
-    its padding.
+    """Computes log-likelihoods with one copy of the model. `Forward` states which entries count.
 
     Args:
         forward: the model's forward pass.
-        vocab_size: entries of the model's vocabulary.
         seq_length: maximum number of tokens of the model's input.
         batch_tokens: maximum number of tokens of one forward pass, with padding; one sequence is always
             processed.
@@ -65,18 +62,21 @@ class Scorer:
         self,
         forward: Forward,
         *,
-        vocab_size: int,
         seq_length: int,
         batch_tokens: int,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self.forward, self.seq_length = forward, seq_length
         self._is_stopping = is_stopping
-        self._vocab_size = vocab_size
         self._batch_tokens = batch_tokens
 
     def score(self, parts: Sequence[Part]) -> list[Score]:
-        """Return the score of each part, in their order. Longest ones are computed first.
+        """Return the score of each part, in their order. Raises what `turns` raises."""
+        found = dict(chain.from_iterable(self.turns(parts)))
+        return [found[number] for number in range(len(parts))]
+
+    def turns(self, parts: Sequence[Part]) -> Iterator[list[tuple[int, Score]]]:
+        """Yield (number, score) of the parts that one forward pass scores, longest ones first.
 
         Raises:
             ModelError: as `check`.
@@ -86,13 +86,11 @@ class Scorer:
         self.check(parts)
         rows = [self._tokens_of(part) for part in parts]
         order = sorted(range(len(parts)), key=lambda number: -len(rows[number]))
-        found: dict[int, Score] = {}
         for numbers in self._batches(order, rows):
             self.continue_or_stop()
             counts = [len(parts[one].continuation) for one in numbers]
             scores = self._score([rows[one] for one in numbers], counts)
-            found |= dict(zip(numbers, scores, strict=True))
-        return [found[number] for number in range(len(parts))]
+            yield list(zip(numbers, scores, strict=True))
 
     def check(self, parts: Sequence[Part]) -> None:
         """Raise ModelError if a continuation is empty or longer than `seq_length`, or a context is empty."""
@@ -141,7 +139,7 @@ class Scorer:
         rows_N, columns_N = torch.tensor(places, device=device).unbind(1)
         targets = [token for row, count in zip(rows, scored, strict=True) for token in row[-count:]]
         values_N, is_greedy_N = self.forward.log_probabilities(
-            tokens_BS, (rows_N, columns_N), torch.tensor(targets, device=device), vocab_size=self._vocab_size
+            tokens_BS, (rows_N, columns_N), torch.tensor(targets, device=device)
         )
         sums = [float(values) for values in _sums(values_N.double().cpu(), scored)]
         if not all(map(math.isfinite, sums)):
