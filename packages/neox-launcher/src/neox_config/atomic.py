@@ -1,12 +1,17 @@
 """Write files atomically: under a temporary name in the same folder, then renamed."""
 
+import errno
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-__all__ = ["atomic_write", "flush_file", "flush_folder", "set_aside", "written_aside"]
+__all__ = ["atomic_write", "flush_file", "flush_folder", "set_aside", "write_new", "written_aside"]
+
+# Some file systems have no hard links, such as those of USB sticks and object stores.
+_NO_LINKS_HERE = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextmanager
@@ -55,6 +60,56 @@ def flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_new(paths: Iterable[Path], text: str) -> Path:
+    """Write a text to the first of some paths that has no file; another program may do the same.
+
+    The file appears complete. No lock is left by a process that is killed: a path is taken by linking the
+    temporary file to it, which fails if there is a file.
+
+    Args:
+        paths: names in one folder, without end.
+        text: what to write.
+
+    Returns:
+        The path.
+
+    Raises:
+        OSError: the file cannot be written or linked.
+    """
+    left = iter(paths)
+    path = next(left)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.new")
+    try:
+        with open(aside, "w", encoding="utf-8", newline="", opener=_create) as file:
+            file.write(text)
+        while not _is_taken(aside, path):
+            path = next(left)
+    finally:
+        with suppress(OSError):  # The first error is the useful one.
+            aside.unlink(missing_ok=True)
+    return path
+
+
+def _create(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+
+def _is_taken(aside: Path, path: Path) -> bool:
+    """Give a file a name as well, and return True; False if there is a file of this name."""
+    try:
+        path.hardlink_to(aside)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS_HERE:
+            raise
+        # Between these two calls another program may take the name.
+        if path.exists():
+            return False
+        aside.rename(path)
+    return True
 
 
 @contextmanager

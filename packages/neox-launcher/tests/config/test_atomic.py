@@ -1,11 +1,13 @@
 """Files that are complete or absent."""
 
+import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from neox_config.atomic import atomic_write, set_aside, written_aside
+from neox_config.atomic import atomic_write, set_aside, write_new, written_aside
 
 
 def test_a_file_appears_when_it_is_complete(tmp_path):
@@ -82,3 +84,45 @@ def test_files_are_set_aside_under_the_first_number_that_is_free_for_all(tmp_pat
     assert [path.name for path in moved] == ["record.1.3.csv", "failures.3.csv"]
     assert [path.read_text() for path in moved] == ["record.1.csv", "failures.csv"]
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def numbered(folder):
+    return (folder / f"{number}.json" for number in range(100))
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_new_file_gets_the_first_free_name_and_replaces_none(tmp_path, monkeypatch, has_links):
+    def no_links(*_):
+        raise OSError(errno.EPERM, "there are no hard links here")
+
+    if not has_links:
+        monkeypatch.setattr("pathlib.Path.hardlink_to", no_links)
+    (tmp_path / "0.json").write_text("old")
+    assert [write_new(numbered(tmp_path), text).name for text in ("a\r\n", "b")] == ["1.json", "2.json"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "0.json": b"old",
+        "1.json": b"a\r\n",
+        "2.json": b"b",
+    }
+
+
+def test_many_programs_at_once_get_a_name_each(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda number: write_new(numbered(tmp_path), str(number)), range(40)))
+    assert {int(path.read_text()) for path in found} == {*range(40)}
+    assert {*tmp_path.iterdir()} == {*found}
+    assert len({*found}) == 40
+
+
+def test_what_a_killed_process_leaves_takes_no_name(tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.hardlink_to", killed)
+        patch.setattr("pathlib.Path.unlink", lambda *_, **__: None)
+        with pytest.raises(KeyboardInterrupt):
+            write_new(numbered(tmp_path), "lost")
+    assert write_new(numbered(tmp_path), "kept") == tmp_path / "0.json"
+    # Of the same thread, so that it has the temporary name of the killed one.
+    assert [*tmp_path.iterdir()] == [tmp_path / "0.json"]

@@ -4,14 +4,13 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from neox_config import finite_json
-from neox_config.atomic import atomic_write
+from neox_config.atomic import write_new
 from neox_config.errors import NeoXError
 from neox_model.scoring.perplexity import CONFIDENCE, Perplexity
 
@@ -97,8 +96,7 @@ def write_results(prefix: str, results: Results, about: Mapping[str, Any]) -> Pa
     content = finite_json.dumps({**results.as_object(), **about}, indent=2, ensure_ascii=False)
     try:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
-        with _claimed(name) as path, atomic_write(path) as file:
-            file.write(f"{content}\n")
+        path = write_new(_paths(name), f"{content}\n")
     except OSError as error:
         raise NeoXError(
             f"cannot write the results of the evaluation to {name}.json: {error.strerror}; set another "
@@ -108,19 +106,8 @@ def write_results(prefix: str, results: Results, about: Mapping[str, Any]) -> Pa
     return path
 
 
-@contextmanager
-def _claimed(name: str) -> Iterator[Path]:
-    """Provide the first path that has no file, and that no other program provides within the block."""
-    for number in count(1):
-        path = Path(f"{name}.json" if number == 1 else f"{name}-{number}.json")
-        claim = path.with_name(f".{path.name}.claim")
-        try:
-            claim.touch(exist_ok=False)
-        except FileExistsError:
-            continue
-        try:
-            if not path.exists():
-                yield path
-                return
-        finally:
-            claim.unlink()
+def _paths(name: str) -> Iterator[Path]:
+    """Yield the file's names, in the order in which they are used."""
+    yield Path(f"{name}.json")
+    for number in count(2):
+        yield Path(f"{name}-{number}.json")
