@@ -189,12 +189,7 @@ class ZeroOneAdam(OneBitAdam):
     def _synchronize(self, pairs: list[Pair]) -> None:
         """Average the momenta since the last synchronization, and move the shared weights by them."""
         local = {weight: self.state[weight] for weight, _ in pairs if weight in self._shared}
-        for state in local.values():
-            # Without a learning rate there was no update; the last momentum is the limit of small rates.
-            # Chosen on the device: nothing is read back.
-            mean = state["local_update"] / state["local_rate"]
-            has_moved = (state["local_rate"] > 0).to(mean.device, non_blocking=True)
-            state["exp_avg"] = torch.where(has_moved, mean, state["exp_avg"])
+        _take_means(list(local.values()))
         self._frozen.average_momenta([self.state[weight] for weight, _ in pairs])
         for weight, group in pairs:
             if weight not in local:
@@ -205,3 +200,16 @@ class ZeroOneAdam(OneBitAdam):
             self._place(weight, group)
             del state["local_update"]
         self._shared.clear()
+
+
+def _take_means(states: list[dict[str, Any]]) -> None:
+    """Set momenta to the means of those since the last synchronization."""
+    if not states:
+        return
+    # Without a learning rate there was no update; the last momentum is the limit of small rates. Chosen on
+    # the device, so that nothing is read back; the rates of all weights are sent there together.
+    rates = torch.stack([state["local_rate"] for state in states])
+    have_moved = (rates > 0).to(states[0]["exp_avg"].device, non_blocking=True)
+    for state, has_moved in zip(states, have_moved.unbind(), strict=True):
+        mean = state["local_update"] / state["local_rate"]
+        state["exp_avg"] = torch.where(has_moved, mean, state["exp_avg"])
