@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from neox_config.derive.generation import generation_mode, without_effect
 from neox_config.errors import NeoXError
 from neox_data.tokenizers import build_tokenizer
+from neox_model.generate import run
 from neox_model.generate.batch import Batch
 from neox_model.generate.engine import Engine, Request
 from neox_model.generate.forward import Forward
@@ -307,6 +308,18 @@ def test_output_that_is_not_finite_is_known_also_if_it_ends_the_document(value):
     broken, fine = made.replies([ask("b", 4), ask("d", 2)])
     assert (broken.text, broken.finish_reason) == ("c", "end-of-document")
     assert (broken.is_finite, fine.is_finite) == (False, True)
+
+
+def test_too_little_memory_for_the_weights_has_a_remedy(monkeypatch):
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(run, "find_storage", lambda *_: None)
+    monkeypatch.setattr(run, "folder_with_weights", lambda *_, **__: None)
+    monkeypatch.setattr(run, "build_forward_model", fail)
+    message = "too little memory: CUDA out of memory; use a device with more memory, or divide the model"
+    with pytest.raises(NeoXError, match=message):
+        run.load_forward(resolved_from({}), "checkpoints", SINGLE_PROCESS, TOKENIZER)
 
 
 def test_too_little_memory_on_the_host_names_the_settings_and_other_errors_stay_theirs():

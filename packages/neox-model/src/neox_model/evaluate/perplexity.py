@@ -24,6 +24,7 @@ from neox_model.checkpoint.downloads import folder_with_weights
 from neox_model.checkpoint.load import load_weights, read_training_state
 from neox_model.checkpoint.storage import find_storage
 from neox_model.engine.build import build_forward, prepare_engine
+from neox_model.generate.run import explained_shortage
 from neox_model.parallel.groups import Groups
 from neox_model.processes import join_processes, leave_processes, load_tokenizer, recorded_values
 from neox_model.train.characters import character_count
@@ -79,9 +80,12 @@ def evaluate_parts(resolved: Resolved) -> str:
     )
     firsts = {"valid": position.validation_samples, "test": 0}
     names = {"valid": "validation", "test": "test"}
-    found = {
-        part: str(evaluator.evaluate(part, first)) for part, first in firsts.items() if evaluator.has(part)
-    }
+    with explained_shortage("set a smaller train-micro-batch-size-per-gpu"):
+        found = {
+            part: str(evaluator.evaluate(part, first))
+            for part, first in firsts.items()
+            if evaluator.has(part)
+        }
     leave_processes()
     if not found:
         raise ConfigError(
@@ -94,6 +98,7 @@ def evaluate_parts(resolved: Resolved) -> str:
     )
 
 
+@explained_shortage("use a device with more memory")
 def _load_model(
     resolved: Resolved, folder: Path, groups: Groups, tokenizer: Tokenizer
 ) -> Callable[[Iterator[Batch], int], Tensor]:

@@ -100,6 +100,7 @@ def explained_shortage(remedy: str = _SMALLER) -> Iterator[None]:
         ) from error
 
 
+@explained_shortage("use a device with more memory")
 def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Tokenizer) -> tuple[Forward, int]:
     """Build this rank's part of the model, and load the latest checkpoint. Collective over all ranks.
 
@@ -114,6 +115,7 @@ def load_forward(resolved: Resolved, load: str, groups: Groups, tokenizer: Token
 
     Raises:
         CheckpointError: there is no checkpoint, or it contains a different model.
+        NeoXError: there is too little memory for its weights.
     """
     storage = find_storage(resolved.config, groups)
     cache = resolved.config.checkpoint.store_cache
