@@ -1,4 +1,5 @@
 import contextlib
+import errno
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -463,6 +465,23 @@ def test_a_session_without_a_reply_keeps_the_results_of_an_earlier_one(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
     outcome = "is not written" if content is None else "keeps the results of an earlier generation"
     assert f"no text was generated; {output} {outcome}" in caplog.text
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_standard_input_that_cannot_be_read_is_named_and_not_the_results(tmp_path, monkeypatch, is_terminal):
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    stream = SimpleNamespace(
+        buffer=SimpleNamespace(readline=fail), isatty=lambda: is_terminal, reconfigure=lambda **_: None
+    )
+    monkeypatch.setattr("sys.stdin", stream)
+    monkeypatch.setattr("builtins.input", fail)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
+    with pytest.raises(
+        NeoXError, match="cannot read prompts from standard input: Input/output error; run in"
+    ):
+        MODES["interactive"](job(output_file=tmp_path / "texts.jsonl"))
 
 
 def test_undecodable_bytes_of_a_typed_prompt_are_replaced_with_a_warning(tmp_path, monkeypatch, caplog):

@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -27,6 +28,24 @@ def test_what_is_not_a_file_is_refused_before_anything_is_generated(tmp_path, ki
     with pytest.raises(NeoXError, match="it is a folder" if kind == "folder" else "it is not a file"):
         writing_results(path).__enter__()
     assert [one.name for one in tmp_path.iterdir()] == ["texts.jsonl"]
+
+
+def test_errors_of_what_is_done_meanwhile_are_not_those_of_the_file(tmp_path):
+    def fail(path: Path) -> None:
+        with writing_results(path) as write:
+            write({"number": 1})
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(OSError, match="Input/output error"):
+        fail(tmp_path / "texts.jsonl")
+    assert [one.name for one in tmp_path.iterdir()] == ["texts.jsonl.partial"]
+
+
+def test_a_full_disk_is_an_error_of_the_file(tmp_path):
+    (tmp_path / "texts.jsonl.partial").symlink_to("/dev/full")
+    message = r"cannot write the results to .*texts.jsonl: .*No space left"
+    with pytest.raises(NeoXError, match=message), writing_results(tmp_path / "texts.jsonl") as write:
+        write({"number": 1})
 
 
 def test_results_are_on_disk_one_by_one_and_replace_earlier_ones_at_the_end(tmp_path):

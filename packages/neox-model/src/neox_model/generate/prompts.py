@@ -52,7 +52,11 @@ def read_prompts(path: Path) -> list[tuple[int, str]]:
 
 
 def read_prompt() -> str | None:
-    """Return the next line of standard input, stripped; None at its end. May raise KeyboardInterrupt."""
+    """Return the next line of standard input, stripped; None at its end. May raise KeyboardInterrupt.
+
+    Raises:
+        NeoXError: it cannot be read.
+    """
     # readline requires a terminal for its prompt; with neox-launch, both outputs are pipes.
     if sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty()):
         line = _typed()
@@ -63,7 +67,8 @@ def read_prompt() -> str | None:
 
 
 def _piped() -> str | None:
-    line = sys.stdin.buffer.readline()
+    with _reading():
+        line = sys.stdin.buffer.readline()
     if not line:
         return None
     if sys.stdin.isatty() and len(line) >= _TERMINAL_LINE_BYTES:
@@ -83,11 +88,23 @@ def _typed() -> str | None:
     if importlib.util.find_spec("readline") is not None:
         # Lines that are pasted together are separate prompts.
         importlib.import_module("readline").parse_and_bind("set enable-bracketed-paste off")
-    with _standard_output_on_terminal():
+    with _standard_output_on_terminal(), _reading():
         try:
             return input(_PROMPT)
         except EOFError:
             return None
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Name standard input if it cannot be read: a process in the background may not read its terminal."""
+    try:
+        yield
+    except OSError as error:
+        raise NeoXError(
+            f"cannot read prompts from standard input: {error.strerror}; run in the foreground of a terminal "
+            "that stays open, or set sample_input_file"
+        ) from error
 
 
 @contextmanager

@@ -37,6 +37,7 @@ def writing_results(path: Path | None) -> Iterator[Write]:
 
     Raises:
         NeoXError: the file cannot be written, or another generation writes it.
+        OSError: the block raised it.
     """
     if path is None:
         yield lambda result: None
@@ -46,30 +47,42 @@ def writing_results(path: Path | None) -> Iterator[Write]:
         kind = "a folder; add the name of a file" if path.is_dir() else "not a file; use standard output"
         raise NeoXError(f"cannot write the results to {path}: it is {kind}")
     partial, written = path.with_name(f"{path.name}.partial"), 0
+    foreign: OSError | None = None
     try:
         # Renamed or removed while it is locked: afterwards it may be that of another generation.
         with _new_partial_file(path, partial) as file, _reported(partial, lambda: written):
 
             def write(result: Mapping[str, Any]) -> None:
                 nonlocal written
-                file.write(dumps(result, ensure_ascii=False) + "\n")
-                file.flush()
+                try:
+                    file.write(dumps(result, ensure_ascii=False) + "\n")
+                    file.flush()
+                except OSError as error:
+                    raise _not_writable(path, error) from error
                 written += 1
 
-            yield write
+            try:
+                yield write
+            except OSError as error:
+                foreign = error
+                raise
             if written:
                 partial.rename(path)
             else:
                 partial.unlink(missing_ok=True)
     except OSError as error:
-        raise NeoXError(
-            f"cannot write the results to {path}: {error}; set sample_output_file to another file"
-        ) from error
+        if error is foreign:
+            raise
+        raise _not_writable(path, error) from error
     if written:
         logger.info("wrote %s", path)
     else:
         kept = "keeps the results of an earlier generation" if path.exists() else "is not written"
         logger.warning("no text was generated; %s %s", path, kept)
+
+
+def _not_writable(path: Path, error: OSError) -> NeoXError:
+    return NeoXError(f"cannot write the results to {path}: {error}; set sample_output_file to another file")
 
 
 def _new_partial_file(path: Path, partial: Path) -> TextIO:
