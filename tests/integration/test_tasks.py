@@ -273,6 +273,10 @@ def fails(doc, results):
     return {"acc": doc["there is no such key"]}
 
 
+def fails_as_torch_does(doc, results):
+    raise RuntimeError("the metric has no table")
+
+
 def downloads(doc, results):
     return {"acc": evaluate.load("rouge")}
 """
@@ -282,6 +286,7 @@ FAULTS = {
     "no_function": "doc_to_text: !function helpers.absent",
     "unknown_metric": "doc_to_text: a\nmetric_list: [{metric: bleurt}]",
     "fails": "doc_to_text: a\nprocess_results: !function helpers.fails",
+    "fails_as_torch": "doc_to_text: a\nprocess_results: !function helpers.fails_as_torch_does",
     "downloads": "doc_to_text: a\nprocess_results: !function helpers.downloads",
 }
 
@@ -342,6 +347,9 @@ def test_faults_of_tasks_are_errors_that_name_the_task(tmp_path):
     assert found["no_function"].startswith("eval-tasks: no_function cannot be loaded: ")
     assert found["fails"].startswith("eval-tasks: fails cannot be run: KeyError: 'there is no such key' (")
     assert "helpers.py:6)" in found["fails"]
+    assert found["fails_as_torch"].startswith(
+        "eval-tasks: fails_as_torch cannot be run: RuntimeError: the metric has no table ("
+    )
 
 
 def test_16_bit_gives_the_numbers_of_the_backend_up_to_rounding(alone, backends):

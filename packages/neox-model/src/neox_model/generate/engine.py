@@ -22,7 +22,7 @@ from neox_model.generate.batch import Admission, Batch, NewTokens, Scores
 from neox_model.generate.sampling import GREEDY, Sampling
 from neox_model.generate.text import ReplyText
 
-__all__ = ["Engine", "FinishReason", "Reply", "Request", "Update"]
+__all__ = ["Engine", "FinishReason", "Reply", "Request", "Update", "not_finite"]
 
 FinishReason = Literal[
     "end-of-document", "stop-string", "maximum-tokens", "seq-length", "interrupted", "prompt-too-long"
@@ -109,6 +109,19 @@ class _Running:
     tokens: list[int] = field(default_factory=list)
     log_probabilities: list[float] = field(default_factory=list)
     is_finite: bool = True
+
+
+def not_finite(text: str = "") -> str:
+    """Return the message about an output of the model that contains a NaN or Infinity.
+
+    Args:
+        text: of which text, as in " for text 3"; empty: of any.
+    """
+    return (
+        f"the model's output{text} is not finite, so its tokens and probabilities are arbitrary; compute in "
+        "bfloat16 or fp32, or use a checkpoint from before the loss diverged (neox-checkpoint verify reports "
+        "weights that are not finite)"
+    )
 
 
 class Engine:

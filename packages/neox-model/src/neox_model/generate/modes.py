@@ -18,7 +18,7 @@ from neox_data.tokenizers import Tokenizer
 from neox_launcher.worker.reporting import interruptible
 from neox_model.checkpoint.outcome import collect, gather
 from neox_model.generate.conversation import Conversation
-from neox_model.generate.engine import Engine, Reply, Request
+from neox_model.generate.engine import Engine, Reply, Request, not_finite
 from neox_model.generate.interruption import Interrupts, ending_on_signals
 from neox_model.generate.prompts import read_prompt, read_prompts
 from neox_model.generate.results import writing_results
@@ -291,10 +291,7 @@ def replies(job: Job, contexts: Sequence[str], numbers: Sequence[int]) -> Iterat
 def check_numbers(reply: Reply, number: int) -> None:
     """Raise NeoXError if the model's output for a text was not finite."""
     if not reply.is_finite:
-        raise NeoXError(
-            f"the model's output for text {number + 1} is not finite, so its tokens would be arbitrary; set "
-            "precision to bfloat16 or fp32, and check the weights with neox-checkpoint show"
-        )
+        raise NeoXError(not_finite(f" for text {number + 1}"))
 
 
 def _is_first_of_copy(groups: Groups) -> bool:

@@ -10,7 +10,6 @@ from neox_model.errors import ModelError
 from neox_model.parallel.groups import Group
 
 __all__ = [
-    "NOT_FINITE",
     "STOPPED",
     "EvaluationEndedError",
     "NotFiniteError",
@@ -18,10 +17,6 @@ __all__ = [
     "gather_in_sections",
 ]
 
-NOT_FINITE = (
-    "the model's output is not finite, so texts cannot be scored; evaluate a checkpoint from before the loss "
-    "diverged, or compute in a precision of a larger range, such as bfloat16 for fp16"
-)
 STOPPED = "a signal requested the end before the evaluation was complete"
 
 # A turn is a forward pass, or some tokens of a batch of texts.

@@ -31,11 +31,11 @@ from neox_config.errors import ConfigError, NeoXError
 from neox_config.problems import did_you_mean
 from neox_data.tokenizers import Tokenizer
 from neox_model.errors import ModelError
-from neox_model.generate.engine import Engine, Request
+from neox_model.generate.engine import Engine, Request, not_finite
 from neox_model.generate.sampling import Sampling
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.random import mixed_seed
-from neox_model.scoring.endings import NOT_FINITE, NotFiniteError, gather_in_sections
+from neox_model.scoring.endings import NotFiniteError, gather_in_sections
 from neox_model.scoring.scorer import Part, Scorer, rolling_parts
 from neox_model.scoring.texts import TextEncoder
 
@@ -179,7 +179,7 @@ class HarnessModel(TemplateLM):
             updates = [(numbers[update.ticket], update.reply) for update in engine.step()]
             replies = [(number, reply) for number, reply in updates if reply is not None]
             if not all(reply.is_finite for _, reply in replies):
-                raise NotFiniteError(NOT_FINITE)
+                raise NotFiniteError(not_finite())
             yield [(number, reply.text) for number, reply in replies]
 
     def _request(self, context: str, given: Mapping[str, Any], *, number: tuple[Any, int]) -> Request:
@@ -264,9 +264,8 @@ class Tasks:
             task.set_fewshot_seed(seed=_FEWSHOT_SEED)
         # Otherwise the harness starts processes, which a process with threads of gloo and CUDA must not.
         os.environ["DISABLE_MULTIPROC"] = "1"
-        of_model = (RuntimeError, MemoryError)
         with (
-            _guarded(list(self._loaded["tasks"]), "run", failure=ModelError, of_model=of_model),
+            _guarded(list(self._loaded["tasks"]), "run", failure=ModelError),
             _progress_bars(self._shows_progress),
         ):
             found = evaluate(
@@ -358,22 +357,16 @@ def table_of(results: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def _guarded(
-    names: Sequence[str],
-    action: str,
-    *,
-    failure: type[NeoXError],
-    of_model: tuple[type[Exception], ...] = (),
-) -> Iterator[None]:
+def _guarded(names: Sequence[str], action: str, *, failure: type[NeoXError]) -> Iterator[None]:
     """Convert what tasks raise, which are YAML, templates and functions of others; refuse their downloads.
 
-    The harness would download and run metrics that it does not have.
+    The harness would download and run metrics that it does not have. What our model raises while it computes
+    is raised as it is.
 
     Args:
         names: the tasks, for the message.
         action: what is done with them.
         failure: class of the error that is raised.
-        of_model: classes of errors of the model and its device, which are raised as they are.
 
     Raises:
         NeoXError: a task failed, or requested a metric that would be downloaded, also if the harness passed
@@ -390,7 +383,7 @@ def _guarded(
     try:
         yield
     except Exception as error:
-        if not refused and isinstance(error, (NeoXError, *of_model)):
+        if not refused and (isinstance(error, NeoXError) or _is_of_model(error)):
             raise
         raise failure(_refusal(refused) if refused else _reason(names, action, error)) from error
     finally:
@@ -399,10 +392,23 @@ def _guarded(
         raise failure(_refusal(refused))
 
 
+def _is_of_model(error: Exception) -> bool:
+    """Return whether an error was raised while the model computed, and not by a task or the harness."""
+    computes = HarnessModel._shared.__code__
+    return any(frame.f_code is computes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _failed(names: Sequence[str], error: Exception) -> Sequence[str]:
+    """Return the name of the task in whose methods an error was raised; all names if it is unknown."""
+    owners = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [owner.task_name for owner in owners if isinstance(owner, lm_eval.api.task.ConfigurableTask)]
+    return [name for name in found[:1] if name in names] or names
+
+
 def _reason(names: Sequence[str], action: str, error: Exception) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return (
-        f"eval-tasks: {', '.join(names)} cannot be {action}: {type(error).__name__}: {error} "
+        f"eval-tasks: {', '.join(_failed(names, error))} cannot be {action}: {type(error).__name__}: {error} "
         f"({frame.filename}:{frame.lineno}); correct the task, or make its data available on this host"
     )
 

@@ -11,8 +11,9 @@ from itertools import chain
 import torch
 
 from neox_model.errors import ModelError
+from neox_model.generate.engine import not_finite
 from neox_model.generate.forward import Forward
-from neox_model.scoring.endings import NOT_FINITE, STOPPED, NotFiniteError, StoppedError
+from neox_model.scoring.endings import STOPPED, NotFiniteError, StoppedError
 
 __all__ = ["Part", "Score", "Scorer", "rolling_parts"]
 
@@ -143,7 +144,7 @@ class Scorer:
         )
         sums = [float(values) for values in _sums(values_N.double().cpu(), scored)]
         if not all(map(math.isfinite, sums)):
-            raise NotFiniteError(NOT_FINITE)
+            raise NotFiniteError(not_finite())
         greedy = [bool(part.all()) for part in is_greedy_N.cpu().split(list(scored))]
         return [Score(*both) for both in zip(sums, greedy, strict=True)]
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from neox_model.generate.engine import FinishReason, Request, Update
+from neox_model.generate.engine import FinishReason, Request, Update, not_finite
 from neox_model.serve.bodies import ChatBody, CompletionBody, SharedBody
 from neox_model.serve.calls import Call
 from neox_model.serve.errors import ApiError
@@ -264,10 +264,7 @@ def _refuse_not_finite(update: Update) -> None:
     # Also minus infinity: an overflow of one logit makes all other tokens of a prompt impossible.
     scores = () if update.prompt is None else update.prompt.log_probabilities
     if not all(map(math.isfinite, (*update.new.log_probabilities, *scores))):
-        raise ApiError(
-            500,
-            "the model's output is not finite; serve it in bfloat16 or fp32, and check its weights",
-        )
+        raise ApiError(500, not_finite())
 
 
 def _event(content: dict[str, Any]) -> str:
