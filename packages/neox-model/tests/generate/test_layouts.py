@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from neox_data.tokenizers import build_tokenizer
 from neox_model.assembly.model import build_stage, padded_vocab_size
@@ -14,57 +15,90 @@ from neox_model.generate.engine import Engine
 from neox_model.generate.forward import Forward
 from neox_model.generate.modes import MODES, Job
 from neox_model.generate.run import as_plain_model
-from neox_model.generate.sampling import Sampling
+from neox_model.generate.sampling import GREEDY, Sampling
 from neox_model.initialization import initialize_parameters
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.topology import create_groups
+from neox_model.scoring.scorer import Part, Scorer
 from support.distributed import run_ranks
 from support.settings import resolved_from
 
 # More than two batches, an odd number, and one that is too long.
 PROMPTS = ["a", "bcd", "e" * 30, "fg", "h" * 64, "ijklmnop", "q", "rs", "tuv"]
 DTYPES = {"fp32": torch.float32, "bfloat16": torch.bfloat16}
+SAMPLED = Sampling(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.2)
+# Of log-probabilities: sums are made in another order.
+TOLERANCES = {"fp32": 1e-4, "bfloat16": 0.15}
+TOKENIZER = build_tokenizer("CharLevelTokenizer")
 
 
-def write_results(folder: Path, groups: Groups, precision: str, sizes: dict[str, int]) -> Path:
-    """Continue the prompts with random weights, and return the file of the results."""
-    tokenizer = build_tokenizer("CharLevelTokenizer")
+def forward_on(groups: Groups, precision: str, sizes: dict[str, int]) -> Forward:
+    """Return the forward pass of a model with random weights."""
     settings = {"num_layers": 2, "init_method_std": 0.3, "seq_length": 48, "max_position_embeddings": 48}
     resolved = as_plain_model(resolved_from(settings | sizes, devices=groups.world.size))
-    model = build_stage(resolved, groups, vocab_size=tokenizer.vocab_size)
+    model = build_stage(resolved, groups, vocab_size=TOKENIZER.vocab_size)
     initialize_parameters(model, seed=7, on_cpu=True)
-    forward = Forward(
+    return Forward(
         model.to(DTYPES[precision]).eval(),
         hidden_size=resolved.config.model.hidden_size,
-        vocab_size=tokenizer.vocab_size,
-        model_vocab_size=padded_vocab_size(resolved.config, tokenizer.vocab_size),
+        vocab_size=TOKENIZER.vocab_size,
+        model_vocab_size=padded_vocab_size(resolved.config, TOKENIZER.vocab_size),
         groups=groups,
     )
+
+
+def write_results(folder: Path, groups: Groups, precision: str, forward: Forward) -> list[dict[str, Any]]:
+    """Continue the prompts: sampled in fp32, the most likely tokens in 16 bits."""
     output = folder / f"{precision}.jsonl"
     job = Job(
-        engine=lambda slots, capacity: Engine(Batch(forward, slots=slots, capacity=capacity), tokenizer),
-        tokenizer=tokenizer,
+        engine=lambda slots, capacity: Engine(Batch(forward, slots=slots, capacity=capacity), TOKENIZER),
+        tokenizer=TOKENIZER,
         groups=groups,
         seed=3,
         seq_length=48,
         maximum_tokens=12,
         batch_size=4,
-        sampling=Sampling(temperature=0.8, top_k=40, top_p=0.9, repetition_penalty=1.2),
+        sampling=SAMPLED if precision == "fp32" else GREEDY,
         input_file=folder / "prompts.txt",
         output_file=output,
     )
     MODES["input-file"](job)
-    return output
+    return results_of(output) if groups.world.rank == 0 else []
 
 
 def on_layout(folder: str, sizes: dict[str, int]) -> None:
     groups = create_groups(sizes.get("model_parallel_size", 1), sizes.get("pipe_parallel_size", 1))
     for precision in DTYPES:
-        write_results(Path(folder), groups, precision, sizes)
+        write_results(Path(folder), groups, precision, forward_on(groups, precision, sizes))
 
 
 def results_of(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def differences(found: dict[str, Any], alone: dict[str, Any], scorer: Scorer, tolerance: float) -> list[str]:
+    """Return how a text differs from that of one process, by more than rounding.
+
+    In 16 bits, sums in another order may change which of two nearly equal logits is larger, and then all
+    tokens that follow. Up to there log-probabilities must be equal up to the tolerance, and there those of
+    both tokens under the model of one process.
+    """
+    one, other = tokens_of(found), tokens_of(alone)
+    same = next(
+        (place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None
+    )
+    values = zip(found["log_probabilities"][:same], alone["log_probabilities"][:same], strict=False)
+    wrong = [f"{value} instead of {right}" for value, right in values if abs(value - right) > tolerance]
+    if same is None:
+        return wrong if len(one) == len(other) else [*wrong, "another length"]
+    before = [*TOKENIZER.encode(alone["context"]), *other[:same]]
+    first, second = scorer.score([Part(before, [token]) for token in (other[same], one[same])])
+    gap = first.log_likelihood - second.log_likelihood
+    return wrong if gap <= 2 * tolerance else [*wrong, f"place {same}: a token that is less likely by {gap}"]
+
+
+def tokens_of(result: dict[str, Any]) -> list[int]:
+    return result["tokens"] + [TOKENIZER.end_of_document] * result["finished"]
 
 
 @pytest.mark.parametrize(
@@ -74,28 +108,50 @@ def results_of(output: Path) -> list[dict[str, Any]]:
 )
 def test_results_of_two_ranks_are_those_of_one_process(tmp_path, sizes):
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
+    forwards = {precision: forward_on(SINGLE_PROCESS, precision, {}) for precision in DTYPES}
     expected = {
-        precision: results_of(write_results(tmp_path, SINGLE_PROCESS, precision, {})) for precision in DTYPES
+        precision: write_results(tmp_path, SINGLE_PROCESS, precision, forward)
+        for precision, forward in forwards.items()
     }
     run_ranks(on_layout, size=2, folder=str(tmp_path), sizes=sizes)
     for precision, alone in expected.items():
         found = results_of(tmp_path / f"{precision}.jsonl")
         assert [one["context"] for one in found] == PROMPTS
         reasons = [one["finish_reason"] for one in found]
-        assert (reasons[4], set(reasons) - {"end-of-document"}) == (
-            "prompt-too-long",
-            {"maximum-tokens", "prompt-too-long"},
-        )
-        # In 16 bits, sums in another order may change a token, and all that follow.
-        is_exact = precision == "fp32" or not sizes
-        same = [one["tokens"] == other["tokens"] for one, other in zip(found, alone, strict=True)]
-        assert all(same) if is_exact else sum(same) >= 2
+        assert reasons[4] == "prompt-too-long"
+        assert set(reasons) <= {"maximum-tokens", "prompt-too-long", "end-of-document"}
+        if precision == "fp32" or not sizes:
+            assert [one["tokens"] for one in found] == [one["tokens"] for one in alone]
+        scorer = Scorer(forwards[precision], seq_length=48, batch_tokens=48)
         for one, other in zip(found, alone, strict=True):
-            if one["tokens"] == other["tokens"]:
-                near = pytest.approx(other["log_probabilities"], abs=1e-4 if precision == "fp32" else 0.15)
-                assert one["log_probabilities"] == near
+            assert differences(one, other, scorer, TOLERANCES[precision]) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "bfloat16.jsonl",
         "fp32.jsonl",
         "prompts.txt",
     ]
+
+
+def swapped_halves(logits: Tensor) -> Tensor:
+    """As if the parts of two ranks were joined in the wrong order: the largest logit is another token's."""
+    return logits.roll(logits.shape[-1] // 2, dims=-1)
+
+
+def lost_part(hidden: Tensor) -> Tensor:
+    """As if a sum over two ranks lacked one of 64 features."""
+    return torch.cat([hidden[..., :-1], torch.zeros_like(hidden[..., -1:])], dim=-1)
+
+
+@pytest.mark.parametrize(("place", "fault"), [(-1, swapped_halves), (-2, lost_part)])
+def test_the_comparison_finds_a_wrong_layout_in_16_bits(tmp_path, place, fault):
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
+    forward = forward_on(SINGLE_PROCESS, "bfloat16", {})
+    alone = write_results(tmp_path, SINGLE_PROCESS, "bfloat16", forward)
+    wrong = forward_on(SINGLE_PROCESS, "bfloat16", {})
+    list(wrong.model.stack)[place].register_forward_hook(lambda _, __, output: fault(output))
+    found = write_results(tmp_path, SINGLE_PROCESS, "bfloat16", wrong)
+    scorer = Scorer(forward, seq_length=48, batch_tokens=48)
+    assert any(
+        differences(one, other, scorer, TOLERANCES["bfloat16"])
+        for one, other in zip(found, alone, strict=True)
+    )
