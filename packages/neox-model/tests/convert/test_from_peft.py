@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 
 from neox_config import load_config
+from neox_config.schema.sections.adapters import AdaptersSection
 from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import recorded_base
 from neox_model.checkpoint.contents import Manifest
@@ -196,14 +197,20 @@ def change(adapters, **options):
     [
         *("x", {}, {"rank": 0, "alpha": 5, "stacked": {}}, {"rank": 2, "alpha": 5, "stacked": 3}),
         *({"rank": 2, "alpha": 5, "stacked": {"qkv": [0, 1, 2]}}, {"rank": 2, "alpha": 4, "stacked": {}}),
+        *({"rank": 2, "alpha": 5, "stacked": {"qkv": found}} for found in ([0, 0], [2, 0], [1, 3], [-1, 0])),
+        *({"rank": 2, "alpha": 5, "stacked": {found: [0, 1]}} for found in ("dense", "../qkv")),
+        *({"rank": 10**400, "alpha": 5, "stacked": {}}, {"rank": 2, "alpha": 10**400, "stacked": {}}),
+        *({"rank": 2, "alpha": float("nan"), "stacked": {"qkv": [0, 2]}}, [2, 5, {"qkv": [0, 2]}]),
     ],
 )
 def test_a_record_of_other_adapters_is_refused(record):
-    ours = {"lora_rank": 4, "lora_alpha": 10.0}
+    ours, parts = AdaptersSection(lora_rank=4, lora_alpha=10.0), {"qkv": 3, "dense": 1}
     right = {"rank": 2, "alpha": 5, "stacked": {"qkv": [0, 2]}}
-    assert Packing.of(ours | {"peft": right}) == Packing(2, 5, {"qkv": (0, 2)})
-    with pytest.raises(ConversionError, match="config / peft does not fit lora_rank and lora_alpha"):
-        Packing.of(ours | {"peft": record})
+    assert Packing.of(ours, right, parts) == Packing(2, 5, {"qkv": (0, 2)})
+    with pytest.raises(
+        ConversionError, match="config / peft does not fit lora_rank, lora_alpha and the class"
+    ):
+        Packing.of(ours, record, parts)
 
 
 @pytest.mark.slow

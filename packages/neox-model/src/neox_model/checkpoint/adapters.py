@@ -1,20 +1,26 @@
 """Read the pairs of matrices in a checkpoint of adapters, in one process."""
 
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from neox_config.facts.adapters import adapter_scale
+from neox_config.schema.sections.adapters import AdaptersSection
 from neox_model.checkpoint.base import record_in
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
 from neox_model.checkpoint.shards import ShardReader
 
 __all__ = ["Adapters", "whole_tensor"]
 
 _SIDES = (".adapter.a", ".adapter.b")
+# What determines the products; the folder of the base is recorded with its checksum.
+_RECORDED = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules")
 
 
 class Adapters:
@@ -25,6 +31,7 @@ class Adapters:
 
     Attributes:
         manifest: its manifest.
+        section: the parameters of the adapters that it records.
         matrices: names of the adapted matrices, such as layers.0.attention.qkv.
         scale: factor of the products B A.
 
@@ -43,10 +50,45 @@ class Adapters:
         self._reader = ShardReader(folder, self.manifest.files)
         names = self.manifest.weight_names
         self.matrices = {name.removesuffix(side) for side in _SIDES for name in names if name.endswith(side)}
-        if names != {matrix + side for matrix in self.matrices for side in _SIDES}:
+        if not names or names != {matrix + side for matrix in self.matrices for side in _SIDES}:
             raise CheckpointError(f"{folder} does not contain whole adapters; restore it from a copy")
-        config = self.manifest.config
-        self.scale = adapter_scale(rank=config["lora_rank"], alpha=config["lora_alpha"])
+        self.section = _recorded_section(folder, self.manifest.config)
+        self.scale = adapter_scale(rank=self.section.lora_rank, alpha=self.section.lora_alpha)
+
+    def check_base(self, base: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Check that the adapters fit a base, before any of them is read.
+
+        Args:
+            base: the checkpoint of the base.
+            shapes: of its weights, by name.
+
+        Raises:
+            CheckpointError: an adapter has no matrix there, one is missing, or has another shape.
+        """
+        rank, kinds = self.section.lora_rank, self.section.lora_target_modules
+        matrices = {
+            name.removesuffix(".weight"): shape
+            for name, shape in shapes.items()
+            if name.startswith("layers.") and name.endswith(".weight") and len(shape) == 2
+            if name.split(".")[-2] in kinds
+        }
+        unknown, missing = sorted(self.matrices - matrices.keys()), sorted(matrices.keys() - self.matrices)
+        if unknown or missing:
+            what = "has adapters of matrices that" if unknown else "lacks adapters of matrices that"
+            does = "does not have" if unknown else "has"
+            names = ", ".join(map(quoted, (unknown or missing)[:3]))
+            raise CheckpointError(
+                f"{self.folder} {what} {base} with lora_target_modules {', '.join(kinds)} {does}: {names}; "
+                "restore it from a copy"
+            )
+        for matrix, (outputs, inputs) in matrices.items():
+            for side, expected in zip(_SIDES, ((rank, inputs), (outputs, rank)), strict=True):
+                found = self.manifest.tensors[f"{matrix}{side}"].shape
+                if found != expected:
+                    raise CheckpointError(
+                        f"{self.folder}: {matrix}{side} has the shape {found}, but lora_rank {rank} and the "
+                        f"base {base} require {expected}; restore it from a copy"
+                    )
 
     def pair(self, matrix: str) -> tuple[Tensor, Tensor]:
         """Return A (rank by inputs) and B (outputs by rank) of a matrix, whole and in float32.
@@ -61,6 +103,28 @@ class Adapters:
         """Return what is added to a weight, in float64."""
         a, b = self.pair(matrix)
         return self.scale * (b.double() @ a.double())
+
+
+def _recorded_section(folder: Path, config: Mapping[str, Any]) -> AdaptersSection:
+    """Return the parameters of adapters that a manifest records.
+
+    Raises:
+        DamagedCheckpointError: one is missing, or no adapters can have it.
+    """
+    missing = [name for name in _RECORDED if name not in config]
+    try:
+        section = AdaptersSection.model_validate({name: config[name] for name in _RECORDED if name in config})
+        problem = f"{missing[0]} is missing" if missing else None
+        if not missing and not section.lora_rank:
+            problem = "lora_rank is 0, without which there are no adapters"
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        problem = f"{' / '.join(map(str, first['loc']))}: {quoted(first['msg'])}"
+    if problem is not None:
+        raise DamagedCheckpointError(
+            f"{folder}: the manifest is damaged: config / {problem}; restore it from a copy"
+        )
+    return section
 
 
 def whole_tensor(reader: ShardReader, manifest: Manifest, name: str) -> Tensor:

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 # Recorded in a checkpoint of adapters: the folder, the iteration and the SHA-256 of the manifest of the base.
 BASE = "base"
 _OF_ADAPTERS = "lora_"
+# Limit of Linux.
+_LONGEST_PATH = 4096
 
 Writable = Callable[[nn.Parameter], AbstractContextManager[bool]]
 
@@ -140,12 +142,16 @@ def record_in(manifest: Manifest) -> Mapping[str, Any] | None:
         return None
     names = ("folder", "iteration", "manifest_sha256")
     folder, iteration, digest = map(found.get, names) if isinstance(found, Mapping) else (None,) * 3
-    if not (isinstance(folder, str) and is_count(iteration) and isinstance(digest, str)):
+    if not (_is_path(folder) and is_count(iteration) and isinstance(digest, str)):
         raise DamagedCheckpointError(
             "the manifest is damaged: config / base does not contain a folder, an iteration and a SHA-256; "
             "restore it from a copy"
         )
     return found
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= _LONGEST_PATH and "\0" not in value
 
 
 def _record(place: str, iteration: int, digest: str | None) -> dict[str, Any]:
@@ -300,7 +306,8 @@ def recorded_base(manifest: Manifest, given: Path | None = None) -> Path:
         )
     folder = Path(recorded["folder"]) if given is None else given
     found = folder / checkpoint_name(recorded["iteration"])
-    if not (found / MANIFEST).is_file():
+    # Unlike the method of a path, it returns False for names that no file system allows.
+    if not os.path.isfile(found / MANIFEST):
         raise CheckpointError(
             f"the base of the adapters, {found}, does not exist here; give its folder with --base"
         )

@@ -80,11 +80,7 @@ class _Merge:
         self.adapters = adapters
         self._whole = whole
         self._reader = ShardReader(base, whole.files)
-        unknown = sorted(name for name in adapters.matrices if f"{name}.weight" not in whole.tensors)
-        if unknown:
-            raise CheckpointError(
-                f"{adapters.folder} has adapters of matrices that {base} does not have: {', '.join(unknown)}"
-            )
+        adapters.check_base(base, {name: whole.tensors[name].shape for name in self.names})
 
     def weight(self, name: str) -> Tensor:
         """Return a weight of the merged model, whole."""

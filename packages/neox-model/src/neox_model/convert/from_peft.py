@@ -8,15 +8,14 @@ from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import BASE, base_record
 from neox_model.convert.checkpoints import Checkpoint, model_parameters
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.families import family_of_config
-from neox_model.convert.families.values import whole_number
 from neox_model.convert.lora.exported import WEIGHTS, Exported, matrices_of
 from neox_model.convert.lora.imported import Imported
 from neox_model.convert.lora.options import CONFIG, Options, read_options
 from neox_model.convert.lora.packing import PEFT
-from neox_model.convert.lora.proof import check_base_model, prove_adapters
+from neox_model.convert.lora.proof import prove_adapters
+from neox_model.convert.lora.sides import sides_of_base
 from neox_model.convert.output import folder_written_aside, refuse_existing
-from neox_model.convert.proof import Sides, provenance
+from neox_model.convert.proof import provenance
 from neox_model.convert.reference import require_peft, require_transformers
 from neox_model.convert.tokenizer_files import read_json, write_json
 from neox_model.convert.written_checkpoint import recorded_config, write_checkpoint
@@ -54,17 +53,12 @@ def from_peft(
     require_transformers("neox-convert from-peft")
     require_peft("neox-convert from-peft")
     refuse_existing(output)
-    model = model or _named_model(folder)
-    checkpoint, record = Checkpoint(base), base_record(base)
-    checkpoint.check_shapes()
-    tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
-    config = read_json(model / "config.json")
-    family = family_of_config(config)
-    check_base_model(checkpoint, family, config, model)
+    model, record = model or _named_model(folder), base_record(base)
+    sides = sides_of_base(base, model, vocab_file=vocab_file, merge_file=merge_file)
+    checkpoint, family = sides.checkpoint, sides.family
     is_transposed = any(matrix.weight.form.is_transposed for matrix in matrices_of(family, checkpoint))
     options = read_options(folder, is_transposed=is_transposed)
     imported = Imported(folder, options, checkpoint, family)
-    rows = whole_number(config.get("vocab_size", checkpoint.vocab_size), "vocab_size")
     settings = {
         **_settings(checkpoint, imported, options),
         **_tokenizer_settings(checkpoint, vocab_file, merge_file),
@@ -74,9 +68,9 @@ def from_peft(
         write_settings(
             aside / CONFIGURATION, settings, source=folder, output=output.absolute(), command="from-peft"
         )
-        written = _write_checkpoint(aside, imported, record, tokenizer)
+        written = _write_checkpoint(aside, imported, record, sides.tokenizer)
         exported = Exported(Adapters(written), checkpoint, family)
-        result = prove_adapters(exported, Sides(checkpoint, model, family, tokenizer, rows=rows), folder)
+        result = prove_adapters(exported, sides, folder)
         read = [folder / name for name in (CONFIG, WEIGHTS)]
         result |= provenance(folder, written, packages=("transformers", "peft"), read=read)
         write_json(aside / "verification.json", result)

@@ -5,16 +5,14 @@ from typing import Any
 
 from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import recorded_base
-from neox_model.convert.checkpoints import Checkpoint
-from neox_model.convert.families import family_of_config
-from neox_model.convert.families.values import whole_number
 from neox_model.convert.lora.exported import WEIGHTS, Exported
 from neox_model.convert.lora.options import CONFIG
-from neox_model.convert.lora.proof import check_base_model, prove_adapters
+from neox_model.convert.lora.proof import prove_adapters
+from neox_model.convert.lora.sides import sides_of_base
 from neox_model.convert.output import folder_written_aside, refuse_existing
-from neox_model.convert.proof import Sides, provenance
+from neox_model.convert.proof import provenance
 from neox_model.convert.reference import require_peft, require_transformers
-from neox_model.convert.tokenizer_files import read_json, write_json
+from neox_model.convert.tokenizer_files import write_json
 from neox_model.convert.weights import write_weights
 
 __all__ = ["to_peft"]
@@ -50,18 +48,14 @@ def to_peft(
     require_peft("neox-convert to-peft")
     refuse_existing(output)
     adapters = Adapters(folder)
-    checkpoint = Checkpoint(recorded_base(adapters.manifest, base))
-    checkpoint.check_shapes()
-    tokenizer = checkpoint.tokenizer(vocab_file=vocab_file, merge_file=merge_file)
-    config = read_json(model / "config.json")
-    family = family_of_config(config)
-    check_base_model(checkpoint, family, config, model)
-    rows = whole_number(config.get("vocab_size", checkpoint.vocab_size), "vocab_size")
-    exported = Exported(adapters, checkpoint, family)
+    sides = sides_of_base(
+        recorded_base(adapters.manifest, base), model, vocab_file=vocab_file, merge_file=merge_file
+    )
+    exported = Exported(adapters, sides.checkpoint, sides.family)
     with folder_written_aside(output) as aside:
         write_weights(aside, exported.planned(), exported.values(), single=WEIGHTS)
         write_json(aside / CONFIG, exported.settings(model))
-        result = prove_adapters(exported, Sides(checkpoint, model, family, tokenizer, rows=rows), aside)
+        result = prove_adapters(exported, sides, aside)
         result |= provenance(folder, aside, packages=("transformers", "peft"))
         write_json(aside / "verification.json", result)
     return result

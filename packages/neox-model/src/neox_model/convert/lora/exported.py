@@ -19,7 +19,7 @@ from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.errors import ConversionError
 from neox_model.convert.families import Family
 from neox_model.convert.families.family import Tensors
-from neox_model.convert.lora.packing import Packing
+from neox_model.convert.lora.packing import PEFT, Packing
 from neox_model.convert.weights import Written
 
 __all__ = ["PREFIX", "WEIGHTS", "A", "B", "Exported", "Matrix", "matrices_of"]
@@ -82,13 +82,10 @@ class Exported:
 
     def __init__(self, adapters: Adapters, base: Checkpoint, family: Family) -> None:
         self.adapters, self.base, self._family = adapters, base, family
-        self.packing = Packing.of(adapters.manifest.config)
+        adapters.check_base(base.folder, base.shapes)
         self.matrices = matrices_of(family, base, adapters.matrices)
-        if len(self.matrices) != len(adapters.matrices):
-            raise ConversionError(
-                f"{adapters.folder} has adapters of matrices that {base.folder} does not have; restore it "
-                "from a copy"
-            )
+        parts = {matrix.kind: len(matrix.theirs) for matrix in self.matrices}
+        self.packing = Packing.of(adapters.section, adapters.manifest.config.get(PEFT), parts)
 
     @cached_property
     def is_transposed(self) -> bool:
@@ -162,7 +159,7 @@ class Exported:
             "inference_mode": True,
             "r": self.packing.rank,
             "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
-            "lora_dropout": self.adapters.manifest.config["lora_dropout"],
+            "lora_dropout": self.adapters.section.lora_dropout,
             "target_modules": self.modules,
             "fan_in_fan_out": self.is_transposed,
             "bias": "none",

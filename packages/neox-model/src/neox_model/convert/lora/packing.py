@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from neox_config.schema.sections.adapters import AdaptersSection
 from neox_model.convert.errors import ConversionError
 
 __all__ = ["PEFT", "Packing"]
@@ -60,22 +61,34 @@ class Packing:
         return {"rank": self.rank, "alpha": self.alpha, "stacked": stacked}
 
     @staticmethod
-    def of(config: Mapping[str, Any]) -> "Packing":
-        """Return that of a manifest's configuration; without a record, ours are stored as they are.
+    def of(section: AdaptersSection, recorded: Any, parts: Mapping[str, int]) -> "Packing":
+        """Return that of adapters of ours; without a record, they are stored as they are.
+
+        Args:
+            section: their parameters.
+            recorded: the entry of their manifest.
+            parts: name of an adapted matrix -> number of its parts in the class of transformers.
 
         Raises:
             ConversionError: the record has another form, or is of other adapters.
         """
-        ours = config["lora_rank"], config["lora_alpha"]
-        if config.get(PEFT) is None:
-            return Packing(*ours, {})
+        if recorded is None:
+            return Packing(section.lora_rank, section.lora_alpha, {})
         try:
-            found = TypeAdapter(Packing).validate_python(config[PEFT])
+            found = TypeAdapter(Packing).validate_python(recorded)
         except ValidationError:
             found = None
-        if found is None or found.rank < 1 or (found.our_rank, found.our_alpha) != ours:
+        if found is None or not found._fits(section, parts):
             raise ConversionError(
-                f"the manifest is damaged: config / {PEFT} does not fit lora_rank and lora_alpha; restore it "
-                "from a copy"
+                f"the manifest is damaged: config / {PEFT} does not fit lora_rank, lora_alpha and the class "
+                "of the base; restore it from a copy"
             )
         return found
+
+    def _fits(self, section: AdaptersSection, parts: Mapping[str, int]) -> bool:
+        are_parts = (
+            list(numbers) == [part for part in range(parts.get(kind, 0)) if part in numbers]
+            for kind, numbers in self.stacked.items()
+        )
+        ours = section.lora_rank, section.lora_alpha
+        return self.rank >= 1 and (self.our_rank, self.our_alpha) == ours and all(are_parts)

@@ -1,16 +1,13 @@
 """Prove that adapters of PEFT and of ours change a model in the same way."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from neox_model.convert.architecture import differences
-from neox_model.convert.checkpoints import Checkpoint, build_sequential
-from neox_model.convert.errors import ConversionError, ProofError
-from neox_model.convert.families import Family
+from neox_model.convert.checkpoints import build_sequential
+from neox_model.convert.errors import ProofError
 from neox_model.convert.lora.exported import PREFIX, WEIGHTS, A, B, Exported
 from neox_model.convert.lora.options import Options, read_options
 from neox_model.convert.proof import WHOLE_LIMIT, Sides
@@ -25,24 +22,10 @@ from neox_model.convert.reference import adapted_names, load_adapted_model, meta
 from neox_model.convert.weights import WeightFiles
 from neox_model.parallel.logical import named_logical_parameters
 
-__all__ = ["check_base_model", "prove_adapters"]
+__all__ = ["prove_adapters"]
 
 # Rounding of a sum in float64, relative to the sum of its absolute terms.
 _ROUNDING = 1e-12
-
-
-def check_base_model(base: Checkpoint, family: Family, config: Mapping[str, Any], model: Path) -> None:
-    """Refuse a model of transformers that is not the base.
-
-    Raises:
-        ConversionError: its options differ.
-    """
-    found = [*base.obstacles, *differences(base.architecture, family.read(config))]
-    if found:
-        raise ConversionError(
-            f"{model} is not the base of the adapters, {base.folder}: {'; '.join(map(str, found))}; export "
-            "the base with neox-convert to-hf, and pass that folder with --model"
-        )
 
 
 def prove_adapters(exported: Exported, sides: Sides, folder: Path) -> dict[str, Any]:
@@ -92,8 +75,8 @@ def prove_adapters(exported: Exported, sides: Sides, folder: Path) -> dict[str, 
 
 def _compare_options(exported: Exported, folder: Path) -> None:
     """Compare the options; `read_options` refuses those that ours do not have."""
-    packing, recorded = exported.packing, exported.adapters.manifest.config
-    expected = Options(packing.rank, packing.alpha, recorded["lora_dropout"])
+    packing = exported.packing
+    expected = Options(packing.rank, packing.alpha, exported.adapters.section.lora_dropout)
     found = read_options(folder, is_transposed=exported.is_transposed)
     if found != expected:
         raise ProofError(f"{folder} has {found}, but the checkpoint of the adapters {expected}")
@@ -131,14 +114,8 @@ def _compare_products(exported: Exported, stored: WeightFiles) -> None:
 
 def _our_model(exported: Exported, dtype: torch.dtype) -> nn.Module:
     """Return the base, rounded to a dtype, with the adapters, in float32."""
-    base, recorded = exported.base, exported.adapters.manifest.config
-    config = base.resolved.config
-    section = config.adapters.replaced(
-        lora_rank=recorded["lora_rank"],
-        lora_alpha=recorded["lora_alpha"],
-        lora_target_modules=tuple(recorded["lora_target_modules"]),
-    )
-    model = build_sequential(base.resolved_with({"adapters": section}), base.vocab_size)
+    base = exported.base
+    model = build_sequential(base.resolved_with({"adapters": exported.adapters.section}), base.vocab_size)
     pairs = {
         f"{name}.adapter.{side}": value
         for name in exported.adapters.matrices

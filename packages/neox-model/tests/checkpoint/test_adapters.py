@@ -1,0 +1,156 @@
+"""What a checkpoint of adapters records is checked before anything is computed with it."""
+
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from neox_config.facts.checkpoints import MANIFEST
+from neox_model.checkpoint.adapters import Adapters
+from neox_model.checkpoint.contents import Layout, Manifest
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from neox_model.checkpoint.merge import merge_adapters
+from neox_model.inspection.cli import main
+from support.adapter_files import write_adapters
+from support.checkpoint_edits import edit_manifest, edit_tensors, write_tensors
+
+QKV, DENSE = "layers.0.attention.qkv", "layers.0.attention.dense"
+
+
+@pytest.fixture
+def adapters(tmp_path):
+    """Return adapters of two matrices of a base without other layers."""
+    base = tmp_path / "base" / "global_step0"
+    base.mkdir(parents=True)
+    weights = {f"{QKV}.weight": torch.ones(6, 4), f"{DENSE}.weight": torch.ones(4, 2)}
+    records, size = write_tensors(base / "shard.safetensors", weights | {"norm.weight": torch.ones(4)})
+    layout = Layout(data=1, model=1, pipe=1)
+    manifest = Manifest(
+        iteration=0, layout=layout, config={}, tensors=records, files={"shard.safetensors": size}
+    )
+    (base / MANIFEST).write_text(manifest.to_json())
+    return write_adapters(base, tmp_path / "adapters", matrices=("qkv", "dense", "gate"))
+
+
+def refusal(adapters, output):
+    """Return the error of a merge."""
+    with pytest.raises(CheckpointError) as caught:
+        merge_adapters(adapters, output)
+    assert not output.exists()
+    done = CliRunner().invoke(main, ["merge", str(adapters), "--output", str(output)])
+    assert done.exit_code == 1
+    assert done.output.strip() == f"Error: {caught.value}"
+    return str(caught.value)
+
+
+def test_what_is_recorded_is_merged(adapters, tmp_path):
+    merged = merge_adapters(adapters, tmp_path / "merged")
+    assert Manifest.read(merged).weight_names == {f"{QKV}.weight", f"{DENSE}.weight", "norm.weight"}
+    found = Adapters(adapters)
+    assert (found.section.lora_rank, found.section.lora_alpha, found.scale) == (3, 7.0, 7 / 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("lora_rank", 0, "lora_rank is 0"),
+        ("lora_rank", -1, "greater than or equal to 0"),
+        ("lora_rank", 65_537, "less than or equal to 65536"),
+        ("lora_rank", 10**400, "a number between"),
+        ("lora_rank", True, "must be a whole number"),
+        ("lora_rank", 2.5, "must be a whole number"),
+        *(("lora_rank", value, "lora_rank: ") for value in (None, [3], {"3": 3}, "three", "../3")),
+        *(("lora_alpha", value, "lora_alpha: ") for value in (None, 0, -1, 1e400, "NaN", 10**400, [])),
+        *(("lora_dropout", value, "lora_dropout: ") for value in (None, 1, -0.1, "x", {})),
+        *(("lora_target_modules", value, "lora_target_modules: ") for value in (None, 3, "qkv", {})),
+        ("lora_target_modules", ["qkv", "../../etc"], "lora_target_modules / 1: "),
+        ("lora_target_modules", ["x" * 100_000], "lora_target_modules / 0: "),
+    ],
+)
+def test_values_that_no_adapters_have_are_named(adapters, tmp_path, name, value, message):
+    edit_manifest(adapters, "config", {name: value})
+    found = refusal(adapters, tmp_path / "merged")
+    assert found.startswith(f"{adapters}: the manifest is damaged: config / {name}")
+    assert message in found
+    assert found.endswith("; restore it from a copy")
+    assert len(found) < 400 + len(str(adapters))
+
+
+@pytest.mark.parametrize("name", ["lora_rank", "lora_alpha", "lora_dropout", "lora_target_modules"])
+def test_missing_values_are_named(adapters, name):
+    edit_manifest(adapters, "config", {}, without=[name])
+    with pytest.raises(DamagedCheckpointError, match=f"config / {name} is missing; restore"):
+        Adapters(adapters)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "lora_rank",
+            65_536,
+            r"has the shape \(3, \d\), but lora_rank 65536 and .* require \(65536, \d\); ",
+        ),
+        ("lora_rank", 2, r"has the shape \(3, \d\), but lora_rank 2 "),
+        ("lora_target_modules", ["qkv"], rf"has adapters of matrices that .* does not have: {DENSE}; "),
+        ("lora_target_modules", [], rf"has adapters of matrices that .* does not have: {DENSE}, {QKV}; "),
+    ],
+)
+def test_values_that_do_not_fit_the_tensors_are_refused(adapters, tmp_path, name, value, message):
+    edit_manifest(adapters, "config", {name: value})
+    with pytest.raises(CheckpointError, match=message):
+        merge_adapters(adapters, tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {f"{QKV}.adapter.b": torch.ones(7, 3)},
+            r"qkv.adapter.b has the shape \(7, 3\), .* require \(6, 3\)",
+        ),
+        ({f"{QKV}.adapter.a": torch.ones(3)}, r"qkv.adapter.a has the shape \(3,\), .* require \(3, 4\)"),
+        ({f"{QKV}.adapter.a": None}, "does not contain whole adapters"),
+        (
+            {f"{QKV}.adapter.a": None, f"{QKV}.adapter.b": None},
+            f"lacks adapters of matrices that .*: {QKV}; ",
+        ),
+        (
+            {f"layers.9.{QKV[9:]}.adapter.{side}": torch.ones(3, 3) for side in "ab"},
+            "does not have: layers.9.",
+        ),
+    ],
+)
+def test_adapters_that_do_not_fit_the_base_are_refused(adapters, tmp_path, change, message):
+    def edit(tensors):
+        for name, values in change.items():
+            if values is None:
+                del tensors[name]
+            else:
+                tensors[name] = values
+
+    edit_tensors(adapters, edit)
+    with pytest.raises(CheckpointError, match=message):
+        merge_adapters(adapters, tmp_path / "merged")
+    assert not list(tmp_path.glob("merged/*"))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        *(3, "base", [], {}, {"folder": 3, "iteration": 0, "manifest_sha256": "x"}),
+        {"folder": "base", "iteration": -1, "manifest_sha256": "x"},
+        *({"folder": folder, "iteration": 0, "manifest_sha256": "x"} for folder in ("", "a\0b", "x" * 5000)),
+        {"folder": "base", "iteration": 0, "manifest_sha256": None},
+    ],
+)
+def test_a_record_of_the_base_of_another_form_is_refused(adapters, tmp_path, record):
+    edit_manifest(adapters, "config", {"base": record})
+    assert "config / base does not contain a folder" in refusal(adapters, tmp_path / "merged")
+
+
+@pytest.mark.parametrize("folder", ["../../elsewhere", "x" * 300, "/proc/self/mem"])
+def test_a_base_that_is_not_there_is_refused(adapters, tmp_path, folder):
+    record = Manifest.read(adapters).config["base"] | {"folder": folder}
+    edit_manifest(adapters, "config", {"base": record})
+    assert "give its folder with --base" in refusal(adapters, tmp_path / "merged")
