@@ -24,6 +24,7 @@ ROOMS = {
         "output": set(),
         "finite_json": set(),
         "files": set(),
+        "limits": set(),
         "facts": {"files"},
         "problems": {"errors"},
         "schema": {"facts", "problems"},

@@ -1,5 +1,6 @@
 import json
 import logging
+import resource
 import subprocess
 import sys
 
@@ -31,6 +32,10 @@ def fail_unforeseen(resolved):
 
 def fail_for_want_of_a_kernel(resolved):
     raise KernelUnavailable("rope-fusion: true: no GPU")
+
+
+def count_files(resolved):
+    return str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 @pytest.fixture
@@ -121,6 +126,17 @@ def test_without_a_request_it_is_the_requests_fault(run):
 def test_expected_error_is_reported_without_traceback(run):
     code, report = run(fail_foreseen, resolved=encode_resolved(resolved_from({})))
     assert (code, report["message"], report["traceback"]) == (1, "corpus.idx is cut short", None)
+
+
+def test_a_worker_may_open_as_many_files_as_its_user(run, capsys):
+    """It has shards, parts of datasets and connections open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    try:
+        assert run(count_files, resolved=encode_resolved(resolved_from({}))) == (0, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert int(capsys.readouterr().out) == min(hard, 1_048_576)
 
 
 def test_a_wrong_request_keeps_its_exit_code(run):

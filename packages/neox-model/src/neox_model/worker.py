@@ -18,6 +18,7 @@ import click
 
 from neox_config import NeoXConfig, Resolved, decode_resolved, load_config, resolve
 from neox_config.errors import ConfigError, NeoXError
+from neox_config.limits import allow_more_files
 from neox_config.log import configure_logging
 from neox_config.problems import list_problems
 from neox_data.errors import DataError
@@ -93,6 +94,7 @@ def run_worker(
         rank=0, local_rank=0, world_size=1, local_world_size=1, master_addr="127.0.0.1", master_port=29500
     )
     register_worker(me.rank)
+    allow_more_files()
     configure_logging(me.rank)
     # Importing deepspeed logs a warning if there is no GPU; we log the backend ourselves.
     logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator" not in record.getMessage())

@@ -1,6 +1,5 @@
 """What a checkpoint of adapters records is checked before anything is computed with it."""
 
-
 import pytest
 import torch
 from click.testing import CliRunner

@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import zlib
 
 import pytest
@@ -8,7 +9,7 @@ from safetensors.torch import load_file
 
 from neox_model.checkpoint import shards
 from neox_model.checkpoint.contents import TensorRecord
-from neox_model.checkpoint.errors import DamagedCheckpointError
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.shard_file import ShardFile
 from neox_model.checkpoint.shards import Part, ShardReader, write_shard
 
@@ -175,3 +176,17 @@ def test_a_wrong_header_is_damage(tmp_path, entry):
     (tmp_path / "shard.safetensors").write_bytes(content)
     with pytest.raises(DamagedCheckpointError, match="its header is wrong for name"):
         ShardFile(tmp_path / "shard.safetensors", len(content)).tensor("name")
+
+
+def test_a_shard_that_cannot_be_opened_because_too_many_files_are_open_is_not_damaged(tmp_path):
+    """A damaged one would be downloaded again, or an earlier checkpoint be offered."""
+    _, size = write_shard(tmp_path / "shard.safetensors", [part("matrix", torch.ones(3))])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = max(map(int, os.listdir("/proc/self/fd"))) + 20
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        with pytest.raises(CheckpointError, match=rf"shard.safetensors: .*, {limit:,} .*ulimit -n") as caught:
+            _ = [ShardFile(tmp_path / "shard.safetensors", size) for _ in range(limit)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not isinstance(caught.value, DamagedCheckpointError)

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 from neox_config.errors import LaunchError
+from neox_config.limits import limit_reached
 from neox_launcher.agent.output import OutputPipes
 from neox_launcher.agent.worker_environment import place_variables, worker_environment
 from neox_launcher.agent.workers import Workers
@@ -45,6 +46,7 @@ _OUTPUT_LIMIT = 1024 * 1024
 _LEAVE_SECONDS = 5.0
 _BEHIND_SECONDS = 0.01
 _RESOLVED = "resolved"
+_CHECK_LIMITS = "check this host's limits of processes, open files and memory (ulimit -a)"
 _Sending = tuple[str, Callable[[], Message]]
 _BOOTSTRAP = "neox_launcher.worker.bootstrap"
 # Workers of other hosts may connect before rank 0 accepts; the kernel may apply a lower limit.
@@ -296,8 +298,7 @@ class Agent:
             self._workers.start(command, environments, orders.working_directory, keep_open=keep_open)
         except OSError as error:
             raise LaunchError(
-                f"a worker cannot be started: {error}; check this host's limits of processes, open files and "
-                "memory (ulimit -a)"
+                f"a worker cannot be started: {error}; {limit_reached(error) or _CHECK_LIMITS}"
             ) from error
         self._close_store_socket()
 

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO
 from neox_config import finite_json
 from neox_config.atomic import atomic_write
 from neox_config.errors import NeoXError
+from neox_config.limits import limit_reached
 
 __all__ = [
     "AGENT_FILE",
@@ -71,6 +72,7 @@ _RESERVED_BYTES = 128 * 1024
 # JSON takes up to six bytes for each.
 _RESERVED_CHARACTERS = 8 * 1024
 _PR_SET_PDEATHSIG = 1
+_STANDARD_INPUT = 0
 
 _logger = logging.getLogger(__name__)
 
@@ -248,7 +250,8 @@ def answer_questions(rank: int, describe: Callable[[], str]) -> None:
 def report_failure(rank: int, error: BaseException) -> int:
     """Report to the launcher why this worker fails; to be called where the error is caught.
 
-    A `NeoXError` is reported by its message, any other exception with its traceback.
+    A `NeoXError` is reported by its message, any other exception with its traceback. If a limit of the system
+    is the cause, the message names it, and there is no traceback.
 
     Returns:
         The exit code of the process: that of a `NeoXError`, else 1.
@@ -258,10 +261,17 @@ def report_failure(rank: int, error: BaseException) -> int:
     else:
         exit_code, trace = 1, "".join(traceback.format_exception(error))
         message = f"{type(error).__name__}: {error}"
+    limit = limit_reached(error)
+    if limit is not None:
+        message, trace = f"{message}: {limit}", None
     folder = _run_dir()
     if folder is None:
         sys.stderr.write((trace or f"error: {message}").rstrip() + "\n")
         return exit_code
+    if limit is not None:
+        # The report may require the last descriptor; nothing is read any more.
+        with suppress(OSError):
+            os.close(_STANDARD_INPUT)
     report = {
         "time": time.time(),
         "host": socket.gethostname(),

@@ -17,8 +17,9 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
+from neox_config.limits import limit_reached
 from neox_model.checkpoint.dtypes import DTYPES
-from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
 from neox_model.checkpoint.stored_types import STORED_TYPES
 
 __all__ = ["ShardFile"]
@@ -40,6 +41,7 @@ class ShardFile:
 
     Raises:
         DamagedCheckpointError: it is missing, has another size, or its header is damaged.
+        CheckpointError: too many files are open.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -49,6 +51,9 @@ class ShardFile:
             finalize(self, os.close, self._file)
             found = os.fstat(self._file).st_size
         except OSError as error:
+            limit = limit_reached(error)
+            if limit is not None:
+                raise CheckpointError(f"cannot open {path}: {limit}") from error
             raise DamagedCheckpointError(f"cannot read {path}: {error.strerror}") from error
         if found != size:
             raise self._of_another_size(found)

@@ -10,6 +10,7 @@ import click
 
 from neox_config import finite_json
 from neox_config.errors import NeoXError
+from neox_config.limits import allow_more_files
 from neox_config.output import checked_output
 from neox_model.inspection.finding import RequestError, find_checkpoint
 
@@ -48,6 +49,7 @@ class _Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
         logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        allow_more_files()
         try:
             return super().invoke(ctx)
         except RequestError as error:

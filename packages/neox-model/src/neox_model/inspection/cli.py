@@ -11,6 +11,7 @@ import click
 from neox_config import finite_json
 from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import LATEST
+from neox_config.limits import allow_more_files
 from neox_config.output import checked_output
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.directory import find_latest, offer_earlier
@@ -45,6 +46,7 @@ class _Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
+        allow_more_files()
         try:
             return super().invoke(ctx)
         except RequestError as error:

@@ -1,0 +1,84 @@
+"""Limits of the system on a process: which one an error comes from, its value, and what to do."""
+
+import errno
+import os
+import re
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+
+__all__ = ["allow_more_files", "limit_reached"]
+
+# Usual limit of Linux on the hard limit (fs.nr_open).
+_MOST_FILES = 1_048_576
+# What locks memory: system calls, network cards, and CUDA; PyTorch and NCCL raise their failures as text.
+_LOCKING = re.compile(r"mlock|ibv_reg_mr|io_uring|cudaHost|pin_memory|pinned|locked memory", re.IGNORECASE)
+_NO_MEMORY = (errno.ENOMEM, errno.EAGAIN, errno.EPERM)
+_WHERE = "in the shell, service (LimitNOFILE) or job that starts the program"
+
+
+def allow_more_files() -> None:
+    """Raise this process's limit of open files to the hard limit, which an ordinary user cannot raise."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # The limit of the kernel may be lower.
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def limit_reached(error: BaseException) -> str | None:
+    """Return the limit of the system that an error comes from, its value and the remedy; None for others.
+
+    Errors of libraries, and of other ranks, are recognized by their text.
+    """
+    for each in _chain(error):
+        number, text = getattr(each, "errno", None), str(each)
+        if "ulimit -" in text:
+            return None  # Named already.
+        # First, because its text begins with that of the other.
+        if _is(errno.ENFILE, number, text):
+            return "this host has reached its limit of open files; raise it with sysctl fs.file-max"
+        if _is(errno.EMFILE, number, text):
+            return _open_files()
+        if _LOCKING.search(text) and any(_is(code, number, text) for code in _NO_MEMORY):
+            return _locked_memory()
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and the errors that it was raised from or during."""
+    following: BaseException | None = error
+    seen: set[int] = set()
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        yield following
+        following = following.__cause__ or following.__context__
+
+
+def _is(code: int, number: object, text: str) -> bool:
+    return number == code or os.strerror(code) in text
+
+
+def _open_files() -> str:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"this process has reached its limit of open files, {_count(soft)} (hard limit {_count(hard)}); "
+        f"raise it with ulimit -n {_WHERE}; if it is the hard limit, the administrator raises it (nofile in "
+        "/etc/security/limits.conf)"
+    )
+
+
+def _locked_memory() -> str | None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return None  # The memory itself is short.
+    return (
+        f"this process may lock {_count(soft)} bytes of memory (hard limit {_count(hard)}), and network "
+        "cards and pinned memory require more; raise it with ulimit -l unlimited "
+        f"{_WHERE.replace('NOFILE', 'MEMLOCK')}; if it is the hard limit, the administrator raises it "
+        "(memlock in /etc/security/limits.conf)"
+    )
+
+
+def _count(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
