@@ -70,11 +70,13 @@ NEEDED = [
 ]
 # Configurations that the reader writes: of docs/finetuning.md, which tests/integration runs, and of
 # configs/README.md.
-WRITTEN = ("base.yml", "adapters.yml", "imported-adapters/model.yml", "my-run.yml")
+WRITTEN = ("base.yml", "adapters.yml", "imported-adapters/model.yml", "my-run.yml", "job.yml")
 TRAININGS = [
     (place, command)
     for place, command in SHOWN
-    if command.startswith("neox-launch") and not any(f"--config {name}" in command for name in WRITTEN)
+    if command.startswith("neox-launch")
+    and " --config " in command
+    and not any(f"--config {name}" in command for name in WRITTEN)
 ]
 
 
@@ -87,7 +89,7 @@ def test_a_command_that_is_shown_exists_with_its_options(place, line):
     if words[0] not in COMMANDS:
         assert words[0] in {
             *("curl", "git", "lm_eval", "mkdir", "pip", "printf", "python", "sed", "source", "tensorboard"),
-            *("apptainer", "cp", "docker", "export", "kubectl", "sbatch", "srun"),
+            *("apptainer", "cp", "docker", "export", "kubectl", "pytest", "sbatch", "srun"),
         }
         return
     command: click.Command = COMMANDS[words[0]]
@@ -170,6 +172,12 @@ def test_a_block_that_is_neither_run_nor_marked_is_found(text, has_runner, probl
 )
 def test_shown_output_is_compared_line_by_line(shown, is_shown):
     assert shows(shown, "\ndevices  64\nmemory  19.86 GiB \n\nfits: 19.86 GiB of 80.00 GiB\n") is is_shown
+
+
+def test_the_index_links_every_document():
+    text = (ROOT / "docs/index.md").read_text()
+    documents = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert {name for name in documents if f"]({name})" not in text} == set()
 
 
 def test_every_example_explains_its_use():

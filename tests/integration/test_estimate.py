@@ -22,6 +22,7 @@ from neox_model.assembly.model import build_model
 from neox_model.assembly.optimizer import build_optimizer
 from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK
 from neox_model.parallel.logical import named_logical_parameters
+from support.documents import blocks_of, read
 from support.settings import TINY, resolved_from
 
 VOCABULARY = 11
@@ -212,3 +213,49 @@ def test_table_of_examples_equals_the_estimate(file, parameters, devices, gibiby
 
 def test_the_table_of_examples_has_all_sizes():
     assert len(SIZES) == 11
+
+
+# Tables of docs/performance.md: a heading with the size, then rows of 14 cells.
+LAYOUTS = re.findall(
+    r"^### (\w+(?:\.\w+)?B|125M): .*\n((?:(?!###).*\n)*)", read("docs/performance.md"), re.MULTILINE
+)
+FILES = {"125M": "125M.yml", "1.3B": "1-3B.yml", "13B": "13B.yml", "70B": "models/llama-2-70b.yml"}
+CELLS = [
+    (size, [cell.strip() for cell in row.strip("|").split("|")])
+    for size, text in LAYOUTS
+    for row in re.findall(r"^\| \d+ \|.*$", text, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize(("size", "cells"), CELLS)
+def test_table_of_layouts_equals_the_estimate(size, cells, tmp_path):
+    devices, memory_of_device, tensor, stages, zero, micro, accumulation, recomputed, *memory = cells
+    files: list[str | Path] = [EXAMPLES / FILES[size]]
+    if size == "70B":
+        block = next(
+            block for block in blocks_of(read("docs/performance.md")) if block.file_name == "70B.yml"
+        )
+        (tmp_path / "70B.yml").write_text(block.text)
+        files.append(tmp_path / "70B.yml")
+    overrides = [
+        f"model-parallel-size={tensor}",
+        f"pipe-parallel-size={stages if stages != '1' else 0}",
+        f"zero-optimization.stage={zero}",
+        f"train-micro-batch-size-per-gpu={micro}",
+        f"gradient-accumulation-steps={accumulation}",
+        f"checkpoint-activations={'true' if recomputed == 'yes' else 'false'}",
+    ]
+    if size != "70B":
+        overrides += ["bf16.enabled=true", "fp16.enabled=false"]
+    resolved = resolve(load_config(files, overrides=overrides), devices=int(devices))
+    vocabulary = 32_000 if size == "70B" else 50_257
+    result = estimate(shape_of(resolved, vocab_size=vocabulary), layout_of(resolved))
+    found = result.memory[result.fullest_stage]
+    parts = (found.weights, found.gradients, found.optimizer, found.activations, found.buffers, found.total)
+    assert [f"{part / 2**30:.1f}" for part in parts] == memory
+    assert found.total / 2**30 < int(memory_of_device.partition(" ")[0].strip(","))
+
+
+def test_the_tables_of_layouts_have_all_sizes():
+    assert [size for size, _ in LAYOUTS] == list(FILES)
+    assert len(CELLS) == 19
