@@ -80,6 +80,16 @@ def test_cached_batches_equal_one_by_one_and_recomputation(architecture, precisi
         assert len({token for one in kinds["batch"] for token in one.tokens}) > 3
 
 
+def test_slots_in_several_spans_continue_as_in_one(monkeypatch):
+    forward = forward_of(small("half rotary, parallel residual, untied"))
+    expected = continue_prompts(forward, PROMPTS, SAMPLED, count=6)
+    monkeypatch.setattr("neox_model.generate.batch._HIDDEN_ROWS", 1)
+    found = continue_prompts(forward, PROMPTS, SAMPLED, count=6)
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.log_probabilities == pytest.approx(other.log_probabilities, abs=1e-4)
+
+
 def test_a_sequence_that_enters_later_or_moves_to_another_slot_continues_as_alone():
     settings = small("grouped queries, rmsnorm, swiglu, no biases")
     forward = forward_of(settings)
@@ -284,6 +294,7 @@ def test_spans_cover_all_slots_and_read_few_hidden_rows():
             assert span.num_keys == max(inside) + 1
             assert sum(max(inside) - place for place in inside) <= max_waste
             assert span.is_even == (len(set(inside)) == 1)
+            assert span.positions.tolist() == inside
     assert len(spans_of(places, torch.tensor(places), max_waste=10**6)) == 1
 
 

@@ -328,3 +328,35 @@ def test_too_little_memory_on_the_host_names_the_settings_and_other_errors_stay_
         torch.empty(2**60)
     with pytest.raises(RuntimeError, match="size of tensor a"), explained_shortage():
         torch.ones(2) + torch.ones(3)
+
+
+@pytest.mark.parametrize("steps_per_read", [1, 3])
+def test_updates_have_the_tokens_of_the_reply_with_as_many_likely_ones_as_requested(steps_per_read):
+    """Also when a request moves to the slot of one that has ended."""
+    counts = {"a": 1, "h": 3, "d": 2}
+    made = engine(slots=3, steps_per_read=steps_per_read)
+    tickets = {made.submit(replace(ask(prompt), top_count=count)): count for prompt, count in counts.items()}
+    tokens: dict[int, list[int]] = {ticket: [] for ticket in tickets}
+    replies = {}
+    while made.is_busy:
+        for update in made.step():
+            tokens[update.ticket] += update.new.tokens
+            assert len(update.new.tokens) == len(update.new.log_probabilities) == len(update.new.top)
+            assert {len(row) for row in update.new.top} <= {tickets[update.ticket]}
+            assert [row[0][0] for row in update.new.top] == update.new.tokens
+            if update.reply is not None:
+                replies[update.ticket] = update.reply.tokens
+    assert {ticket: [*own, END] for ticket, own in replies.items()} == tokens
+
+
+def test_a_limit_that_is_reached_with_the_model_is_that_of_the_request():
+    (reply,) = engine(capacity=4).replies([ask("ab", 2)])
+    assert (reply.text, reply.finish_reason) == ("cd", "maximum-tokens")
+
+
+def test_the_model_has_the_precision_of_the_configuration_and_no_dropout():
+    resolved = resolved_from({"precision": "bfloat16", "hidden_dropout": 0.5, "attention_dropout": 0.5})
+    model = run.build_forward_model(resolved, SINGLE_PROCESS, TOKENIZER)
+    forward = run.forward_of(model, resolved, SINGLE_PROCESS, TOKENIZER)
+    assert {parameter.dtype for parameter in forward.model.parameters()} == {torch.bfloat16}
+    assert not any(module.training for module in forward.model.modules())

@@ -182,6 +182,19 @@ def test_unconditional_samples_start_from_nothing_and_no_text_is_null(tmp_path):
     assert lines[0]["message"] == "nothing to say"
 
 
+def test_a_text_without_a_prompt_has_no_tokens_that_a_tokenizer_adds():
+    requests = []
+
+    class Recording(Shout):
+        def submit(self, request: Request) -> int:
+            requests.append(request)
+            return super().submit(request)
+
+    tokenizer = SimpleNamespace(encode=lambda text: [1, *text.encode()])
+    MODES["unconditional"](replace(job(num_samples=1, engine=Recording), tokenizer=tokenizer))
+    assert [list(one.prompt) for one in requests] == [[]]
+
+
 def test_interactive_answers_each_line_until_the_input_ends(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", typed(b" one \n\ntwo"))
     MODES["interactive"](job(output_file=tmp_path / "talk.jsonl"))

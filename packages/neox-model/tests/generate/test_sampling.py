@@ -235,3 +235,24 @@ def test_filtered_probabilities_are_those_of_transformers(top_k, top_p, penalty)
     )
     torch.testing.assert_close(found.softmax(1), expected.softmax(1), rtol=0, atol=1e-6)
     assert torch.equal(found > -torch.inf, expected > -torch.inf)
+
+
+def test_equal_logits_are_no_choice_of_a_greedy_sequence_among_sampled_ones():
+    """Also in a slot whose earlier sequence had random numbers."""
+    made = table([Sampling(temperature=1.0, seed=1), Sampling(temperature=1.0, seed=2)], draws=20)
+    made.set(0, GREEDY, torch.tensor([1]), 20)
+    found = [made.choose(torch.zeros(2, 4), 0)[0].tolist() for _ in range(20)]
+    assert {first for first, _ in found} == {0}
+    assert len({second for _, second in found}) > 1
+
+
+def test_top_k_beyond_the_vocabulary_is_off():
+    logits = torch.randn(1, 4, generator=torch.Generator().manual_seed(7))
+    found, expected = (drawn([Sampling(temperature=1.0, top_k=k, seed=3)], logits, 40) for k in (99, 0))
+    assert torch.equal(found, expected)
+
+
+def test_logits_of_16_bits_are_filtered_and_drawn_in_float32():
+    logits = (torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(8)) * 2 + 30).bfloat16()
+    sampling = [Sampling(temperature=0.37, top_p=0.95, seed=4)]
+    assert torch.equal(drawn(sampling, logits, 500), drawn(sampling, logits.float(), 500))

@@ -76,3 +76,21 @@ def test_a_stop_string_in_front_of_an_incomplete_character_ends_the_text():
     text.add(0)
     text.add(1)
     assert text.finish() == "ab"
+
+
+def test_the_first_of_several_stop_strings_in_one_token_ends_the_text():
+    parts = ["a", "bstop and end"]
+    text = ReplyText(lambda ids: "".join(parts[one] for one in ids), ("end", "stop"))
+    assert [text.add(0), text.add(1)] == [False, True]
+    assert text.finish() == "ab"
+
+
+def test_a_token_has_the_text_that_it_has_behind_others():
+    """As in SentencePiece: a space in front of the first word is dropped."""
+    words = [" one", " two", " three"]
+    text = ReplyText(lambda ids: "".join(words[one] for one in ids).removeprefix(" "))
+    taken = []
+    for token in range(3):
+        text.add(token)
+        taken.append(text.take())
+    assert taken == ["one", " two", " three"]
