@@ -101,7 +101,7 @@ test-optimizers: install  ## Every optimizer resumes to the last bit on every la
 
 test-services: install  ## Uploads to a real S3 server, Comet and wandb; installs their packages into .venv
 	@$(BIN)/python -m pip install --quiet --no-input -c constraints.txt "moto[s3]" flask flask-cors s3fs comet_ml wandb
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -rs packages/neox-model/tests/checkpoint/test_s3.py tests/integration/test_object_store.py \
+	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/pytest -p support.no_skips -q -rs packages/neox-model/tests/checkpoint/test_s3.py tests/integration/test_object_store.py \
 		packages/neox-model/tests/metrics/test_comet.py packages/neox-model/tests/train/test_wandb.py
 
 test-conversion: install  ## Round trips of random models of transformers, and 200 wrong mappings (minutes)

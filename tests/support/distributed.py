@@ -201,7 +201,15 @@ class _Forked:
     def __init__(self, server: _Server, folder: Path, environment: dict[str, str]) -> None:
         self._server, self._folder = server, folder
         self._code = folder / f"code-{environment['RANK']}"
-        server.request(folder=str(folder), environment=environment, working_directory=os.getcwd())
+        umask = os.umask(0)
+        os.umask(umask)
+        server.request(
+            folder=str(folder),
+            environment=environment,
+            working_directory=os.getcwd(),
+            umask=umask,
+            blocked_signals=[int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+        )
 
     def poll(self) -> int | None:
         if self._code.exists():

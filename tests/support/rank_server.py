@@ -5,7 +5,9 @@ folder whose ranks to kill. When a rank has ended, its exit code is in `code-RAN
 the input ends this process and its ranks.
 
 A rank has what the imports have made: modules, their caches, and the seed of string hashes. Python gives each
-fork another random state; numpy's is set here, so that neither ranks nor launches share one by chance.
+fork another random state; numpy's is set here, so that neither ranks nor launches share one by chance. The
+permissions of new files and the blocked signals are those of the test that starts the rank. An import that a
+module lacks is not noticed, because another module has made it: whole launches show it.
 """
 
 import gc
@@ -56,6 +58,8 @@ def _become_rank(request: dict[str, Any], server: int) -> None:
     numpy.random.seed()
     os.environ.clear()
     os.environ.update(request["environment"])
+    os.umask(request["umask"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked_signals"])
     folder, rank = Path(request["folder"]), os.environ["RANK"]
     nothing = os.open(os.devnull, os.O_RDONLY)
     output = os.open(folder / f"output-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)

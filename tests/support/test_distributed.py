@@ -41,6 +41,13 @@ def describe(folder: str) -> list[object]:
         return [os.getppid(), hash("a string"), os.getcwd(), os.environ.get("OWN"), os.getpgid(0), own.name]
 
 
+def permissions(folder: str) -> list[object]:
+    """Mode of a new file, and whether SIGUSR1 is blocked."""
+    path = Path(folder, f"mode-{dist.get_rank()}")
+    path.touch()
+    return [path.stat().st_mode & 0o777, signal.SIGUSR1 in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+
+
 def draw() -> list[float]:
     return [random.random(), np.random.random()]
 
@@ -55,6 +62,21 @@ def is_ended(pid: int) -> bool:
 
 def test_each_rank_returns_its_value():
     assert run_ranks(sum_of_ranks, size=2, start=10) == [[0, 21], [1, 21]]
+
+
+def test_a_rank_has_the_permissions_and_blocked_signals_of_the_test(tmp_path):
+    """The server of ranks may have been started by another test."""
+    for umask, is_blocked in ((0o022, False), (0o077, True)):
+        folder = tmp_path / str(umask)
+        folder.mkdir()
+        before = os.umask(umask)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1] if is_blocked else [])
+        try:
+            found = run_ranks(permissions, size=2, folder=str(folder))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            os.umask(before)
+        assert found == [[0o666 & ~umask, is_blocked]] * 2
 
 
 def test_the_first_error_is_reported_and_the_other_rank_ends():
