@@ -1,4 +1,4 @@
-"""A plugin of pytest, `-p support.no_skips`: skipped tests fail the run, where all that they require is there."""
+"""A plugin of pytest, `-p support.no_skips`: skipped tests fail a run that has all that they require."""
 
 import pytest
 
