@@ -70,7 +70,14 @@ NEEDED = [
 ]
 # Configurations that the reader writes: of docs/finetuning.md, which tests/integration runs, and of
 # configs/README.md.
-WRITTEN = ("base.yml", "adapters.yml", "imported-adapters/model.yml", "my-run.yml", "job.yml")
+WRITTEN = (
+    "base.yml",
+    "adapters.yml",
+    "imported-adapters/model.yml",
+    "my-run.yml",
+    "job.yml",
+    "run/config.yml",
+)
 TRAININGS = [
     (place, command)
     for place, command in SHOWN

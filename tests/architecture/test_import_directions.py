@@ -47,7 +47,18 @@ ROOMS = {
         "controller": {"backends", "plan", "worker", "protocol", "resources"},
         "autotuning": {"controller", "plan", "protocol", "resources"},
         "verify_resume": {"controller", "plan", "protocol", "resources"},
-        "cli": {"autotuning", "verify_resume", "controller", "agent", "plan", "protocol", "resources"},
+        # -- before there is a configuration
+        "init": set(),
+        "cli": {
+            "init",
+            "autotuning",
+            "verify_resume",
+            "controller",
+            "agent",
+            "plan",
+            "protocol",
+            "resources",
+        },
     },
     "neox_model": {
         "errors": set(),

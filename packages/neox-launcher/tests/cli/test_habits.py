@@ -104,7 +104,7 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("script.sh", "script.sh is a file, but not a configuration file"),
         ("configs", "configs is a directory; give the configuration files in it: neox-launch -d configs"),
         ("genrate a.yml", "did you mean generate?"),
-        ("lambada", "the commands are doctor, evaluate, generate, serve, verify-resume"),
+        ("lambada", "the commands are doctor, evaluate, generate, init, serve, verify-resume"),
         ("a.yml --eval_tasks lambada", "use neox-launch evaluate --tasks NAME,..., or --set eval-tasks"),
         ("--conf_dir configs big", "use -d DIR"),
         ("--train_iters 5 a.yml", "parameters are set with --set: --set train-iters=VALUE"),

@@ -14,6 +14,7 @@ from neox_config.problems import list_problems
 from neox_launcher.agent.join import join_launch
 from neox_launcher.autotuning import is_tuned, tune
 from neox_launcher.cli.habits import DRY_RUN, LaunchGroup, literal_text, parameter_options, take_overrides
+from neox_launcher.cli.init import init
 from neox_launcher.controller.display import open_display
 from neox_launcher.controller.doctor import examine_hosts
 from neox_launcher.controller.dry_run import Form, show_plan
@@ -106,6 +107,9 @@ def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
     context.obj = (request, dry_run)
     if context.invoked_subcommand is None:
         _launch(request, dry_run)
+
+
+main.add_command(init)
 
 
 @main.command()

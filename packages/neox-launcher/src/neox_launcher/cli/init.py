@@ -1,0 +1,224 @@
+"""The command `neox-launch init`: from files and folders with texts to a configuration."""
+
+import math
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from neox_config import Text, load_config
+from neox_config.atomic import atomic_write
+from neox_config.errors import LaunchError, NeoXError
+from neox_config.problems import config_error
+from neox_config.schema.not_yet import not_built_yet
+from neox_launcher.cli.cluster import resolve_for
+from neox_launcher.cli.estimate import parse_bytes
+from neox_launcher.cli.habits import LaunchCommand
+from neox_launcher.init.configuration import configuration_text
+from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
+from neox_launcher.init.texts import Prepared, prepare_texts
+from neox_launcher.init.training import Devices, Training, choose_training
+from neox_launcher.plan.planning import Request
+from neox_launcher.plan.preflight import check_files
+from neox_launcher.resources.local_gpus import count_gpus, smallest_gpu_memory
+
+__all__ = ["init"]
+
+_AUTO = "auto"
+_CONFIGURATION = "config.yml"
+_MOST_DEVICES = 1024
+_INTERRUPTED = 130
+
+
+@click.command("init", cls=LaunchCommand)
+@click.option(
+    "--data",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Folder or file with texts: .txt, .md, .jsonl, .json, .parquet, .tar, .zip, also compressed. May be "
+    "given several times.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to write to. Default: run.",
+)
+@click.option(
+    "--size",
+    type=click.Choice([_AUTO, *SIZES]),
+    help="Parameters in the layers of the model. auto, the default: by the number of tokens and the devices.",
+)
+@click.option("--model", metavar="NAME", help="A model of the catalogue instead; see neox-config models.")
+@click.option(
+    "--devices",
+    type=click.IntRange(1, _MOST_DEVICES),
+    help="GPUs to use; without GPUs, processes. Default: all GPUs of this machine, or one process.",
+)
+@click.option(
+    "--device-memory",
+    metavar="SIZE",
+    help="Memory of one GPU, such as 80GiB, for another machine than this one.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="A tokenizer.json to use. Default: train one on the texts.",
+)
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(1),
+    help="Entries of the tokenizer that is trained. Default: 512 to 32,768, by the size of the texts.",
+)
+@click.option(
+    "--jsonl-key",
+    default="text",
+    show_default=True,
+    help="Key of the text in each JSON line, or column of a table.",
+)
+@click.pass_obj
+def init(
+    common: tuple[Request, object],
+    /,
+    data: tuple[Path, ...],
+    output: Path | None,
+    size: str | None,
+    model: str | None,
+    devices: int | None,
+    device_memory: str | None,
+    tokenizer: Path | None,
+    vocab_size: int | None,
+    jsonl_key: str,
+) -> None:
+    """Write the configuration of a first training on your own texts.
+
+    Finds the texts, trains a tokenizer, writes a dataset, chooses a model and its training, and prints the
+    command that starts it: neox-launch init --data texts/ --output run. On a terminal it asks for what is not
+    given. No file is overwritten. After an interruption, the same command continues.
+
+    Exit codes: 0 success; 1 failure; 2 invalid request; 130 stopped by Ctrl-C.
+    """
+    if common != (Request(program="train", paths=()), None):
+        raise click.UsageError("init takes only its own options, after the word init")
+    if size is not None and model is not None:
+        raise click.UsageError("--size and --model exclude each other; give one of them")
+    if tokenizer is not None and vocab_size is not None:
+        raise click.UsageError("--vocab-size is for a tokenizer that is trained; remove it, or --tokenizer")
+    try:
+        found = _devices(devices, device_memory)
+        if sys.stdin.isatty():
+            data, output, size = _ask(data, output, size, model)
+        if not data:
+            raise click.UsageError("no texts given; give --data FOLDER")
+        path = _new_configuration(output or Path("run"))
+        candidates = _candidates(size or _AUTO, model)
+        prepared = prepare_texts(data, path.parent, key=jsonl_key, tokenizer=tokenizer, vocab_size=vocab_size)
+        training = choose_training(candidates, prepared, found)
+        text = configuration_text(path, training, prepared, found)
+        _check(text, path, found)
+        with atomic_write(path) as file:
+            file.write(text)
+    except NeoXError as error:
+        click.echo(str(error), err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        click.echo("\ninterrupted; the same command continues", err=True)
+        sys.exit(_INTERRUPTED)
+    _report(path, training, prepared, found)
+
+
+def _devices(count: int | None, memory: str | None) -> Devices:
+    """Return the devices: those of this machine, unless the memory of others is given."""
+    present = count_gpus()
+    if memory is not None:
+        try:
+            return Devices(count=count or max(1, present), memory=parse_bytes(memory), are_gpus=True)
+        except ValueError as error:
+            raise LaunchError(f"--device-memory: {error}") from error
+    if not present:
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return Devices(count=count or 1, memory=whole, are_gpus=False)
+    found = smallest_gpu_memory()
+    if found is None:
+        raise LaunchError(
+            "the memory of the GPUs is not known (nvidia-smi failed); give --device-memory SIZE"
+        )
+    if count is not None and count > present:
+        raise LaunchError(
+            f"--devices {count:,}, but this machine has {present:,} GPUs; reduce it, or give --device-memory "
+            "for a training on another machine"
+        )
+    return Devices(count=count or present, memory=found, are_gpus=True)
+
+
+def _ask(
+    data: tuple[Path, ...], output: Path | None, size: str | None, model: str | None
+) -> tuple[tuple[Path, ...], Path, str | None]:
+    """Ask for what is not given."""
+    if not data:
+        data = (click.prompt("Folder or file with texts", type=click.Path(path_type=Path, exists=True)),)
+    if output is None:
+        output = click.prompt("Folder to write to", default="run", type=click.Path(path_type=Path))
+    if size is None and model is None:
+        size = click.prompt("Size", default=_AUTO, type=click.Choice([_AUTO, *SIZES]))
+    return data, output or Path("run"), size
+
+
+def _new_configuration(folder: Path) -> Path:
+    """Return the path of the configuration, which must not exist.
+
+    Raises:
+        LaunchError: it exists, or its name cannot be written to a file of text.
+    """
+    path = folder.absolute() / _CONFIGURATION
+    if not str(path).isprintable():
+        raise LaunchError(f"--output {str(folder)!r} contains characters that a YAML file cannot contain")
+    if path.exists():
+        raise LaunchError(
+            f"{path} exists; train with neox-launch --config {shlex.quote(str(path))}, delete it to choose "
+            "again, or give another --output"
+        )
+    return path
+
+
+def _candidates(size: str, model: str | None) -> list[Candidate]:
+    if model is not None:
+        return [of_catalogue(model)]
+    return [of_size(name) for name in (SIZES if size == _AUTO else (size,))]
+
+
+def _check(text: str, path: Path, devices: Devices) -> None:
+    """Check the configuration as `neox-config check --files` does, before it is written.
+
+    Raises:
+        ConfigError: a launch would refuse it.
+    """
+    config = load_config([], texts=(Text(text, str(path), has_lines=True),))
+    resolve_for(config, devices=devices.count, hostfile=None)
+    problems = [*not_built_yet(config), *check_files(config, program="train")]
+    if problems:
+        raise config_error(problems, config.files)
+
+
+def _report(path: Path, training: Training, prepared: Prepared, devices: Devices) -> None:
+    passes = training.tokens / prepared.training_tokens
+    lines = [
+        f"\nmodel {training.candidate.name}: {training.parameters:,} parameters with a vocabulary of "
+        f"{prepared.entries:,} entries",
+        f"training: {training.iterations:,} iterations of {training.layout.samples:,} samples of "
+        f"{training.seq_length:,} tokens: {training.tokens:,} tokens, {passes:.2f} passes over "
+        f"{prepared.training_tokens:,} (limit: {training.limit})",
+        f"{devices.count:,} {devices.kind}: estimated memory {training.memory / 2**30:.2f} GiB each; "
+        f"{training.operations:.1e} floating-point operations in all",
+        f"the loss begins near {math.log(prepared.entries):.2f}, that of a uniform guess",
+    ]
+    if training.seconds_per_iteration is not None:
+        hours = training.seconds_per_iteration * training.iterations / 3600
+        lines.append(f"estimated time at the speed that neox-config suggest assumes: {hours:,.2f} hours")
+    if prepared.training_tokens < training.layout.samples * training.seq_length:
+        lines.append("the texts are shorter than one iteration, which therefore reads them more than once")
+    command = f"neox-launch --config {shlex.quote(os.path.relpath(path))}"
+    click.echo("\n".join([*lines, f"\nwrote {path}; start the training with\n\n  {command}"]))

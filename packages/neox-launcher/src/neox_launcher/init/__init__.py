@@ -1,0 +1,1 @@
+"""From texts to a configuration: what `neox-launch init` does besides asking."""

@@ -1,0 +1,90 @@
+"""Runs `neox-data prepare`, which is in another package, and reads its result."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from neox_config.errors import LaunchError
+
+__all__ = ["PreparationError", "Prepared", "prepare_texts"]
+
+# Written last by `neox-data prepare`.
+_RESULT = "prepared.json"
+
+
+class PreparationError(LaunchError):
+    """`neox-data prepare` failed, and has reported why.
+
+    Args:
+        exit_code: its exit code.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("the texts were not prepared; see the message above")
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The dataset and the tokenizer of the texts.
+
+    Args:
+        data_path: prefix of the dataset.
+        split: numbers of documents for training, validation and test.
+        vocab_file: the tokenizer.
+        tokenizer_type: its type.
+        entries: its number of entries.
+        training_tokens: tokens for training.
+        validation_tokens: tokens for validation.
+    """
+
+    data_path: str
+    split: str
+    vocab_file: str
+    tokenizer_type: str
+    entries: int
+    training_tokens: int
+    validation_tokens: int
+
+
+def prepare_texts(
+    texts: Sequence[Path], output: Path, *, key: str, tokenizer: Path | None, vocab_size: int | None
+) -> Prepared:
+    """Make a tokenizer and a dataset of texts in a folder; steps of an earlier run are not repeated.
+
+    Args:
+        texts: files and folders.
+        output: the folder.
+        key: key of the text in JSON lines and tables.
+        tokenizer: a tokenizer.json; None trains one.
+        vocab_size: entries of a tokenizer that is trained; None: by the size of the texts.
+
+    Raises:
+        LaunchError: neox-data is not installed, or failed.
+    """
+    if importlib.util.find_spec("neox_data") is None:
+        raise LaunchError(
+            "init requires the package neox-data, which reads texts; install it with pip install "
+            "./packages/neox-data in the repository"
+        )
+    command = [sys.executable, "-m", "neox_data", "prepare", "--output", str(output), "--jsonl-key", key]
+    command += [f"--input={path}" for path in texts]
+    command += [] if tokenizer is None else ["--vocab-file", str(tokenizer)]
+    command += [] if vocab_size is None else ["--vocab-size", str(vocab_size)]
+    done = subprocess.run(command, check=False)
+    if done.returncode:
+        raise PreparationError(done.returncode if done.returncode > 0 else 128 - done.returncode)
+    result = json.loads((output / _RESULT).read_bytes())
+    return Prepared(
+        data_path=result["data_path"],
+        split=result["split"],
+        vocab_file=result["vocab_file"],
+        tokenizer_type=result["tokenizer_type"],
+        entries=result["entries"],
+        training_tokens=result["tokens"]["train"],
+        validation_tokens=result["tokens"]["valid"],
+    )

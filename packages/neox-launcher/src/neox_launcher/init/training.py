@@ -1,0 +1,209 @@
+"""Choose size, batch, length and layout of a training by the tokens of its texts and its devices."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from neox_config import Resolved, Text, load_config, resolve
+from neox_config.errors import LaunchError
+from neox_config.estimate import count_parameters, flops_per_token
+from neox_config.estimate.shapes import Layout, Shape, layout_of, shape_of
+from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, largest_memory, suggest
+from neox_launcher.init.sizes import Candidate
+from neox_launcher.init.texts import Prepared
+
+__all__ = ["Devices", "Training", "choose_training"]
+
+# arXiv:2203.15556: about 20 tokens per parameter use operations best. arXiv:2305.16264: text that is read up
+# to four times is worth nearly as much as new text.
+_TOKENS_PER_PARAMETER, _MOST_PASSES = 20, 4
+# Upper limit of the operations of a training, per GPU or for all CPU cores, and the fewest tokens per
+# parameter with which a model is chosen under it.
+_GPU_OPERATIONS, _CPU_OPERATIONS = 10**18, 2 * 10**14
+_FEWEST_PER_PARAMETER = 1
+_FEWEST_ITERATIONS = 200
+_CPU_LENGTH, _GPU_LENGTH, _SHORTEST_LENGTH = 256, 1024, 16
+# A validation and a training require several samples.
+_FEWEST_SAMPLES = 8
+_CPU_BATCH_TOKENS = 2048
+# Tokens per iteration on GPUs, by parameters: the first limit that is not exceeded.
+_GPU_BATCH_TOKENS = ((50_000_000, 2**16), (500_000_000, 2**18), (math.inf, 2**19))
+_CPU_MICRO_BATCH = 4
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """What a training runs on.
+
+    Args:
+        count: number of GPUs; without GPUs, number of processes.
+        memory: bytes of one GPU; without GPUs, of the machine.
+        are_gpus: False if the processes compute on the CPU.
+    """
+
+    count: int
+    memory: int
+    are_gpus: bool
+
+    @property
+    def kind(self) -> str:
+        """What they are, in words."""
+        many = self.count > 1
+        if self.are_gpus:
+            return "GPUs" if many else "GPU"
+        return "processes on the CPU" if many else "process on the CPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A training.
+
+    Args:
+        candidate: its model.
+        seq_length: tokens per sample.
+        iterations: number of updates.
+        layout: batch and parallel layout.
+        parameters: number of parameters with the vocabulary of the texts.
+        memory: estimated bytes per device.
+        operations: floating-point operations of all iterations.
+        seconds_per_iteration: estimated time of an iteration; None on CPUs, whose speed is not known.
+        limit: what limits its length.
+    """
+
+    candidate: Candidate
+    seq_length: int
+    iterations: int
+    layout: Layout
+    parameters: int
+    memory: int
+    operations: float
+    seconds_per_iteration: float | None
+    limit: str
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all iterations."""
+        return self.iterations * self.layout.samples * self.seq_length
+
+
+def choose_training(candidates: Sequence[Candidate], prepared: Prepared, devices: Devices) -> Training:
+    """Return the training of the largest model that the texts and the devices are sufficient for.
+
+    Args:
+        candidates: the models, from small to large; a single one is chosen whatever the texts are.
+        prepared: the texts.
+        devices: the devices.
+
+    Raises:
+        LaunchError: the texts are too short, or no model fits into the memory.
+    """
+    chosen = None
+    for candidate in candidates:
+        training = _training(candidate, prepared, devices)
+        if training is None:
+            break
+        if chosen is None or _is_sufficient(training, prepared):
+            chosen = training
+    if chosen is None:
+        raise LaunchError(
+            f"{candidates[0].name} does not fit into the memory of {devices.count:,} {devices.kind}, "
+            f"{devices.memory / _GIB:,.1f} GiB; use a smaller model (--size, --model) or other devices"
+        )
+    return chosen
+
+
+def _is_sufficient(training: Training, prepared: Prepared) -> bool:
+    most = prepared.training_tokens * _MOST_PASSES
+    return (
+        training.parameters * _TOKENS_PER_PARAMETER <= most
+        and training.tokens >= training.parameters * _FEWEST_PER_PARAMETER
+    )
+
+
+def _training(candidate: Candidate, prepared: Prepared, devices: Devices) -> Training | None:
+    """Return the training of a model, or None if it does not fit into the memory."""
+    seq_length = _length(candidate, prepared, devices)
+    resolved = _resolved(candidate, seq_length, devices)
+    shape = shape_of(resolved, vocab_size=prepared.entries)
+    parameters = sum(count_parameters(shape).values())
+    operations = _GPU_OPERATIONS * devices.count if devices.are_gpus else _CPU_OPERATIONS
+    limits = {
+        f"{_MOST_PASSES} passes over the texts": _MOST_PASSES * prepared.training_tokens,
+        f"{_TOKENS_PER_PARAMETER} tokens per parameter": _TOKENS_PER_PARAMETER * parameters,
+        f"{operations:.0e} operations on these devices": operations // flops_per_token(shape),
+    }
+    limit, tokens = min(limits.items(), key=lambda each: each[1])
+    samples = _samples(parameters, tokens, seq_length, devices)
+    found = _layout(shape, layout_of(resolved), samples, devices)
+    if found is None:
+        return None
+    layout, seconds = found
+    iterations = max(1, tokens // (samples * seq_length))
+    return Training(
+        candidate=candidate,
+        seq_length=seq_length,
+        iterations=iterations,
+        layout=layout,
+        parameters=parameters,
+        memory=largest_memory(shape, layout).total,
+        operations=flops_per_token(shape) * float(iterations * samples * seq_length),
+        seconds_per_iteration=seconds,
+        limit=limit,
+    )
+
+
+def _length(candidate: Candidate, prepared: Prepared, devices: Devices) -> int:
+    length = _GPU_LENGTH if devices.are_gpus else _CPU_LENGTH
+    length = min(length, candidate.most_positions or length)
+    while length > _SHORTEST_LENGTH and prepared.training_tokens < _FEWEST_SAMPLES * (length + 1):
+        length //= 2
+    needed = _FEWEST_SAMPLES * (length + 1)
+    if prepared.training_tokens < needed:
+        raise LaunchError(
+            f"the texts have only {prepared.training_tokens:,} tokens for training, but {_FEWEST_SAMPLES} "
+            f"samples of {length} require {needed:,}; add texts"
+        )
+    return length
+
+
+def _resolved(candidate: Candidate, seq_length: int, devices: Devices) -> Resolved:
+    positions = "" if candidate.most_positions else f"max-position-embeddings: {seq_length}\n"
+    rest = (
+        f"{positions}seq-length: {seq_length}\ntrain-iters: 1\ntrain-micro-batch-size-per-gpu: 1\n"
+        "optimizer: {type: Adam, params: {lr: 0.001}}\nzero-optimization: {stage: 1}\n"
+        "hidden-dropout: 0.0\nattention-dropout: 0.0\n"
+        f"precision: {'bfloat16' if devices.are_gpus else 'fp32'}\n"
+    )
+    return resolve(
+        load_config([], texts=(Text(candidate.architecture, candidate.name), Text(rest, "init"))), devices=1
+    )
+
+
+def _samples(parameters: int, tokens: int, seq_length: int, devices: Devices) -> int:
+    """Return the samples per iteration: a power of two per device."""
+    most = next(each for limit, each in _GPU_BATCH_TOKENS if parameters <= limit)
+    wanted = min(most if devices.are_gpus else _CPU_BATCH_TOKENS, tokens // _FEWEST_ITERATIONS)
+    per_device = max(1, wanted // (seq_length * devices.count))
+    return devices.count * (1 << (per_device.bit_length() - 1))
+
+
+def _layout(shape: Shape, like: Layout, samples: int, devices: Devices) -> tuple[Layout, float | None] | None:
+    if devices.are_gpus:
+        cluster = Cluster(
+            devices=devices.count, memory=devices.memory, devices_per_host=min(8, devices.count)
+        )
+        best = next(iter(suggest(shape, cluster, samples=samples, like=like)), None)
+        return None if best is None else (best.layout, best.seconds)
+    return next(((each, None) for each in _on_cpus(shape, like, samples, devices)), None)
+
+
+def _on_cpus(shape: Shape, like: Layout, samples: int, devices: Devices) -> Iterator[Layout]:
+    """Yield the data-parallel layouts that fit into the memory, the largest micro-batch first."""
+    each = samples // devices.count
+    micro = min(_CPU_MICRO_BATCH, each)
+    while micro:
+        layout = replace(like, data_parallel=devices.count, micro_batch=micro, accumulation=each // micro)
+        if largest_memory(shape, layout).total * devices.count <= devices.memory * USABLE_MEMORY:
+            yield layout
+        micro //= 2

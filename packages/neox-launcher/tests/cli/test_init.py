@@ -1,0 +1,92 @@
+"""The command `neox-launch init`, as far as it does not read texts; tests/integration has the rest."""
+
+import importlib.util
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from neox_launcher.cli.launch import main
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+@pytest.fixture
+def prepare(monkeypatch):
+    """Record the command that prepares texts, and end it with an exit code."""
+    calls = []
+
+    def ended(command, **options):
+        calls.append(command)
+        return SimpleNamespace(returncode=calls_end["code"])
+
+    calls_end = {"code": 7}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr(subprocess, "run", ended)
+    return SimpleNamespace(calls=calls, end=calls_end)
+
+
+def test_texts_are_prepared_by_neox_data_whose_failure_is_reported(prepare, tmp_path):
+    found = run("init", "--data", "my texts", "--data", "b", "--output", tmp_path / "x", "--vocab-size", 300)
+    assert found.exit_code == 7
+    assert "the texts were not prepared; see the message above" in found.output
+    assert prepare.calls[-1] == [
+        *(sys.executable, "-m", "neox_data", "prepare", "--output", str(tmp_path / "x")),
+        *("--jsonl-key", "text", "--input=my texts", "--input=b", "--vocab-size", "300"),
+    ]
+    prepare.end["code"] = -9
+    assert run("init", "--data", "b", "--output", tmp_path / "x").exit_code == 137
+
+
+def test_a_missing_package_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = run("init", "--data", "texts", "--output", tmp_path / "x")
+    assert found.exit_code == 2
+    assert "init requires the package neox-data, which reads texts; install it with pip" in found.output
+
+
+def test_an_existing_configuration_is_never_overwritten(prepare, tmp_path):
+    (tmp_path / "config.yml").write_text("mine")
+    found = run("init", "--data", "texts", "--output", tmp_path)
+    assert found.exit_code == 2
+    assert f"{tmp_path}/config.yml exists; train with neox-launch --config" in found.output
+    assert (tmp_path / "config.yml").read_text() == "mine"
+    assert not any("neox_data" in command for command in prepare.calls)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["init"], "no texts given; give --data FOLDER"),
+        (["init", "--data", "x", "--size", "1m", "--model", "gpt2"], "--size and --model exclude each other"),
+        (
+            ["init", "--data", "x", "--model", "gpt3"],
+            "gpt3 is not a model of the catalogue; did you mean gpt2?",
+        ),
+        (["init", "--data", "x", "--device-memory", "much"], "'much' is not a memory size"),
+        (["init", "--data", "x", "--output", "a\nb"], "contains characters that a YAML file cannot contain"),
+        (["--set", "lr=1", "init", "--data", "x"], "init takes only its own options, after the word init"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_anything_is_read(
+    prepare, arguments, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    found = run(*arguments)
+    assert found.exit_code == 2
+    assert message in found.output
+    assert not any("neox_data" in command for command in prepare.calls)
+
+
+def test_ctrl_c_ends_with_130_and_says_how_to_continue(monkeypatch, tmp_path):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("neox_launcher.cli.init.prepare_texts", interrupted)
+    found = run("init", "--data", "x", "--output", tmp_path / "x")
+    assert found.exit_code == 130
+    assert "interrupted; the same command continues" in found.output

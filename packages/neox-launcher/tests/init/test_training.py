@@ -1,0 +1,127 @@
+"""The training that `neox-launch init` chooses, and its configuration."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from neox_config import Text, load_config, resolve
+from neox_config.catalogue import model_names
+from neox_config.errors import LaunchError
+from neox_config.estimate.resolved import estimate_resolved
+from neox_launcher.init.configuration import configuration_text
+from neox_launcher.init.sizes import SIZES, of_catalogue, of_size
+from neox_launcher.init.texts import Prepared
+from neox_launcher.init.training import Devices, choose_training
+
+GIB = 2**30
+CPU = Devices(count=1, memory=16 * GIB, are_gpus=False)
+LARGE = replace(CPU, memory=128 * GIB)
+GPUS = Devices(count=8, memory=80 * GIB, are_gpus=True)
+ALL = [of_size(name) for name in SIZES]
+
+
+def prepared(tokens: int, entries: int = 8192) -> Prepared:
+    return Prepared(
+        data_path="/the data/corpus_text_document",
+        split="95,5,0",
+        vocab_file="/the data/tokenizer.json",
+        tokenizer_type="HFTokenizer",
+        entries=entries,
+        training_tokens=tokens,
+        validation_tokens=tokens // 20,
+    )
+
+
+def configured(training, texts, devices):
+    text = configuration_text(Path("/my run/config.yml"), training, texts, devices)
+    return load_config([], texts=(Text(text, "config.yml", has_lines=True),))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "devices", "size"),
+    [
+        (10_000, CPU, "1m"),
+        # 20 x 5.3 million parameters are more than 4 x 26 million tokens, but fewer than 4 x 27 million.
+        (26_000_000, CPU, "1m"),
+        (27_000_000, CPU, "3m"),
+        (27_000_000, GPUS, "3m"),
+        # Operations limit a CPU.
+        (10_000_000_000, CPU, "3m"),
+        (1_000_000_000, GPUS, "85m"),
+        (100_000_000_000, GPUS, "300m"),
+    ],
+)
+def test_the_size_follows_from_the_tokens_and_the_devices(tokens, devices, size):
+    training = choose_training(ALL, prepared(tokens), devices)
+    assert training.candidate.name == size
+
+
+def test_the_length_is_limited_by_texts_parameters_and_operations():
+    few, many = prepared(1_000_000), prepared(10**10)
+    short, long = (choose_training([of_size("3m")], texts, GPUS) for texts in (few, many))
+    assert 3.9 < short.tokens / 1_000_000 <= 4
+    assert 19.9 < long.tokens / long.parameters <= 20
+    limited = choose_training([of_size("3m")], many, CPU)
+    assert 1.99e14 < limited.operations <= 2e14
+    assert (short.limit, long.limit, limited.limit) == (
+        *("4 passes over the texts", "20 tokens per parameter"),
+        "2e+14 operations on these devices",
+    )
+
+
+@pytest.mark.parametrize("devices", [LARGE, replace(LARGE, count=2), GPUS, replace(GPUS, count=3)])
+@pytest.mark.parametrize("name", SIZES)
+def test_every_size_has_a_valid_configuration_with_the_figures_that_are_reported(name, devices):
+    texts = prepared(5_000_000)
+    training = choose_training([of_size(name)], texts, devices)
+    resolved = resolve(configured(training, texts, devices), devices=devices.count)
+    found, _ = estimate_resolved(resolved, vocab_size=texts.entries)
+    assert found.total_parameters == training.parameters
+    assert found.layout.samples == training.layout.samples
+    assert max(each.total for each in found.memory) == training.memory
+    assert resolved.config.training.train_iters == training.iterations
+    tokens = found.tokens_per_iteration * training.iterations
+    assert (tokens, found.flops_per_iteration * training.iterations) == (
+        training.tokens,
+        training.operations,
+    )
+    assert training.memory * (1 if devices.are_gpus else devices.count) <= devices.memory
+    assert resolved.config.data.data_path == "/the data/corpus_text_document"
+
+
+@pytest.mark.parametrize("name", [each for each in model_names() if "72b" not in each and "70b" not in each])
+def test_a_model_of_the_catalogue_keeps_its_architecture(name):
+    texts, candidate = prepared(100_000_000), of_catalogue(name)
+    devices = replace(GPUS, count=64)
+    training = choose_training([candidate], texts, devices)
+    config = configured(training, texts, devices)
+    rest = (
+        f"seq-length: {training.seq_length}\ntrain-iters: 1\ntrain-micro-batch-size-per-gpu: 1\n"
+        "optimizer: {type: Adam, params: {lr: 0.1}}\nhidden-dropout: 0.0\nattention-dropout: 0.0\n"
+    )
+    written = load_config([], texts=(Text(candidate.architecture, name), Text(rest, "training")))
+    assert (config.attention, config.model) == (written.attention, written.model)
+    assert training.seq_length == 1024
+
+
+def test_a_model_that_does_not_fit_is_refused():
+    with pytest.raises(LaunchError, match=r"llama-2-70b does not fit into the memory of 8 GPUs, 80.0 GiB"):
+        choose_training([of_catalogue("llama-2-70b")], prepared(10**9), GPUS)
+    with pytest.raises(LaunchError, match=r"1.2b does not fit into the memory of 1 process on the CPU"):
+        choose_training([of_size("1.2b")], prepared(10**9), replace(CPU, memory=8 * GIB))
+
+
+def test_short_texts_have_short_samples_and_too_short_ones_are_refused():
+    assert choose_training(ALL, prepared(8 * 257), CPU).seq_length == 256
+    assert choose_training(ALL, prepared(8 * 257 - 1), CPU).seq_length == 128
+    tiny = choose_training(ALL, prepared(8 * 17), CPU)
+    assert (tiny.seq_length, tiny.layout.samples) == (16, 1)
+    with pytest.raises(LaunchError, match="only 135 tokens for training, but 8 samples of 16 require 136"):
+        choose_training(ALL, prepared(8 * 17 - 1), CPU)
+
+
+def test_without_validation_texts_nothing_is_evaluated():
+    texts = replace(prepared(100_000), validation_tokens=0, split="1,0,0")
+    config = configured(choose_training(ALL, texts, CPU), texts, CPU)
+    assert config.training.eval_iters == 0
