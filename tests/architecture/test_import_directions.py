@@ -87,7 +87,16 @@ ROOMS = {
             *("assembly", "checkpoint", "engine", "metrics", "optim", "parallel", "processes", "worker"),
             *("convert", "generate", "scoring", "torch_compat", "versions", "optional", "errors"),
         },
-        "generate": {"assembly", "checkpoint", "layers", "parallel", "processes", "worker", "errors"},
+        "generate": {
+            "assembly",
+            "checkpoint",
+            "layers",
+            "parallel",
+            "processes",
+            "worker",
+            "torch_compat",
+            "errors",
+        },
         "scoring": {
             *("assembly", "checkpoint", "generate", "parallel", "processes", "versions"),
             *("optional", "errors"),

@@ -33,9 +33,11 @@ def train_pairs(folder: str, data_path: str, names: list[tuple[str, str]]) -> di
     here, failed = Path(folder), {}
     for one, other in names:
         name = f"{one} + {other}"
+        # "0/1 Adam" is not the name of a folder.
+        place = here / name.replace("/", "-")
         (here / f"rank-{os.environ['RANK']}").write_text(name)
-        (here / name).mkdir(exist_ok=True)
-        with chdir(here / name):
+        place.mkdir(exist_ok=True)
+        with chdir(place):
             try:
                 train_and_resume(one, other, data_path=data_path)
             except Exception as error:

@@ -26,9 +26,12 @@ __all__ = [
     "foreach_copy_",
     "foreach_mul_",
     "foreach_norm",
+    "has_packed_products",
     "limit_graphs",
     "mark_optimizer_methods",
     "on_out_of_memory",
+    "pack_weight",
+    "packed_product",
     "recompile_limit_error",
     "record_memory_history",
     "skip_on_device",
@@ -40,6 +43,25 @@ __all__ = [
 foreach_copy_ = torch._foreach_copy_
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
+
+
+def has_packed_products() -> bool:
+    """Return True if this build of PyTorch has the functions that its compiler uses for constant weights."""
+    names = ("_reorder_linear_weight", "_linear_pointwise")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
+
+
+def pack_weight(weight: Tensor, rows: int) -> Tensor:
+    """Return an opaque copy of a weight_OI for products of about this number of rows."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    return packed
+
+
+def packed_product(inputs_RI: Tensor, packed: Tensor) -> Tensor:
+    """Return inputs_RI @ weight_OI.T with a packed weight."""
+    outputs_RO: Tensor = torch.ops.mkldnn._linear_pointwise(inputs_RI, packed, None, "none", [], "")
+    return outputs_RO
+
 
 # A build of PyTorch has some of these, depending on its communication libraries.
 _FLIGHT_RECORDER_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")

@@ -403,3 +403,17 @@ def test_every_rank_of_a_layout_reads_the_scores_of_one_process(sizes):
         for mine, theirs in zip(expected[kind], ranks[0][kind], strict=True):
             assert theirs == pytest.approx(mine, abs=1e-4)
     assert ranks[0][2] == expected[2]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_batch_uses_the_weights_of_its_start(recompute):
+    forward, changed = (forward_of(small("half rotary, parallel residual, untied")) for _ in range(2))
+    before = continue_prompts(forward, PROMPTS, [GREEDY] * len(PROMPTS), count=5)
+    for one in (forward, changed):
+        with torch.no_grad():
+            list(one.model.stack)[-1].weight.mul_(-1.0)
+    after, expected = (
+        continue_prompts(one, PROMPTS, [GREEDY] * len(PROMPTS), count=5, recompute=recompute)
+        for one in (forward, changed)
+    )
+    assert [one.tokens for one in after] == [one.tokens for one in expected] != [one.tokens for one in before]

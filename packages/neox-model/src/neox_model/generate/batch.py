@@ -101,7 +101,9 @@ class Batch:
         self.slots, self.capacity = slots, capacity
         self._forward = forward
         self._recompute = recompute
-        if not recompute:
+        if recompute:
+            forward.free()
+        else:
             forward.allocate(slots=slots, capacity=capacity)
         device = forward.device
         self._tokens_BT = torch.zeros(slots, capacity + 1, dtype=torch.int64, device=device)

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from neox_model.assembly.as_sequential import SequentialModel
+from neox_model.generate.packed import PackedWeight, can_pack
 from neox_model.layers.attention.kv_cache import KeyValueCaches
 from neox_model.layers.cache import Chunk, NextTokens
-from neox_model.layers.lm_head import gather_vocabulary
+from neox_model.layers.lm_head import LMHead, gather_vocabulary
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 
 __all__ = ["Forward"]
@@ -67,10 +68,24 @@ class Forward:
         self.vocab_size = vocab_size
         self._model_vocab_size = model_vocab_size
         self._caches: KeyValueCaches | None = None
+        with model.autocast():
+            self._is_autocast = torch.is_autocast_enabled(self.device.type)
+        self._packed: PackedWeight | None = None
 
     def allocate(self, *, slots: int, capacity: int) -> None:
-        """Create caches of this many sequences and tokens; earlier ones are dropped."""
+        """Create caches of this many sequences and tokens; earlier ones are dropped.
+
+        On a CPU in float32 the head's weight is copied to a faster layout; call again after it changes.
+        """
+        self.free()
         self._caches = KeyValueCaches(self.model, slots=slots, capacity=capacity)
+        head = self._head
+        if isinstance(head, LMHead) and not self._is_autocast and can_pack(head.weight, rows=slots):
+            self._packed = PackedWeight(head.weight, rows=slots)
+
+    def free(self) -> None:
+        """Drop what `allocate` created."""
+        self._caches = self._packed = None
 
     def hidden_after(
         self, tokens_BS: Tensor, positions_BS: Tensor, window: Chunk | NextTokens | None
@@ -93,7 +108,7 @@ class Forward:
                 return None
             return torch.as_tensor(hidden)
 
-    def logits(self, hidden_RD: Tensor) -> tuple[Tensor, Tensor]:
+    def logits(self, hidden_RD: Tensor, *, packed: bool = True) -> tuple[Tensor, Tensor]:
         """Return the logits_RV of hidden states, and their total_R. Collective over the last stage's ranks.
 
         The logits are those of the tokenizer's entries, without padding. The total is the logarithm of the
@@ -101,10 +116,15 @@ class Forward:
 
         Args:
             hidden_RD: hidden states before the head.
+            packed: use the copy of the head's weight, if `allocate` made one.
         """
+        copy = self._packed if packed else None
         with torch.no_grad(), self.model.autocast():
-            logits_R1V = self._head(hidden_RD.unsqueeze(0))
-            logits_RV = gather_vocabulary(logits_R1V, self._tensor, self._model_vocab_size)[:, 0]
+            if copy is not None and copy.suits(len(hidden_RD)):
+                part_RV = copy.product(hidden_RD)
+            else:
+                part_RV = self._head(hidden_RD.unsqueeze(0))[:, 0]
+            logits_RV = gather_vocabulary(part_RV, self._tensor, self._model_vocab_size)
         return logits_RV[:, : self.vocab_size], logits_RV.float().logsumexp(1)
 
     def log_probabilities(
@@ -127,7 +147,7 @@ class Forward:
             rows_N, columns_N = places
             for start in range(0, len(targets_N), _SCORED_ROWS):
                 part = slice(start, start + _SCORED_ROWS)
-                logits_NV, total_N = self.logits(hidden_SBD[columns_N[part], rows_N[part]])
+                logits_NV, total_N = self.logits(hidden_SBD[columns_N[part], rows_N[part]], packed=False)
                 chosen_N = logits_NV.gather(1, targets_N[part].unsqueeze(1)).squeeze(1)
                 values_N[part] = chosen_N.float() - total_N
                 is_greedy_N[part] = (logits_NV.argmax(-1) == targets_N[part]).long()
