@@ -32,7 +32,7 @@ ROOMS = {
         "estimate": {"derive", "schema", "facts", "errors"},
         "rules": {"derive", "schema", "facts", "problems"},
         "read": {"rules", "derive", "schema", "problems", "errors", "atomic", "files"},
-        "catalogue": {"read", "estimate", "derive", "problems", "errors"},
+        "catalogue": {"read", "estimate", "derive", "facts", "problems", "errors"},
         "describe": {"catalogue", "read", "estimate", "derive", "schema", "facts", "problems", "errors"},
     },
     "neox_launcher": {

@@ -7,6 +7,8 @@ cards of Pythia; arXiv:2204.06745.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from neox_config.facts.tokenizers import TOKENIZER_FACTS
+
 __all__ = ["PUBLISHED", "Published"]
 
 
@@ -28,6 +30,7 @@ class Published:
 
 
 _APACHE = "Apache-2.0"
+_GPT2_ROWS = TOKENIZER_FACTS["GPT2BPETokenizer"].usual_entries
 
 PUBLISHED: Mapping[str, Published] = {
     "gpt-neox-20b": Published("GPT-NeoX", 50432, 20_554_567_680, _APACHE),
@@ -41,10 +44,10 @@ PUBLISHED: Mapping[str, Published] = {
     "pythia-2.8b": Published("Pythia", 50304, 2_775_208_960, _APACHE),
     "pythia-6.9b": Published("Pythia", 50432, 6_857_302_016, _APACHE),
     "pythia-12b": Published("Pythia", 50688, 11_846_072_320, _APACHE),
-    "gpt2": Published("GPT-2", 50257, 124_439_808, "MIT"),
-    "gpt2-medium": Published("GPT-2", 50257, 354_823_168, "MIT"),
-    "gpt2-large": Published("GPT-2", 50257, 774_030_080, "MIT"),
-    "gpt2-xl": Published("GPT-2", 50257, 1_557_611_200, "MIT"),
+    "gpt2": Published("GPT-2", _GPT2_ROWS, 124_439_808, "MIT"),
+    "gpt2-medium": Published("GPT-2", _GPT2_ROWS, 354_823_168, "MIT"),
+    "gpt2-large": Published("GPT-2", _GPT2_ROWS, 774_030_080, "MIT"),
+    "gpt2-xl": Published("GPT-2", _GPT2_ROWS, 1_557_611_200, "MIT"),
     "llama-2-7b": Published("Llama 2", 32000, 6_738_415_616, "Llama 2"),
     "llama-2-13b": Published("Llama 2", 32000, 13_015_864_320, "Llama 2"),
     "llama-2-70b": Published("Llama 2", 32000, 68_976_648_192, "Llama 2"),

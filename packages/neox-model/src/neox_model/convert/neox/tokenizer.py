@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from neox_config.facts.checkpoints import LATEST, iteration_of
+from neox_config.facts.vocabulary import pad_vocabulary
 from neox_config.schema.sections.tokenizer import TokenizerSection
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers import Tokenizer, build_tokenizer
@@ -109,7 +110,7 @@ def check_padding(files: NeoXFiles, settings: Settings, tokenizer: NamedTokenize
         ConversionError: this tokenizer would have given another number of rows.
     """
     entries, multiple = tokenizer.tokenizer.vocab_size, settings.config.model.make_vocab_size_divisible_by
-    padded = _padded(entries, multiple * files.ranks)
+    padded = pad_vocabulary(entries, multiple * files.ranks)
     if padded != settings.rows:
         raise ConversionError(
             f"the tokenizer of {files.folder} has {entries:,} entries, which GPT-NeoX pads to {padded:,} "
@@ -120,14 +121,10 @@ def check_padding(files: NeoXFiles, settings: Settings, tokenizer: NamedTokenize
         )
 
 
-def _padded(entries: int, multiple: int) -> int:
-    return -(-entries // multiple) * multiple
-
-
 def _resharded(files: NeoXFiles, settings: Settings, entries: int, multiple: int) -> str:
     """Return the remedy if the embedding was padded for another number of ranks; empty if it was not."""
     rows, numbers = settings.rows, range(1, _MOST_RANKS + 1)
-    ranks = next((ranks for ranks in numbers if _padded(entries, multiple * ranks) == rows), None)
+    ranks = next((ranks for ranks in numbers if pad_vocabulary(entries, multiple * ranks) == rows), None)
     if ranks is None or rows % files.ranks:
         return ""
     return (
