@@ -4,12 +4,9 @@ Each document runs in a new folder with a copy of `configs`; `make test-recipes`
 """
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +15,10 @@ import pytest
 
 from support.documents import RUN, Block, blocks_of, is_run, read, shows
 from support.hf_models import write_model
-from support.launches import ENVIRONMENT
+from support.launches import shell
 from support.served import serving
 from support.sources import ROOT
 
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 SECONDS = 900
 
 
@@ -48,15 +44,7 @@ class Stage:
 
 
 def run(folder: Path, command: str) -> str:
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=os.environ | ENVIRONMENT | {"PATH": PATH},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = shell(folder, command, seconds=SECONDS)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 

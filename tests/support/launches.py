@@ -1,4 +1,4 @@
-"""Real launches by the command `neox-launch`, on this machine's CPU."""
+"""Real launches by the command `neox-launch`, and shell commands as in documents, on this machine's CPU."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ENVIRONMENT", "LAUNCH", "launch", "write_job"]
+__all__ = ["ENVIRONMENT", "LAUNCH", "launch", "shell", "write_job"]
 
 LAUNCH = Path(sys.executable).with_name("neox-launch")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -33,6 +33,28 @@ def launch(folder: Path, *arguments: str, seconds: float) -> subprocess.Complete
         [LAUNCH, *arguments],
         cwd=folder,
         env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def shell(folder: Path, command: str, *, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash in a folder, without standard input; it finds the commands of this environment.
+
+    Args:
+        folder: the working folder.
+        command: the line, as a reader of a document types it.
+        seconds: the longest that it may take.
+    """
+    # An environment need not be activated: its commands are found by the interpreter that runs the test.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=os.environ | ENVIRONMENT | {"PATH": path},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=seconds,
