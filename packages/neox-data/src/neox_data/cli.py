@@ -10,7 +10,15 @@ import numpy as np
 
 from neox_data.analyze_cli import analyze
 from neox_data.blend_report_cli import blend_report
-from neox_data.command import CONTEXT_SETTINGS, DataCommand, DataCommands, ended_by_ctrl_c
+from neox_data.command import (
+    CONTEXT_SETTINGS,
+    DataCommand,
+    DataCommands,
+    corpus_files_option,
+    ended_by_ctrl_c,
+    jsonl_key_option,
+    log_interval_option,
+)
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.indexed.chart import draw_lengths
 from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
@@ -159,22 +167,8 @@ def convert(prefix: str, output: str) -> None:
 
 
 @main.command(cls=DataCommand, several=("--input",))
-@click.option(
-    "--input",
-    "inputs",
-    required=True,
-    multiple=True,
-    metavar="FILE...",
-    help="Corpus files, as for preprocess_data.",
-)
-@click.option(
-    "--jsonl-key",
-    "--jsonl-keys",
-    "--json-keys",
-    "jsonl_key",
-    default="text",
-    help="Key of the text in each JSON line.",
-)
+@corpus_files_option
+@jsonl_key_option
 def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
     """Count the documents of corpus files. If some cannot be read, list the first and exit with code 1."""
     passed_over = PassedOver()
@@ -210,22 +204,8 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
 
 
 @main.command("train-tokenizer", cls=DataCommand, several=("--input",))
-@click.option(
-    "--input",
-    "inputs",
-    required=True,
-    multiple=True,
-    metavar="FILE...",
-    help="Corpus files, as for preprocess_data.",
-)
-@click.option(
-    "--jsonl-key",
-    "--jsonl-keys",
-    "--json-keys",
-    "jsonl_key",
-    default="text",
-    help="Key of the text in each JSON line.",
-)
+@corpus_files_option
+@jsonl_key_option
 @click.option(
     "--vocab-size",
     type=click.IntRange(1),
@@ -234,12 +214,7 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
 )
 @click.option("--output", type=click.Path(path_type=Path), default="tokenizer.json", help="File to write.")
 @click.option("--skip-bad-lines", is_flag=True, help="Skip documents that cannot be read.")
-@click.option(
-    "--log-interval",
-    type=click.IntRange(1),
-    default=10_000,
-    help="Documents between progress lines if the output is not a terminal.",
-)
+@log_interval_option
 def train_tokenizer(
     inputs: tuple[str, ...],
     jsonl_key: str,

@@ -1,4 +1,4 @@
-"""Shared parts of the package's commands: error messages, and options that take several values."""
+"""Shared parts of the package's commands: error messages, and options."""
 
 import signal
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,16 @@ from neox_data.errors import DataError
 from neox_data.output import checked_output
 from neox_data.whole_files import NO_ROOM
 
-__all__ = ["CONTEXT_SETTINGS", "DataCommand", "DataCommands", "ended_by_ctrl_c", "one_option_per_word"]
+__all__ = [
+    "CONTEXT_SETTINGS",
+    "DataCommand",
+    "DataCommands",
+    "corpus_files_option",
+    "ended_by_ctrl_c",
+    "jsonl_key_option",
+    "log_interval_option",
+    "one_option_per_word",
+]
 
 # Settings of every command; those of a group inherit them.
 CONTEXT_SETTINGS: dict[str, Any] = {
@@ -22,6 +31,29 @@ CONTEXT_SETTINGS: dict[str, Any] = {
 }
 
 _MAKE_ROOM = "; incomplete files were removed; free disk space or choose another location, and start again"
+
+corpus_files_option = click.option(
+    "--input",
+    "inputs",
+    required=True,
+    multiple=True,
+    metavar="FILE...",
+    help="Corpus files, as for preprocess_data.",
+)
+jsonl_key_option = click.option(
+    "--jsonl-key",
+    "--jsonl-keys",
+    "--json-keys",
+    "jsonl_key",
+    default="text",
+    help="Key of the text in each JSON line, or column of a table.",
+)
+log_interval_option = click.option(
+    "--log-interval",
+    type=click.IntRange(1),
+    default=10_000,
+    help="Documents between progress lines if the output is not a terminal.",
+)
 
 
 class DataCommands(click.Group):

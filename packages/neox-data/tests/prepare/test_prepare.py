@@ -150,6 +150,18 @@ def test_the_result_of_other_texts_or_options_is_not_overwritten(tmp_path, chang
     assert (tmp_path / "run" / "corpus.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["corpus.jsonl", "tokenizer.json", "data/corpus_text_document.idx"])
+def test_files_that_prepare_did_not_write_are_not_taken_for_its_own(tmp_path, name):
+    (tmp_path / "book.txt").write_text(SENTENCE * 100)
+    strange = tmp_path / "run" / name
+    strange.parent.mkdir(parents=True)
+    strange.write_text("other")
+    found = prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "run")
+    assert found.exit_code == 2
+    assert f"{strange} exists, but not corpus.json" in found.output
+    assert strange.read_text() == "other"
+
+
 def test_a_given_tokenizer_is_used(tmp_path):
     (tmp_path / "book.txt").write_text(SENTENCE * 100)
     prepare("--input", tmp_path / "book.txt", "--output", tmp_path / "one", "--vocab-size", 270)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from neox_data.command import DataCommand
+from neox_data.command import DataCommand, jsonl_key_option, log_interval_option
 from neox_data.prepare.run import RESULT
 from neox_data.prepare.run import prepare as run
 from neox_data.preprocess.progress import report_progress
@@ -25,14 +25,7 @@ __all__ = ["prepare"]
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder to write to."
 )
-@click.option(
-    "--jsonl-key",
-    "--jsonl-keys",
-    "--json-keys",
-    "jsonl_key",
-    default="text",
-    help="Key of the text in each JSON line, or column of a table.",
-)
+@jsonl_key_option
 @click.option(
     "--vocab-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -43,12 +36,7 @@ __all__ = ["prepare"]
     type=click.IntRange(1),
     help="Entries of the tokenizer that is trained.  [default: by the size of the corpus, 512 to 32,768]",
 )
-@click.option(
-    "--log-interval",
-    type=click.IntRange(1),
-    default=10_000,
-    help="Documents between progress lines if the output is not a terminal.",
-)
+@log_interval_option
 def prepare(
     inputs: tuple[Path, ...],
     output: Path,

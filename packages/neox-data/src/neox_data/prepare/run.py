@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from neox_data.prepare.texts import Skips, find_texts, texts_of
 from neox_data.preprocess.progress import Reporter
 from neox_data.preprocess.read import CorpusReader
 from neox_data.preprocess.run import Options, output_prefix_of, preprocess
+from neox_data.preprocess.threads import prepare_threads
 from neox_data.splits import split_documents
 from neox_data.tokenizers import build_tokenizer
 from neox_data.tokenizers.train import train_byte_level_bpe
@@ -27,6 +27,7 @@ RESULT = "prepared.json"
 """Name of the file with the result of all steps, which is written last."""
 
 _CORPUS, _RECORD, _TOKENIZER = "corpus.jsonl", "corpus.json", "tokenizer.json"
+_DATASET = "data/corpus"
 _TYPE = "HFTokenizer"
 # The smallest and largest vocabulary, and bytes of text per entry.
 _FEWEST_ENTRIES, _MOST_ENTRIES, _BYTES_PER_ENTRY = 512, 32_768, 1_000
@@ -61,9 +62,8 @@ def prepare(
         DataError: the texts cannot be used, or the folder contains the result of other texts or settings.
     """
     output.mkdir(parents=True, exist_ok=True)
-    settings = [key, str(vocab_size), *([] if vocab_file is None else [_state(vocab_file)])]
     with exclusive_lock(output / ".lock", purpose=f"preparing texts in {output}"):
-        corpus = _corpus(names, output, key, settings, say)
+        corpus = _corpus(names, output, key, vocab_file, vocab_size, say)
         entries = vocab_size or _entries_for(corpus["num_bytes"])
         tokenizer_file = vocab_file or _tokenizer(output, entries, say)
         dataset = _dataset(output, tokenizer_file, report, say)
@@ -73,11 +73,12 @@ def prepare(
 
 
 def _corpus(
-    names: Sequence[Path], output: Path, key: str, settings: Sequence[str], say: Say
+    names: Sequence[Path], output: Path, key: str, vocab_file: Path | None, vocab_size: int | None, say: Say
 ) -> dict[str, Any]:
     path, record, skips = output / _CORPUS, output / _RECORD, Skips()
     files = find_texts(names, skips, without=output)
-    texts = "\0".join([*settings, *map(_state, files)])
+    inputs = files if vocab_file is None else [vocab_file, *files]
+    texts = "\0".join([key, str(vocab_size), *map(_state, inputs)])
     identity = hashlib.sha256(texts.encode(errors="surrogateescape")).hexdigest()
     if record.exists():
         known = _read_json(record)
@@ -88,10 +89,12 @@ def _corpus(
             )
         say(f"{path}: complete since an earlier run")
         return known
-    if path.exists():
-        raise DataError(
-            f"{path} exists, but not its record {_RECORD}; delete it, or choose another output folder"
-        )
+    for left in (path, output / _TOKENIZER, Path(f"{_prefix_in(output)}.idx")):
+        if left.exists() and not (vocab_file and left.samefile(vocab_file)):
+            raise DataError(
+                f"{left} exists, but not {_RECORD}, which names the texts that it was made of; delete it, or "
+                "choose another output folder"
+            )
     counts = write_corpus((text for each in files for text in texts_of(each, key, skips)), path)
     found = {"files": len(files), **asdict(counts), "skipped": skips.counts}
     _write_json(record, {"identity": identity, **found})
@@ -107,6 +110,10 @@ def _corpus(
         )
     say(f"wrote {path}: documents in a fixed pseudo-random order")
     return found
+
+
+def _prefix_in(output: Path) -> Path:
+    return output_prefix_of(output / _DATASET, "text")
 
 
 def _state(path: Path) -> str:
@@ -135,14 +142,13 @@ def _tokenizer(output: Path, entries: int, say: Say) -> Path:
 
 def _dataset(output: Path, tokenizer_file: Path, report: Reporter, say: Say) -> dict[str, Any]:
     tokenizer = build_tokenizer(_TYPE, vocab_file=tokenizer_file)
-    folder = output / "data"
-    folder.mkdir(exist_ok=True)
-    prefix = output_prefix_of(folder / "corpus", "text")
+    prefix = _prefix_in(output)
+    prefix.parent.mkdir(exist_ok=True)
     if read_manifest(prefix) is None:
-        options = Options(append_end=True, workers=len(os.sched_getaffinity(0)))
+        options = Options(append_end=True, workers=prepare_threads())
         preprocess(
             [output / _CORPUS],
-            output_prefix=folder / "corpus",
+            output_prefix=output / _DATASET,
             tokenizer=tokenizer,
             options=options,
             report=report,

@@ -1,13 +1,11 @@
 """`preprocess_data`: convert text files to indexed datasets, with GPT-NeoX's options."""
 
-import os
-import sys
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from neox_data.command import CONTEXT_SETTINGS, DataCommand
+from neox_data.command import CONTEXT_SETTINGS, DataCommand, log_interval_option
 from neox_data.preprocess.chat_template import load_chat_template
 from neox_data.preprocess.inputs import find_inputs
 from neox_data.preprocess.loss_mask import ChatMask, LossMask, PromptMask
@@ -16,6 +14,7 @@ from neox_data.preprocess.progress import report_progress
 from neox_data.preprocess.read import MAX_DOCUMENT_BYTES
 from neox_data.preprocess.run import Options, preprocess
 from neox_data.preprocess.shards import preprocess_resumably, take_shard
+from neox_data.preprocess.threads import prepare_threads
 from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, build_tokenizer
 
 __all__ = ["main"]
@@ -109,12 +108,7 @@ _INSTEAD = {"prompt-response": "--prompt-key and --response-key", "chat": "--mes
     type=click.IntRange(1),
     help="Number of encoding threads; the output does not depend on it.  [default: all cores]",
 )
-@click.option(
-    "--log-interval",
-    type=click.IntRange(1),
-    default=10_000,
-    help="Documents between progress lines if the output is not a terminal.",
-)
+@log_interval_option
 @click.option("--skip-bad-lines", is_flag=True, help="Skip and count documents that cannot be read.")
 @click.option("--exact", is_flag=True, help="Encode with the tokenizers library, never with gigatoken.")
 @click.option(
@@ -162,7 +156,7 @@ def main(
 ) -> None:
     """Tokenize text files for training; writes PREFIX_KEY_document.bin and .idx."""
     _check_prefix(output_prefix)
-    workers = _prepare_threads(workers)
+    workers = prepare_threads(workers)
     if not append_eod:
         click.echo(_NO_END_NOTE, err=True)
     passed_over = PassedOver()
@@ -200,17 +194,6 @@ def main(
 def _check_prefix(prefix: str) -> None:
     if not prefix or prefix.endswith("/"):
         raise click.UsageError(f"--output-prefix {prefix!r} contains no file name; append a name to it")
-
-
-def _prepare_threads(wanted: int | None) -> int:
-    """Prepare this process for encoding in threads; return their number, by default that of the cores."""
-    count = wanted or len(os.sched_getaffinity(0))
-    # Threads that read, encode and hash wait for each other many times per batch; by default each wait is ten
-    # times as long.
-    sys.setswitchinterval(0.0005)
-    # The tokenizers library starts this many threads at the first batch.
-    os.environ["RAYON_NUM_THREADS"] = str(count)
-    return count
 
 
 def _folder_of(vocab_file: Path | None) -> Path | None:
