@@ -33,7 +33,7 @@ vocab-file: {vocab_file}
 
 # --- Model: {name}
 {architecture}
-{positions}seq-length: {seq_length}                       # tokens per sample
+seq-length: {seq_length}                       # tokens per sample
 
 # --- Training: {passes:.2f} passes over the texts; its length is limited by {limit}
 train-iters: {iterations}
@@ -101,10 +101,7 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         tokenizer_type=prepared.tokenizer_type,
         vocab_file=_quoted(prepared.vocab_file),
         name=training.candidate.name,
-        architecture=training.candidate.architecture,
-        positions=""
-        if training.candidate.most_positions
-        else f"max-position-embeddings: {training.seq_length}\n",
+        architecture=training.candidate.text(training.seq_length),
         passes=training.tokens / prepared.training_tokens,
         limit=training.limit,
         iterations=training.iterations,
@@ -116,7 +113,7 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         rate_times_width=_RATE_TIMES_WIDTH,
         devices=devices.count,
         kind=devices.kind,
-        precision="bfloat16" if devices.are_gpus else "fp32",
+        precision=devices.precision,
         zero=layout.zero_stage,
         stages=layout.stages if layout.stages > 1 else 0,
         model_parallel=layout.model_parallel,

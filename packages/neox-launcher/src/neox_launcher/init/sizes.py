@@ -26,7 +26,7 @@ class Candidate:
 
     Args:
         name: its name.
-        architecture: its parameters as YAML, without `seq-length`.
+        architecture: its parameters as YAML, without lengths.
         width: hidden size.
         most_positions: longest sequence; None: any.
     """
@@ -35,6 +35,12 @@ class Candidate:
     architecture: str
     width: int
     most_positions: int | None = None
+
+    def text(self, seq_length: int) -> str:
+        """Return its parameters as YAML for samples of a length, without `seq-length`."""
+        if self.most_positions:
+            return self.architecture
+        return f"{self.architecture}\nmax-position-embeddings: {seq_length}"
 
 
 def of_size(name: str) -> Candidate:

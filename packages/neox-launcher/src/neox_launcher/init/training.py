@@ -54,6 +54,11 @@ class Devices:
             return "GPUs" if many else "GPU"
         return "processes on the CPU" if many else "process on the CPU"
 
+    @property
+    def precision(self) -> str:
+        """Precision of a training on them."""
+        return "bfloat16" if self.are_gpus else "fp32"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
@@ -168,16 +173,14 @@ def _length(candidate: Candidate, prepared: Prepared, devices: Devices) -> int:
 
 
 def _resolved(candidate: Candidate, seq_length: int, devices: Devices) -> Resolved:
-    positions = "" if candidate.most_positions else f"max-position-embeddings: {seq_length}\n"
     rest = (
-        f"{positions}seq-length: {seq_length}\ntrain-iters: 1\ntrain-micro-batch-size-per-gpu: 1\n"
+        f"seq-length: {seq_length}\ntrain-iters: 1\ntrain-micro-batch-size-per-gpu: 1\n"
         "optimizer: {type: Adam, params: {lr: 0.001}}\nzero-optimization: {stage: 1}\n"
         "hidden-dropout: 0.0\nattention-dropout: 0.0\n"
-        f"precision: {'bfloat16' if devices.are_gpus else 'fp32'}\n"
+        f"precision: {devices.precision}\n"
     )
-    return resolve(
-        load_config([], texts=(Text(candidate.architecture, candidate.name), Text(rest, "init"))), devices=1
-    )
+    texts = (Text(candidate.text(seq_length), candidate.name), Text(rest, "init"))
+    return resolve(load_config([], texts=texts), devices=1)
 
 
 def _samples(parameters: int, tokens: int, seq_length: int, devices: Devices) -> int:
