@@ -2,7 +2,8 @@ import signal
 import subprocess
 import sys
 
-from neox_data.command import ended_by_ctrl_c, one_option_per_word
+from neox_data.command import one_option_per_word
+from neox_data.tokenizers.train import ended_by_ctrl_c
 
 SEVERAL = frozenset({"--input", "--keys"})
 
@@ -24,7 +25,7 @@ def test_other_arguments_are_unchanged() -> None:
 def test_ctrl_c_ends_uninterruptible_code() -> None:
     script = (
         "import os, signal\n"
-        "from neox_data.command import ended_by_ctrl_c\n"
+        "from neox_data.tokenizers.train import ended_by_ctrl_c\n"
         "with ended_by_ctrl_c():\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    print('went on')\n"

@@ -15,7 +15,6 @@ from neox_data.command import (
     DataCommand,
     DataCommands,
     corpus_files_option,
-    ended_by_ctrl_c,
     jsonl_key_option,
     log_interval_option,
 )
@@ -232,7 +231,7 @@ def train_tokenizer(
             f"--output {output} is also an input, which would be overwritten; choose another file"
         )
     reader = CorpusReader(paths, (jsonl_key,), skip_bad_lines=skip_bad_lines, passed_over=passed_over)
-    with ended_by_ctrl_c(), report_progress(log_interval=log_interval) as report:
+    with report_progress(log_interval=log_interval) as report:
         texts = _texts_with_progress(reader, report)
         entries = train_byte_level_bpe(texts, vocab_size=vocab_size, output=output)
     for line in passed_over.lines():

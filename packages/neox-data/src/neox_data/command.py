@@ -1,9 +1,6 @@
 """Shared parts of the package's commands: error messages, and options."""
 
-import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from threading import current_thread, main_thread
 from typing import Any
 
 import click
@@ -17,7 +14,6 @@ __all__ = [
     "DataCommand",
     "DataCommands",
     "corpus_files_option",
-    "ended_by_ctrl_c",
     "jsonl_key_option",
     "log_interval_option",
     "one_option_per_word",
@@ -97,22 +93,6 @@ class DataCommand(click.Command):
             place = f"{error.filename}: " if error.filename else ""
             remedy = _MAKE_ROOM if error.errno in NO_ROOM else ""
             raise click.ClickException(f"{place}{error.strerror or error}{remedy}") from error
-
-
-@contextmanager
-def ended_by_ctrl_c() -> Iterator[None]:
-    """Let Ctrl-C end the process immediately, during a library call that does not handle it.
-
-    No cleanup runs, so the block must write files atomically.
-    """
-    if current_thread() is not main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def one_option_per_word(args: Iterable[str], several: frozenset[str]) -> Iterator[str]:

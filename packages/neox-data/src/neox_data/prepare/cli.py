@@ -7,7 +7,6 @@ import click
 from neox_data.command import DataCommand, jsonl_key_option, log_interval_option
 from neox_data.prepare.run import RESULT
 from neox_data.prepare.run import prepare as run
-from neox_data.preprocess.progress import report_progress
 
 __all__ = ["prepare"]
 
@@ -53,14 +52,13 @@ def prepare(
     """
     if vocab_file is not None and vocab_size is not None:
         raise click.UsageError("--vocab-size is for a tokenizer that is trained; remove it, or --vocab-file")
-    with report_progress(log_interval=log_interval) as report:
-        run(
-            inputs,
-            output,
-            key=jsonl_key,
-            vocab_file=vocab_file,
-            vocab_size=vocab_size,
-            report=report,
-            say=click.echo,
-        )
+    run(
+        inputs,
+        output,
+        key=jsonl_key,
+        vocab_file=vocab_file,
+        vocab_size=vocab_size,
+        log_interval=log_interval,
+        say=click.echo,
+    )
     click.echo(f"wrote {output / RESULT}")

@@ -12,7 +12,7 @@ from neox_data.indexed import open_indexed
 from neox_data.manifest import check_tokenizer, read_manifest
 from neox_data.prepare.corpus import write_corpus
 from neox_data.prepare.texts import Skips, find_texts, texts_of
-from neox_data.preprocess.progress import Reporter
+from neox_data.preprocess.progress import report_progress
 from neox_data.preprocess.read import CorpusReader
 from neox_data.preprocess.run import Options, output_prefix_of, preprocess
 from neox_data.preprocess.threads import prepare_threads
@@ -44,7 +44,7 @@ def prepare(
     key: str,
     vocab_file: Path | None,
     vocab_size: int | None,
-    report: Reporter,
+    log_interval: int,
     say: Say,
 ) -> dict[str, Any]:
     """Write a corpus, a tokenizer and a dataset to a folder, and return what a training must know of them.
@@ -55,8 +55,8 @@ def prepare(
         key: key of the text in JSON lines and tables.
         vocab_file: a tokenizer.json; None trains one.
         vocab_size: entries of a tokenizer that is trained; None: by the size of the corpus.
-        report: called with the counts of the dataset's documents.
-        say: called with a line for each completed step.
+        log_interval: documents between progress lines if the output is not a terminal.
+        say: called with a line for what begins and what is complete.
 
     Raises:
         DataError: the texts cannot be used, or the folder contains the result of other texts or settings.
@@ -66,7 +66,7 @@ def prepare(
         corpus = _corpus(names, output, key, vocab_file, vocab_size, say)
         entries = vocab_size or _entries_for(corpus["num_bytes"])
         tokenizer_file = vocab_file or _tokenizer(output, entries, say)
-        dataset = _dataset(output, tokenizer_file, report, say)
+        dataset = _dataset(output, tokenizer_file, log_interval, say)
         result = {**corpus, **dataset, "tokenizer_type": _TYPE, "vocab_file": str(tokenizer_file.resolve())}
         _write_json(output / RESULT, result)
     return result
@@ -95,6 +95,7 @@ def _corpus(
                 f"{left} exists, but not {_RECORD}, which names the texts that it was made of; delete it, or "
                 "choose another output folder"
             )
+    say(f"reading {len(files):,} files")
     counts = write_corpus((text for each in files for text in texts_of(each, key, skips)), path)
     found = {"files": len(files), **asdict(counts), "skipped": skips.counts}
     _write_json(record, {"identity": identity, **found})
@@ -133,6 +134,7 @@ def _tokenizer(output: Path, entries: int, say: Say) -> Path:
     if path.exists():
         say(f"{path}: complete since an earlier run")
         return path
+    say("training a tokenizer")
     reader = CorpusReader([output / _CORPUS], ("text",))
     found = train_byte_level_bpe((document.texts[0] for document in reader), vocab_size=entries, output=path)
     few = "" if found == entries else f", all that the texts give of {entries:,}"
@@ -140,19 +142,20 @@ def _tokenizer(output: Path, entries: int, say: Say) -> Path:
     return path
 
 
-def _dataset(output: Path, tokenizer_file: Path, report: Reporter, say: Say) -> dict[str, Any]:
+def _dataset(output: Path, tokenizer_file: Path, log_interval: int, say: Say) -> dict[str, Any]:
     tokenizer = build_tokenizer(_TYPE, vocab_file=tokenizer_file)
     prefix = _prefix_in(output)
     prefix.parent.mkdir(exist_ok=True)
     if read_manifest(prefix) is None:
         options = Options(append_end=True, workers=prepare_threads())
-        preprocess(
-            [output / _CORPUS],
-            output_prefix=output / _DATASET,
-            tokenizer=tokenizer,
-            options=options,
-            report=report,
-        )
+        with report_progress(log_interval=log_interval) as report:
+            preprocess(
+                [output / _CORPUS],
+                output_prefix=output / _DATASET,
+                tokenizer=tokenizer,
+                options=options,
+                report=report,
+            )
     else:
         check_tokenizer(prefix, tokenizer)
         say(f"{prefix}.bin: complete since an earlier run")

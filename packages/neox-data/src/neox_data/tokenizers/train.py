@@ -1,7 +1,10 @@
 """Train a byte-level BPE vocabulary on a corpus."""
 
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -13,7 +16,7 @@ from neox_data.errors import TokenizerError
 from neox_data.tokenizers.huggingface import END_OF_DOCUMENT, PADDING
 from neox_data.whole_files import written_aside
 
-__all__ = ["train_byte_level_bpe"]
+__all__ = ["ended_by_ctrl_c", "train_byte_level_bpe"]
 
 _SPECIAL = [END_OF_DOCUMENT, PADDING]
 
@@ -46,8 +49,25 @@ def train_byte_level_bpe(texts: Iterable[str], *, vocab_size: int, output: Path)
     trainer = BpeTrainer(
         vocab_size=vocab_size, special_tokens=_SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    with ended_by_ctrl_c():
+        tokenizer.train_from_iterator(texts, trainer)
     output.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(output) as file:
         file.write(tokenizer.to_str(pretty=True).encode())
     return int(tokenizer.get_vocab_size())
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end the process immediately, during a library call that does not handle it.
+
+    No cleanup runs, so the block must write files atomically.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
