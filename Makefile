@@ -3,7 +3,7 @@ SHELL := bash
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install aio quickstart test check lint types format docs clean \
+.PHONY: help install aio quickstart test check lint types format docs docs-site clean \
 	test-launcher test-data test-pythons test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
 	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-services test-sanitizers test-recipes test-architecture coverage gpu-check
 
@@ -123,5 +123,10 @@ docs: install  ## Write docs/configuration.md, its JSON schema and docs/compatib
 	@$(BIN)/neox-config schema > docs/configuration.schema.json.new
 	@mv docs/configuration.schema.json.new docs/configuration.schema.json
 
+docs-site:  ## Build the documents as a site that works offline: site/index.html (its own environment, then half a minute)
+	@PYTHON="$(PYTHON)" tools/environment.sh docs
+	@PYTHONPATH=tests .venvs/docs/bin/python -m support.docs_site
+	@echo "open site/index.html"
+
 clean:  ## Remove environments and caches, but not quickstart/
-	@rm -rf .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info
+	@rm -rf site .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info

@@ -3,6 +3,7 @@
 #
 #   tools/environment.sh full          .venv               all four packages and the tools: training, all tests
 #   tools/environment.sh data 3.12     .venvs/data-3.12    neox-data alone with a test runner: its own tests
+#   tools/environment.sh docs          .venvs/docs         the builder of the documentation's site
 #
 # The file `installed` in an environment contains its original folder and a digest of everything that determines it.
 # It is removed before a change and written after it: an environment without it is incomplete and is created again.
@@ -15,7 +16,7 @@ name=$1
 version=${2:-}
 python=${PYTHON:-}
 folder=.venv
-[ "$name" = full ] || folder=.venvs/$name-$version
+[ "$name" = full ] || folder=.venvs/$name${version:+-$version}
 log=.venvs/$(basename "$folder").log
 
 # Succeed if this command is a Python that can create environments, of version $2 (empty: any from 3.11).
@@ -75,6 +76,8 @@ install() {
             pytest hypothesis coverage mypy ruff safetensors transformers accelerate openai tenacity types-PyYAML
         # Used only to compare data files and sample orders, so its dependencies are not installed.
         pip_install --no-deps megatron-core
+    elif [ "$name" = docs ]; then
+        pip_install mkdocs mkdocs-material mkdocstrings mkdocstrings-python pymdown-extensions
     else
         pip_install -e "packages/neox-$name" pytest hypothesis
     fi

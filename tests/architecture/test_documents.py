@@ -1,5 +1,6 @@
 """What people read is true: generated documents are current, examples load, commands that are shown exist."""
 
+import importlib
 import itertools
 import re
 import shlex
@@ -23,8 +24,9 @@ from neox_config.estimate.shapes import fewest_devices
 from neox_config.schema.sections.launch import LaunchSection
 from neox_launcher.backends import BACKENDS
 from neox_launcher.plan.environment import TRAVELLING_PREFIXES
+from support.docs_site import anchors_of, navigation, problems_of_pages, public_names, without_code
 from support.documents import DOCUMENTS, RUN, problems_of, shows
-from support.sources import ROOT
+from support.sources import PACKAGES, ROOT
 
 COMMANDS = {
     "neox-config": neox_launcher.cli.config.main,
@@ -181,10 +183,27 @@ def test_shown_output_is_compared_line_by_line(shown, is_shown):
     assert shows(shown, "\ndevices  64\nmemory  19.86 GiB \n\nfits: 19.86 GiB of 80.00 GiB\n") is is_shown
 
 
-def test_the_index_links_every_document():
-    text = (ROOT / "docs/index.md").read_text()
-    documents = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
-    assert {name for name in documents if f"]({name})" not in text} == set()
+def test_every_document_is_in_the_navigation_of_the_site_once():
+    pages = [page for entry in navigation() for page in pages_of(entry)]
+    reference = {page for page in pages if page.startswith("api/")}
+    assert sorted(set(pages) - reference) == sorted(str(path.relative_to(ROOT)) for path in DOCUMENTS)
+    assert len(pages) == len(set(pages))
+    assert reference == {f"api/{name}.md" for name in PACKAGES if name != "neox_launcher"}
+
+
+def pages_of(entry):
+    (value,) = entry.values()
+    return [value] if isinstance(value, str) else [page for inner in value for page in pages_of(inner)]
+
+
+def test_the_reference_of_the_site_has_what_users_import():
+    assert public_names("neox_model")["neox_model"]["Trainer"] == "neox_model.api.trainer.Trainer"
+    assert "ParallelAttention" in public_names("neox_model")["neox_model.layers.attention"]
+    for package in PACKAGES:
+        for module, names in public_names(package).items():
+            for name, path in names.items():
+                home = importlib.import_module(path.rpartition(".")[0])
+                assert getattr(importlib.import_module(module), name) is getattr(home, name)
 
 
 def test_every_example_explains_its_use():
@@ -193,9 +212,56 @@ def test_every_example_explains_its_use():
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_document_points_to_files_that_exist(path):
-    targets = re.findall(r"\]\(([^)#:]+)\)", path.read_text())
-    assert [target for target in targets if not (path.parent / target).exists()] == []
+def test_a_document_points_to_files_and_headings_that_exist(path):
+    assert broken_links(path, path.read_text()) == []
+
+
+def broken_links(path, text):
+    """Return the links of a document that lead to no file, or to no heading of a document."""
+    found = []
+    for link, name, anchor in re.findall(r"\]\((([^)#:\s]*)(?:#([^)\s]*))?)\)", without_code(text)):
+        target = path.parent / name if name else path
+        anchors = anchors_of(text if target == path else target.read_text()) if target.is_file() else set()
+        if not target.exists() or (anchor and anchor not in anchors):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("link", "is_broken"),
+    [
+        ("#a-heading", False),
+        ("#heading", True),
+        ("#not-a-heading", True),
+        ("formats.md#checkpoint-directory", False),
+        ("formats.md#checkpoints", True),
+        ("../README.md", False),
+        ("README.md", True),
+        ("https://example.org/#missing", False),
+    ],
+)
+def test_a_link_to_a_file_or_heading_that_is_missing_is_found(link, is_broken):
+    text = f"## `A` heading\n\n[b]({link})\n\n```text\n# Not a heading\n[x](missing.md)\n```\n"
+    assert broken_links(ROOT / "docs/index.md", text) == ([link] if is_broken else [])
+
+
+def test_two_headings_with_one_anchor_are_refused():
+    with pytest.raises(AssertionError, match="#a-b"):
+        anchors_of("# A b\n\n## `a` [b](c.md)\n")
+
+
+def test_a_page_that_lacks_a_target_or_loads_from_the_internet_is_found(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/b.html").write_text('<h1 id="x">X</h1><a href="https://example.org/">out</a>')
+    (tmp_path / "index.html").write_text(
+        '<a href="a/b.html#x">1</a><a href="a/b.html#y">2</a><img src="c.png"><a href="#">top</a>'
+        '<script src="https://example.org/s.js"></script>'
+    )
+    assert problems_of_pages(tmp_path) == [
+        "index.html: a/b.html#y has no such anchor",
+        "index.html: c.png does not exist",
+        "index.html: loads https://example.org/s.js",
+    ]
 
 
 def test_the_page_about_launching_names_every_launcher_option_and_parameter():

@@ -17,7 +17,7 @@ DOCUMENTS = sorted(
         *ROOT.glob("*.md"),
         *(ROOT / "docs").glob("*.md"),
         *ROOT.glob("packages/*/README.md"),
-        *ROOT.glob("*/README.md"),
+        *ROOT.glob("[!.]*/README.md"),
     ]
 )
 # Documents whose unmarked blocks tests/integration/test_documents_run.py runs.
