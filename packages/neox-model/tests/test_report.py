@@ -125,6 +125,9 @@ def test_the_page_answers_what_happened_when_and_why(tmp_path):
         "UTC) and ended: worker 1 on h failed at 2025-11-23 05:00:31 UTC: killed by SIGKILL. Attempt 2 "
         "continued from the checkpoint of iteration 20, 1 s later; 10 iterations were repeated."
     ) in text
+    # In the story and in the timeline, but not again in its details.
+    assert text.count("killed by SIGKILL") == 2
+    assert "attempt 1 begins from new weights 2 x CPU (x86_64, 2 cores), host h" in text
     assert "ended: all iterations were finished" in text
     assert "Loss spike in iteration 44; see the timeline for the documents. Validation loss 0.5000 in" in text
     # The update of the spike was skipped, too.
@@ -209,6 +212,17 @@ def test_failures_of_starts_without_a_record_are_told_from_those_of_attempts(tmp
     assert "the launch failed at 2025-11-23 05:00:31 UTC: no progress for 9 s" in text
     assert "A later launch ended before its first record: worker 0 on h failed" in text
     assert "older than the first attempt" not in text
+
+
+def test_the_lowest_validation_loss_is_named(tmp_path):
+    events = Events([JsonlWriter(tmp_path, iteration=0)])
+    events.record("start", 0, **about())
+    for iteration, loss in ((10, 2.0), (20, 1.5), (30, None), (40, 1.75)):
+        events.record("evaluation", iteration, part="valid", loss=loss, perplexity=None, seconds=0.25)
+        events.record("evaluation", iteration, part="test", loss=0.25, perplexity=None, seconds=0.25)
+    _, text = read_page(render_page([read_run(tmp_path)]))
+    assert "Validation loss 2 in iteration 10, 1.750 in 40; lowest: 1.500 in 20." in text
+    assert "1.500 validation loss, lowest, in iteration 20" in text
 
 
 def test_thousands_of_marks_become_one_for_each_place(tmp_path):

@@ -9,7 +9,7 @@ from neox_model.report.charts import all_figures
 from neox_model.report.compare import differences, flattened
 from neox_model.report.markup import Html, badge, clock, duration, element, number, plain, size, table
 from neox_model.report.reading import Run
-from neox_model.report.story import Row, happened, status, story, timeline
+from neox_model.report.story import Row, happened, lowest_validation, status, story, timeline
 
 __all__ = ["render_page"]
 
@@ -116,11 +116,16 @@ def _tiles(run: Run) -> Iterator[Html]:
     evaluations = happened(run, ("evaluation",))
     mfu, speed = last("throughput/mfu"), _median(run, "throughput/tokens_per_second")
     memory = _largest(run, "memory/peak_allocated_bytes", "memory/host_peak_bytes")
-    tokens = last("progress/tokens")
+    tokens, lowest = last("progress/tokens"), lowest_validation(run)
     skipped, spikes = _skipped(run), len(happened(run, ("spike",)))
     texts = {
         "training loss, last": number(last("loss/train")),
         "validation loss, last": number(last("loss/validation")),
+        **(
+            {}
+            if lowest is None
+            else {f"validation loss, lowest, in iteration {lowest[1]:,}": number(lowest[0])}
+        ),
         "tokens": number(tokens, digits=3),
         "tokens/s, median": number(speed, digits=3),
         "TFLOP/s per device, median": number(_median(run, "throughput/tflops_per_device"), digits=3),

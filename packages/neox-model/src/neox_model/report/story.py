@@ -7,7 +7,7 @@ from typing import Any
 from neox_model.report.markup import clock, duration, number, size
 from neox_model.report.reading import Attempt, Run
 
-__all__ = ["RUNNING_SECONDS", "Row", "ending", "happened", "status", "story", "timeline"]
+__all__ = ["RUNNING_SECONDS", "Row", "ending", "happened", "lowest_validation", "status", "story", "timeline"]
 
 _NAMED = 5
 RUNNING_SECONDS = 600
@@ -91,6 +91,16 @@ def happened(run: Run, kinds: tuple[str, ...]) -> list[Mapping[str, Any]]:
     return [event for event in run.in_effect if event["event"] in kinds]
 
 
+def lowest_validation(run: Run) -> tuple[float, int] | None:
+    """Return the lowest validation loss in effect and its iteration; None without one."""
+    known = (event for event in _validations(run) if event.get("loss") is not None)
+    return min(((float(event["loss"]), int(event["iteration"])) for event in known), default=None)
+
+
+def _validations(run: Run) -> list[Mapping[str, Any]]:
+    return [event for event in happened(run, ("evaluation",)) if event.get("part") == "valid"]
+
+
 def _consequence(attempt: Attempt, after: Attempt) -> str:
     repeated = max(0, attempt.last - after.first)
     lost = None
@@ -104,7 +114,7 @@ def _consequence(attempt: Attempt, after: Attempt) -> str:
 def _highlights(run: Run) -> str | None:
     """Return in one sentence where losses were spikes, and how the validation loss changed."""
     spikes = happened(run, ("spike",))
-    losses = [event for event in happened(run, ("evaluation",)) if event.get("part") == "valid"]
+    losses, lowest = _validations(run), lowest_validation(run)
     parts = []
     if spikes:
         places = ", ".join(f"{event['iteration']:,}" for event in spikes[:_NAMED])
@@ -118,6 +128,7 @@ def _highlights(run: Run) -> str | None:
         parts.append(
             f"Validation loss {number(first.get('loss'))} in iteration {first['iteration']:,}"
             + (f", {number(last.get('loss'))} in {last['iteration']:,}" if last is not first else "")
+            + (f"; lowest: {number(lowest[0])} in {lowest[1]:,}" if lowest and len(losses) > 2 else "")
         )
     return f"{'. '.join(parts)}." if parts else None
 
@@ -142,7 +153,7 @@ def _first_line(text: Any) -> str:
 
 def _attempt_rows(attempt: Attempt) -> Iterator[tuple[float, Row]]:
     start = attempt.start
-    where = f"{start['devices']} devices, {start['device']}, host {start['host']}" if start else ""
+    where = f"{start['devices']} x {start['device']}, host {start['host']}" if start else ""
     began = {"time": attempt.began, "iteration": attempt.first}
     source = f"from iteration {attempt.first:,}" if attempt.first else "from new weights"
     kind = "restart" if attempt.is_restart else "start"
@@ -161,7 +172,10 @@ def _attempt_rows(attempt: Attempt) -> Iterator[tuple[float, Row]]:
 
 
 def _failure_row(failure: Mapping[str, Any], iteration: int) -> tuple[float, Row]:
-    detail = failure.get("traceback") or failure.get("output") or failure.get("message") or ""
+    message = str(failure.get("message") or "").strip()
+    # The first line of the message is in the cause already.
+    rest = message if "\n" in message else ""
+    detail = failure.get("traceback") or failure.get("output") or rest
     return _timed({**failure, "iteration": iteration}, "failure", _cause(failure), str(detail).strip())
 
 
