@@ -1,7 +1,6 @@
 """`neox-convert`: models from and to other programs' formats."""
 
 import importlib
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,12 @@ from typing import Any
 import click
 
 from neox_config import finite_json
-from neox_config.errors import NeoXError
-from neox_config.limits import allow_more_files
-from neox_config.output import checked_output
-from neox_model.inspection.finding import RequestError, find_checkpoint
+from neox_model.inspection.commands import CONTEXT, Command, Commands
+from neox_model.inspection.finding import find_checkpoint
 
 __all__ = ["main"]
 
 _FOLDER = click.Path(path_type=Path)
-_CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _OUTPUT = click.option("--output", required=True, type=_FOLDER, metavar="DIR", help="Folder to create.")
 _VOCAB_FILE = click.option(
     "--vocab-file",
@@ -30,38 +26,7 @@ _MERGE_FILE = click.option(
 )
 
 
-class _BadRequest(click.ClickException):
-    exit_code = RequestError.exit_code
-
-
-class _Commands(click.Group):
-    """Command group that reports a standard output that cannot be written to, such as a full disk."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program."""
-        with checked_output():
-            return super().main(*args, **kwargs)
-
-
-class _Command(click.Command):
-    """A command that reports errors in one message, with the error's exit code."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        logging.basicConfig(level=logging.WARNING, format="%(message)s")
-        allow_more_files()
-        try:
-            return super().invoke(ctx)
-        except RequestError as error:
-            raise _BadRequest(str(error)) from error
-        except NeoXError as error:
-            raise click.ClickException(str(error)) from error
-        except OSError as error:
-            place = f"{error.filename}: " if error.filename else ""
-            raise click.ClickException(f"{place}{error.strerror or error}") from error
-
-
-@click.group(cls=_Commands, context_settings=_CONTEXT)
+@click.group(cls=Commands, context_settings=CONTEXT)
 @click.version_option(package_name="neox-model")
 def main() -> None:
     """Convert models, and prove that the result is the same model.
@@ -71,7 +36,7 @@ def main() -> None:
     """
 
 
-@main.command("to-hf", cls=_Command)
+@main.command("to-hf", cls=Command)
 @click.option(
     "--load",
     required=True,
@@ -115,7 +80,7 @@ def write_hugging_face(
     _report(output, result)
 
 
-@main.command("from-hf", cls=_Command)
+@main.command("from-hf", cls=Command)
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @_OUTPUT
 @click.option(
@@ -126,7 +91,7 @@ def read_hugging_face(folder: Path, output: Path, trim_vocab: bool) -> None:
     _report(output, _with_torch("from_hf").from_hf(folder, output, trim_vocab=trim_vocab))
 
 
-@main.command("to-peft", cls=_Command)
+@main.command("to-peft", cls=Command)
 @click.option(
     "--load",
     required=True,
@@ -165,7 +130,7 @@ def write_peft(
     _report(output, result)
 
 
-@main.command("from-peft", cls=_Command)
+@main.command("from-peft", cls=Command)
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @_OUTPUT
 @click.option(
@@ -204,7 +169,7 @@ def read_peft(
     _report(output, result)
 
 
-@main.command("from-neox", cls=_Command)
+@main.command("from-neox", cls=Command)
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @_OUTPUT
 @click.option(
@@ -258,7 +223,7 @@ def read_gpt_neox(
     _report(output, result)
 
 
-@main.command(cls=_Command)
+@main.command(cls=Command)
 @click.argument("one", metavar="A", type=_FOLDER)
 @click.argument("other", metavar="B", type=_FOLDER)
 @_VOCAB_FILE

@@ -9,56 +9,23 @@ from typing import Any
 import click
 
 from neox_config import finite_json
-from neox_config.errors import NeoXError
 from neox_config.facts.checkpoints import LATEST
-from neox_config.limits import allow_more_files
-from neox_config.output import checked_output
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.directory import find_latest, offer_earlier
 from neox_model.checkpoint.errors import CheckpointError
+from neox_model.inspection.commands import CONTEXT, Command, Commands
 from neox_model.inspection.finding import RequestError, all_checkpoints, find_checkpoint, is_latest
 from neox_model.inspection.summary import describe, summary
 
 __all__ = ["main"]
 
 _FOLDER = click.Path(path_type=Path)
-_CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 _RESTORE = "restore the damaged files from a copy, if there is one"
 
 
-class _BadRequest(click.ClickException):
-    exit_code = RequestError.exit_code
-
-
-class _Commands(click.Group):
-    """Command group that reports a standard output that cannot be written to, such as a full disk."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program."""
-        with checked_output():
-            return super().main(*args, **kwargs)
-
-
-class _Command(click.Command):
-    """A command that reports errors in one sentence, with the error's exit code."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        allow_more_files()
-        try:
-            return super().invoke(ctx)
-        except RequestError as error:
-            raise _BadRequest(str(error)) from error
-        except NeoXError as error:
-            raise click.ClickException(str(error)) from error
-        except OSError as error:
-            place = f"{error.filename}: " if error.filename else ""
-            raise click.ClickException(f"{place}{error.strerror or error}") from error
-
-
-@click.group(cls=_Commands, context_settings=_CONTEXT)
+@click.group(cls=Commands, context_settings=CONTEXT)
 @click.version_option(package_name="neox-model")
 def main() -> None:
     """Show, verify and compare checkpoints, and merge adapters; no checkpoint is ever changed.
@@ -68,7 +35,7 @@ def main() -> None:
     """
 
 
-@main.command(cls=_Command)
+@main.command(cls=Command)
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @click.argument("iteration", required=False, type=click.IntRange(min=0))
 @click.option("--tensors", "with_tensors", is_flag=True, help="List all tensors.")
@@ -83,7 +50,7 @@ def inspect(folder: Path, iteration: int | None, with_tensors: bool, as_json: bo
     _print(shown, list(describe(shown)), as_json=as_json)
 
 
-@main.command(cls=_Command)
+@main.command(cls=Command)
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @click.argument("iteration", required=False, type=click.IntRange(min=0))
 @click.option("--all", "every", is_flag=True, help="Verify all checkpoints in the folder.")
@@ -113,7 +80,7 @@ def verify(folder: Path, iteration: int | None, every: bool, as_json: bool) -> N
         sys.exit(1)
 
 
-@main.command(cls=_Command)
+@main.command(cls=Command)
 @click.argument("one", metavar="A", type=_FOLDER)
 @click.argument("other", metavar="B", type=_FOLDER)
 @click.option("--all", "every", is_flag=True, help="List every tensor, also equal ones.")
@@ -134,7 +101,7 @@ def diff(one: Path, other: Path, every: bool, as_json: bool) -> None:
         sys.exit(1)
 
 
-@main.command(cls=_Command)
+@main.command(cls=Command)
 @click.argument("adapters", metavar="ADAPTERS", type=_FOLDER)
 @click.argument("iteration", required=False, type=click.IntRange(min=0))
 @click.option("--output", required=True, type=_FOLDER, help="Folder of checkpoints to write to.")
