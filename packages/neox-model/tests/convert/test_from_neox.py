@@ -605,7 +605,7 @@ def test_a_tokenizer_file_with_the_name_of_a_checkpoint_is_refused(tmp_path):
     write_neox(tmp_path / "theirs", source)
     path = tmp_path / "global_step7"
     shutil.copy(tmp_path / "theirs" / "tokenizer.json", path)
-    with pytest.raises(ConversionError, match=r"step7 is the name of a checkpoint there; copy .*step7 to"):
+    with pytest.raises(ConversionError, match=r"step7 is the name of a checkpoint; copy .*step7 to"):
         from_neox(tmp_path / "theirs", tmp_path / "ours", vocab_file=path)
     assert not (tmp_path / "ours").exists()
 

@@ -20,7 +20,7 @@ __all__ = ["NamedTokenizer", "check_padding", "find_named_tokenizer"]
 
 # Ranks that a changed number is looked for among.
 _MOST_RANKS = 1024
-# Names in the written folder that a file of the tokenizer would replace; also those of checkpoints.
+# Names in the written folder that a file of the tokenizer would replace.
 _RESERVED = (CONFIGURATION, LATEST, "verification.json")
 
 
@@ -89,17 +89,13 @@ def _require_different_names(files: Mapping[str, Path]) -> None:
     """Refuse files that would replace each other, or another file, in the written folder."""
     names = [path.name for path in files.values()]
     for parameter, path in files.items():
-        others = "; ".join(str(each) for each in files.values())
-        if iteration_of(path.name) is not None:
-            raise ConversionError(
-                f"the tokenizer's files ({others}) are copied into one folder with checkpoints, and "
-                f"{path.name} is the name of a checkpoint there; copy {path} to another name, and pass it as "
-                f"--{parameter.replace('_', '-')}"
-            )
-        if names.count(path.name) > 1 or path.name in _RESERVED:
+        is_checkpoint = iteration_of(path.name) is not None
+        if is_checkpoint or names.count(path.name) > 1 or path.name in _RESERVED:
+            others = "; ".join(str(each) for each in files.values())
+            what = "a checkpoint" if is_checkpoint else "two files"
             raise ConversionError(
                 f"the tokenizer's files ({others}) are copied into one folder, where {path.name} is the name "
-                f"of two files; copy {path} to another name, and pass it as --{parameter.replace('_', '-')}"
+                f"of {what}; copy {path} to another name, and pass it as --{parameter.replace('_', '-')}"
             )
 
 
