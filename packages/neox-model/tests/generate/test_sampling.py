@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from neox_model.generate.sampling import GREEDY, Sampling, SamplingTable, filtered, penalized
+from neox_model.generate.sampling import GREEDY, Sampling, SamplingTable, filtered, most_likely, penalized
 
 # Most to least likely: places 2, 0, 3, 1.
 PROBABILITIES = torch.tensor([0.3, 0.05, 0.5, 0.15])
@@ -259,3 +259,18 @@ def test_logits_of_16_bits_are_filtered_and_drawn_in_float32():
     samplings = [Sampling(temperature=2.0, top_p=0.95, seed=seed) for seed in range(64)]
     rows = logits.expand(64, -1)
     assert torch.equal(drawn(samplings, rows, 200), drawn(samplings, rows.float(), 200))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_of_equal_logits_those_of_lower_ids_are_listed_first(dtype):
+    random = torch.Generator().manual_seed(9)
+    logits = torch.randint(-3, 4, (5, 1000), generator=random).to(dtype) / 2
+    logits[0] = torch.tensor([0.0, -0.0]).repeat(500)
+    logits[1, 7:] = -torch.inf
+    total = logits.float().logsumexp(1)
+    for count in (1, 8, 600, 1000):
+        ids, values = most_likely(logits, total, count)
+        expected = logits.float().sort(dim=1, descending=True, stable=True)
+        assert torch.equal(ids, expected.indices[:, :count])
+        assert torch.equal(values, expected.values[:, :count] - total.unsqueeze(1))
+    assert torch.equal(most_likely(logits, total, 1)[0][:, 0], logits.argmax(1))

@@ -98,13 +98,21 @@ def _limited(value: float) -> float:
 def most_likely(logits_BV: Tensor, total_B: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the ids_BC of the most likely tokens, and their log-probabilities_BC, under the model.
 
+    Of equal logits, which are usual in 16 bits, those of lower ids come first, as for greedy tokens.
+
     Args:
         logits_BV: logits over the tokenizer's vocabulary.
         total_B: a log-probability is a logit less its total.
         count: number of tokens.
     """
-    found = logits_BV.float().topk(count)
-    return found.indices, found.values - total_B.unsqueeze(1)
+    logits_BV, last = logits_BV.float(), logits_BV.shape[1] - 1
+    # A key is the bits of a logit, which order like it if those below the sign of negative ones are inverted,
+    # and below them the id, counted from the last. The sum makes -0.0 equal to 0.0.
+    bits_BV = (logits_BV + 0.0).view(torch.int32)
+    order_BV = (bits_BV ^ ((bits_BV >> 31) & 0x7FFFFFFF)).long() << 32
+    keys_BV = order_BV | torch.arange(last, -1, -1, device=logits_BV.device)
+    ids_BC = last - (keys_BV.topk(count).values & 0xFFFFFFFF)
+    return ids_BC, logits_BV.gather(1, ids_BC) - total_B.unsqueeze(1)
 
 
 class SamplingTable:
