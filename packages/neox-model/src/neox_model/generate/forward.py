@@ -68,8 +68,6 @@ class Forward:
         self.vocab_size = vocab_size
         self._model_vocab_size = model_vocab_size
         self._caches: KeyValueCaches | None = None
-        with model.autocast():
-            self._is_autocast = torch.is_autocast_enabled(self.device.type)
         self._packed: PackedWeight | None = None
 
     def allocate(self, *, slots: int, capacity: int) -> None:
@@ -79,9 +77,9 @@ class Forward:
         """
         self.free()
         self._caches = KeyValueCaches(self.model, slots=slots, capacity=capacity)
-        head = self._head
-        if isinstance(head, LMHead) and not self._is_autocast and can_pack(head.weight, rows=slots):
-            self._packed = PackedWeight(head.weight, rows=slots)
+        with self.model.autocast():
+            if isinstance(self._head, LMHead) and can_pack(self._head.weight, rows=slots):
+                self._packed = PackedWeight(self._head.weight, rows=slots)
 
     def free(self) -> None:
         """Drop what `allocate` created."""

@@ -19,12 +19,13 @@ _ROWS = range(2, 65)
 def can_pack(weight: Tensor, *, rows: int) -> bool:
     """Return True if a product of this number of rows is faster with a packed weight.
 
-    False also where PyTorch cannot pack it.
+    False also where PyTorch cannot pack it, and where autocast computes the product in another dtype.
     """
     return (
         rows in _ROWS
         and weight.device.type == "cpu"
         and weight.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
         and has_packed_products()
     )
 
