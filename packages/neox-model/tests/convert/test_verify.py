@@ -1,6 +1,7 @@
 """Folders of one kind are compared by their values, and rounding is reported as what it is."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from neox_model.convert.cli import main
+from neox_model.convert.errors import ProofError
+from neox_model.convert.forms import FUSED_QKV, SAME, SEPARATE_QKV
+from neox_model.convert.lora import proof
+from neox_model.convert.lora.exported import PREFIX, A, B
 from neox_model.convert.proof import rounding
 from neox_model.convert.proof.rounding import compare_values
 from neox_model.convert.verify import verify
@@ -111,12 +116,47 @@ def test_a_matrix_is_compared_in_pieces(monkeypatch):
         pair, dtypes = (one, there), (FLOAT32, there.dtype)
         whole = compare_values([pair], dtypes)
         with monkeypatch.context() as patch, _Sizes() as made:
-            patch.setattr(rounding, "_PIECE", 350)
+            patch.setattr(rounding, "PIECE", 350)
             assert compare_values([pair], dtypes) == whole
             # What is a view of a tensor that existed before is not made.
             assert 350 >= max(made.sizes) > 0
     assert compare_values([(one, other)], (FLOAT32, BFLOAT16)).rounded == 1
     assert compare_values([(one[0, 1], other[0, 1])], (FLOAT32, BFLOAT16)).values == 1
+
+
+@pytest.mark.parametrize("form", [SAME, SEPARATE_QKV, FUSED_QKV], ids=["same", "separate", "fused"])
+def test_products_of_adapters_are_compared_in_pieces(monkeypatch, form):
+    """Each element is, and no tensor on the way has more elements than a piece."""
+    random = torch.Generator().manual_seed(0)
+    architecture = SimpleNamespace(heads=4, kv_heads=4, hidden_size=8)
+    a, b = torch.randn(3, 70, generator=random), torch.randn(24, 3, generator=random)
+    parts = form.rows_to_theirs(b, architecture)
+    names = [f"part{number}" for number in range(len(parts))]
+    matrix = SimpleNamespace(ours="qkv", theirs=names, weight=SimpleNamespace(form=form))
+    exported = SimpleNamespace(
+        matrices=[matrix], is_transposed=form.is_transposed, packing=SimpleNamespace(rank=3, alpha=6.0),
+        base=SimpleNamespace(architecture=architecture),
+        adapters=SimpleNamespace(pair=lambda name: (a, b), scale=2.0),
+    )  # fmt: skip
+    tensors = {f"{PREFIX}{name}{A}": a for name in names} | {
+        f"{PREFIX}{name}{B}": part for name, part in zip(names, parts, strict=True)
+    }
+    stored = SimpleNamespace(folder="theirs", tensors=tensors, whole=lambda name: tensors[name].clone())
+    monkeypatch.setattr(proof, "PIECE", 350)
+    with _Sizes() as made:
+        proof._compare_products(exported, stored)
+    assert 350 >= max(made.sizes) > 0
+    last = f"{PREFIX}{names[-1]}"
+    for name, row, column in ((last + A, 2, 69), (last + A, 0, 0), (last + B, -1, 2)):
+        changed = tensors[name].clone()
+        changed[row, column] += 1e-6
+        with monkeypatch.context() as patch:
+            patch.setitem(tensors, name, changed)
+            with pytest.raises(ProofError, match=f"the change of {names[-1]} by theirs differs"):
+                proof._compare_products(exported, stored)
+    del tensors[last + A]
+    with pytest.raises(ProofError, match="is not the same model"):
+        proof._compare_products(exported, stored)
 
 
 class _Sizes(TorchDispatchMode):

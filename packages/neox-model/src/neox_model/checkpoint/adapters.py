@@ -16,7 +16,7 @@ from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
 from neox_model.checkpoint.shards import ShardReader
 
-__all__ = ["Adapters", "whole_tensor"]
+__all__ = ["Adapters", "adaptable", "whole_tensor"]
 
 _SIDES = (".adapter.a", ".adapter.b")
 # What determines the products; the folder of the base is recorded with its checksum.
@@ -67,19 +67,15 @@ class Adapters:
         """
         rank, kinds = self.section.lora_rank, self.section.lora_target_modules
         matrices = {
-            name.removesuffix(".weight"): shape
-            for name, shape in shapes.items()
-            if name.startswith("layers.") and name.endswith(".weight") and len(shape) == 2
-            if name.split(".")[-2] in kinds
+            matrix: shape for matrix, shape in adaptable(shapes).items() if matrix.rpartition(".")[2] in kinds
         }
         unknown, missing = sorted(self.matrices - matrices.keys()), sorted(matrices.keys() - self.matrices)
         if unknown or missing:
-            what = "has adapters of matrices that" if unknown else "lacks adapters of matrices that"
-            does = "does not have" if unknown else "has"
+            what, does = ("has", "does not have") if unknown else ("lacks", "has")
             names = ", ".join(map(quoted, (unknown or missing)[:3]))
             raise CheckpointError(
-                f"{self.folder} {what} {base} with lora_target_modules {', '.join(kinds)} {does}: {names}; "
-                "restore it from a copy"
+                f"{self.folder} {what} adapters of matrices that {base} with lora_target_modules "
+                f"{', '.join(kinds)} {does}: {names}; restore it from a copy"
             )
         for matrix, (outputs, inputs) in matrices.items():
             for side, expected in zip(_SIDES, ((rank, inputs), (outputs, rank)), strict=True):
@@ -105,26 +101,38 @@ class Adapters:
         return self.scale * (b.double() @ a.double())
 
 
+def adaptable(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, int]]:
+    """Return the matrices of layers, such as layers.0.attention.qkv, with their outputs and inputs.
+
+    Args:
+        shapes: of the weights of a model, by name.
+    """
+    return {
+        name.removesuffix(".weight"): (shape[0], shape[1])
+        for name, shape in shapes.items()
+        if name.startswith("layers.") and name.endswith(".weight") and len(shape) == 2
+    }
+
+
 def _recorded_section(folder: Path, config: Mapping[str, Any]) -> AdaptersSection:
     """Return the parameters of adapters that a manifest records.
 
     Raises:
         DamagedCheckpointError: one is missing, or no adapters can have it.
     """
-    missing = [name for name in _RECORDED if name not in config]
     try:
-        section = AdaptersSection.model_validate({name: config[name] for name in _RECORDED if name in config})
-        problem = f"{missing[0]} is missing" if missing else None
-        if not missing and not section.lora_rank:
-            problem = "lora_rank is 0, without which there are no adapters"
+        section = AdaptersSection.model_validate({name: config[name] for name in _RECORDED})
+        if section.lora_rank:
+            return section
+        problem = "lora_rank is 0, without which there are no adapters"
+    except KeyError as error:
+        problem = f"{error.args[0]} is missing"
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         problem = f"{' / '.join(map(str, first['loc']))}: {quoted(first['msg'])}"
-    if problem is not None:
-        raise DamagedCheckpointError(
-            f"{folder}: the manifest is damaged: config / {problem}; restore it from a copy"
-        )
-    return section
+    raise DamagedCheckpointError(
+        f"{folder}: the manifest is damaged: config / {problem}; restore it from a copy"
+    )
 
 
 def whole_tensor(reader: ShardReader, manifest: Manifest, name: str) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_model.checkpoint.adapters import Adapters
+from neox_model.checkpoint.adapters import Adapters, adaptable
 from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.errors import ConversionError
@@ -61,10 +61,9 @@ def matrices_of(family: Family, base: Checkpoint, names: Collection[str] | None 
         names: those of ours to return; None: all that an adapter may have.
     """
     shapes = {
-        name: shape
-        for name, shape in base.shapes.items()
-        if name.startswith("layers.") and name.endswith(".weight") and len(shape) == 2
-        if names is None or name.removesuffix(".weight") in names
+        f"{name}.weight": shape
+        for name, shape in adaptable(base.shapes).items()
+        if names is None or name in names
     }
     return [
         Matrix(each.ours.removesuffix(".weight"), each) for each in family.tensors(base.architecture, shapes)
@@ -124,10 +123,8 @@ class Exported:
                     f"{self.adapters.folder}: the adapter of {matrix.ours} contains values that are not "
                     "finite; export another checkpoint"
                 )
-            rows, missing = (
-                matrix.weight.form.rows_to_theirs(b, self.base.architecture),
-                int(b.count_nonzero()),
-            )
+            rows = matrix.weight.form.rows_to_theirs(b, self.base.architecture)
+            missing = int(b.count_nonzero())
             for part, name, place in self._parts(matrix):
                 values = rows[part][:, place].contiguous()
                 missing -= int(values.count_nonzero())

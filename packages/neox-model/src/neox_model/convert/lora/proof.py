@@ -1,11 +1,13 @@
 """Prove that adapters of PEFT and of ours change a model in the same way."""
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from neox_config.facts.adapters import adapter_scale
 from neox_model.convert.checkpoints import build_sequential
 from neox_model.convert.errors import ProofError
 from neox_model.convert.lora.exported import PREFIX, WEIGHTS, A, B, Exported
@@ -14,6 +16,7 @@ from neox_model.convert.proof import WHOLE_LIMIT, Sides
 from neox_model.convert.proof.comparison import Figures
 from neox_model.convert.proof.keys import check_keys
 from neox_model.convert.proof.layers import compare_layers
+from neox_model.convert.proof.rounding import PIECE
 from neox_model.convert.proof.sides import dtype_of
 from neox_model.convert.proof.tensors import compare_tensors
 from neox_model.convert.proof.tokens import compare_tokenizers
@@ -65,7 +68,7 @@ def prove_adapters(exported: Exported, sides: Sides, folder: Path) -> dict[str, 
         "base_rounded": rounded,
         "class": f"LoRA of {sides.family.class_name}",
         "tensors": len(stored.tensors),
-        "parameters": sum(each.numel() for name in stored.tensors for each in stored.row_chunks(name)),
+        "parameters": sum(prod(each.shape) for each in stored.tensors.values()),
         "largest_differences": figures.plain(),
         "limit": figures.limit,
         "compared_as_a_whole": is_whole,
@@ -88,28 +91,45 @@ def _compare_values(exported: Exported, stored: WeightFiles) -> None:
         there = stored.whole(name)
         if there.dtype != values.dtype or not torch.equal(there, values):
             raise ProofError(f"{name} in {stored.folder} differs from the adapter of the checkpoint")
-        del values
 
 
 def _compare_products(exported: Exported, stored: WeightFiles) -> None:
-    """Compare every element of what is added to the weights of theirs, in float64."""
+    """Compare every element of what is added to the weights of theirs, in float64, some columns at a time."""
+    packing = exported.packing
+    scale = adapter_scale(rank=packing.rank, alpha=packing.alpha)
     for matrix in exported.matrices:
-        ours = exported.adapters.product(matrix.ours)
-        expected = matrix.weight.form.to_theirs(ours, exported.base.architecture)
-        for name, mine in zip(matrix.theirs, expected, strict=True):
-            change = mine.t() if exported.is_transposed else mine
-            if f"{PREFIX}{name}{A}" not in stored.tensors:
-                is_same = not bool(change.any())
-            else:
-                a, b = (stored.whole(f"{PREFIX}{name}{side}").double() for side in (A, B))
-                scale = exported.packing.alpha / exported.packing.rank
-                bound = _ROUNDING * scale * (b.abs() @ a.abs())
-                is_same = bool(((change - scale * (b @ a)).abs() <= bound).all())
-            if not is_same:
-                raise ProofError(
-                    f"the change of {name} by {stored.folder} differs from that of {matrix.ours} by the "
-                    "adapters of the checkpoint; this is not the same model"
-                )
+        a, b = (side.double() for side in exported.adapters.pair(matrix.ours))
+        theirs = [_stored_pair(stored, name) for name in matrix.theirs]
+        width = max(1, PIECE // len(b))
+        for start in range(0, a.shape[1], width):
+            columns = slice(start, start + width)
+            ours = exported.adapters.scale * (b @ a[:, columns])
+            # The outputs of a weight are moved, and so of each of its columns.
+            expected = matrix.weight.form.to_theirs(ours, exported.base.architecture)
+            for name, mine, pair in zip(matrix.theirs, expected, theirs, strict=True):
+                change = mine.t() if exported.is_transposed else mine
+                if not _is_product(change, pair, columns, scale):
+                    raise ProofError(
+                        f"the change of {name} by {stored.folder} differs from that of {matrix.ours} by the "
+                        "adapters of the checkpoint; this is not the same model"
+                    )
+
+
+def _stored_pair(stored: WeightFiles, name: str) -> tuple[Tensor, Tensor] | None:
+    """Return A and B of a module of theirs, in float64; None if it has no adapter."""
+    if f"{PREFIX}{name}{A}" not in stored.tensors:
+        return None
+    a, b = (stored.whole(f"{PREFIX}{name}{side}").double() for side in (A, B))
+    return a, b
+
+
+def _is_product(change: Tensor, pair: tuple[Tensor, Tensor] | None, columns: slice, scale: float) -> bool:
+    """Return whether a change is these columns of the product of a pair, up to rounding."""
+    if pair is None:
+        return not bool(change.any())
+    a, b = pair[0][:, columns], pair[1]
+    bound = _ROUNDING * scale * (b.abs() @ a.abs())
+    return bool(((change - scale * (b @ a)).abs() <= bound).all())
 
 
 def _our_model(exported: Exported, dtype: torch.dtype) -> nn.Module:

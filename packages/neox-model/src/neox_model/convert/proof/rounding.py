@@ -7,10 +7,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-__all__ = ["Comparison", "Roundings", "compare_values"]
+__all__ = ["PIECE", "Comparison", "Roundings", "compare_values"]
 
-# Elements that are compared at once: each takes up to five times eight bytes meanwhile.
-_PIECE = 2**20
+PIECE = 2**20
+"""Elements that are compared at once: each takes up to five times eight bytes meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def compare_values(
 def _pieces(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield views of some rows of both tensors of each pair."""
     for one, other in pairs:
-        rows = max(1, _PIECE // max(1, prod(one.shape[1:])))
+        rows = max(1, PIECE // max(1, prod(one.shape[1:])))
         yield from zip(torch.atleast_1d(one).split(rows), torch.atleast_1d(other).split(rows), strict=True)
 
 
