@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, pre_tokenizers
 
 from neox_config.errors import NeoXError
+from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.checkpoint.contents import Manifest
 from neox_model.convert import from_hf as importing
 from neox_model.convert import output as writing
@@ -354,6 +355,8 @@ def test_values_that_are_not_finite_are_not_exported(ours):
             "final_norm.weight is not in the checkpoint of this model",
         ),
         (lambda tensors: tensors.update(more=torch.ones(2)), "more is in the checkpoint of this model"),
+        (lambda tensors: tensors.pop(TOKEN_EMBEDDING), f"contains no {TOKEN_EMBEDDING}; save it again"),
+        (lambda tensors: tensors.update({TOKEN_EMBEDDING: torch.ones(())}), f"contains no {TOKEN_EMBEDDING}"),
         (
             lambda tensors: tensors.update({"final_norm.weight": torch.ones(17)}),
             "final_norm.weight has the shape (17,), but the model has (16,); save it again",
@@ -389,6 +392,13 @@ def test_options_that_no_class_has_are_named(ours, monkeypatch, change, message)
     monkeypatch.setattr(Checkpoint, "check_shapes", lambda self: None)
     edit_recorded(ours, lambda config: config.update(change))
     export_refused(ours, message)
+
+
+@pytest.mark.parametrize("value", [5, None, "x", {"model": 5}, {"training": [1]}])
+def test_values_in_effect_of_another_form_are_refused(ours, value):
+    edit_recorded(ours, lambda config: config.update(in_effect=value))
+    message = "the manifest is damaged: config / in_effect does not contain values by class and name; restore"
+    export_refused(ours, str(ours), message)
 
 
 def test_the_options_that_the_chosen_class_lacks_are_named(ours):

@@ -44,6 +44,7 @@ __all__ = [
     "compare",
     "flat_values",
     "in_effect",
+    "recorded_effects",
 ]
 
 # Recorded in a checkpoint in addition to the parameters.
@@ -148,21 +149,27 @@ def compare(there: Mapping[str, Any], here: Mapping[str, Any], *, devices: int) 
     Raises:
         ConfigError: the recorded values do not have the form in which they are recorded.
     """
-    _refuse_other_forms(there)
+    recorded = recorded_effects(there)
+    if not isinstance(there.get("optimizer", {}), Mapping):
+        raise ConfigError("optimizer does not contain values by name")
     try:
-        values = _renamed(there[IN_EFFECT]) if IN_EFFECT in there else _reconstructed(there, devices)
+        values = _renamed(recorded) if IN_EFFECT in there else _reconstructed(there, devices)
     except ConfigError as error:
         return Changes(unknown=str(error))
     model, training = (tuple(_differing(resume, values, there, here)) for resume in _CLASSES)
     return Changes(model=model, training=training)
 
 
-def _refuse_other_forms(recorded: Mapping[str, Any]) -> None:
-    values, optimizer = recorded.get(IN_EFFECT, {}), recorded.get("optimizer", {})
+def recorded_effects(recorded: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the values in effect that a run recorded, by class and name; empty if it did not record them.
+
+    Raises:
+        ConfigError: they have another form.
+    """
+    values = recorded.get(IN_EFFECT, {})
     if not isinstance(values, Mapping) or not all(isinstance(each, Mapping) for each in values.values()):
         raise ConfigError(f"{IN_EFFECT} does not contain values by class and name")
-    if not isinstance(optimizer, Mapping):
-        raise ConfigError("optimizer does not contain values by name")
+    return values
 
 
 def _renamed(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from neox_config import NeoXConfig, Resolved, resolve
 from neox_config.derive.resolve import Precision
-from neox_config.derive.resume import IN_EFFECT
+from neox_config.derive.resume import recorded_effects
 from neox_config.errors import ConfigError
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.schema.config import sections
@@ -22,6 +22,7 @@ from neox_model.assembly.as_sequential import SequentialModel, as_sequential
 from neox_model.assembly.model import build_plan
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
+from neox_model.checkpoint.errors import DamagedCheckpointError
 from neox_model.checkpoint.names import in_model_order
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.convert.architecture import Architecture, Obstacle, architecture_of, obstacles_in
@@ -71,6 +72,12 @@ class Checkpoint:
                 f"{folder} contains low-rank adapters alone; export them with neox-convert to-peft, or merge "
                 "them into their base with neox-checkpoint merge and pass the merged checkpoint"
             )
+        try:
+            self._in_effect = recorded_effects(self.manifest.config)
+        except ConfigError as error:
+            raise DamagedCheckpointError(
+                f"{folder}: the manifest is damaged: config / {error}; restore it from a copy"
+            ) from error
         self.resolved = _model_of(self.manifest, folder)
         self._reader = ShardReader(folder, self.manifest.files)
 
@@ -87,13 +94,20 @@ class Checkpoint:
     @property
     def precision(self) -> Precision:
         """Return the precision of the training's activations."""
-        recorded = self.manifest.config.get(IN_EFFECT, {}).get("training", {}).get("precision")
+        recorded = self._in_effect.get("training", {}).get("precision")
         return recorded if recorded in get_args(Precision) else "fp32"
 
     @property
     def vocab_size(self) -> int:
-        """Return the rows of the token embedding."""
-        return self.manifest.tensors[TOKEN_EMBEDDING].shape[0]
+        """Return the rows of the token embedding.
+
+        Raises:
+            ConversionError: it is missing.
+        """
+        found = self.manifest.tensors.get(TOKEN_EMBEDDING)
+        if found is None or not found.shape:
+            raise ConversionError(f"{self.folder} contains no {TOKEN_EMBEDDING}; save it again")
+        return found.shape[0]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -185,7 +199,7 @@ class Checkpoint:
             raise ConversionError(
                 f"the tokenizer that {self.folder} records cannot be loaded: {error}; pass {options}"
             ) from error
-        recorded = self.manifest.config.get("in_effect", {}).get("model", {}).get("vocab_file")
+        recorded = self._in_effect.get("model", {}).get("vocab_file")
         if recorded not in (None, f"sha256 {found.fingerprint[:16]}"):
             raise ConversionError(
                 f"{files['vocab_file']} is not the tokenizer that {self.folder} was trained with; pass that "
