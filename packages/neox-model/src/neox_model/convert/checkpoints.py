@@ -94,7 +94,7 @@ class Checkpoint:
     @property
     def precision(self) -> Precision:
         """Return the precision of the training's activations."""
-        recorded = self._in_effect.get("training", {}).get("precision")
+        recorded: Any = self._in_effect.get("training", {}).get("precision")
         return recorded if recorded in get_args(Precision) else "fp32"
 
     @property
