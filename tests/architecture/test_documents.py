@@ -25,7 +25,7 @@ from neox_config.schema.sections.launch import LaunchSection
 from neox_launcher.backends import BACKENDS
 from neox_launcher.plan.environment import TRAVELLING_PREFIXES
 from support.docs_site import anchors_of, navigation, problems_of_pages, public_names, without_code
-from support.documents import DOCUMENTS, RUN, problems_of, shows
+from support.documents import DOCUMENTS, RUN, blocks_of, problems_of, shows
 from support.sources import PACKAGES, ROOT
 
 COMMANDS = {
@@ -43,9 +43,8 @@ EXAMPLES = sorted((ROOT / "configs").glob("*.yml"))
 
 def shown_in_document(path: Path) -> list[str]:
     """Return the commands in a document's console blocks, continued lines joined."""
-    blocks = re.findall(r"^```console\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
-    text = "".join(blocks).replace("\\\n", " ")
-    return [line[2:] for line in text.splitlines() if line.startswith("$ ")]
+    blocks = [block for block in blocks_of(path.read_text()) if block.language == "console"]
+    return [command.replace("\\\n", " ") for block in blocks for command, _ in block.commands]
 
 
 def shown_in_example(path: Path) -> list[str]:

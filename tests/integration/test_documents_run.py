@@ -107,11 +107,8 @@ def adapters_are_exact(folder: Path, outputs: Mapping[str, str]) -> None:
     assert "def" in text
 
 
+# Of the documents that require something; the others begin with nothing.
 STAGES = {
-    "docs/add-an-architecture.md": Stage(),
-    "docs/from-gpt-neox.md": Stage(),
-    "docs/llama-style.md": Stage(),
-    "docs/performance.md": Stage(),
     "docs/tutorial.md": Stage(
         requires=("transformers", "starlette"),
         smaller={"train-iters: 300": "train-iters: 6", "eval-iters: 10": "eval-iters: 1"},
@@ -131,16 +128,12 @@ STAGES = {
 SLOW = {"docs/finetuning.md"}
 
 
-def test_every_document_that_is_run_has_a_stage():
-    assert set(STAGES) == set(RUN)
-
-
 @pytest.mark.parametrize(
     "document",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else pytest.mark.recipe) for name in STAGES],
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else pytest.mark.recipe) for name in RUN],
 )
 def test_the_commands_of_a_document_run(document, tmp_path):
-    stage = STAGES[document]
+    stage = STAGES.get(document, Stage())
     for package in stage.requires:
         pytest.importorskip(package)
     shutil.copytree(ROOT / "configs", tmp_path / "configs")

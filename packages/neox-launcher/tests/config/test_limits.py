@@ -27,7 +27,7 @@ except OSError as error:
     failure = error
 if sys.argv[1] == "ours":
     failure = NeoXError("no data")
-    failure.__cause__ = opened and OSError(24, "Too many open files")
+    failure.__cause__ = OSError(24, "Too many open files")
 sys.exit(report_failure(3, failure))
 """
 _MEMORY = """
