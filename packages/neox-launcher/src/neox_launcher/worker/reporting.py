@@ -256,14 +256,15 @@ def report_failure(rank: int, error: BaseException) -> int:
     Returns:
         The exit code of the process: that of a `NeoXError`, else 1.
     """
+    limit = limit_reached(error)
     if isinstance(error, NeoXError):
         exit_code, trace, message = error.exit_code, None, str(error)
     else:
-        exit_code, trace = 1, "".join(traceback.format_exception(error))
-        message = f"{type(error).__name__}: {error}"
-    limit = limit_reached(error)
+        # The traceback module opens files, which fails at the limit of open files.
+        trace = None if limit is not None else "".join(traceback.format_exception(error))
+        exit_code, message = 1, f"{type(error).__name__}: {error}"
     if limit is not None:
-        message, trace = f"{message}: {limit}", None
+        message = f"{message}: {limit}"
     folder = _run_dir()
     if folder is None:
         sys.stderr.write((trace or f"error: {message}").rstrip() + "\n")
