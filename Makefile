@@ -129,4 +129,4 @@ docs-site:  ## Build the documents as a site that works offline: site/index.html
 	@echo "open site/index.html"
 
 clean:  ## Remove environments and caches, but not quickstart/
-	@rm -rf site .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info
+	@rm -rf site .site .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info

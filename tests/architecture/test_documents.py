@@ -220,8 +220,11 @@ def broken_links(path, text):
     found = []
     for link, name, anchor in re.findall(r"\]\((([^)#:\s]*)(?:#([^)\s]*))?)\)", without_code(text)):
         target = path.parent / name if name else path
-        anchors = anchors_of(text if target == path else target.read_text()) if target.is_file() else set()
-        if not target.exists() or (anchor and anchor not in anchors):
+        if not target.exists():
+            found.append(link)
+            continue
+        headings = anchors_of(text if target == path else target.read_text()) if anchor else set()
+        if anchor and anchor not in headings:
             found.append(link)
     return found
 

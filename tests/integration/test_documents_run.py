@@ -111,7 +111,13 @@ def adapters_are_exact(folder: Path, outputs: Mapping[str, str]) -> None:
 STAGES = {
     "docs/tutorial.md": Stage(
         requires=("transformers", "starlette"),
-        smaller={"train-iters: 300": "train-iters: 6", "eval-iters: 10": "eval-iters: 1"},
+        smaller={
+            "neox-launch --config run/config.yml\n$ neox-report": (
+                "neox-launch --config run/config.yml --set train-iters=6 --set eval-iters=1\n$ neox-report"
+            ),
+            "train-iters: 300": "train-iters: 6",
+            "eval-iters: 10": "eval-iters: 1",
+        },
     ),
     "docs/finetuning.md": Stage(
         requires=("transformers", "peft", "starlette"),

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
@@ -26,6 +25,7 @@ from support.sources import DISTRIBUTIONS, PACKAGES, ROOT
 __all__ = ["anchors_of", "linked_files", "navigation", "problems_of_pages", "public_names", "without_code"]
 
 SITE = ROOT / "site"
+WORK = ROOT / ".site"
 INDEX = "docs/index.md"
 _LINK = re.compile(r"\[(?P<text>[^\]\[]+)\]\((?P<target>[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
 _HEADING = re.compile(r"^#{1,6} (.+?)\s*$", re.MULTILINE)
@@ -272,27 +272,18 @@ def problems_of_pages(site: Path) -> list[str]:
 
 def main() -> None:
     """Build the site, and replace the previous one if nothing is wrong."""
-    with tempfile.TemporaryDirectory(dir=ROOT, prefix=".site-") as name:
-        folder = Path(name)
-        _write_pages(folder / "pages")
-        _write(folder / "mkdocs.yml", _configuration(folder))
-        command = [
-            sys.executable,
-            "-m",
-            "mkdocs",
-            "build",
-            "--quiet",
-            "--strict",
-            "-f",
-            str(folder / "mkdocs.yml"),
-        ]
-        if subprocess.run(command, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}).returncode:
-            sys.exit("the site was not built: see above")
-        (folder / "site/404.html").unlink()  # Only servers show it; its links are absolute.
-        if problems := problems_of_pages(folder / "site"):
-            sys.exit("\n".join([*problems, "the site was not built"]))
-        shutil.rmtree(SITE, ignore_errors=True)
-        (folder / "site").rename(SITE)
+    shutil.rmtree(WORK, ignore_errors=True)
+    _write_pages(WORK / "pages")
+    _write(WORK / "mkdocs.yml", _configuration(WORK))
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-f", str(WORK / "mkdocs.yml")]
+    if subprocess.run(command, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}).returncode:
+        sys.exit("the site was not built: see above")
+    (WORK / "site/404.html").unlink()  # Only servers show it; its links are absolute.
+    if problems := problems_of_pages(WORK / "site"):
+        sys.exit("\n".join([*problems, "the site was not built"]))
+    shutil.rmtree(SITE, ignore_errors=True)
+    (WORK / "site").rename(SITE)
+    shutil.rmtree(WORK)
 
 
 if __name__ == "__main__":
