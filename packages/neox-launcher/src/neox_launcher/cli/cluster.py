@@ -5,6 +5,7 @@ from collections.abc import Callable
 import click
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.command_line import PATH, option
 from neox_config.estimate.shapes import fewest_devices
 from neox_config.files import why_not_readable
 from neox_config.problems import list_problems
@@ -13,22 +14,35 @@ from neox_launcher.resources.host import Host
 from neox_launcher.resources.hostfile import read_hostfile
 from neox_launcher.resources.hosts import Pool, select
 
-__all__ = ["MOST_DEVICES", "cluster_options", "hosts_for", "resolve_for", "show_note_on_iterations"]
+__all__ = [
+    "CLUSTER",
+    "MOST_DEVICES",
+    "cluster_options",
+    "hosts_for",
+    "resolve_for",
+    "show_note_on_iterations",
+]
 
 # Upper limit of --devices, far beyond any cluster.
 MOST_DEVICES = 10**7
 
+CLUSTER = "Cluster"
+"""Heading of the options that describe it."""
+
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--devices` and `--hostfile`, the arguments of `resolve_for`."""
-    devices = click.option(
+    devices = option(
         "--devices",
+        heading=CLUSTER,
         type=click.IntRange(1, MOST_DEVICES),
         help="Number of devices of the job. Default: from the hostfile, else from num_gpus, else the number "
         "that one copy of the model needs.",
     )
-    hostfile = click.option(
+    hostfile = option(
         "--hostfile",
+        heading=CLUSTER,
+        type=PATH,
         metavar="FILE",
         help="Take the number of devices from this hostfile, filtered by include, exclude and num_nodes.",
     )

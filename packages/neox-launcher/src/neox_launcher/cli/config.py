@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import click
 
 from neox_config import NeoXConfig, Resolved, engine_json, load_config
 from neox_config.catalogue import find_model, model_names
+from neox_config.command_line import PATH, Group
 from neox_config.describe import explain as explanations
 from neox_config.describe.display import show_config, show_derived, show_difference
 from neox_config.describe.json_schema import json_schema_text
@@ -24,8 +25,14 @@ from neox_config.read.migrate import migrate_file, replace_file
 from neox_config.schema.not_yet import not_built_yet
 from neox_config.schema.parameter import InvalidValue
 from neox_launcher.cli.cluster import cluster_options, hosts_for, resolve_for, show_note_on_iterations
-from neox_launcher.cli.commands import Commands
+from neox_launcher.cli.completion import completion
 from neox_launcher.cli.estimate import register
+from neox_launcher.cli.options import (
+    complete_models,
+    complete_parameters,
+    configuration_options,
+    directory_option,
+)
 from neox_launcher.cli.schedule import show_course
 from neox_launcher.plan.epochs import note_on_iterations
 from neox_launcher.plan.planning import refuse_hosts
@@ -35,35 +42,25 @@ from neox_launcher.resources.hosts import missing_hostfile
 __all__ = ["main"]
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, examples=("neox-config check small.yml --files", "neox-config explain rotary-pct"))
 @click.version_option(package_name="neox-launcher")
 def main() -> None:
-    """Check, show and explain configurations, and estimate memory and time."""
+    """Check, show and explain configurations, and estimate memory and time.
+
+    No command starts a training; neox-launch does.
+    """
 
 
 register(main)
+main.add_command(completion)
 
 
-def _file_options(command: Callable[..., None]) -> Callable[..., None]:
-    options = (
-        click.argument("files", nargs=-1, required=True),
-        click.option("-d", "--directory", metavar="DIR", help="Directory of the configuration files."),
-        click.option(
-            "--set",
-            "overrides",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="Override a parameter of the configuration. May be repeated.",
-        ),
-        cluster_options,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-@main.command()
-@_file_options
+@main.command(
+    examples=("neox-config check small.yml", "neox-config check small.yml cluster.yml --files --devices 16"),
+    exit_codes={2: "there are problems"},
+)
+@configuration_options
+@cluster_options
 @click.option(
     "--files",
     "with_files",
@@ -79,7 +76,7 @@ def check(
     hostfile: str | None,
     with_files: bool,
 ) -> None:
-    """Report all problems of the merged files. Exits with 2 if there are any."""
+    """Report all problems of the merged files."""
     try:
         draft = draft_config(files, overrides=overrides, directory=directory)
     except NeoXError as error:
@@ -155,8 +152,14 @@ def _without_repetitions(problems: Sequence[Problem]) -> list[Problem]:
     return list(dict.fromkeys(problems))
 
 
-@main.command()
-@_file_options
+@main.command(
+    examples=(
+        "neox-config show small.yml --changed",
+        "neox-config show small.yml --set precision=bfloat16 --engine",
+    )
+)
+@configuration_options
+@cluster_options
 @click.option("--engine", is_flag=True, help="Print the configuration that is passed to DeepSpeed, as JSON.")
 @click.option(
     "--changed", is_flag=True, help="Print only the parameters whose value differs from the default."
@@ -176,13 +179,19 @@ def show(engine: bool, changed: bool, **options: Any) -> None:
     click.echo(f"\n# On {resolved.derived.world_size} devices:\n{show_derived(resolved)}")
 
 
-@main.command()
-@click.argument("one")
-@click.argument("other")
-@click.option("-d", "--directory", metavar="DIR", help="Directory of the configuration files.")
+@main.command(
+    examples=(
+        "neox-config diff small.yml large.yml",
+        "neox-config diff -d configs 125M.yml 1-3B.yml --devices 8",
+    ),
+    exit_codes={0: "no difference", 1: "differences, or a failure"},
+)
+@click.argument("one", type=PATH)
+@click.argument("other", type=PATH)
+@directory_option
 @cluster_options
 def diff(one: str, other: str, directory: str | None, devices: int | None, hostfile: str | None) -> None:
-    """Print the differences between two resolved configurations. Exits with 1 if there are any."""
+    """Print the differences between two resolved configurations."""
     sides = [_resolved((path,), directory, (), devices, hostfile) for path in (one, other)]
     text = show_difference(*sides)
     if text:
@@ -190,8 +199,14 @@ def diff(one: str, other: str, directory: str | None, devices: int | None, hostf
         sys.exit(1)
 
 
-@main.command()
-@_file_options
+@main.command(
+    examples=(
+        "neox-config schedule small.yml --output schedule.png",
+        "neox-config schedule small.yml --at 0 --at 2000 --set lr-decay-style=linear",
+    )
+)
+@configuration_options
+@cluster_options
 @click.option(
     "--points",
     type=click.IntRange(2, 10_000),
@@ -224,8 +239,10 @@ def schedule(points: int, at: tuple[int, ...], plot: Path | None, **options: Any
         _fail(error)
 
 
-@main.command()
-@click.argument("file")
+@main.command(
+    examples=("neox-config migrate old.yml > new.yml", "neox-config migrate old.yml --in-place"),
+)
+@click.argument("file", type=PATH)
 @click.option("--in-place", is_flag=True, help="Replace the file. Default: print the new text.")
 def migrate(file: str, in_place: bool) -> None:
     """Rewrite shorthands and older spellings in a file, keeping comments, order and formatting."""
@@ -241,13 +258,16 @@ def migrate(file: str, in_place: bool) -> None:
         click.echo(change, err=True)
 
 
-@main.command()
-@click.argument("words", nargs=-1, required=True, metavar="WORD...")
+@main.command(
+    examples=("neox-config explain num-layers", "neox-config explain batch size"),
+    exit_codes={2: "nothing was found"},
+)
+@click.argument("words", nargs=-1, required=True, metavar="WORD...", shell_complete=complete_parameters)
 def explain(words: tuple[str, ...]) -> None:
     """Print the documentation of one parameter, or find parameters.
 
     WORD is a name of a parameter here or in other programs (num-layers, n_layer), or any words: rope, batch
-    size, checkpointing. Exits with 2 if nothing is found.
+    size, checkpointing.
     """
     try:
         click.echo(explanations.explain(" ".join(words)))
@@ -255,8 +275,8 @@ def explain(words: tuple[str, ...]) -> None:
         _fail(error)
 
 
-@main.command()
-@click.argument("name", required=False)
+@main.command(examples=("neox-config models", "neox-config models pythia-160m > architecture.yml"))
+@click.argument("name", required=False, shell_complete=complete_models)
 def models(name: str | None) -> None:
     """List published models, or print the parameters of one as a configuration file.
 
@@ -272,13 +292,15 @@ def models(name: str | None) -> None:
         _fail(error)
 
 
-@main.command()
+@main.command(examples=("neox-config docs > configuration.md", "neox-config docs | less"))
 def docs() -> None:
     """Print the reference of all parameters (docs/configuration.md)."""
     click.echo(reference(), nl=False)
 
 
-@main.command()
+@main.command(
+    examples=("neox-config schema > configuration.schema.json", "neox-config schema | python -m json.tool")
+)
 def schema() -> None:
     """Print the JSON schema of configuration files, for editors."""
     click.echo(json_schema_text())

@@ -5,12 +5,12 @@ import re
 import sys
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import click
 
 from neox_config import NeoXConfig, load_config, resolve
+from neox_config.command_line import Command, option
 from neox_config.derive.elasticity import without_elasticity
 from neox_config.describe.estimate_tables import render_estimate, render_suggestions, render_training_time
 from neox_config.errors import NeoXError
@@ -22,14 +22,17 @@ from neox_config.estimate.shapes import (
 )
 from neox_config.estimate.suggest import ATTAINED_TFLOPS, Cluster, suggest
 from neox_launcher.cli.cluster import (
+    CLUSTER,
     MOST_DEVICES,
     cluster_options,
     resolve_for,
     show_note_on_iterations,
 )
+from neox_launcher.cli.options import CONFIGURATION, configuration_options
 
 __all__ = ["parse_bytes", "register"]
 
+_SPEED, _RESULT = "Speed", "Result"
 _UNITS = {
     "": 1,
     "KB": 10**3,
@@ -103,62 +106,56 @@ def _reporting_errors(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _common_options(command: Callable[..., None]) -> Callable[..., None]:
-    options = [
-        click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path)),
-        click.option(
-            "--set",
-            "overrides",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="Override a parameter of the configuration. May be repeated.",
-        ),
-        click.option(
-            "-d",
-            "--directory",
-            type=click.Path(path_type=Path),
-            help="Directory of the configuration files.",
-        ),
-        click.option(
-            "--vocab-size",
-            type=click.IntRange(1, _MOST_TOKENS),
-            help="Vocabulary size of the tokenizer. Default: read from its file, else the usual size of its "
-            "type.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-@click.command("estimate")
-@_common_options
-@cluster_options
-@click.option(
-    "--device-memory", callback=_read_bytes, help="Memory of one device, such as 80GiB, to compare with."
+_vocab_size = option(
+    "--vocab-size",
+    heading=CONFIGURATION,
+    type=click.IntRange(1, _MOST_TOKENS),
+    help="Vocabulary size of the tokenizer. Default: read from its file, else the usual size of its type.",
 )
-@click.option(
+
+
+@click.command(
+    "estimate",
+    cls=Command,
+    examples=(
+        "neox-config estimate small.yml --devices 8 --device-memory 80GiB",
+        "neox-config estimate small.yml cluster.yml --hostfile hosts --tflops 150",
+    ),
+)
+@configuration_options
+@_vocab_size
+@cluster_options
+@option(
+    "--device-memory",
+    heading=CLUSTER,
+    metavar="SIZE",
+    callback=_read_bytes,
+    help="Memory of one device, such as 80GiB, to compare with.",
+)
+@option(
     "--tflops",
+    heading=_SPEED,
     type=_TFLOPS,
     help="TFLOP/s per device as logged by training; used to estimate the time for train-iters.",
 )
-@click.option(
+@option(
     "--mfu",
+    heading=_SPEED,
     type=_Number(1e-6, 1),
     help="Attained fraction of --peak-tflops, as an alternative to --tflops.",
 )
-@click.option(
+@option(
     "--peak-tflops",
+    heading=_SPEED,
     type=_TFLOPS,
     default=312.0,
-    show_default=True,
     help="Peak TFLOP/s of a device according to its data sheet (312 for an A100).",
 )
 @_reporting_errors
 def _estimate_command(
-    files: tuple[Path, ...],
+    files: tuple[str, ...],
     overrides: tuple[str, ...],
-    directory: Path | None,
+    directory: str | None,
     vocab_size: int | None,
     devices: int | None,
     hostfile: str | None,
@@ -178,44 +175,58 @@ def _estimate_command(
         click.echo(render_training_time(result, iterations=resolved.config.training.iterations, tflops=speed))
 
 
-@click.command("suggest")
-@_common_options
-@click.option(
+@click.command(
+    "suggest",
+    cls=Command,
+    examples=(
+        "neox-config suggest small.yml --devices 64 --device-memory 80GiB",
+        "neox-config suggest small.yml --devices 64 --device-memory 80GiB --samples 1024 --top 3",
+    ),
+    exit_codes={1: "no layout fits"},
+)
+@configuration_options
+@_vocab_size
+@option(
     "--devices",
+    heading=CLUSTER,
     type=click.IntRange(1, MOST_DEVICES),
     required=True,
     help="Number of devices of the whole job.",
 )
-@click.option(
-    "--device-memory", callback=_read_bytes, required=True, help="Memory of one device, such as 80GiB."
+@option(
+    "--device-memory",
+    heading=CLUSTER,
+    metavar="SIZE",
+    callback=_read_bytes,
+    required=True,
+    help="Memory of one device, such as 80GiB.",
 )
-@click.option(
+@option(
     "--devices-per-host",
+    heading=CLUSTER,
     type=click.IntRange(1, 1024),
     default=8,
-    show_default=True,
     help="Number of devices per host.",
 )
-@click.option(
+@option(
     "--tflops",
+    heading=_SPEED,
     type=_TFLOPS,
     default=ATTAINED_TFLOPS,
-    show_default=True,
     help="Attained TFLOP/s per device in large matrix products.",
 )
-@click.option(
+@option(
     "--samples",
+    heading=_RESULT,
     type=click.IntRange(1, _MOST_TOKENS),
     help="Train batch size in samples per update. Default: from the configuration.",
 )
-@click.option(
-    "--top", type=click.IntRange(min=1), default=10, show_default=True, help="Number of layouts to print."
-)
+@option("--top", heading=_RESULT, type=click.IntRange(min=1), default=10, help="Number of layouts to print.")
 @_reporting_errors
 def _suggest_command(
-    files: tuple[Path, ...],
+    files: tuple[str, ...],
     overrides: tuple[str, ...],
-    directory: Path | None,
+    directory: str | None,
     vocab_size: int | None,
     devices: int,
     device_memory: int,

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from neox_config.command_line import PATH, Command, Group, option
 from neox_config.problems import did_you_mean
 from neox_config.schema.config import parameter_named
-from neox_launcher.cli.commands import Commands
 
 __all__ = ["DRY_RUN", "LaunchCommand", "LaunchGroup", "literal_text", "parameter_options", "take_overrides"]
 
@@ -35,6 +36,7 @@ _PARAMETERS = {
 _OTHER_SPELLINGS: Mapping[str, tuple[str, ...]] = {"hf_export": ("--hf-export-at-end",)}
 
 _NUMBERS = ("N", "PORT")
+_PATHS = ("FILE", "DIR")
 
 _TRAINS = "neox-launch trains without a command: neox-launch --config FILE"
 # Words that users of GPT-NeoX and other programs write where a command stands.
@@ -66,8 +68,8 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
 }
 
 
-class _AdvisingParser(click.Command):
-    """Answers unknown options with the option or parameter to use instead."""
+class LaunchCommand(Command):
+    """A command of `neox-launch`: answers unknown options with the option or parameter to use instead."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words, and add advice to the error about an unknown option."""
@@ -79,12 +81,13 @@ class _AdvisingParser(click.Command):
                 raise
             raise click.UsageError(f"No such option: {error.option_name}; {advice}.", ctx=ctx) from error
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return options and commands, and let the shell add files, which need no `--config`."""
+        found = super().shell_complete(ctx, incomplete)
+        return found if incomplete.startswith("-") else [CompletionItem(incomplete, type="file"), *found]
 
-class LaunchCommand(_AdvisingParser):
-    """A command of `neox-launch`."""
 
-
-class LaunchGroup(_AdvisingParser, Commands):
+class LaunchGroup(LaunchCommand, Group):
     """`neox-launch` itself, in which configuration files may be given without `--config`.
 
     Its option `--dry-run` may be given without a value, also before a command.
@@ -96,7 +99,13 @@ class LaunchGroup(_AdvisingParser, Commands):
         """Replace `--dry-run` by `--dry-run=text`, and `FILE` by `--config FILE`."""
         # click would take the word after --dry-run as its value.
         args = [f"{DRY_RUN}=text" if word == DRY_RUN else word for word in args]
-        return super().parse_args(ctx, _with_named_files(args, self))
+        try:
+            args = _with_named_files(args, self)
+        except click.UsageError:
+            # A shell that completes a line shows no errors.
+            if not ctx.resilient_parsing:
+                raise
+        return super().parse_args(ctx, args)
 
 
 def parameter_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -105,7 +114,14 @@ def parameter_options(command: Callable[..., None]) -> Callable[..., None]:
         dashed = f"--{name.replace('_', '-')}"
         spellings = dict.fromkeys((dashed, f"--{name}", *_OTHER_SPELLINGS.get(name, ())))
         help_text = f"Same as --set {dashed[2:]}={metavar}."
-        command = click.option(*spellings, name, metavar=metavar, help=help_text)(command)
+        command = option(
+            *spellings,
+            name,
+            heading="Parameters that are also options",
+            metavar=metavar,
+            type=PATH if metavar in _PATHS else str,
+            help=help_text,
+        )(command)
     return command
 
 

@@ -2,19 +2,21 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from neox_config.command_line import PATH, option
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.problems import list_problems
 from neox_launcher.agent.join import join_launch
 from neox_launcher.autotuning import is_tuned, tune
 from neox_launcher.cli.habits import DRY_RUN, LaunchGroup, literal_text, parameter_options, take_overrides
 from neox_launcher.cli.init import init
+from neox_launcher.cli.options import CONFIGURATION, directory_option, set_option
 from neox_launcher.controller.display import open_display
 from neox_launcher.controller.doctor import examine_hosts
 from neox_launcher.controller.dry_run import Form, show_plan
@@ -37,71 +39,81 @@ __all__ = ["main"]
 
 DryRun = Form | None
 
+_LAUNCH = "Launch"
+_EXIT_CODES: Mapping[int | str, str] = {
+    2: "invalid request, nothing was started",
+    "129, 138, 143": "stopped by SIGHUP (lost connection), SIGUSR1, SIGTERM",
+    "other": "that of the first worker that failed",
+}
+_EVALUATION, _VERIFICATION = "Evaluation", "Verification"
+
 
 def request_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that all commands of `neox-launch` have."""
     options = (
-        click.option(
+        option(
             "--config",
             "paths",
+            heading=CONFIGURATION,
             multiple=True,
+            type=PATH,
             metavar="FILE",
             help="YAML configuration file. May be given several times; the files are merged. The name alone "
             "is enough: neox-launch x.yml.",
         ),
-        click.option("-d", "--directory", metavar="DIR", help="Directory of the configuration files."),
-        click.option(
-            "--set",
-            "overrides",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="Override a parameter of the configuration. May be repeated.",
-        ),
-        click.option(
+        directory_option,
+        set_option,
+        option(
             DRY_RUN,
+            heading=_LAUNCH,
             type=click.Choice(["text", "json"]),
             help="Print the plan and the commands without starting anything or contacting a host. The value "
             "is optional and defaults to text. Exits with 2 if the launch would be refused.",
         ),
-        click.option(
-            "--bind-cores", is_flag=True, help="Bind each worker to its share of the host's CPU cores."
+        option(
+            "--bind-cores",
+            heading=_LAUNCH,
+            is_flag=True,
+            help="Bind each worker to its share of the host's CPU cores.",
         ),
-        click.option(
+        option(
             "--max-restarts",
+            heading=_LAUNCH,
             type=click.IntRange(min=0),
             default=0,
-            show_default=True,
             help="Maximum restarts after a failure; each resumes from the latest checkpoint.",
         ),
-        click.option(
+        option(
             "--output",
+            heading=_LAUNCH,
             type=click.Choice(["rank0", "all"]),
             default="rank0",
-            show_default=True,
             help="Ranks whose output is printed to the terminal.",
         ),
         parameter_options,
     )
-    for option in reversed(options):
-        command = option(command)
+    for add in reversed(options):
+        command = add(command)
     return command
 
 
 @click.group(
-    cls=LaunchGroup, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=LaunchGroup,
+    invoke_without_command=True,
+    examples=(
+        "neox-launch small.yml",
+        "neox-launch --config small.yml --config cluster.yml --set train-iters=1000 --max-restarts 3",
+    ),
+    exit_codes=_EXIT_CODES,
 )
 @click.version_option(package_name="neox-launcher")
 @request_options
 @click.pass_context
 def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
-    """Train a model: neox-launch --config FILE [--config FILE ...].
+    """Train a model, or run one of the commands below.
 
     On Ctrl-C, SIGTERM or SIGUSR1 (Slurm's --signal) the workers finish the current iteration, save a
     checkpoint and exit. A second Ctrl-C or SIGTERM kills them immediately; SIGUSR1 may be repeated.
-
-    Exit codes: 0 success; 1 failure; 2 invalid request, nothing was started; 130, 143, 129 or 138 stopped by
-    Ctrl-C, SIGTERM, SIGHUP (lost connection) or SIGUSR1; otherwise the exit code of the first worker that
-    failed.
     """
     request = Request(program="train", **take_overrides(options))
     context.obj = (request, dry_run)
@@ -112,11 +124,20 @@ def main(context: click.Context, /, dry_run: DryRun, **options: Any) -> None:
 main.add_command(init)
 
 
-@main.command()
-@request_options
-@click.option(
-    "--prompt", metavar="TEXT", help="Text to continue. Same as --set prompt=TEXT, taken literally."
+@main.command(
+    examples=(
+        'neox-launch generate small.yml --prompt "Once upon a time"',
+        "neox-launch generate small.yml --set load=checkpoints --set maximum-tokens=64",
+    ),
+    exit_codes=_EXIT_CODES,
 )
+@option(
+    "--prompt",
+    heading="Generation",
+    metavar="TEXT",
+    help="Text to continue. Same as --set prompt=TEXT, taken literally.",
+)
+@request_options
 @click.pass_obj
 def generate(common: tuple[Request, DryRun], /, prompt: str | None, **options: Any) -> None:
     """Generate text with the latest checkpoint in `load`.
@@ -130,7 +151,10 @@ def generate(common: tuple[Request, DryRun], /, prompt: str | None, **options: A
     _launch(request, dry_run)
 
 
-@main.command()
+@main.command(
+    examples=("neox-launch serve small.yml", "neox-launch serve small.yml --set serve.port=8080"),
+    exit_codes={**_EXIT_CODES, 0: "stopped as requested"},
+)
 @request_options
 @click.pass_obj
 def serve(common: tuple[Request, DryRun], /, **options: Any) -> None:
@@ -139,34 +163,49 @@ def serve(common: tuple[Request, DryRun], /, **options: Any) -> None:
     Listens on serve.host and serve.port, by default http://127.0.0.1:8000, where a browser shows a page to
     try the model. On Ctrl-C or SIGTERM no new requests are accepted, and the running ones are completed
     within stop-timeout.
-
-    Exit codes: 0 stopped as requested; 1 failure; 2 invalid request, nothing was started.
     """
     _launch(*_merged(common, "serve", **options))
 
 
-@main.command()
-@request_options
-@click.option(
+@main.command(
+    examples=(
+        "neox-launch evaluate small.yml --tasks lambada_openai,piqa --limit 100",
+        "neox-launch evaluate small.yml --data texts.jsonl",
+    ),
+    exit_codes=_EXIT_CODES,
+)
+@option(
     "--tasks",
     "--eval_tasks",
+    heading=_EVALUATION,
     metavar="NAME,...",
     help="Tasks of lm-evaluation-harness, separated by commas. Same as --set eval-tasks=[NAME,...].",
 )
-@click.option("--data", metavar="DATA", help="Texts: a dataset or files. Same as --set eval-data=DATA.")
-@click.option(
-    "--include-path", metavar="DIR", help="Folder with further tasks. Same as --set eval-include-path=DIR."
+@option(
+    "--data",
+    heading=_EVALUATION,
+    metavar="DATA",
+    help="Texts: a dataset or files. Same as --set eval-data=DATA.",
 )
-@click.option(
+@option(
+    "--include-path",
+    heading=_EVALUATION,
+    metavar="DIR",
+    help="Folder with further tasks. Same as --set eval-include-path=DIR.",
+)
+@option(
     "--num-fewshot",
+    heading=_EVALUATION,
     type=click.IntRange(min=0),
     help="Examples before each question. Same as --set eval-num-fewshot=N.",
 )
-@click.option(
+@option(
     "--limit",
+    heading=_EVALUATION,
     type=click.IntRange(min=1),
     help="Maximum number of questions of each task and of documents. Same as --set eval-limit=N.",
 )
+@request_options
 @click.pass_obj
 def evaluate(
     common: tuple[Request, DryRun],
@@ -198,49 +237,65 @@ def evaluate(
     _launch(replace(request, overrides=(*request.overrides, *settings)), dry_run)
 
 
-@main.command()
+@main.command(
+    examples=("neox-launch doctor small.yml", "neox-launch doctor small.yml --hostfile hosts"),
+    exit_codes={0: "the hosts can run the job", 1: "problems were found"},
+)
 @request_options
 @click.pass_obj
 def doctor(common: tuple[Request, DryRun], /, **options: Any) -> None:
-    """Check the hosts of a job and the network between them before training.
-
-    Exit codes: 0 the hosts can run the job; 1 problems were found.
-    """
+    """Check the hosts of a job and the network between them before training."""
     _launch(*_merged(common, "doctor", **options))
 
 
-@main.command("verify-resume")
-@request_options
-@click.option(
-    "--steps", type=click.IntRange(min=1), help="Number of iterations before and after the interruption."
+@main.command(
+    "verify-resume",
+    examples=(
+        "neox-launch verify-resume small.yml --steps 5",
+        "neox-launch verify-resume small.yml --resume-set model-parallel-size=2",
+    ),
+    exit_codes={0: "everything agrees", 1: "something differs, or a training failed"},
 )
-@click.option(
+@option(
+    "--steps",
+    heading=_VERIFICATION,
+    type=click.IntRange(min=1),
+    help="Number of iterations before and after the interruption.",
+)
+@option(
     "--resume-set",
+    heading=_VERIFICATION,
     multiple=True,
     metavar="NAME=VALUE",
     help="Set one parameter of the resumed training only, for example a parallel size. --set applies to all "
     "trainings. May be given several times.",
 )
-@click.option(
+@option(
     "--from",
     "source",
+    heading=_VERIFICATION,
     metavar="CHECKPOINT",
     help="Resume from this existing checkpoint, given as a folder, name or iteration.",
 )
-@click.option(
+@option(
     "--to",
     "target",
+    heading=_VERIFICATION,
     metavar="CHECKPOINT",
     help="Compare the result with this later checkpoint of the same training.",
 )
-@click.option(
+@option(
     "--work-dir",
+    heading=_VERIFICATION,
     metavar="DIR",
     help="Directory for temporary files, shared by all hosts. Default: save, or its nearest existing parent; "
     "without save the system's temporary directory.",
 )
-@click.option("--keep", is_flag=True, help="Keep the temporary checkpoints and records.")
-@click.option("--evaluate", is_flag=True, help="Evaluate as configured. Default: no evaluation.")
+@option("--keep", heading=_VERIFICATION, is_flag=True, help="Keep the temporary checkpoints and records.")
+@option(
+    "--evaluate", heading=_VERIFICATION, is_flag=True, help="Evaluate as configured. Default: no evaluation."
+)
+@request_options
 @click.pass_obj
 def verify(
     common: tuple[Request, DryRun],
@@ -260,8 +315,6 @@ def verify(
     Compares data, losses, weights, optimizer states, counters, learning rate, loss scale and random states.
     Starts from the latest checkpoint in `load` if there is one. With --from and --to, resumes from one
     existing checkpoint and compares with a later one. Writes to a temporary directory only.
-
-    Exit codes: 0 everything agrees; 1 something differs or a training failed; 2 invalid request.
     """
     request, dry_run = _merged(common, "train", **options)
     wanted = VerifyRequest(

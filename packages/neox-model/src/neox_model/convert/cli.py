@@ -1,6 +1,7 @@
 """`neox-convert`: models from and to other programs' formats."""
 
 import importlib
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import click
 
 from neox_config import finite_json
-from neox_model.inspection.commands import CONTEXT, Command, Commands
+from neox_model.commands import ModelCommands
 from neox_model.inspection.finding import find_checkpoint
 
 __all__ = ["main"]
@@ -26,7 +27,13 @@ _MERGE_FILE = click.option(
 )
 
 
-@click.group(cls=Commands, context_settings=CONTEXT)
+@click.group(
+    cls=ModelCommands,
+    examples=(
+        "neox-convert to-hf --load checkpoints --output exported",
+        "neox-convert from-hf pythia-160m --output imported",
+    ),
+)
 @click.version_option(package_name="neox-model")
 def main() -> None:
     """Convert models, and prove that the result is the same model.
@@ -34,9 +41,16 @@ def main() -> None:
     A folder that was written contains verification.json, which states what was compared. If the models
     differ, nothing is written.
     """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
 
-@main.command("to-hf", cls=Command)
+@main.command(
+    "to-hf",
+    examples=(
+        "neox-convert to-hf --load checkpoints --output exported",
+        "neox-convert to-hf --load checkpoints/global_step2000 --output exported --dtype bf16 --trim-vocab",
+    ),
+)
 @click.option(
     "--load",
     required=True,
@@ -80,7 +94,13 @@ def write_hugging_face(
     _report(output, result)
 
 
-@main.command("from-hf", cls=Command)
+@main.command(
+    "from-hf",
+    examples=(
+        "neox-convert from-hf pythia-160m --output imported",
+        "neox-convert from-hf pythia-160m --output imported --trim-vocab",
+    ),
+)
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @_OUTPUT
 @click.option(
@@ -91,7 +111,13 @@ def read_hugging_face(folder: Path, output: Path, trim_vocab: bool) -> None:
     _report(output, _with_torch("from_hf").from_hf(folder, output, trim_vocab=trim_vocab))
 
 
-@main.command("to-peft", cls=Command)
+@main.command(
+    "to-peft",
+    examples=(
+        "neox-convert to-peft --load adapters --model exported --output exported-adapters",
+        "neox-convert to-peft --load adapters --model exported --output exported-adapters --base base",
+    ),
+)
 @click.option(
     "--load",
     required=True,
@@ -130,7 +156,13 @@ def write_peft(
     _report(output, result)
 
 
-@main.command("from-peft", cls=Command)
+@main.command(
+    "from-peft",
+    examples=(
+        "neox-convert from-peft adapters --base imported --output imported-adapters",
+        "neox-convert from-peft adapters --base imported --model pythia-160m --output imported-adapters",
+    ),
+)
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @_OUTPUT
 @click.option(
@@ -169,7 +201,13 @@ def read_peft(
     _report(output, result)
 
 
-@main.command("from-neox", cls=Command)
+@main.command(
+    "from-neox",
+    examples=(
+        "neox-convert from-neox global_step143000 --output imported",
+        "neox-convert from-neox checkpoints --output imported --config 125M.yml --vocab-file tokenizer.json",
+    ),
+)
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @_OUTPUT
 @click.option(
@@ -223,7 +261,10 @@ def read_gpt_neox(
     _report(output, result)
 
 
-@main.command(cls=Command)
+@main.command(
+    examples=("neox-convert verify checkpoints exported", "neox-convert verify exported imported --json"),
+    exit_codes={0: "equal, or rounded to another data type", 1: "they differ, or a failure"},
+)
 @click.argument("one", metavar="A", type=_FOLDER)
 @click.argument("other", metavar="B", type=_FOLDER)
 @_VOCAB_FILE
@@ -232,7 +273,7 @@ def read_gpt_neox(
 def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | None, as_json: bool) -> None:
     """Compare two folders: checkpoints, models of transformers, or one of each.
 
-    The exit code is 1 if they differ. Weights of one that are those of the other rounded to another data type
+    Weights of one that are those of the other rounded to another data type
     are no difference, and are reported.
     """
     result = _with_torch("verify").verify(one, other, vocab_file=vocab_file, merge_file=merge_file)

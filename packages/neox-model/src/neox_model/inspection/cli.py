@@ -13,7 +13,7 @@ from neox_config.facts.checkpoints import LATEST
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.directory import find_latest, offer_earlier
 from neox_model.checkpoint.errors import CheckpointError
-from neox_model.inspection.commands import CONTEXT, Command, Commands
+from neox_model.commands import ModelCommands
 from neox_model.inspection.finding import RequestError, all_checkpoints, find_checkpoint, is_latest
 from neox_model.inspection.summary import describe, summary
 
@@ -25,7 +25,10 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _RESTORE = "restore the damaged files from a copy, if there is one"
 
 
-@click.group(cls=Commands, context_settings=CONTEXT)
+@click.group(
+    cls=ModelCommands,
+    examples=("neox-checkpoint inspect checkpoints", "neox-checkpoint verify checkpoints --all"),
+)
 @click.version_option(package_name="neox-model")
 def main() -> None:
     """Show, verify and compare checkpoints, and merge adapters; no checkpoint is ever changed.
@@ -35,31 +38,31 @@ def main() -> None:
     """
 
 
-@main.command(cls=Command)
+@main.command(
+    examples=("neox-checkpoint inspect checkpoints", "neox-checkpoint inspect checkpoints 2000 --tensors"),
+    exit_codes={1: "the manifest is damaged, or a failure"},
+)
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @click.argument("iteration", required=False, type=click.IntRange(min=0))
 @click.option("--tensors", "with_tensors", is_flag=True, help="List all tensors.")
 @_JSON
 def inspect(folder: Path, iteration: int | None, with_tensors: bool, as_json: bool) -> None:
-    """Show what a checkpoint contains, without reading its tensors.
-
-    The exit code is 1 if its manifest is damaged.
-    """
+    """Show what a checkpoint contains, without reading its tensors."""
     found = find_checkpoint(folder, iteration)
     shown = summary(found, Manifest.read(found), with_tensors=with_tensors)
     _print(shown, list(describe(shown)), as_json=as_json)
 
 
-@main.command(cls=Command)
+@main.command(
+    examples=("neox-checkpoint verify checkpoints --all", "neox-checkpoint verify checkpoints 2000 --json"),
+    exit_codes={1: "a checkpoint is not sound, or a failure"},
+)
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @click.argument("iteration", required=False, type=click.IntRange(min=0))
 @click.option("--all", "every", is_flag=True, help="Verify all checkpoints in the folder.")
 @_JSON
 def verify(folder: Path, iteration: int | None, every: bool, as_json: bool) -> None:
-    """Verify a checkpoint: its files, checksums, that its manifest fits together, and that values are finite.
-
-    The exit code is 1 if one is not sound.
-    """
+    """Verify a checkpoint: files, checksums, that its manifest fits together, and that values are finite."""
     if every and iteration is not None:
         raise RequestError("--all verifies every iteration; leave out one of the two")
     folders = all_checkpoints(folder) if every else [find_checkpoint(folder, iteration)]
@@ -80,7 +83,13 @@ def verify(folder: Path, iteration: int | None, every: bool, as_json: bool) -> N
         sys.exit(1)
 
 
-@main.command(cls=Command)
+@main.command(
+    examples=(
+        "neox-checkpoint diff a/global_step100 b/global_step100",
+        "neox-checkpoint diff a b --all --json",
+    ),
+    exit_codes={0: "no difference", 1: "they differ, one is damaged, or a failure"},
+)
 @click.argument("one", metavar="A", type=_FOLDER)
 @click.argument("other", metavar="B", type=_FOLDER)
 @click.option("--all", "every", is_flag=True, help="List every tensor, also equal ones.")
@@ -88,8 +97,8 @@ def verify(folder: Path, iteration: int | None, every: bool, as_json: bool) -> N
 def diff(one: Path, other: Path, every: bool, as_json: bool) -> None:
     """Compare two checkpoints, of any layouts, tensor by tensor.
 
-    The exit code is 1 if weights, states, counters, or parameters of the model or the training differ, or if
-    one is damaged. Other parameters, layouts and versions are shown and do not count.
+    They differ if weights, states, counters, or parameters of the model or the training do. Other parameters,
+    layouts and versions are shown and do not count.
     """
     folders = find_checkpoint(one), find_checkpoint(other)
     difference = _with_torch("difference")
@@ -101,7 +110,12 @@ def diff(one: Path, other: Path, every: bool, as_json: bool) -> None:
         sys.exit(1)
 
 
-@main.command(cls=Command)
+@main.command(
+    examples=(
+        "neox-checkpoint merge adapters --output merged",
+        "neox-checkpoint merge adapters 500 --output merged --base base",
+    )
+)
 @click.argument("adapters", metavar="ADAPTERS", type=_FOLDER)
 @click.argument("iteration", required=False, type=click.IntRange(min=0))
 @click.option("--output", required=True, type=_FOLDER, help="Folder of checkpoints to write to.")

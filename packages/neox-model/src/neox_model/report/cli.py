@@ -1,12 +1,12 @@
 """The command `neox-report`."""
 
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import click
 
 from neox_config.atomic import atomic_write
-from neox_config.output import checked_output
+from neox_config.command_line import Command
 from neox_model.optional import MissingPackageError
 from neox_model.report.chart import draw_loss_curve
 from neox_model.report.page import render_page
@@ -15,16 +15,14 @@ from neox_model.report.reading import Run, UnknownFormatError, read_runs
 __all__ = ["main"]
 
 
-class _Report(click.Command):
-    """Command that reports a standard output that cannot be written to, such as a full disk."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program."""
-        with checked_output():
-            return super().main(*args, **kwargs)
+class _Report(Command):
+    reported: ClassVar[tuple[type[Exception], ...]] = (OSError, UnknownFormatError)
 
 
-@click.command(cls=_Report, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=_Report,
+    examples=("neox-report runs/2026-11-23", "neox-report runs/first runs/second --output comparison.html"),
+)
 @click.version_option(package_name="neox-model")
 @click.argument(
     "runs",
@@ -34,10 +32,10 @@ class _Report(click.Command):
     type=click.Path(exists=True, file_okay=False, path_type=Path),
 )
 @click.option(
-    "--output", type=click.Path(path_type=Path), help="Page to write. [default: report.html in the first RUN]"
+    "--output", type=click.Path(path_type=Path), help="Page to write. Default: report.html in the first RUN."
 )
 @click.option(
-    "--png", type=click.Path(path_type=Path), help="Loss plot to write. [default: loss.png in a single RUN]"
+    "--png", type=click.Path(path_type=Path), help="Loss plot to write. Default: loss.png in a single RUN."
 )
 def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     """Write one HTML page about the runs with the log folders RUN (log-dir), and plot the loss.
@@ -48,15 +46,12 @@ def main(runs: tuple[Path, ...], output: Path | None, png: Path | None) -> None:
     it compares them: what differs in configuration, data, packages and code. What the records lack is named
     on the page.
     """
-    try:
-        page = output or runs[0] / "report.html"
-        found = read_runs(runs)
-        text = render_page(found)
-        with atomic_write(page) as file:
-            file.write(text)
-        click.echo(click.format_filename(page))
-    except (OSError, UnknownFormatError) as error:
-        raise click.ClickException(str(error)) from error
+    page = output or runs[0] / "report.html"
+    found = read_runs(runs)
+    text = render_page(found)
+    with atomic_write(page) as file:
+        file.write(text)
+    click.echo(click.format_filename(page))
     if len(runs) == 1 or png is not None:
         _plot(found[0], png or runs[0] / "loss.png", is_requested=png is not None)
 

@@ -1,0 +1,171 @@
+"""Commands of a program: help with headings, examples and exit codes; errors in one sentence.
+
+Each package that other packages do not depend on has a copy, which tests compare.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import click
+
+from neox_config.output import checked_output
+
+__all__ = [
+    "INTERRUPTED",
+    "PATH",
+    "Command",
+    "Group",
+    "Option",
+    "option",
+    "quiet_option",
+    "verbose_option",
+]
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, that of a shell for a program that SIGINT ended."""
+
+PATH = click.Path(readable=False)
+"""Type of a file or folder that shells complete; the command itself checks whether it can be read."""
+
+_FAILURE = 1
+_EXIT_CODES: Mapping[int | str, str] = {
+    0: "success",
+    _FAILURE: "failure",
+    2: "invalid request",
+    INTERRUPTED: "interrupted by Ctrl-C",
+}
+_SETTINGS: Mapping[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "show_default": True,
+    "max_content_width": 110,
+}
+_OTHERS = "Options"
+_PACKAGES = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_model")
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Option(click.Option):
+    """An option of a command.
+
+    Args:
+        heading: title under which `--help` lists it.
+    """
+
+    def __init__(self, *args: Any, heading: str = _OTHERS, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.heading = heading
+
+
+def option(*names: str, heading: str, **settings: Any) -> Callable[[_Function], _Function]:
+    """Add an option that `--help` lists under a heading; otherwise like `click.option`."""
+    return click.option(*names, cls=Option, heading=heading, **settings)
+
+
+def _log_more(context: click.Context, parameter: click.Parameter, is_verbose: bool) -> None:
+    # Without a handler, Python prints warnings alone.
+    if is_verbose:
+        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        for package in _PACKAGES:
+            logging.getLogger(package).setLevel(logging.INFO)
+
+
+quiet_option = click.option(
+    "-q", "--quiet", is_flag=True, help="Show no progress; notes and errors are printed."
+)
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    expose_value=False,
+    callback=_log_more,
+    help="Log what the command does, on stderr.",
+)
+
+
+class Command(click.Command):
+    """A command that describes itself completely, and reports errors in one sentence.
+
+    Args:
+        examples: complete command lines, for `--help`.
+        exit_codes: what exit codes mean, if not only success, failure, invalid request and Ctrl-C.
+    """
+
+    reported: ClassVar[tuple[type[Exception], ...]] = ()
+    """Errors that are shown to the user without a traceback; their exit code is `exit_code`, or 1."""
+
+    def __init__(
+        self,
+        *args: Any,
+        examples: Sequence[str] = (),
+        exit_codes: Mapping[int | str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        kwargs["context_settings"] = {**_SETTINGS, **(kwargs.get("context_settings") or {})}
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+        self.exit_codes = {**_EXIT_CODES, **(exit_codes or {})}
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program; a standard output that cannot be written to, such as a full disk, is reported."""
+        with checked_output():
+            return super().main(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, click.Abort):
+            # After the terminal's ^C.
+            click.echo("\ninterrupted", err=True)
+            ctx.exit(INTERRUPTED)
+        except BrokenPipeError:
+            raise
+        except self.reported as error:
+            raise _reported(self.message(error), getattr(error, "exit_code", _FAILURE)) from error
+
+    def message(self, error: Exception) -> str:
+        """Return the sentence that reports an error."""
+        if not isinstance(error, OSError):
+            return str(error)
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or error}"
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings, in the order of declaration; those without one last."""
+        headings: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = None if isinstance(param, click.Argument) else param.get_help_record(ctx)
+            if record is not None:
+                heading = param.heading if isinstance(param, Option) else _OTHERS
+                headings.setdefault(heading, []).append(record)
+        for heading in sorted(headings, key=_OTHERS.__eq__):
+            with formatter.section(heading):
+                formatter.write_dl(headings[heading])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples and the exit codes."""
+        if self.examples:
+            with formatter.section("Examples"):
+                indent = " " * formatter.current_indent
+                formatter.write("".join(f"{indent}{line}\n" for line in self.examples))
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in self.exit_codes.items()])
+
+
+class Group(Command, click.Group):
+    """A program with commands."""
+
+    command_class = Command
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings, then the commands."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+def _reported(message: str, exit_code: int) -> click.ClickException:
+    error = click.ClickException(message)
+    error.exit_code = exit_code
+    return error

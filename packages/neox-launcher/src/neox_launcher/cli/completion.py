@@ -1,0 +1,45 @@
+"""The command `neox-config completion`: what a shell runs to complete the commands of all our programs."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib import metadata
+
+import click
+from click.shell_completion import get_completion_class
+
+from neox_config.command_line import Command
+
+__all__ = ["completion"]
+
+_DISTRIBUTIONS = ("neox-launcher", "neox-data", "neox-kernels", "neox-model")
+
+
+@click.command(
+    cls=Command,
+    examples=(
+        'eval "$(neox-config completion bash)"',
+        "neox-config completion fish > ~/.config/fish/conf.d/neox.fish",
+    ),
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print what SHELL runs to complete our programs: commands, options, parameters and files.
+
+    Add the first example to ~/.bashrc; for zsh, write zsh instead of bash and add it to ~/.zshrc, after
+    compinit. Programs that are installed later require a new shell.
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    for name in _programs():
+        variable = f"_{name.replace('-', '_')}_COMPLETE".upper()
+        click.echo(kind(context.command, {}, name, variable).source())
+
+
+def _programs() -> Iterator[str]:
+    """Yield the names of our programs that are installed."""
+    for distribution in _DISTRIBUTIONS:
+        with suppress(metadata.PackageNotFoundError):
+            for entry in metadata.distribution(distribution).entry_points:
+                if entry.group == "console_scripts":
+                    yield entry.name
