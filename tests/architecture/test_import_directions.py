@@ -22,6 +22,7 @@ ROOMS = {
         "log": set(),
         "atomic": set(),
         "output": set(),
+        "command_line": {"output"},
         "finite_json": set(),
         "files": set(),
         "limits": set(),
@@ -63,6 +64,7 @@ ROOMS = {
     "neox_model": {
         "errors": set(),
         "optional": {"errors"},
+        "commands": set(),
         # -- plain arguments
         "torch_compat": set(),
         "versions": set(),
@@ -112,22 +114,22 @@ ROOMS = {
             *("assembly", "checkpoint", "convert", "generate", "optim", "parallel", "processes", "train"),
             *("deepspeed_compat", "worker"),
         },
-        "inspection": {"checkpoint", "verify", "errors"},
+        "inspection": {"commands", "checkpoint", "verify", "errors"},
         "convert": {
             *("assembly", "checkpoint", "layers", "parallel", "processes", "inspection"),
-            *("versions", "optional", "errors"),
+            *("commands", "versions", "optional", "errors"),
         },
     },
 }
 # Rooms of neox_model that may read configurations; the others take plain arguments.
 READS_CONFIGURATION = (
     *("worker", "doctor", "processes", "assembly", "engine", "checkpoint", "train", "generate"),
-    *("evaluate", "scoring", "verify", "inspection", "convert", "serve", "api"),
+    *("evaluate", "scoring", "verify", "commands", "inspection", "convert", "serve", "api"),
 )
 # What the other rooms may import of neox_config: the model's errors are subclasses of the configuration's, so
 # that one handler reports them all; the others have nothing to do with a configuration.
 NOT_CONFIGURATION = tuple(
-    f"neox_config.{room}" for room in ("errors", "atomic", "finite_json", "output", "facts")
+    f"neox_config.{room}" for room in ("errors", "atomic", "finite_json", "output", "command_line", "facts")
 )
 READS_DATA = ("worker", "processes", "train", "generate", "serve", "scoring", "evaluate", "convert", "api")
 # What a worker of neox_model may import of the launcher: its own side of it, and the preflight checks, which

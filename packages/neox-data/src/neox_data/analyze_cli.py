@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from neox_data.command import DataCommand
+from neox_data.command_line import verbose_option
 from neox_data.curriculum.analyze import METRICS
 from neox_data.curriculum.metric_index import write_metric_index
 from neox_data.curriculum.sample_order import fingerprint_order
@@ -18,8 +19,15 @@ __all__ = ["analyze"]
 _WITHOUT_CURRICULUM = "data_efficiency.enabled=false"
 
 
-@click.command(cls=DataCommand)
+@click.command(
+    cls=DataCommand,
+    examples=(
+        "neox-data analyze --config small.yml --metric vocabularyrarity --output analysis",
+        "neox-data analyze --config small.yml --config data.yml --metric documents --output analysis",
+    ),
+)
 @config_options
+@verbose_option
 @click.option("--metric", required=True, type=click.Choice(list(METRICS)), help="Measure of difficulty.")
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path), help="Folder for the analysis files."

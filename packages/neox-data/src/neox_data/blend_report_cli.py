@@ -8,6 +8,7 @@ import click
 
 from neox_data.blend_report import SourceShare, report_blend, report_datasets, share_lines
 from neox_data.command import DataCommand
+from neox_data.command_line import verbose_option
 from neox_data.curriculum.dataset import CurriculumDataset
 from neox_data.indexed import open_indexed
 from neox_data.trace_cli import config_options
@@ -17,9 +18,17 @@ from neox_data.weights import weights_by_num_documents
 __all__ = ["blend_report"]
 
 
-@click.command("blend-report", cls=DataCommand)
+@click.command(
+    "blend-report",
+    cls=DataCommand,
+    examples=(
+        "neox-data blend-report --config small.yml",
+        'neox-data blend-report books web --weights "0.3, 0.7" --num-samples 100000 --seq-length 2048',
+    ),
+)
 @click.argument("prefixes", nargs=-1, metavar="[PREFIX...]")
 @config_options
+@verbose_option
 @click.option(
     "--num-samples", type=click.IntRange(1), help="Number of samples: train_iters times train_batch_size."
 )

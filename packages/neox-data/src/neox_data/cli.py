@@ -11,13 +11,12 @@ import numpy as np
 from neox_data.analyze_cli import analyze
 from neox_data.blend_report_cli import blend_report
 from neox_data.command import (
-    CONTEXT_SETTINGS,
-    DataCommand,
     DataCommands,
     corpus_files_option,
     jsonl_key_option,
     log_interval_option,
 )
+from neox_data.command_line import quiet_option
 from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.indexed.chart import draw_lengths
 from neox_data.indexed.edit import convert_indexed, merge_indexed, split_indexed
@@ -48,13 +47,24 @@ _SHOWN_TOKENS = 200
 _DOCUMENTS_PER_REPORT = 100
 
 
-@click.group(cls=DataCommands, context_settings=CONTEXT_SETTINGS)
+@click.group(
+    cls=DataCommands,
+    examples=(
+        "neox-data prepare --input texts --output run",
+        "neox-data inspect run/data/corpus_text_document",
+    ),
+)
 @click.version_option(package_name="neox-data")
 def main() -> None:
     """Inspect, verify, convert and trace token files, and train tokenizers."""
 
 
-@main.command(cls=DataCommand)
+@main.command(
+    examples=(
+        "neox-data inspect data/corpus_text_document",
+        "neox-data inspect data/corpus --show 3 --tokenizer-type HFTokenizer --vocab-file tokenizer.json",
+    )
+)
 @click.argument("prefix")
 @click.option("--png", type=click.Path(path_type=Path), help="Plot the document lengths to this PNG file.")
 @click.option(
@@ -102,7 +112,9 @@ def inspect(
         click.echo(f"\n{document}")
 
 
-@main.command(cls=DataCommand)
+@main.command(
+    examples=("neox-data verify data/corpus_text_document", "neox-data verify /mnt/data/books_text_document")
+)
 @click.argument("prefix")
 def verify(prefix: str) -> None:
     """Check the dataset PREFIX.bin and PREFIX.idx for consistency, and its hashes against the manifest."""
@@ -113,7 +125,12 @@ def verify(prefix: str) -> None:
     )
 
 
-@main.command(cls=DataCommand)
+@main.command(
+    examples=(
+        "neox-data merge a_text_document b_text_document --output all_text_document",
+        "neox-data merge parts/*.idx --output all_text_document",
+    )
+)
 @click.argument("prefixes", nargs=-1, required=True, metavar="PREFIX...")
 @click.option("--output", required=True, help="Prefix of the new dataset.")
 def merge(prefixes: tuple[str, ...], output: str) -> None:
@@ -135,7 +152,12 @@ def merge(prefixes: tuple[str, ...], output: str) -> None:
     _echo_written(copied.dataset)
 
 
-@main.command(cls=DataCommand)
+@main.command(
+    examples=(
+        'neox-data split data/corpus_text_document --split "969, 30, 1" --output data/corpus',
+        "neox-data split data/corpus_text_document --split 9,1,0 --output data/corpus",
+    )
+)
 @click.argument("prefix")
 @click.option("--split", required=True, help='Relative sizes of train, valid and test, such as "969, 30, 1".')
 @click.option(
@@ -156,7 +178,12 @@ def split(prefix: str, split: str, output: str) -> None:
         _echo_written(dataset)
 
 
-@main.command(cls=DataCommand)
+@main.command(
+    examples=(
+        "neox-data convert old/corpus_text_document --output data/corpus_text_document",
+        "neox-data convert /mnt/old/books --output books_text_document",
+    )
+)
 @click.argument("prefix")
 @click.option("--output", required=True, help="Prefix of the new dataset.")
 def convert(prefix: str, output: str) -> None:
@@ -165,11 +192,18 @@ def convert(prefix: str, output: str) -> None:
     _echo_written(convert_indexed(prefix, output))
 
 
-@main.command(cls=DataCommand, several=("--input",))
+@main.command(
+    several=("--input",),
+    examples=(
+        "neox-data count --input texts/*.jsonl",
+        "neox-data count --input books.jsonl.zst --jsonl-key content",
+    ),
+    exit_codes={1: "documents cannot be read, or a failure"},
+)
 @corpus_files_option
 @jsonl_key_option
 def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
-    """Count the documents of corpus files. If some cannot be read, list the first and exit with code 1."""
+    """Count the documents of corpus files. If some cannot be read, list the first of them."""
     passed_over = PassedOver()
     paths = find_inputs(inputs, passed_over)
     reader = CorpusReader(paths, (jsonl_key,), skip_bad_lines=True, passed_over=passed_over)
@@ -202,7 +236,14 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
         click.get_current_context().exit(1)
 
 
-@main.command("train-tokenizer", cls=DataCommand, several=("--input",))
+@main.command(
+    "train-tokenizer",
+    several=("--input",),
+    examples=(
+        "neox-data train-tokenizer --input texts/*.jsonl --vocab-size 32768",
+        "neox-data train-tokenizer --input books.parquet --jsonl-key content --output books-tokenizer.json",
+    ),
+)
 @corpus_files_option
 @jsonl_key_option
 @click.option(
@@ -214,6 +255,7 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
 @click.option("--output", type=click.Path(path_type=Path), default="tokenizer.json", help="File to write.")
 @click.option("--skip-bad-lines", is_flag=True, help="Skip documents that cannot be read.")
 @log_interval_option
+@quiet_option
 def train_tokenizer(
     inputs: tuple[str, ...],
     jsonl_key: str,
@@ -221,6 +263,7 @@ def train_tokenizer(
     output: Path,
     skip_bad_lines: bool,
     log_interval: int,
+    quiet: bool,
 ) -> None:
     """Train a byte-level BPE vocabulary, for HFTokenizer."""
     started = time.monotonic()
@@ -231,7 +274,7 @@ def train_tokenizer(
             f"--output {output} is also an input, which would be overwritten; choose another file"
         )
     reader = CorpusReader(paths, (jsonl_key,), skip_bad_lines=skip_bad_lines, passed_over=passed_over)
-    with report_progress(log_interval=log_interval) as report:
+    with report_progress(log_interval=None if quiet else log_interval) as report:
         texts = _texts_with_progress(reader, report)
         entries = train_byte_level_bpe(texts, vocab_size=vocab_size, output=output)
     for line in passed_over.lines():
@@ -246,7 +289,10 @@ def train_tokenizer(
     )
 
 
-@main.command("stdlib-corpus", cls=DataCommand)
+@main.command(
+    "stdlib-corpus",
+    examples=("neox-data stdlib-corpus corpus.jsonl", "neox-data stdlib-corpus data/python.jsonl"),
+)
 @click.argument("output", type=click.Path(path_type=Path))
 def stdlib_corpus(output: Path) -> None:
     """Write the source files of Python's standard library to OUTPUT, one JSON line per file.

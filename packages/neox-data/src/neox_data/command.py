@@ -1,16 +1,15 @@
 """Shared parts of the package's commands: error messages, and options."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
+from neox_data.command_line import Command, Group
 from neox_data.errors import DataError
-from neox_data.output import checked_output
 from neox_data.whole_files import NO_ROOM
 
 __all__ = [
-    "CONTEXT_SETTINGS",
     "DataCommand",
     "DataCommands",
     "corpus_files_option",
@@ -18,13 +17,6 @@ __all__ = [
     "log_interval_option",
     "one_option_per_word",
 ]
-
-# Settings of every command; those of a group inherit them.
-CONTEXT_SETTINGS: dict[str, Any] = {
-    "help_option_names": ["-h", "--help"],
-    "show_default": True,
-    "max_content_width": 110,
-}
 
 _MAKE_ROOM = "; incomplete files were removed; free disk space or choose another location, and start again"
 
@@ -52,23 +44,14 @@ log_interval_option = click.option(
 )
 
 
-class DataCommands(click.Group):
-    """Command group that reports a standard output that cannot be written to, such as a full disk."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program."""
-        with checked_output():
-            return super().main(*args, **kwargs)
-
-
-class DataCommand(click.Command):
-    """A command that reports errors in one sentence.
-
-    The exit code is 2 for an invalid request (`DataError`) and 1 for a failure (`OSError`).
+class DataCommand(Command):
+    """A command of this package.
 
     Args:
         several: options that take several values, as with argparse: `--input a.jsonl b.jsonl`.
     """
+
+    reported: ClassVar[tuple[type[Exception], ...]] = (DataError, OSError)
 
     def __init__(self, *args: Any, several: Iterable[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -78,21 +61,16 @@ class DataCommand(click.Command):
         """Parse the command line."""
         return super().parse_args(ctx, list(one_option_per_word(args, self._several)))
 
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the command as a standalone program."""
-        with checked_output():
-            return super().main(*args, **kwargs)
+    def message(self, error: Exception) -> str:
+        """Return the sentence that reports an error."""
+        has_no_room = isinstance(error, OSError) and error.errno in NO_ROOM
+        return super().message(error) + (_MAKE_ROOM if has_no_room else "")
 
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        try:
-            return super().invoke(ctx)
-        except DataError as error:
-            raise _BadRequest(str(error)) from error
-        except OSError as error:
-            place = f"{error.filename}: " if error.filename else ""
-            remedy = _MAKE_ROOM if error.errno in NO_ROOM else ""
-            raise click.ClickException(f"{place}{error.strerror or error}{remedy}") from error
+
+class DataCommands(Group):
+    """A program with such commands."""
+
+    command_class = DataCommand
 
 
 def one_option_per_word(args: Iterable[str], several: frozenset[str]) -> Iterator[str]:
@@ -107,7 +85,3 @@ def one_option_per_word(args: Iterable[str], several: frozenset[str]) -> Iterato
             yield option
         is_first = False
         yield word
-
-
-class _BadRequest(click.ClickException):
-    exit_code = 2

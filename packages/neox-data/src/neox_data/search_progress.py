@@ -9,7 +9,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from neox_data.preprocess.progress import clock
+from neox_data.preprocess.progress import clock, draws_bars
 
 __all__ = ["report_search"]
 
@@ -17,11 +17,22 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 @contextmanager
-def report_search(num_tokens: int, *, stream: TextIO | None = None) -> Iterator[Callable[[int], None]]:
-    """Provide a function that is called with the number of newly searched tokens, and shows the progress."""
+def report_search(
+    num_tokens: int, *, is_quiet: bool = False, stream: TextIO | None = None
+) -> Iterator[Callable[[int], None]]:
+    """Provide a function that is called with the number of newly searched tokens, and shows the progress.
+
+    Args:
+        num_tokens: tokens in all.
+        is_quiet: show nothing.
+        stream: where to show it; None: stderr.
+    """
     stream = stream or sys.stderr
     rate = _Rate(num_tokens)
-    if not stream.isatty():
+    if is_quiet:
+        yield lambda count: None
+        return
+    if not draws_bars(stream):
         yield _Lines(rate, stream)
         return
     columns = (BarColumn(bar_width=12), TaskProgressColumn(), TextColumn("{task.description}"))

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from neox_data.command import DataCommand
+from neox_data.command_line import option, quiet_option, verbose_option
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
 from neox_data.search import documents_with
@@ -25,55 +26,78 @@ from neox_data.training_data import BatchPlace, TrainingData, load_training_data
 __all__ = ["config_options", "trace"]
 
 _SHOWN_TOKENS = 60
+_TRAINING, _SOUGHT, _OUTPUT = "Training", "What to look for", "Output"
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options for the configuration and the number of devices."""
-    for option in (
-        click.option(
+    for add in (
+        option(
             "--devices",
+            heading=_TRAINING,
             type=click.IntRange(1),
             help="Number of devices of the job.  [default: the smallest possible]",
         ),
-        click.option(
+        option(
             "--set",
             "overrides",
+            heading=_TRAINING,
             multiple=True,
             metavar="NAME=VALUE",
             help="Override a parameter of the configuration. May be repeated.",
         ),
-        click.option(
+        option(
             "--config",
             "paths",
+            heading=_TRAINING,
             multiple=True,
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
             help="Configuration file of the training. May be repeated; the files are merged.",
         ),
     ):
-        command = option(command)
+        command = add(command)
     return command
 
 
-@click.command(cls=DataCommand)
+@click.command(
+    cls=DataCommand,
+    examples=(
+        "neox-data trace --config small.yml --iteration 100",
+        'neox-data trace --config small.yml --text "a sentence of the corpus" --checkpoint checkpoints',
+    ),
+    exit_codes={1: "no document contains the text, or a failure"},
+)
 @config_options
-@click.option(
+@option(
     "--checkpoint",
+    heading=_TRAINING,
     metavar="FOLDER|ITERATION",
     help="Checkpoint whose recorded batch sizes and left-out batches to use: its folder, or its iteration in "
     "save or load.  "
     "[default: the configuration's batch size in every iteration]",
 )
-@click.option(
+@option(
     "--iteration",
+    heading=_SOUGHT,
     type=click.IntRange(0),
     help="Show the documents of this iteration, counted from 0: iteration 1 of a training's log is 0.",
 )
-@click.option("--rank", type=click.IntRange(0), help="Show only the documents that this rank reads.")
-@click.option("--document", metavar="[PREFIX:]NUMBER", help="Show when this document is read.")
-@click.option("--text", help="Find the documents that contain this text, and show when they are read.")
-@click.option(
-    "--show", type=click.IntRange(0), default=_SHOWN_TOKENS, help="Number of tokens to print per passage."
+@option(
+    "--rank", heading=_SOUGHT, type=click.IntRange(0), help="Show only the documents that this rank reads."
 )
+@option("--document", heading=_SOUGHT, metavar="[PREFIX:]NUMBER", help="Show when this document is read.")
+@option(
+    "--text", heading=_SOUGHT, help="Find the documents that contain this text, and show when they are read."
+)
+@option(
+    "--show",
+    heading=_OUTPUT,
+    type=click.IntRange(0),
+    default=_SHOWN_TOKENS,
+    help="Number of tokens to print per passage.",
+)
+@verbose_option
+@quiet_option
 def trace(
     paths: tuple[Path, ...],
     overrides: tuple[str, ...],
@@ -84,6 +108,7 @@ def trace(
     document: str | None,
     text: str | None,
     show: int,
+    quiet: bool,
 ) -> None:
     """Show the documents that an iteration reads, or when a document is read.
 
@@ -103,7 +128,7 @@ def trace(
     if rank is not None and iteration is None:
         raise click.UsageError("--rank is valid only with --iteration; pass --iteration")
     data = load_training_data(paths, overrides=overrides, devices=devices, checkpoint=checkpoint)
-    report = _Report(data, show)
+    report = _Report(data, show, is_quiet=quiet)
     if iteration is not None:
         lines = report.iteration(iteration, rank)
     elif document is not None:
@@ -160,7 +185,8 @@ def _all_indexed(data: TrainingData) -> dict[str, IndexedDataset]:
 class _Report:
     """Formats the results as lines."""
 
-    def __init__(self, data: TrainingData, show: int) -> None:
+    def __init__(self, data: TrainingData, show: int, *, is_quiet: bool) -> None:
+        self._is_quiet = is_quiet
         self._data = data
         self._show = show
         self._tokenizer: Tokenizer = data.build_tokenizer()
@@ -184,7 +210,9 @@ class _Report:
 
     def text(self, text: str) -> Iterator[str]:
         datasets = _all_indexed(self._data).values()
-        with report_search(sum(indexed.num_tokens for indexed in datasets)) as report:
+        with report_search(
+            sum(indexed.num_tokens for indexed in datasets), is_quiet=self._is_quiet
+        ) as report:
             for indexed in datasets:
                 for document in documents_with(indexed, text, self._tokenizer, report=report):
                     self.num_found += 1

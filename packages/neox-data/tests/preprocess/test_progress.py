@@ -3,6 +3,8 @@ import io
 import os
 import pty
 
+import pytest
+
 from neox_data.preprocess.progress import Counts, report_progress
 
 
@@ -26,13 +28,46 @@ def read_to_the_end(master: int) -> str:
     return b"".join(pieces).decode()
 
 
-def test_on_a_terminal_there_is_a_bar() -> None:
+def test_without_an_interval_nothing_is_shown() -> None:
+    stream = io.StringIO()
+    with report_progress(log_interval=None, stream=stream) as report:
+        report(Counts(documents=10**6, fraction=0.5))
+    assert stream.getvalue() == ""
+
+
+def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
     master, slave = pty.openpty()
     with open(slave, "w") as stream, report_progress(log_interval=1, stream=stream) as report:
         report(Counts(documents=1234, tokens=50_000, num_bytes=10_000_000, fraction=0.5, seconds=100))
     shown = read_to_the_end(master)
     assert "50%" in shown
     assert "12 documents/s  0.1 MB/s  500 tokens/s  1:40 left" in shown
+    assert "\x1b[38" in shown
+
+
+def test_without_colour_there_is_a_bar_without_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    master, slave = pty.openpty()
+    with open(slave, "w") as stream, report_progress(log_interval=1, stream=stream) as report:
+        report(Counts(documents=1234, fraction=0.5, seconds=100))
+    shown = read_to_the_end(master)
+    assert "50%" in shown
+    assert "\x1b[3" not in shown.replace("\x1b[3m", "")
+
+
+@pytest.mark.parametrize("terminal", ["", "dumb", "unknown"])
+def test_a_terminal_that_cannot_draw_a_line_again_gets_lines(
+    terminal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", terminal)
+    master, slave = pty.openpty()
+    with open(slave, "w") as stream, report_progress(log_interval=1, stream=stream) as report:
+        report(Counts(documents=1234, fraction=0.5, seconds=100))
+    shown = read_to_the_end(master)
+    assert shown.startswith("1,234 documents (50%)")
+    assert "\x1b" not in shown
 
 
 def test_rates_and_the_time_left() -> None:

@@ -5,13 +5,22 @@ from pathlib import Path
 import click
 
 from neox_data.command import DataCommand, jsonl_key_option, log_interval_option
+from neox_data.command_line import quiet_option
 from neox_data.prepare.run import RESULT
 from neox_data.prepare.run import prepare as run
 
 __all__ = ["prepare"]
 
 
-@click.command("prepare", cls=DataCommand, several=("--input",))
+@click.command(
+    "prepare",
+    cls=DataCommand,
+    several=("--input",),
+    examples=(
+        "neox-data prepare --input texts --output run",
+        "neox-data prepare --input a.jsonl b.parquet --jsonl-key content --vocab-size 16384 --output run",
+    ),
+)
 @click.option(
     "--input",
     "inputs",
@@ -36,6 +45,7 @@ __all__ = ["prepare"]
     help="Entries of the tokenizer that is trained.  [default: by the size of the corpus, 512 to 32,768]",
 )
 @log_interval_option
+@quiet_option
 def prepare(
     inputs: tuple[Path, ...],
     output: Path,
@@ -43,6 +53,7 @@ def prepare(
     vocab_file: Path | None,
     vocab_size: int | None,
     log_interval: int,
+    quiet: bool,
 ) -> None:
     """Make a tokenizer and a dataset of files and folders with texts.
 
@@ -58,7 +69,7 @@ def prepare(
         key=jsonl_key,
         vocab_file=vocab_file,
         vocab_size=vocab_size,
-        log_interval=log_interval,
+        log_interval=None if quiet else log_interval,
         say=click.echo,
     )
     click.echo(f"wrote {output / RESULT}")

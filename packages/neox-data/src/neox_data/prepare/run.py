@@ -44,7 +44,7 @@ def prepare(
     key: str,
     vocab_file: Path | None,
     vocab_size: int | None,
-    log_interval: int,
+    log_interval: int | None,
     say: Say,
 ) -> dict[str, Any]:
     """Write a corpus, a tokenizer and a dataset to a folder, and return what a training must know of them.
@@ -55,7 +55,7 @@ def prepare(
         key: key of the text in JSON lines and tables.
         vocab_file: a tokenizer.json; None trains one.
         vocab_size: entries of a tokenizer that is trained; None: by the size of the corpus.
-        log_interval: documents between progress lines if the output is not a terminal.
+        log_interval: documents between progress lines if the output is not a terminal; None: no progress.
         say: called with a line for what begins and what is complete.
 
     Raises:
@@ -142,7 +142,7 @@ def _tokenizer(output: Path, entries: int, say: Say) -> Path:
     return path
 
 
-def _dataset(output: Path, tokenizer_file: Path, log_interval: int, say: Say) -> dict[str, Any]:
+def _dataset(output: Path, tokenizer_file: Path, log_interval: int | None, say: Say) -> dict[str, Any]:
     tokenizer = build_tokenizer(_TYPE, vocab_file=tokenizer_file)
     prefix = _prefix_in(output)
     prefix.parent.mkdir(exist_ok=True)

@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from neox_data.command import CONTEXT_SETTINGS, DataCommand, log_interval_option
+from neox_data.command import DataCommand, log_interval_option
+from neox_data.command_line import option, quiet_option
 from neox_data.preprocess.chat_template import load_chat_template
 from neox_data.preprocess.inputs import find_inputs
 from neox_data.preprocess.loss_mask import ChatMask, LossMask, PromptMask
@@ -35,6 +36,9 @@ _USED_WITH: dict[str, tuple[str | None, ...]] = {
     "messages_key": ("chat",),
     "chat_template": ("chat",),
 }
+# Headings of options.
+_CORPUS, _MASK, _TOKENIZER = "Corpus", "Loss mask", "Tokenizer"
+_OUTPUT, _RUN = "Output", "Speed"
 _INSTEAD = {"prompt-response": "--prompt-key and --response-key", "chat": "--messages-key"}
 
 
@@ -42,93 +46,135 @@ _INSTEAD = {"prompt-response": "--prompt-key and --response-key", "chat": "--mes
     "preprocess_data",
     cls=DataCommand,
     several=("--input", "--jsonl-keys", "--json-keys"),
-    context_settings=CONTEXT_SETTINGS,
+    examples=(
+        "preprocess_data --input texts/*.jsonl --tokenizer-type HFTokenizer --vocab-file tokenizer.json "
+        "--append-eod --output-prefix data/corpus",
+        "preprocess_data --input chats.jsonl --loss-mask chat --tokenizer-type HFTokenizer "
+        "--vocab-file model/tokenizer.json --output-prefix data/chats",
+    ),
 )
 @click.version_option(package_name="neox-data")
-@click.option(
+@option(
     "--input",
     "inputs",
+    heading=_CORPUS,
     required=True,
     multiple=True,
     metavar="FILE...",
     help="Corpus files (.jsonl, .json, .txt, .dat, .parquet, .tar, .zip; compressed .gz, .zst, .bz2, .xz) or "
     "folders: several names, a quoted pattern, or a comma-separated list.",
 )
-@click.option(
+@option(
     "--jsonl-keys",
     "--json-keys",
     "keys",
+    heading=_CORPUS,
     multiple=True,
     default=("text",),
     metavar="KEY...",
     help="Keys of the texts in each JSON line; each key becomes a dataset.",
 )
-@click.option(
+@option(
     "--loss-mask",
+    heading=_MASK,
     type=click.Choice(["prompt-response", "chat"]),
     help="Write tokens and labels, so that the loss counts only responses to prompts (PREFIX_text_document, "
     "PREFIX_label_document), or only the assistant's messages (PREFIX_KEY_document, "
     "PREFIX_KEY_label_document).",
 )
-@click.option("--prompt-key", default="prompt", show_default=True, help="Key of prompts.")
-@click.option("--response-key", default="response", show_default=True, help="Key of responses.")
-@click.option("--messages-key", default="messages", show_default=True, help="Key of lists of messages.")
-@click.option(
+@option("--prompt-key", heading=_MASK, default="prompt", show_default=True, help="Key of prompts.")
+@option("--response-key", heading=_MASK, default="response", show_default=True, help="Key of responses.")
+@option(
+    "--messages-key", heading=_MASK, default="messages", show_default=True, help="Key of lists of messages."
+)
+@option(
     "--chat-template",
+    heading=_MASK,
     type=click.Path(path_type=Path, exists=True),
     help="Folder of a tokenizer with a chat template, or a file of Jinja.  [default: the folder of "
     "--vocab-file]",
 )
-@click.option(
+@option(
     "--num-docs",
+    heading=_CORPUS,
     type=click.IntRange(1),
     help="Number of documents, for the progress bar.  [default: estimate progress by bytes]",
 )
-@click.option(
+@option(
     "--tokenizer-type",
+    heading=_TOKENIZER,
     required=True,
     type=click.Choice([*TOKENIZERS, *GPT_NEOX_NAMES]),
     help="Tokenizer type; SPMTokenizer is GPT-NeoX's name of SentencePieceTokenizer.",
 )
-@click.option(
+@option(
     "--vocab-file",
+    heading=_TOKENIZER,
     type=click.Path(path_type=Path),
     help="The tokenizer's vocabulary, or its only file, such as tokenizer.json.",
 )
-@click.option("--merge-file", type=click.Path(path_type=Path), help="Merges file of GPT2BPETokenizer.")
-@click.option("--append-eod", is_flag=True, help="Append the end-of-document token to each document.")
-@click.option(
+@option(
+    "--merge-file",
+    heading=_TOKENIZER,
+    type=click.Path(path_type=Path),
+    help="Merges file of GPT2BPETokenizer.",
+)
+@option(
+    "--append-eod",
+    heading=_TOKENIZER,
+    is_flag=True,
+    help="Append the end-of-document token to each document.",
+)
+@option(
     "--output-prefix",
+    heading=_OUTPUT,
     required=True,
     help="Prefix of the output; datasets are named PREFIX_KEY_document.",
 )
-@click.option("--dataset-impl", type=click.Choice(["mmap"]), default="mmap", help="Output layout.")
-@click.option(
+@option("--dataset-impl", heading=_OUTPUT, type=click.Choice(["mmap"]), default="mmap", help="Output layout.")
+@option(
     "--workers",
+    heading=_RUN,
     type=click.IntRange(1),
     help="Number of encoding threads; the output does not depend on it.  [default: all cores]",
 )
 @log_interval_option
-@click.option("--skip-bad-lines", is_flag=True, help="Skip and count documents that cannot be read.")
-@click.option("--exact", is_flag=True, help="Encode with the tokenizers library, never with gigatoken.")
-@click.option(
+@option(
+    "--skip-bad-lines", heading=_CORPUS, is_flag=True, help="Skip and count documents that cannot be read."
+)
+@option(
+    "--exact",
+    heading=_TOKENIZER,
+    is_flag=True,
+    help="Encode with the tokenizers library, never with gigatoken.",
+)
+@option(
     "--max-document-bytes",
+    heading=_CORPUS,
     type=click.IntRange(1),
     default=MAX_DOCUMENT_BYTES,
     help="Maximum document size; larger documents are skipped and counted.",
 )
-@click.option(
+@option(
     "--split-long-documents",
+    heading=_CORPUS,
     is_flag=True,
     help="Split larger documents instead of skipping them, at line ends if possible.",
 )
-@click.option("--ftfy", is_flag=True, help="Repair wrongly decoded characters with ftfy.")
-@click.option(
+@option("--ftfy", heading=_CORPUS, is_flag=True, help="Repair wrongly decoded characters with ftfy.")
+@option(
     "--resume",
+    heading=_OUTPUT,
     is_flag=True,
     help="Process the corpus in shards, and skip those finished by an earlier run with this flag.",
 )
-@click.option("--shard", metavar="I/N", help="Process only the I-th of N parts of the files, such as 2/8.")
+@option(
+    "--shard",
+    heading=_CORPUS,
+    metavar="I/N",
+    help="Process only the I-th of N parts of the files, such as 2/8.",
+)
+@quiet_option
 def main(
     inputs: tuple[str, ...],
     keys: tuple[str, ...],
@@ -153,6 +199,7 @@ def main(
     ftfy: bool,
     resume: bool,
     shard: str | None,
+    quiet: bool,
 ) -> None:
     """Tokenize text files for training; writes PREFIX_KEY_document.bin and .idx."""
     _check_prefix(output_prefix)
@@ -178,7 +225,7 @@ def main(
     )
     tokenizer = build_tokenizer(tokenizer_type, vocab_file=vocab_file, merge_file=merge_file)
     run = preprocess_resumably if resume else preprocess
-    with report_progress(log_interval=log_interval) as report:
+    with report_progress(log_interval=None if quiet else log_interval) as report:
         summary = run(
             paths,
             output_prefix=output_prefix + ending,

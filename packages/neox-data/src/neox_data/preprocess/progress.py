@@ -1,5 +1,6 @@
 """Show the progress of preprocessing: a live bar on a terminal, otherwise occasional lines."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,10 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-__all__ = ["Counts", "Reporter", "clock", "report_progress"]
+__all__ = ["Counts", "Reporter", "clock", "draws_bars", "report_progress"]
+
+# Values of TERM of terminals on which no line can be drawn again.
+_PLAIN_TERMINALS = ("", "dumb", "unknown")
 
 
 @dataclass(slots=True)
@@ -48,10 +52,18 @@ class Reporter(Protocol):
 
 
 @contextmanager
-def report_progress(*, log_interval: int, stream: TextIO | None = None) -> Iterator[Reporter]:
-    """Provide a reporter on stderr: a bar on a terminal, else a line about every `log_interval` documents."""
+def report_progress(*, log_interval: int | None, stream: TextIO | None = None) -> Iterator[Reporter]:
+    """Provide a reporter on stderr: a bar on a terminal, else a line about every `log_interval` documents.
+
+    Args:
+        log_interval: documents between lines; None: show nothing, also on a terminal.
+        stream: where to show it; None: stderr.
+    """
     stream = stream or sys.stderr
-    if not stream.isatty():
+    if log_interval is None:
+        yield lambda counts: None
+        return
+    if not draws_bars(stream):
         yield _Lines(log_interval, stream)
         return
     columns = (BarColumn(bar_width=12), TaskProgressColumn(), TextColumn("{task.description}"))
@@ -62,6 +74,11 @@ def report_progress(*, log_interval: int, stream: TextIO | None = None) -> Itera
             progress.update(task, completed=counts.fraction, description=counts.rates())
 
         yield report
+
+
+def draws_bars(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that can draw a line again; elsewhere there are plain lines."""
+    return stream.isatty() and os.environ.get("TERM", "") not in _PLAIN_TERMINALS
 
 
 class _Lines:

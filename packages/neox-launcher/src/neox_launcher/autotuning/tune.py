@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from neox_config import Resolved, resolve
+from neox_config.command_line import INTERRUPTED
 from neox_config.estimate.resolved import estimate_resolved
 from neox_config.estimate.suggest import Cluster
 from neox_config.problems import Problem, config_error, in_words, place_of
@@ -25,8 +26,6 @@ from neox_launcher.protocol.outcome import Outcome
 from neox_launcher.resources.local_gpus import smallest_gpu_memory
 
 __all__ = ["candidates_in_order", "is_tuned", "tune"]
-
-_INTERRUPTED = 130
 
 
 def is_tuned(plan: LaunchPlan) -> bool:
@@ -77,7 +76,7 @@ def tune(
         exit_code = stop.exit_code
     except KeyboardInterrupt:
         # Between two trials no other handler is installed.
-        exit_code = _INTERRUPTED
+        exit_code = INTERRUPTED
     click.echo(render_results(results, tuning.metric))
     if exit_code:
         print_message(f"stopped early; run the same command again to continue from {kept.path}\n")

@@ -10,12 +10,14 @@ import click
 
 from neox_config import Text, load_config
 from neox_config.atomic import atomic_write
+from neox_config.command_line import INTERRUPTED, option
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.problems import config_error
 from neox_config.schema.not_yet import not_built_yet
 from neox_launcher.cli.cluster import resolve_for
 from neox_launcher.cli.estimate import parse_bytes
 from neox_launcher.cli.habits import LaunchCommand
+from neox_launcher.cli.options import complete_models
 from neox_launcher.init.configuration import configuration_text
 from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
 from neox_launcher.init.texts import Prepared, prepare_texts
@@ -26,55 +28,77 @@ from neox_launcher.resources.local_gpus import count_gpus, smallest_gpu_memory
 
 __all__ = ["init"]
 
+# Headings of options.
+_TEXTS, _MODEL, _DEVICES, _WRITTEN = "Texts and tokenizer", "Model", "Devices", "Result"
 _AUTO = "auto"
 _CONFIGURATION = "config.yml"
 _MOST_DEVICES = 1024
-_INTERRUPTED = 130
 
 
-@click.command("init", cls=LaunchCommand)
-@click.option(
+@click.command(
+    "init",
+    cls=LaunchCommand,
+    examples=(
+        "neox-launch init --data texts --output run",
+        "neox-launch init --data books.jsonl --model pythia-160m --devices 8 --device-memory 80GiB",
+    ),
+)
+@option(
     "--data",
+    heading=_TEXTS,
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="PATH",
     help="Folder or file with texts: .txt, .md, .jsonl, .json, .parquet, .tar, .zip, also compressed. May be "
     "given several times.",
 )
-@click.option(
+@option(
     "--output",
+    heading=_WRITTEN,
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder to write to. Default: run.",
 )
-@click.option(
+@option(
     "--size",
+    heading=_MODEL,
     type=click.Choice([_AUTO, *SIZES]),
     help="Parameters in the layers of the model. auto, the default: by the number of tokens and the devices.",
 )
-@click.option("--model", metavar="NAME", help="A model of the catalogue instead; see neox-config models.")
-@click.option(
+@option(
+    "--model",
+    heading=_MODEL,
+    metavar="NAME",
+    shell_complete=complete_models,
+    help="A model of the catalogue instead; see neox-config models.",
+)
+@option(
     "--devices",
+    heading=_DEVICES,
     type=click.IntRange(1, _MOST_DEVICES),
     help="GPUs to use; without GPUs, processes. Default: all GPUs of this machine, or one process.",
 )
-@click.option(
+@option(
     "--device-memory",
+    heading=_DEVICES,
     metavar="SIZE",
     help="Memory of one GPU, such as 80GiB, for another machine than this one.",
 )
-@click.option(
+@option(
     "--tokenizer",
+    heading=_TEXTS,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
     help="A tokenizer.json to use. Default: train one on the texts.",
 )
-@click.option(
+@option(
     "--vocab-size",
+    heading=_TEXTS,
     type=click.IntRange(1),
     help="Entries of the tokenizer that is trained. Default: 512 to 32,768, by the size of the texts.",
 )
-@click.option(
+@option(
     "--jsonl-key",
+    heading=_TEXTS,
     default="text",
     show_default=True,
     help="Key of the text in each JSON line, or column of a table.",
@@ -96,10 +120,8 @@ def init(
     """Write the configuration of a first training on your own texts.
 
     Finds the texts, trains a tokenizer, writes a dataset, chooses a model and its training, and prints the
-    command that starts it: neox-launch init --data texts/ --output run. On a terminal it asks for what is not
-    given. No file is overwritten. After an interruption, the same command continues.
-
-    Exit codes: 0 success; 1 failure; 2 invalid request; 130 stopped by Ctrl-C.
+    command that starts it. On a terminal it asks for what is not given. No file is overwritten. After an
+    interruption, the same command continues.
     """
     if common != (Request(program="train", paths=()), None):
         raise click.UsageError("init takes only its own options, after the word init")
@@ -124,9 +146,9 @@ def init(
     except NeoXError as error:
         click.echo(str(error), err=True)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):
         click.echo("\ninterrupted; the same command continues", err=True)
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)
     _report(path, training, prepared, found)
 
 
