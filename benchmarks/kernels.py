@@ -39,7 +39,7 @@ from neox_kernels.philox import keep_below, kept
 from neox_kernels.status import OPERATORS
 
 # The package exports the operator under the module's name.
-_bias_dropout_add_module = sys.modules["neox_kernels.bias_dropout_add"]
+_bias_dropout_add_module = sys.modules["neox_kernels.operators.bias_dropout_add"]
 MIB = 1 << 20
 ODD_WIDTHS = (1, 3, 7, 127, 1025, 5000)
 EVEN_WIDTHS = (64, 1024, 4096, 12288, 20000)

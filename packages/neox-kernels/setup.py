@@ -6,7 +6,6 @@ wheel is pure Python, requires no compiler, and the operators are compiled on fi
 
 import os
 import sys
-import types
 from pathlib import Path
 
 from setuptools import Distribution, setup
@@ -22,10 +21,8 @@ class BuildWithOperators(build_py):
     def run(self) -> None:
         """Copy, then compile."""
         super().run()
-        # Import the build modules without the package's __init__, which requires torch.
-        package = types.ModuleType("neox_kernels")
-        package.__path__ = [str(Path(__file__).parent / "src" / "neox_kernels")]
-        sys.modules["neox_kernels"] = package
+        # These modules require no torch.
+        sys.path.insert(0, str(Path(__file__).parent / "src"))
         from neox_kernels.build import build_into
         from neox_kernels.toolchain import find_toolchain
 

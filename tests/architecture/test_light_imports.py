@@ -52,7 +52,22 @@ def test_only_the_loader_of_neox_data_imports_torch():
         "neox_model.report",
         "neox_model.inspection.cli",
         "neox_model.train.data.description",
+        "neox_kernels",
+        "neox_kernels.cli",
     ],
 )
 def test_light_modules_import_no_heavy_package(module):
     assert loaded_by([module]) & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import neox_config, neox_launcher, neox_data, neox_kernels, neox_model",
+        "import neox_model; neox_model.Trainer; neox_model.load_model",
+        "import neox_kernels; neox_kernels.rotary",
+    ],
+)
+def test_imports_print_nothing(program):
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (result.stdout, result.stderr) == ("", "")

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from neox_kernels import KernelBuildError, KernelUnavailable, build, choice, cli, native, toolchain
 from neox_kernels.locking import hold_lock
-from neox_kernels.rms_norm import rms_norm
+from neox_kernels.operators.rms_norm import rms_norm
 
 PACKAGE = Path(build.__file__).parent
 SOURCES = sorted(path.name for path in (PACKAGE / "csrc").glob("*.cu"))

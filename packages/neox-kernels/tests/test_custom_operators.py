@@ -24,7 +24,7 @@ from neox_kernels import (
     scaled_softmax,
     trial,
 )
-from neox_kernels import gated as gated_module
+from neox_kernels.operators import gated as gated_module
 
 OPERATORS = [
     scaled_softmax,

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from neox_kernels import bias_dropout_add
-from neox_kernels.bias_dropout_add import _backward, _forward
+from neox_kernels.operators.bias_dropout_add import _backward, _forward
 from neox_kernels.philox import KEEP_ALL, draw_seed, keep_below, kept, philox
 
 # Known answers published with the generator (Random123, philox4x32-10).

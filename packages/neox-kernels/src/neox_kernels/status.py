@@ -5,14 +5,14 @@ from typing import Any
 import torch
 
 from neox_kernels import trial
-from neox_kernels.bias_dropout_add import bias_dropout_add
-from neox_kernels.bias_gelu import bias_gelu
-from neox_kernels.gated import bias_geglu, bias_swiglu
-from neox_kernels.layer_norm import apex_layer_norm, layer_norm
 from neox_kernels.operator import Operator
-from neox_kernels.rms_norm import rms_norm
-from neox_kernels.rotary import rotary, rotary_
-from neox_kernels.scaled_softmax import scaled_causal_softmax, scaled_masked_softmax, scaled_softmax
+from neox_kernels.operators.bias_dropout_add import bias_dropout_add
+from neox_kernels.operators.bias_gelu import bias_gelu
+from neox_kernels.operators.gated import bias_geglu, bias_swiglu
+from neox_kernels.operators.layer_norm import apex_layer_norm, layer_norm
+from neox_kernels.operators.rms_norm import rms_norm
+from neox_kernels.operators.rotary import rotary, rotary_
+from neox_kernels.operators.scaled_softmax import scaled_causal_softmax, scaled_masked_softmax, scaled_softmax
 
 __all__ = ["OPERATORS", "describe", "typical_shape"]
 

@@ -22,6 +22,7 @@ from neox_config.limits import allow_more_files
 from neox_config.log import configure_logging
 from neox_config.problems import list_problems
 from neox_data.errors import DataError
+from neox_kernels.errors import KernelError, KernelUnavailable
 from neox_launcher.plan.epochs import config_for
 from neox_launcher.plan.preflight import notes_on_data, refuse_worker_by_hand, unused_by_hand
 from neox_launcher.protocol.stop_signals import block_warning, unblock_warning
@@ -237,10 +238,9 @@ def our_errors() -> Iterator[None]:
         NeoXError: an error of the data or kernel package.
         ConfigError: a requested fused operator cannot be used.
     """
-    kernels = importlib.import_module("neox_kernels.errors")
     try:
         yield
-    except kernels.KernelUnavailable as error:
+    except KernelUnavailable as error:
         raise ConfigError(str(error)) from error
-    except (DataError, kernels.KernelError) as error:
+    except (DataError, KernelError) as error:
         raise NeoXError(str(error)) from error

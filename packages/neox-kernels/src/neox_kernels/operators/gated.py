@@ -15,8 +15,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from neox_kernels import native, shapes
-from neox_kernels.bias_gelu import GeluForm, gelu, gelu_slope
 from neox_kernels.operator import Operator
+from neox_kernels.operators.bias_gelu import GeluForm, gelu, gelu_slope
 from neox_kernels.precision import widen
 
 __all__ = ["bias_geglu", "bias_swiglu"]

@@ -1,0 +1,1 @@
+"""The fused operators, one subject per module; all require torch."""
