@@ -97,7 +97,7 @@ def test_a_command_that_is_shown_exists_with_its_options(place, line):
     if words[0] not in COMMANDS:
         assert words[0] in {
             *("curl", "git", "lm_eval", "mkdir", "pip", "printf", "python", "sed", "source", "tensorboard"),
-            *("apptainer", "cp", "docker", "export", "kubectl", "pytest", "sbatch", "srun"),
+            *("apptainer", "cp", "docker", "eval", "export", "kubectl", "pytest", "sbatch", "srun"),
         }
         return
     command: click.Command = COMMANDS[words[0]]

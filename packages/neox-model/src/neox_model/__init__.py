@@ -5,6 +5,7 @@ first use, so that commands that need one module of the package do not load torc
 """
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ _MODULES = {
     "load_config": "neox_model.api.configuration",
     "load_model": "neox_model.api.model",
 }
+
+# Importing deepspeed logs a warning if there is no GPU; trainings log the backend.
+logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator" not in record.getMessage())
 
 
 def __getattr__(name: str) -> Any:

@@ -97,8 +97,6 @@ def run_worker(
     register_worker(me.rank)
     allow_more_files()
     configure_logging(me.rank)
-    # Importing deepspeed logs a warning if there is no GPU; we log the backend ourselves.
-    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator" not in record.getMessage())
     try:
         request = _read_request(me, resolved, paths, overrides, preflight)
         result = _call(program, request)
