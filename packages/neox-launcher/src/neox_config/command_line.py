@@ -123,7 +123,8 @@ class Command(click.Command):
         except BrokenPipeError:
             raise
         except self.reported as error:
-            raise _reported(self.message(error), getattr(error, "exit_code", _FAILURE)) from error
+            click.ClickException(self.message(error)).show()
+            ctx.exit(getattr(error, "exit_code", _FAILURE))
 
     def message(self, error: Exception) -> str:
         """Return the sentence that reports an error."""
@@ -163,9 +164,3 @@ class Group(Command, click.Group):
         """Write the options under their headings, then the commands."""
         super().format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
-
-
-def _reported(message: str, exit_code: int) -> click.ClickException:
-    error = click.ClickException(message)
-    error.exit_code = exit_code
-    return error
