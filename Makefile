@@ -3,7 +3,7 @@ SHELL := bash
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install aio quickstart test check lint types format docs docs-site clean \
+.PHONY: help install aio quickstart test check lint types format docs docs-site dist clean \
 	test-launcher test-data test-pythons test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
 	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-services test-sanitizers test-recipes test-architecture coverage gpu-check
 
@@ -110,8 +110,9 @@ test-conversion: install  ## Round trips of random models of transformers, and 2
 test-sanitizers: install  ## neox-data's extension under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/sanitize.sh
 
-test-recipes: install  ## Follow the recipes of CONTRIBUTING.md, and run the commands of documents (minutes)
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -m recipe tests/integration/test_recipes.py tests/integration/test_documents_run.py
+test-recipes: install  ## Follow the recipes of CONTRIBUTING.md, run the commands of documents, install the wheels (minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m recipe tests/integration/test_recipes.py tests/integration/test_documents_run.py \
+		tests/integration/test_wheels.py
 
 gpu-check: install  ## Everything that requires a GPU, with a report (REPORT=FILE); REHEARSE=1 runs what works on the CPU
 	@PYTHONPATH=tests $(BIN)/python -m support.gpu_check $(if $(filter 1,$(REHEARSE)),--rehearse) $(if $(REPORT),--report "$(REPORT)")
@@ -128,5 +129,8 @@ docs-site:  ## Build the documents as a site that works offline: site/index.html
 	@PYTHONPATH=tests .venvs/docs/bin/python -m support.docs_site
 	@echo "open site/index.html"
 
-clean:  ## Remove environments and caches, but not quickstart/
-	@rm -rf site .site .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info
+dist:  ## Build the wheels of the four packages: dist/3.11/*.whl for Python 3.11, and so on (PYTHONS="3.11" to choose)
+	@PYTHONS="$(PYTHONS)" tools/dist.sh
+
+clean:  ## Remove environments, wheels and caches, but not quickstart/
+	@rm -rf dist site .site .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info

@@ -40,20 +40,28 @@ def launch(folder: Path, *arguments: str, seconds: float) -> subprocess.Complete
     )
 
 
-def shell(folder: Path, command: str, *, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a line of bash in a folder, without standard input; it finds the commands of this environment.
+def shell(
+    folder: Path,
+    command: str,
+    *,
+    seconds: float,
+    commands: Path = Path(sys.executable).parent,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash in a folder, without standard input; it finds the commands of an environment.
 
     Args:
         folder: the working folder.
         command: the line, as a reader of a document types it.
         seconds: the longest that it may take.
+        commands: folder of the environment's commands; an environment need not be activated.
+        variables: further variables of the process.
     """
-    # An environment need not be activated: its commands are found by the interpreter that runs the test.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = f"{commands}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env=os.environ | ENVIRONMENT | {"PATH": path},
+        env=os.environ | ENVIRONMENT | {"PATH": path} | variables,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
