@@ -13,7 +13,7 @@ from neox_config.facts.adapters import adapter_scale
 from neox_config.schema.sections.adapters import AdaptersSection
 from neox_model.checkpoint.base import record_in
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
+from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 from neox_model.checkpoint.shards import ShardReader
 
 __all__ = ["Adapters", "adaptable", "whole_tensor"]
@@ -130,9 +130,7 @@ def _recorded_section(folder: Path, config: Mapping[str, Any]) -> AdaptersSectio
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         problem = f"{' / '.join(map(str, first['loc']))}: {quoted(first['msg'])}"
-    raise DamagedCheckpointError(
-        f"{folder}: the manifest is damaged: config / {problem}; restore it from a copy"
-    )
+    raise DamagedManifestError(f"config / {problem}", folder)
 
 
 def whole_tensor(reader: ShardReader, manifest: Manifest, name: str) -> Tensor:

@@ -23,7 +23,7 @@ from neox_model.checkpoint.blocks import Range, block_numel
 from neox_model.checkpoint.comparison import changes_since, log_unknown_changes, refuse_model_changes
 from neox_model.checkpoint.contents import Manifest, is_count
 from neox_model.checkpoint.downloads import local_folder
-from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
+from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.parallel.groups import Groups
@@ -143,10 +143,7 @@ def record_in(manifest: Manifest) -> Mapping[str, Any] | None:
     names = ("folder", "iteration", "manifest_sha256")
     folder, iteration, digest = map(found.get, names) if isinstance(found, Mapping) else (None,) * 3
     if not (_is_path(folder) and is_count(iteration) and isinstance(digest, str)):
-        raise DamagedCheckpointError(
-            "the manifest is damaged: config / base does not contain a folder, an iteration and a SHA-256; "
-            "restore it from a copy"
-        )
+        raise DamagedManifestError("config / base does not contain a folder, an iteration and a SHA-256")
     return found
 
 

@@ -19,7 +19,7 @@ from neox_config.facts.curves import CURVES
 from neox_config.facts.learning_rate import Curve, WarmupThenDecay
 from neox_config.problems import in_words
 from neox_model.checkpoint.contents import Manifest, is_count
-from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
+from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 
 __all__ = [
     "CURVE_CLASS",
@@ -48,7 +48,6 @@ SAMPLES_DIGEST = "samples_digest"
 CURVE_CLASS = "class"
 _PARTS = {"train": "training samples", "valid": "validation samples"}
 _NONE = "none"
-_DAMAGED = "the manifest is damaged: config"
 # Counts in the training loop's state: those that give the position in the data, and the others.
 _USED = {
     "samples": "the number of samples read",
@@ -65,11 +64,11 @@ def changes_since(manifest: Manifest, config: Mapping[str, Any]) -> Changes:
     """
     layout = manifest.layout
     if not isinstance(manifest.config.get(SAMPLES_DIGEST, {}), Mapping):
-        raise DamagedCheckpointError(f"{_DAMAGED} / {SAMPLES_DIGEST} does not contain digests by name")
+        raise DamagedManifestError(f"config / {SAMPLES_DIGEST} does not contain digests by name")
     try:
         return compare(manifest.config, config, devices=layout.data * layout.model * layout.pipe)
     except ConfigError as error:
-        raise DamagedCheckpointError(f"{_DAMAGED} / {error}") from error
+        raise DamagedManifestError(f"config / {error}") from error
 
 
 def refuse_model_changes(changes: Changes, *, remedy: str) -> None:
@@ -170,7 +169,7 @@ def check_schedule(manifest: Manifest) -> None:
     """
     saved = manifest.schedule
     if not isinstance(saved.get("curve"), Mapping) or not is_count(saved.get("applied_updates")):
-        raise DamagedCheckpointError("the manifest is damaged: schedule has no curve or no applied_updates")
+        raise DamagedManifestError("schedule has no curve or no applied_updates")
 
 
 def described_curve(manifest: Manifest) -> dict[str, Any]:
@@ -189,16 +188,14 @@ def stored_curve(manifest: Manifest) -> Curve:
     name = described_curve(manifest)[CURVE_CLASS]
     kind = CURVES.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise DamagedCheckpointError(
-            f"the manifest is damaged: schedule / class: {quoted(str(name))!r} is none of {', '.join(CURVES)}"
-        )
+        raise DamagedManifestError(f"schedule / class: {quoted(str(name))!r} is none of {', '.join(CURVES)}")
     try:
         text = finite_json.dumps(manifest.schedule["curve"])
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = quoted(" / ".join(map(str, ("schedule", "curve", *first["loc"]))))
-        raise DamagedCheckpointError(f"the manifest is damaged: {place}: {first['msg']}") from error
+        raise DamagedManifestError(f"{place}: {first['msg']}") from error
 
 
 def training_state(manifest: Manifest) -> dict[str, Any]:
@@ -239,7 +236,7 @@ def data_state(manifest: Manifest) -> dict[str, Any]:
 def _count(config: Mapping[str, Any], name: str) -> int | None:
     value = config.get(name)
     if value is not None and not is_count(value):
-        raise DamagedCheckpointError(f"{_DAMAGED} / {name} is not a count")
+        raise DamagedManifestError(f"config / {name} is not a count")
     return value
 
 

@@ -1,8 +1,10 @@
 """Exceptions of the checkpoint package."""
 
+from pathlib import Path
+
 from neox_config.errors import NeoXError
 
-__all__ = ["CheckpointError", "DamagedCheckpointError", "quoted"]
+__all__ = ["CheckpointError", "DamagedCheckpointError", "DamagedManifestError", "quoted"]
 
 
 class CheckpointError(NeoXError):
@@ -11,6 +13,19 @@ class CheckpointError(NeoXError):
 
 class DamagedCheckpointError(CheckpointError):
     """Raised when a file of a checkpoint is missing, truncated or altered."""
+
+
+class DamagedManifestError(DamagedCheckpointError):
+    """Raised when a manifest that can be read contains a value that no training writes.
+
+    Args:
+        problem: place and value.
+        folder: the checkpoint, if its callers do not name it.
+    """
+
+    def __init__(self, problem: object, folder: Path | None = None) -> None:
+        place = "" if folder is None else f"{folder}: "
+        super().__init__(f"{place}the manifest is damaged: {problem}; restore it from a copy")
 
 
 _QUOTED_CHARACTERS = 80

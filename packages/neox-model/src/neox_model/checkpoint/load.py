@@ -38,7 +38,7 @@ from neox_model.checkpoint.comparison import (
     training_state,
 )
 from neox_model.checkpoint.contents import Manifest, TensorRecord
-from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
+from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, DamagedManifestError, quoted
 from neox_model.checkpoint.local_shards import copy_missing
 from neox_model.checkpoint.logical import (
     Fragment,
@@ -456,7 +456,7 @@ def _stored_states(
 def _check_counters(engine: Engine, manifest: Manifest) -> None:
     missing = sorted(engine.missing_counters(manifest.engine))
     if missing:
-        raise DamagedCheckpointError(f"the manifest is damaged: engine has no {', '.join(missing)}")
+        raise DamagedManifestError(f"engine has no {', '.join(missing)}")
 
 
 def _check_optimizer(stored: str | None, here: str) -> None:

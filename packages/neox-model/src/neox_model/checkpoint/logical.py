@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from neox_model.checkpoint.blocks import Block, Range, block_numel
 from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
-from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
+from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError, quoted
 from neox_model.checkpoint.shards import Part
 from neox_model.engine.contract import Engine
 from neox_model.parallel.groups import Groups
@@ -238,16 +238,15 @@ def state_range(fragment: Fragment, optimizer: Any, key: str, shape: tuple[int, 
     """
     along = _dimension(optimizer, key)
     if along is not None and along >= len(fragment.logical.shape):
-        raise DamagedCheckpointError(
-            f"the manifest is damaged: the state {quoted(key)!r} of {fragment.name} has one value per slice "
+        raise DamagedManifestError(
+            f"the state {quoted(key)!r} of {fragment.name} has one value per slice "
             f"along dimension {along}, and the weight has the shape {fragment.logical.shape}"
         )
     if along is not None and fragment.is_block:
         expected, block = fragment.slices_along(along)
         if shape != expected:
-            raise DamagedCheckpointError(
-                f"the manifest is damaged: the state {quoted(key)!r} of {fragment.name} has the shape "
-                f"{shape} instead of {expected}"
+            raise DamagedManifestError(
+                f"the state {quoted(key)!r} of {fragment.name} has the shape {shape} instead of {expected}"
             )
         return block, 0, block_numel(block)
     if shape == fragment.logical.shape:
@@ -304,9 +303,7 @@ def check_scalars(
             )
         for key, number in numbers[0].items():
             if not same_class and (number["value"] is None or not math.isfinite(number["value"])):
-                raise DamagedCheckpointError(
-                    f"the manifest is damaged: the state {quoted(key)!r} of {names[0]} is not a finite number"
-                )
+                raise DamagedManifestError(f"the state {quoted(key)!r} of {names[0]} is not a finite number")
 
 
 def restore_scalars(

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from neox_model.checkpoint.blocks import Range, block_numel
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
+from neox_model.checkpoint.errors import DamagedManifestError, quoted
 from neox_model.checkpoint.logical import Fragment
 from neox_model.checkpoint.shards import Part
 from neox_model.parallel.compressed_average import part_length
@@ -98,8 +98,8 @@ def replica_ranges(fragment: Fragment, optimizer: Any, key: str, shape: tuple[in
     has_rows = _has_rows(optimizer, key)
     of_weight = shape[1:] if has_rows else shape
     if of_weight != logical.shape or (has_rows and shape[0] == 0):
-        raise DamagedCheckpointError(
-            f"the manifest is damaged: the state {quoted(key)!r} of {fragment.name} has the shape {shape}, "
+        raise DamagedManifestError(
+            f"the state {quoted(key)!r} of {fragment.name} has the shape {shape}, "
             f"and the weight {logical.shape}"
         )
     is_mean = _is_mean(optimizer, key)

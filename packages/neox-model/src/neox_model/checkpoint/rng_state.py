@@ -14,7 +14,7 @@ from torch import Tensor
 
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
-from neox_model.checkpoint.errors import DamagedCheckpointError, quoted
+from neox_model.checkpoint.errors import DamagedCheckpointError, DamagedManifestError, quoted
 from neox_model.checkpoint.names import rng_prefix
 from neox_model.checkpoint.shards import ShardReader
 
@@ -59,7 +59,7 @@ def read(manifest: Manifest, reader: ShardReader, rank: int) -> dict[str, Tensor
     states = {}
     for name, record in records.items():
         if len(record.shape) != 1:
-            raise DamagedCheckpointError(f"the manifest is damaged: {quoted(name)} is not one-dimensional")
+            raise DamagedManifestError(f"{quoted(name)} is not one-dimensional")
         _require_form(name.removeprefix(prefix), DTYPES[record.dtype], record.shape[0])
         numel = prod(record.shape)
         wanted = (((0, numel),), 0, numel)

@@ -22,7 +22,7 @@ from neox_model.assembly.as_sequential import SequentialModel, as_sequential
 from neox_model.assembly.model import build_plan
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
-from neox_model.checkpoint.errors import DamagedCheckpointError
+from neox_model.checkpoint.errors import DamagedManifestError
 from neox_model.checkpoint.names import in_model_order
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.convert.architecture import Architecture, Obstacle, architecture_of, obstacles_in
@@ -75,9 +75,7 @@ class Checkpoint:
         try:
             self._in_effect = recorded_effects(self.manifest.config)
         except ConfigError as error:
-            raise DamagedCheckpointError(
-                f"{folder}: the manifest is damaged: config / {error}; restore it from a copy"
-            ) from error
+            raise DamagedManifestError(f"config / {error}", folder) from error
         self.resolved = _model_of(self.manifest, folder)
         self._reader = ShardReader(folder, self.manifest.files)
 

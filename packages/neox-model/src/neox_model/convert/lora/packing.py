@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from neox_config.schema.sections.adapters import AdaptersSection
-from neox_model.convert.errors import ConversionError
+from neox_model.checkpoint.errors import DamagedManifestError
 
 __all__ = ["PEFT", "Packing"]
 
@@ -70,7 +70,7 @@ class Packing:
             parts: name of an adapted matrix -> number of its parts in the class of transformers.
 
         Raises:
-            ConversionError: the record has another form, or is of other adapters.
+            DamagedManifestError: the record has another form, or is of other adapters.
         """
         if recorded is None:
             return Packing(section.lora_rank, section.lora_alpha, {})
@@ -79,9 +79,8 @@ class Packing:
         except ValidationError:
             found = None
         if found is None or not found._fits(section, parts):
-            raise ConversionError(
-                f"the manifest is damaged: config / {PEFT} does not fit lora_rank, lora_alpha and the class "
-                "of the base; restore it from a copy"
+            raise DamagedManifestError(
+                f"config / {PEFT} does not fit lora_rank, lora_alpha and the class of the base"
             )
         return found
 
