@@ -295,14 +295,19 @@ def train_tokenizer(
 )
 @click.argument("output", type=click.Path(path_type=Path))
 def stdlib_corpus(output: Path) -> None:
-    """Write the source files of Python's standard library to OUTPUT, one JSON line per file.
+    """Write source files of Python's standard library to OUTPUT, one JSON line per file.
 
-    Files are ordered by a hash of their names, so any range of lines is a representative sample.
+    The list of files is the same for every Python; tests and generated tables are not in it. They are
+    ordered by a hash of their names, so any range of lines is a representative sample.
     """
     counts = write_stdlib_corpus(output)
+    if counts.missing:
+        click.echo(
+            f"this Python does not have {len(counts.missing):,} of the files: {', '.join(counts.missing)}",
+            err=True,
+        )
     click.echo(f"wrote {output}: {counts.files:,} files, {counts.num_bytes / 1e6:,.1f} MB")
-    if counts.undecodable:
-        click.echo(f"{counts.undecodable:,} files that are not UTF-8 were skipped")
+    click.echo(f"SHA-256 {counts.sha256}")
 
 
 main.add_command(prepare)

@@ -1,25 +1,23 @@
-"""Build a corpus from the source files of the running Python's standard library.
+"""Build a corpus from source files of the running Python's standard library.
 
-Test folders are excluded: they are more than half of the library, contain generated tables, and some
-distributions do not install them. About 12 MB remain.
-
-Files are ordered by a hash of their names, so that each part of a split is a representative sample, and the
-same one on every machine.
+`stdlib_files.txt` lists the files: those that Python 3.11, 3.12 and 3.13 have in common, also in Debian's
+packages, so that the corpora of different versions differ only in the contents of the files. Left out are
+tests, and generated tables such as those of character encodings. The order is that of the SHA-256 of the names,
+so that each part of a split is a representative sample, and the same one on every machine.
 """
 
 import hashlib
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 from neox_data.errors import CorpusError
 from neox_data.whole_files import written_aside
 
-__all__ = ["CorpusCounts", "write_stdlib_corpus"]
-
-_LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+__all__ = ["CorpusCounts", "listed_files", "write_stdlib_corpus"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,52 +26,57 @@ class CorpusCounts:
 
     Attributes:
         files: number of files included.
-        undecodable: number of files excluded because they are not UTF-8.
+        missing: names of listed files that this Python does not have.
         num_bytes: size of the texts.
+        sha256: of the corpus file; equal if the corpora are.
     """
 
     files: int
-    undecodable: int
+    missing: tuple[str, ...]
     num_bytes: int
+    sha256: str
 
 
-def write_stdlib_corpus(output: Path, *, root: Path | None = None) -> CorpusCounts:
-    """Write one JSON line per source file, `{"text": ..., "path": ...}`, in a fixed pseudo-random order.
+def listed_files() -> list[str]:
+    """Return the names of the files of the corpus, in their order."""
+    return (files("neox_data.preprocess") / "stdlib_files.txt").read_text().splitlines()
+
+
+def write_stdlib_corpus(
+    output: Path, *, root: Path | None = None, names: Sequence[str] | None = None
+) -> CorpusCounts:
+    """Write one JSON line per source file, `{"text": ..., "path": ...}`.
 
     Args:
         output: the `.jsonl` file, written atomically.
         root: folder to read; None: the standard library.
+        names: files in the folder, in the order of the lines; None: `listed_files()`.
 
     Raises:
-        CorpusError: there are no source files (for example, if the library is in a zip archive).
+        CorpusError: none of the files exists (for example, if the library is in a zip archive), or one is not
+            UTF-8.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
-    files = undecodable = num_bytes = 0
+    names = listed_files() if names is None else names
+    found = [name for name in names if (root / name).is_file()]
+    if not found:
+        raise CorpusError(
+            f"{root} contains no Python source files; use a Python whose library is not in an archive"
+        )
+    digest, num_bytes = hashlib.sha256(), 0
     output.parent.mkdir(parents=True, exist_ok=True)
     with written_aside(output) as lines:
-        for name in sorted(_source_names(root), key=_place):
+        for name in found:
             data = (root / name).read_bytes()
             try:
                 text = data.decode()
-            except UnicodeDecodeError:
-                undecodable += 1
-                continue
-            line = json.dumps({"text": text, "path": name}, ensure_ascii=False, allow_nan=False)
-            lines.write(line.encode() + b"\n")
-            files, num_bytes = files + 1, num_bytes + len(data)
-        if not files:
-            raise CorpusError(
-                f"{root} contains no Python source files; use a Python whose library is not in an archive"
+            except UnicodeDecodeError as error:
+                raise CorpusError(f"{root / name} is not UTF-8: {error}") from error
+            line = (
+                json.dumps({"text": text, "path": name}, ensure_ascii=False, allow_nan=False).encode() + b"\n"
             )
-    return CorpusCounts(files, undecodable, num_bytes)
-
-
-def _source_names(root: Path) -> Iterator[str]:
-    for path in root.rglob("*.py"):
-        name = path.relative_to(root)
-        if not _LEFT_OUT.intersection(name.parts) and path.is_file():
-            yield name.as_posix()
-
-
-def _place(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()
+            lines.write(line)
+            digest.update(line)
+            num_bytes += len(data)
+    missing = tuple(name for name in names if name not in set(found))
+    return CorpusCounts(len(found), missing, num_bytes, digest.hexdigest())

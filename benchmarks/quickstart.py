@@ -1,0 +1,199 @@
+"""Choose the model of `make quickstart` by what it has learned after some minutes.
+
+Each variant changes configs/quickstart.yml. It is trained for the same time on this machine: a first training
+of a few iterations measures the speed, from which the number of iterations follows. Reported are
+
+- bits per byte of the corpus's validation files, by `neox-launch evaluate --data`;
+- of 100 samples of 200 tokens at temperature 0.8, without a prompt, cut to complete lines: the number that
+  Python parses and that contain at least five statements.
+
+    python benchmarks/quickstart.py --minutes 4 before "wide=hidden-size=512 lr=0.002"
+
+A variant is a name, then settings separated by spaces; `vocab-size` and `processes` are also settings.
+Without settings it is the file itself. Variants in WORK/results.jsonl are not repeated.
+"""
+
+import argparse
+import ast
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from neox_config import load_config, resolve
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "configs/quickstart.yml"
+MEASURED = 30
+SAMPLES, TOKENS, STATEMENTS = 100, 200, 5
+# Proportions of configs/quickstart.yml.
+TRAINING, VALIDATION = 0.9, 0.95
+
+
+def main() -> None:
+    """Train the variants and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("variants", nargs="+", metavar="NAME[=SETTINGS]")
+    parser.add_argument("--minutes", type=float, default=4.0, help="time of each training (default: 4)")
+    parser.add_argument("--work", type=Path, default=Path("quickstart-variants"), help="folder for all files")
+    parser.add_argument(
+        "--output", type=Path, help="JSON lines, one per variant (default: WORK/results.jsonl)"
+    )
+    arguments = parser.parse_args()
+    work = arguments.work.resolve()
+    output = work / "results.jsonl"
+    work.mkdir(parents=True, exist_ok=True)
+    done = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
+    for variant in arguments.variants:
+        name, _, settings = variant.partition("=")
+        if name not in {row["name"] for row in done}:
+            row = {
+                "name": name,
+                "settings": settings,
+                **measure(name, settings.split(), work, arguments.minutes),
+            }
+            done.append(row)
+            with output.open("a") as lines:
+                lines.write(json.dumps(done[-1]) + "\n")
+        print(shown(done[-1]), flush=True)
+    print("\n".join(["", HEADER, *map(shown, done)]))
+
+
+HEADER = (
+    "| variant | settings | iterations | tokens | seconds | bits per byte | samples that parse |\n"
+    "| --- | --- | --- | --- | --- | --- | --- |"
+)
+
+
+def shown(row: dict) -> str:
+    """Return a row of the table."""
+    return (
+        f"| {row['name']} | {row['settings']} | {row['iterations']:,} | {row['tokens']:,} "
+        f"| {row['seconds']:.0f} | {row['bits_per_byte']:.3f} | {row['parse']} of {SAMPLES} |"
+    )
+
+
+def measure(name: str, settings: list[str], work: Path, minutes: float) -> dict:
+    """Train a variant for some minutes, then evaluate it."""
+    given = dict(setting.split("=", 1) for setting in settings)
+    entries = int(given.pop("vocab-size", 8192))
+    processes = int(given.pop("processes", 2))
+    heldout = prepare(work, entries)
+    folder = work / name
+    common = {
+        "data-path": work / f"data-{entries}/stdlib_text_document",
+        "vocab-file": work / f"tokenizer-{entries}.json",
+        "num-gpus": processes,
+        "tensorboard-dir": "null",
+        **given,
+    }
+
+    def run(what: str, **extra: object) -> None:
+        changed = common | {key.replace("_", "-"): value for key, value in extra.items()}
+        values = "".join(f" --set {shlex.quote(each)}" for each in overrides(changed))
+        call(f"neox-launch {what} --config {CONFIG}{values}", folder)
+
+    folder.mkdir(exist_ok=True)
+    trial, real = folder / "trial", folder / "run"
+    run("", train_iters=MEASURED, eval_iters=0, save="null", load="null", log_dir=trial, log_interval=1)
+    per_second = speed(trial / "metrics.jsonl")
+    iterations = int(minutes * 60 * per_second)
+    start = time.monotonic()
+    run("", train_iters=iterations, save=real / "checkpoints", load=real / "checkpoints", log_dir=real)
+    seconds = time.monotonic() - start
+    run(
+        f"evaluate --data {heldout}",
+        load=real / "checkpoints",
+        log_dir=real,
+        eval_results_prefix=real / "results",
+    )
+    (results,) = real.glob("results*.json")
+    samples = real / "samples.jsonl"
+    run(
+        "generate",
+        load=real / "checkpoints",
+        sample_input_file="null",
+        text_gen_type="unconditional",
+        num_samples=SAMPLES,
+        maximum_tokens=TOKENS,
+        sample_output_file=samples,
+    )
+    texts = [json.loads(line)["text"] for line in samples.read_text().splitlines()]
+    resolved = resolve(load_config([CONFIG], overrides=overrides(common)), devices=processes)
+    per_iteration = resolved.derived.train_batch_size * resolved.config.model.seq_length
+    return {
+        "iterations": iterations,
+        "tokens": iterations * per_iteration,
+        "seconds": seconds,
+        "bits_per_byte": bits_per_byte(json.loads(results.read_text())),
+        "parse": sum(map(is_a_program, texts)),
+    }
+
+
+def overrides(settings: dict) -> list[str]:
+    """Return settings as `neox-launch --set` takes them."""
+    return [f"{name}={value}" for name, value in settings.items()]
+
+
+def prepare(work: Path, entries: int) -> Path:
+    """Write corpus, tokenizer and dataset, unless they exist; return the file with the validation texts."""
+    corpus, heldout = work / "stdlib.jsonl", work / "validation.jsonl"
+    tokenizer, data = work / f"tokenizer-{entries}.json", work / f"data-{entries}"
+    if not corpus.exists():
+        call(f"neox-data stdlib-corpus {corpus}", work)
+        lines = corpus.read_text().splitlines(keepends=True)
+        first, last = round(TRAINING * len(lines)), round(VALIDATION * len(lines))
+        heldout.write_text("".join(lines[first:last]))
+    if not data.exists():
+        data.mkdir()
+        call(f"neox-data train-tokenizer --input {corpus} --vocab-size {entries} --output {tokenizer}", work)
+        call(
+            f"preprocess_data --input {corpus} --tokenizer-type HFTokenizer --vocab-file {tokenizer} "
+            f"--append-eod --output-prefix {data / 'stdlib'}",
+            work,
+        )
+    return heldout
+
+
+def call(command: str, folder: Path) -> None:
+    """Run a command in the repository; its output goes to output.log in a folder."""
+    program, *words = shlex.split(command)
+    with (folder / "output.log").open("a") as log:
+        log.write(f"$ {command}\n")
+        log.flush()
+        path = Path(sys.executable).with_name(program)
+        done = subprocess.run([path, *words], cwd=ROOT, stdout=log, stderr=log, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{command} failed; see {folder / 'output.log'}")
+
+
+def speed(metrics: Path) -> float:
+    """Return iterations per second, without the first ten."""
+    times = [
+        line["time"]
+        for line in map(json.loads, metrics.read_text().splitlines())
+        if "loss/train" in line and line["iteration"] > 10
+    ]
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
+def bits_per_byte(results: dict) -> float:
+    """Return the value in a results file of an evaluation."""
+    return results["perplexity"]["bits_per_byte"]["value"]
+
+
+def is_a_program(text: str) -> bool:
+    """Return whether the complete lines of a text parse and contain enough statements."""
+    try:
+        tree = ast.parse(text[: text.rfind("\n") + 1])
+    except (SyntaxError, ValueError):
+        return False
+    return sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) >= STATEMENTS
+
+
+if __name__ == "__main__":
+    main()
