@@ -155,7 +155,7 @@ def test_without_a_compiler_neox_data_installs_and_counts_with_numpy(tmp_path):
         "preprocess_data --input a.jsonl --tokenizer-type CharLevelTokenizer --output-prefix a",
         commands,
     )
-    assert "2 documents" in run(tmp_path, "neox-data verify a_text_document", commands)
+    assert "2 sequences, 12 tokens" in run(tmp_path, "neox-data verify a_text_document", commands)
 
 
 @pytest.fixture

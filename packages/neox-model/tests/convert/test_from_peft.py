@@ -14,7 +14,7 @@ from neox_config.schema.sections.adapters import AdaptersSection
 from neox_model.checkpoint.adapters import Adapters
 from neox_model.checkpoint.base import recorded_base
 from neox_model.checkpoint.contents import Manifest
-from neox_model.checkpoint.errors import CheckpointError
+from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError
 from neox_model.convert import from_hf as importing
 from neox_model.convert.cli import main
 from neox_model.convert.errors import ConversionError, ProofError
@@ -208,7 +208,7 @@ def test_a_record_of_other_adapters_is_refused(record):
     right = {"rank": 2, "alpha": 5, "stacked": {"qkv": [0, 2]}}
     assert Packing.of(ours, right, parts) == Packing(2, 5, {"qkv": (0, 2)})
     with pytest.raises(
-        ConversionError, match="config / peft does not fit lora_rank, lora_alpha and the class"
+        DamagedManifestError, match="config / peft does not fit lora_rank, lora_alpha and the class"
     ):
         Packing.of(ours, record, parts)
 

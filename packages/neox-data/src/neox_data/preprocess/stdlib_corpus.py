@@ -2,8 +2,8 @@
 
 `stdlib_files.txt` lists the files: those that Python 3.11, 3.12 and 3.13 have in common, also in Debian's
 packages, so that the corpora of different versions differ only in the contents of the files. Left out are
-tests, and generated tables such as those of character encodings. The order is that of the SHA-256 of the names,
-so that each part of a split is a representative sample, and the same one on every machine.
+tests, and generated tables such as those of character encodings. The order is that of the SHA-256 of the
+names, so that each part of a split is a representative sample, and the same one on every machine.
 """
 
 import hashlib
