@@ -117,6 +117,25 @@ def read_page(page):
 # The page
 
 
+def test_a_spike_that_ended_an_attempt_is_counted_and_one_that_was_repeated_is_not(tmp_path):
+    writer = JsonlWriter(tmp_path, iteration=0, launch="this", clock=lambda: BEGIN)
+    events = Events([writer])
+    events.record("start", 0, **about(), restart=None)
+    # The first one is repeated after the restart; the batches of the second are left out.
+    events.record("spike", 24, loss=9.5, limit=1.25, action="skip", documents="documents 1 to 2")
+    events.record("spike", 28, loss=9.5, limit=1.25, action="rollback", documents="documents 3 to 4")
+    writer.write({"loss/train": 9.5}, 28)
+    writer.close()
+    writer = JsonlWriter(tmp_path, iteration=20, launch="this", clock=lambda: BEGIN + 9)
+    Events([writer]).record("start", 20, **about(), restart=1)
+    writer.write({"loss/train": 1.0, "optimizer/skipped_iterations": 3}, 40)
+    writer.close()
+    _, text = read_page(render_page([read_run(tmp_path)]))
+    assert "1 loss spikes" in text
+    assert "Loss spike in iteration 28; see the timeline for the documents" in text
+    assert "3 updates skipped" in text
+
+
 def test_the_page_answers_what_happened_when_and_why(tmp_path):
     write_run(tmp_path)
     _, text = read_page(render_page([read_run(tmp_path)]))

@@ -9,7 +9,7 @@ from neox_model.report.charts import all_figures
 from neox_model.report.compare import differences, flattened
 from neox_model.report.markup import Html, badge, clock, duration, element, number, plain, size, table
 from neox_model.report.reading import Run
-from neox_model.report.story import Row, happened, lowest_validation, status, story, timeline
+from neox_model.report.story import Row, happened, loss_spikes, lowest_validation, status, story, timeline
 
 __all__ = ["render_page"]
 
@@ -117,7 +117,7 @@ def _tiles(run: Run) -> Iterator[Html]:
     mfu, speed = last("throughput/mfu"), _median(run, "throughput/tokens_per_second")
     memory = _largest(run, "memory/peak_allocated_bytes", "memory/host_peak_bytes")
     tokens, lowest = last("progress/tokens"), lowest_validation(run)
-    skipped, spikes = _skipped(run), len(happened(run, ("spike",)))
+    skipped, spikes = _skipped(run), len(loss_spikes(run))
     texts = {
         "training loss, last": number(last("loss/train")),
         "validation loss, last": number(last("loss/validation")),
@@ -281,7 +281,7 @@ def _compared(runs: Sequence[Run]) -> Html:
         ),
         ("restarts", *(str(run.restarts) for run in runs)),
         ("updates skipped", *(str(_skipped(run)) for run in runs)),
-        ("loss spikes", *(str(len(happened(run, ("spike",)))) for run in runs)),
+        ("loss spikes", *(str(len(loss_spikes(run))) for run in runs)),
     ]
     names = [run.name for run in runs]
     parts = [table(("", *names), rows)]
@@ -292,7 +292,10 @@ def _compared(runs: Sequence[Run]) -> Html:
 
 
 def _skipped(run: Run) -> int:
-    """Return the number of updates that were left out: not finite, or loss spikes with the action skip."""
+    """Return the number of updates that were left out: not finite, or of the batches of loss spikes."""
+    counted = run.last_value("optimizer/skipped_iterations")
+    if counted is not None:
+        return int(counted)
     spikes = [event for event in happened(run, ("spike",)) if event.get("action") == "skip"]
     return len(happened(run, ("skipped",))) + len(spikes)
 

@@ -7,7 +7,17 @@ from typing import Any
 from neox_model.report.markup import clock, duration, number, size
 from neox_model.report.reading import Attempt, Run
 
-__all__ = ["RUNNING_SECONDS", "Row", "ending", "happened", "lowest_validation", "status", "story", "timeline"]
+__all__ = [
+    "RUNNING_SECONDS",
+    "Row",
+    "ending",
+    "happened",
+    "loss_spikes",
+    "lowest_validation",
+    "status",
+    "story",
+    "timeline",
+]
 
 _NAMED = 5
 RUNNING_SECONDS = 600
@@ -91,6 +101,15 @@ def happened(run: Run, kinds: tuple[str, ...]) -> list[Mapping[str, Any]]:
     return [event for event in run.in_effect if event["event"] in kinds]
 
 
+def loss_spikes(run: Run) -> list[Mapping[str, Any]]:
+    """Return the loss spikes in effect, and those that ended an attempt: their batches are left out."""
+    return [
+        event
+        for event in run.events
+        if event["event"] == "spike" and (event in run.in_effect or event.get("action") == "rollback")
+    ]
+
+
 def lowest_validation(run: Run) -> tuple[float, int] | None:
     """Return the lowest validation loss in effect and its iteration; None without one."""
     known = (event for event in _validations(run) if event.get("loss") is not None)
@@ -113,7 +132,7 @@ def _consequence(attempt: Attempt, after: Attempt) -> str:
 
 def _highlights(run: Run) -> str | None:
     """Return in one sentence where losses were spikes, and how the validation loss changed."""
-    spikes = happened(run, ("spike",))
+    spikes = loss_spikes(run)
     losses, lowest = _validations(run), lowest_validation(run)
     parts = []
     if spikes:
