@@ -2,11 +2,9 @@
 
 import importlib
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -42,29 +40,6 @@ def pins() -> dict[str, str]:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_package_carries_the_licence(name):
     assert (ROOT / "packages" / name / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_a_wheel_holds_the_licence_the_type_marker_and_every_source_and_model_file(name, tmp_path):
-    packages = [package for package, home in DISTRIBUTIONS.items() if home == name]
-    copy = tmp_path / name
-    ignored = shutil.ignore_patterns("*.egg-info", "__pycache__", "tests")
-    shutil.copytree(ROOT / "packages" / name, copy, ignore=ignored)
-    build = f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    held = set(zipfile.ZipFile(wheel).namelist())
-    source = ROOT / "packages" / name / "src"
-    wanted = {str(path.relative_to(source)) for path in source.rglob("*.py")} | {
-        f"{package}/py.typed" for package in packages
-    }
-    wanted |= {str(path.relative_to(source)) for path in source.rglob("*.yml")}
-    assert wanted <= held
-    licence = zipfile.ZipFile(wheel).read(
-        f"{name.replace('-', '_')}-{project(name)['version']}.dist-info/licenses/LICENSE"
-    )
-    assert licence == (ROOT / "LICENSE").read_bytes()
 
 
 def test_versions_are_one_number():

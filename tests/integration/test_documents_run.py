@@ -1,6 +1,6 @@
 """The commands of documents run as they are shown, in order, and print what is shown.
 
-Each document runs in a new folder with a copy of `configs`; `make test-recipes` runs all of them.
+Each document runs in a new folder with a copy of `configs`; `make test-recipes` runs these tests.
 """
 
 import json
@@ -130,14 +130,10 @@ STAGES = {
         then=adapters_are_exact,
     ),
 }
-# Part of `make test`; the others are run by `make test-recipes`.
-SLOW = {"docs/finetuning.md"}
 
 
-@pytest.mark.parametrize(
-    "document",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else pytest.mark.recipe) for name in RUN],
-)
+@pytest.mark.recipe
+@pytest.mark.parametrize("document", RUN)
 def test_the_commands_of_a_document_run(document, tmp_path):
     stage = STAGES.get(document, Stage())
     for package in stage.requires:

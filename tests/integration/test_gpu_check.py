@@ -41,7 +41,7 @@ def make(*arguments, **variables):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.recipe
 def test_the_rehearsal_passes_and_reports_every_section(tmp_path):
     report = tmp_path / "report.md"
     done = make(REHEARSE="1", REPORT=str(report))

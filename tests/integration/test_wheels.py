@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.launches import shell
-from support.sources import ROOT
+from support.sources import DISTRIBUTIONS, ROOT
 
 pytestmark = pytest.mark.recipe
 
@@ -61,18 +61,43 @@ def install(folder, commands, what, options=""):
     run(folder, f"python -m pip install --quiet --no-input -c '{CONSTRAINTS}' {options} {what}", commands)
 
 
-def test_every_folder_has_the_four_wheels_with_their_description(dist):
+def init(folder, commands):
+    """Write a configuration from texts, `a run/config.yml`."""
+    texts = folder / "my texts"
+    texts.mkdir()
+    for path in sorted((ROOT / "docs").glob("*.md"))[:8]:
+        shutil.copy(path, (texts / path.name).with_suffix(".txt"))
+    command = "neox-launch init --data 'my texts' --output 'a run' --model pythia-14m"
+    run(folder, f"{command} --vocab-size 512 --devices 1", commands)
+
+
+def test_every_folder_has_the_four_wheels(dist):
     assert "3.11" in versions(dist)
     for version in versions(dist):
         paths = sorted((dist / version).iterdir())
         assert [path.name.split("-")[0].replace("_", "-") for path in paths] == sorted(NAMES)
-        for path in paths:
-            with zipfile.ZipFile(path) as wheel:
-                (name,) = [each for each in wheel.namelist() if each.endswith(".dist-info/METADATA")]
-                description = message_from_bytes(wheel.read(name)).get_payload()
-            # Links into the repository lead nowhere.
-            assert "](.." not in description
-            assert description.startswith("# neox-")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wheel_has_every_file_the_licence_and_a_description_without_links_into_the_repository(dist, name):
+    (path,) = (dist / "3.11").glob(f"{name.replace('-', '_')}-*.whl")
+    source = ROOT / "packages" / name / "src"
+    packages = [package for package, home in DISTRIBUTIONS.items() if home == name]
+    expected = {
+        str(path.relative_to(source))
+        for package in packages
+        for kind in ("*.py", "*.yml", "*.txt", "py.typed")
+        for path in (source / package).rglob(kind)
+    }
+    with zipfile.ZipFile(path) as wheel:
+        held = set(wheel.namelist())
+        (information,) = {each.split("/")[0] for each in held if ".dist-info/" in each}
+        licence = wheel.read(f"{information}/licenses/LICENSE")
+        metadata = message_from_bytes(wheel.read(f"{information}/METADATA"))
+    assert expected <= held
+    assert licence == (ROOT / "LICENSE").read_bytes()
+    assert metadata.get_payload().startswith(f"# {name}\n")
+    assert "](.." not in metadata.get_payload()
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
@@ -86,15 +111,7 @@ def test_launcher_and_data_install_and_work(version, dist, tmp_path):
     native = "from neox_data.native import load_native; print(load_native().__name__)"
     assert run(tmp_path, f'python -c "{native}"', commands) == "neox_data._native\n"
 
-    texts = tmp_path / "my texts"
-    texts.mkdir()
-    for path in sorted((ROOT / "docs").glob("*.md"))[:8]:
-        shutil.copy(path, (texts / path.name).with_suffix(".txt"))
-    run(
-        tmp_path,
-        "neox-launch init --data 'my texts' --output 'a run' --model pythia-14m --vocab-size 512 --devices 1",
-        commands,
-    )
+    init(tmp_path, commands)
     assert "valid" in run(tmp_path, "neox-config check --files 'a run/config.yml'", commands)
     # Neither needs torch.
     done = shell(tmp_path, 'python -c "import torch"', seconds=SECONDS, commands=commands, PYTHONPATH="")
@@ -110,23 +127,13 @@ def test_all_four_train(dist, tmp_path):
     imports = "import neox_config, neox_launcher, neox_data, neox_kernels, neox_model; neox_model.Trainer"
     assert run(tmp_path, f'python -c "{imports}"', commands) == ""
 
-    texts = tmp_path / "my texts"
-    texts.mkdir()
-    for path in sorted((ROOT / "docs").glob("*.md"))[:8]:
-        shutil.copy(path, (texts / path.name).with_suffix(".txt"))
-    run(
-        tmp_path,
-        "neox-launch init --data 'my texts' --output 'a run' --model pythia-14m --vocab-size 512 --devices 1",
-        commands,
-    )
+    init(tmp_path, commands)
     run(
         tmp_path,
         "neox-launch --config 'a run/config.yml' --set train-iters=2 --set log-interval=1 --set eval-iters=1",
         commands,
     )
     assert (tmp_path / "a run/checkpoints/latest").read_text().strip() == "global_step2"
-    exported = "neox-convert to-hf --help"
-    assert "--output" in run(tmp_path, exported, commands)
 
 
 def test_without_a_compiler_neox_data_installs_and_counts_with_numpy(tmp_path):
