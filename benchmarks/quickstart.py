@@ -27,7 +27,7 @@ from neox_config import load_config, resolve
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/quickstart.yml"
 MEASURED = 30
-SAMPLES, TOKENS, STATEMENTS = 100, 200, 5
+TOKENS, STATEMENTS = 200, 5
 # Proportions of configs/quickstart.yml.
 TRAINING, VALIDATION = 0.9, 0.95
 
@@ -39,6 +39,7 @@ def main() -> None:
     )
     parser.add_argument("variants", nargs="+", metavar="NAME[=SETTINGS]")
     parser.add_argument("--minutes", type=float, default=4.0, help="time of each training (default: 4)")
+    parser.add_argument("--samples", type=int, default=100, help="number of samples (default: 100)")
     parser.add_argument("--work", type=Path, default=Path("quickstart-variants"), help="folder for all files")
     parser.add_argument(
         "--output", type=Path, help="JSON lines, one per variant (default: WORK/results.jsonl)"
@@ -54,7 +55,7 @@ def main() -> None:
             row = {
                 "name": name,
                 "settings": settings,
-                **measure(name, settings.split(), work, arguments.minutes),
+                **measure(name, settings.split(), work, arguments),
             }
             done.append(row)
             with output.open("a") as lines:
@@ -73,11 +74,11 @@ def shown(row: dict) -> str:
     """Return a row of the table."""
     return (
         f"| {row['name']} | {row['settings']} | {row['iterations']:,} | {row['tokens']:,} "
-        f"| {row['seconds']:.0f} | {row['bits_per_byte']:.3f} | {row['parse']} of {SAMPLES} |"
+        f"| {row['seconds']:.0f} | {row['bits_per_byte']:.3f} | {row['parse']} of {row['samples']} |"
     )
 
 
-def measure(name: str, settings: list[str], work: Path, minutes: float) -> dict:
+def measure(name: str, settings: list[str], work: Path, chosen: argparse.Namespace) -> dict:
     """Train a variant for some minutes, then evaluate it."""
     given = dict(setting.split("=", 1) for setting in settings)
     entries = int(given.pop("vocab-size", 8192))
@@ -101,7 +102,7 @@ def measure(name: str, settings: list[str], work: Path, minutes: float) -> dict:
     trial, real = folder / "trial", folder / "run"
     run("", train_iters=MEASURED, eval_iters=0, save="null", load="null", log_dir=trial, log_interval=1)
     per_second = speed(trial / "metrics.jsonl")
-    iterations = int(minutes * 60 * per_second)
+    iterations = int(chosen.minutes * 60 * per_second)
     start = time.monotonic()
     run("", train_iters=iterations, save=real / "checkpoints", load=real / "checkpoints", log_dir=real)
     seconds = time.monotonic() - start
@@ -112,17 +113,19 @@ def measure(name: str, settings: list[str], work: Path, minutes: float) -> dict:
         eval_results_prefix=real / "results",
     )
     (results,) = real.glob("results*.json")
-    samples = real / "samples.jsonl"
-    run(
-        "generate",
-        load=real / "checkpoints",
-        sample_input_file="null",
-        text_gen_type="unconditional",
-        num_samples=SAMPLES,
-        maximum_tokens=TOKENS,
-        sample_output_file=samples,
-    )
-    texts = [json.loads(line)["text"] for line in samples.read_text().splitlines()]
+    texts = []
+    if chosen.samples:
+        samples = real / "samples.jsonl"
+        run(
+            "generate",
+            load=real / "checkpoints",
+            sample_input_file="null",
+            text_gen_type="unconditional",
+            num_samples=chosen.samples,
+            maximum_tokens=TOKENS,
+            sample_output_file=samples,
+        )
+        texts = [json.loads(line)["text"] for line in samples.read_text().splitlines()]
     resolved = resolve(load_config([CONFIG], overrides=overrides(common)), devices=processes)
     per_iteration = resolved.derived.train_batch_size * resolved.config.model.seq_length
     return {
@@ -130,6 +133,7 @@ def measure(name: str, settings: list[str], work: Path, minutes: float) -> dict:
         "tokens": iterations * per_iteration,
         "seconds": seconds,
         "bits_per_byte": bits_per_byte(json.loads(results.read_text())),
+        "samples": len(texts),
         "parse": sum(map(is_a_program, texts)),
     }
 
