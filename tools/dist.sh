@@ -38,7 +38,7 @@ for version in ${PYTHONS:-3.11 3.12 3.13}; do
     [ "$code" -eq 0 ] || exit "$code"
     [ -d "$work/pure" ] || wheels "$version" "$work/pure" launcher kernels model
     wheels "$version" "$work/dist/$version" data
-    ".venvs/data-$version/bin/python" -m zipfile -l "$work/dist/$version"/neox_data-*.whl | grep 'neox_data/_native' >/dev/null || {
+    ".venvs/data-$version/bin/python" -m zipfile -l "$work/dist/$version"/neox_data-*.whl | grep 'neox_data/_native.*\.so' >/dev/null || {
         echo "the extension of neox-data was not compiled: install a C++ compiler (Debian, Ubuntu: apt-get install g++)" >&2
         exit 1
     }

@@ -78,6 +78,22 @@ def test_every_folder_has_the_four_wheels(dist):
         assert [path.name.split("-")[0].replace("_", "-") for path in paths] == sorted(NAMES)
 
 
+def test_wheels_without_the_extension_are_refused(dist, tmp_path):
+    """After `dist`, whose environments have the extension."""
+    failing = {"PYTHONPATH": "", "VIRTUAL_ENV": "", "CC": "/bin/false", "CXX": "/bin/false"}
+    done = shell(
+        ROOT,
+        f"tools/dist.sh '{tmp_path / 'wheels'}'",
+        seconds=SECONDS,
+        commands=Path("/usr/bin"),
+        PYTHONS="3.11",
+        **failing,
+    )
+    assert done.returncode == 1
+    assert "the extension of neox-data was not compiled: install a C++ compiler" in done.stderr
+    assert not (tmp_path / "wheels").exists()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wheel_has_every_file_the_licence_and_a_description_without_links_into_the_repository(dist, name):
     (path,) = (dist / "3.11").glob(f"{name.replace('-', '_')}-*.whl")
