@@ -41,7 +41,7 @@ class BinaryDistribution(Distribution):
 
 if PREBUILD:
     setup(
-        setup_requires=["ninja>=1.11", "pybind11>=2.13"],
+        setup_requires=["filelock>=3.30", "ninja>=1.11", "pybind11>=2.13"],
         cmdclass={"build_py": BuildWithOperators},
         distclass=BinaryDistribution,
     )

@@ -410,3 +410,19 @@ def test_wheel_contains_a_build_only_if_requested(compiler, monkeypatch, tmp_pat
     assert (made / "csrc" / "softmax.cu").is_file()
     assert (made / "prebuilt" / "build.json").is_file() is prebuilds
     assert compiler.compiled() == (SOURCES if prebuilds else [])
+
+
+def test_a_wheel_with_a_build_requires_what_compiling_imports(tmp_path, monkeypatch):
+    pytest.importorskip("setuptools")
+    root = PACKAGE.parents[1]
+    if not (root / "setup.py").is_file():
+        pytest.skip("the package is installed apart from its sources")
+    package = tmp_path / "package"
+    shutil.copytree(root, package, ignore=shutil.ignore_patterns("tests", "build", "*.egg-info"))
+    monkeypatch.setenv("NEOX_KERNELS_PREBUILD", "1")
+    program = "from setuptools import build_meta; print(build_meta.get_requires_for_build_wheel())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=package, check=True, capture_output=True, text=True
+    )
+    for name in ("filelock", "ninja", "pybind11"):
+        assert f"'{name}>=" in done.stdout.splitlines()[-1]
