@@ -90,3 +90,10 @@ def test_ctrl_c_ends_with_130_and_says_how_to_continue(monkeypatch, tmp_path):
     found = run("init", "--data", "x", "--output", tmp_path / "x")
     assert found.exit_code == 130
     assert "interrupted; the same command continues" in found.output
+
+
+def test_an_unknown_option_is_not_answered_with_one_that_init_lacks():
+    found = run("init", "--num-layers", "2")
+    assert found.exit_code == 2
+    assert "No such option" in found.stderr
+    assert "--set" not in found.stderr

@@ -10,13 +10,12 @@ import click
 
 from neox_config import Text, load_config
 from neox_config.atomic import atomic_write
-from neox_config.command_line import INTERRUPTED, option
+from neox_config.command_line import INTERRUPTED, Command, option
 from neox_config.errors import LaunchError, NeoXError
 from neox_config.problems import config_error
 from neox_config.schema.not_yet import not_built_yet
 from neox_launcher.cli.cluster import resolve_for
 from neox_launcher.cli.estimate import parse_bytes
-from neox_launcher.cli.habits import LaunchCommand
 from neox_launcher.cli.options import complete_models
 from neox_launcher.init.configuration import configuration_text
 from neox_launcher.init.sizes import SIZES, Candidate, of_catalogue, of_size
@@ -37,7 +36,7 @@ _MOST_DEVICES = 1024
 
 @click.command(
     "init",
-    cls=LaunchCommand,
+    cls=Command,
     examples=(
         "neox-launch init --data texts --output run",
         "neox-launch init --data books.jsonl --model pythia-160m --devices 8 --device-memory 80GiB",
