@@ -41,27 +41,21 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4.0, help="time of each training (default: 4)")
     parser.add_argument("--samples", type=int, default=100, help="number of samples (default: 100)")
     parser.add_argument("--work", type=Path, default=Path("quickstart-variants"), help="folder for all files")
-    parser.add_argument(
-        "--output", type=Path, help="JSON lines, one per variant (default: WORK/results.jsonl)"
-    )
     arguments = parser.parse_args()
     work = arguments.work.resolve()
     output = work / "results.jsonl"
     work.mkdir(parents=True, exist_ok=True)
-    done = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
+    rows = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
+    done = {row["name"]: row for row in rows}
     for variant in arguments.variants:
         name, _, settings = variant.partition("=")
-        if name not in {row["name"] for row in done}:
-            row = {
-                "name": name,
-                "settings": settings,
-                **measure(name, settings.split(), work, arguments),
-            }
-            done.append(row)
+        if name not in done:
+            measured = measure(name, settings.split(), work, arguments)
+            done[name] = {"name": name, "settings": settings, **measured}
             with output.open("a") as lines:
-                lines.write(json.dumps(done[-1]) + "\n")
-        print(shown(done[-1]), flush=True)
-    print("\n".join(["", HEADER, *map(shown, done)]))
+                lines.write(json.dumps(done[name]) + "\n")
+        print(shown(done[name]), flush=True)
+    print("\n".join(["", HEADER, *map(shown, done.values())]))
 
 
 HEADER = (
@@ -125,7 +119,7 @@ def measure(name: str, settings: list[str], work: Path, chosen: argparse.Namespa
             maximum_tokens=TOKENS,
             sample_output_file=samples,
         )
-        texts = [json.loads(line)["text"] for line in samples.read_text().splitlines()]
+        texts = [json.loads(line)["text"] for line in samples.read_text().split("\n") if line]
     resolved = resolve(load_config([CONFIG], overrides=overrides(common)), devices=processes)
     per_iteration = resolved.derived.train_batch_size * resolved.config.model.seq_length
     return {
