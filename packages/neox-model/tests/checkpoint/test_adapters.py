@@ -1,15 +1,19 @@
 """What a checkpoint of adapters records is checked before anything is computed with it."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from click.testing import CliRunner
 
 from neox_config.facts.checkpoints import MANIFEST
 from neox_model.checkpoint.adapters import Adapters
+from neox_model.checkpoint.base import load_base
 from neox_model.checkpoint.contents import Layout, Manifest
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError
 from neox_model.checkpoint.merge import merge_adapters
 from neox_model.inspection.cli import main
+from neox_model.parallel.groups import SINGLE_PROCESS
 from support.adapter_files import write_adapters
 from support.checkpoint_edits import edit_manifest, edit_tensors, write_tensors
 
@@ -145,7 +149,23 @@ def test_adapters_that_do_not_fit_the_base_are_refused(adapters, tmp_path, chang
 )
 def test_a_record_of_the_base_of_another_form_is_refused(adapters, tmp_path, record):
     edit_manifest(adapters, "config", {"base": record})
-    assert "config / base does not contain a folder" in refusal(adapters, tmp_path / "merged")
+    message = (
+        f"{adapters}: the manifest is damaged: config / base does not contain a folder, an iteration and a "
+        "SHA-256; restore it from a copy"
+    )
+    assert refusal(adapters, tmp_path / "merged") == message
+    # A training that resumes the adapters finds their base with it.
+    base = str(tmp_path / "base")
+    with pytest.raises(CheckpointError) as caught:
+        load_base(
+            base,
+            torch.nn.Module(),
+            adapters=adapters.parent,
+            groups=SINGLE_PROCESS,
+            config={},
+            writable=nullcontext,
+        )
+    assert str(caught.value) == f"finding a checkpoint in {base} failed: {message}"
 
 
 @pytest.mark.parametrize("folder", ["../../elsewhere", "x" * 300, "/proc/self/mem"])

@@ -168,8 +168,7 @@ def test_a_base_is_found_from_any_working_directory(tmp_path, base, monkeypatch)
     assert result["source"]["sha256"].keys() == {"adapter_config.json", "adapter_model.safetensors"}
     monkeypatch.chdir(tmp_path)
     assert load_config([tmp_path / "ours" / "model.yml"]).adapters.lora_base == str(folder.parent)
-    manifest = Manifest.read(tmp_path / "ours" / "global_step0")
-    assert recorded_base(manifest) == folder
+    assert recorded_base(Adapters(tmp_path / "ours" / "global_step0").base) == folder
     renamed = folder.rename(tmp_path / "renamed")
     with pytest.raises(CheckpointError, match=r"renamed contains .* only found as global_step0; rename"):
         from_peft(adapters, tmp_path / "other", base=renamed)

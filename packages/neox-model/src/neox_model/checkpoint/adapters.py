@@ -31,6 +31,7 @@ class Adapters:
 
     Attributes:
         manifest: its manifest.
+        base: what it records about its base.
         section: the parameters of the adapters that it records.
         matrices: names of the adapted matrices, such as layers.0.attention.qkv.
         scale: factor of the products B A.
@@ -42,11 +43,13 @@ class Adapters:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = Manifest.read(folder)
-        if record_in(self.manifest) is None:
+        base = record_in(self.manifest, folder)
+        if base is None:
             raise CheckpointError(
                 f"{folder} is not a checkpoint of adapters (LoRA) but of a whole model; pass a folder that a "
                 "training with lora-rank saved"
             )
+        self.base = base
         self._reader = ShardReader(folder, self.manifest.files)
         names = self.manifest.weight_names
         self.matrices = {name.removesuffix(side) for side in _SIDES for name in names if name.endswith(side)}

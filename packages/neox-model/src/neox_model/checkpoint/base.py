@@ -131,8 +131,12 @@ def base_record(checkpoint: Path) -> dict[str, Any]:
     return _record(str(here.parent), iteration, _digest(checkpoint))
 
 
-def record_in(manifest: Manifest) -> Mapping[str, Any] | None:
+def record_in(manifest: Manifest, folder: Path | None = None) -> Mapping[str, Any] | None:
     """Return what a checkpoint of adapters records about its base; None for a whole model.
+
+    Args:
+        manifest: the checkpoint's.
+        folder: the checkpoint, if the caller does not name it in errors.
 
     Raises:
         DamagedCheckpointError: it has another form.
@@ -141,9 +145,10 @@ def record_in(manifest: Manifest) -> Mapping[str, Any] | None:
     if found is None:
         return None
     names = ("folder", "iteration", "manifest_sha256")
-    folder, iteration, digest = map(found.get, names) if isinstance(found, Mapping) else (None,) * 3
-    if not (_is_path(folder) and is_count(iteration) and isinstance(digest, str)):
-        raise DamagedManifestError("config / base does not contain a folder, an iteration and a SHA-256")
+    place, iteration, digest = map(found.get, names) if isinstance(found, Mapping) else (None,) * 3
+    if not (_is_path(place) and is_count(iteration) and isinstance(digest, str)):
+        problem = "config / base does not contain a folder, an iteration and a SHA-256"
+        raise DamagedManifestError(problem, folder)
     return found
 
 
@@ -185,7 +190,7 @@ def _download(url: str, adapters: Path | None, groups: Groups, cache: str | None
 def _recorded(adapters: Path | None) -> Mapping[str, Any] | None:
     """Return what the adapters in a folder record about their base; None without adapters."""
     latest = None if adapters is None else folders.find_latest(adapters)
-    return None if latest is None else record_in(Manifest.read(latest))
+    return None if latest is None else record_in(Manifest.read(latest), latest)
 
 
 def _of_adapters(directory: Path, adapters: Path | None) -> Path | None:
@@ -282,20 +287,16 @@ def _described(base: Mapping[str, Any]) -> str:
     return f"{base['folder']}, iteration {base['iteration']} (manifest {base['manifest_sha256'][:16]})"
 
 
-def recorded_base(manifest: Manifest, given: Path | None = None) -> Path:
+def recorded_base(recorded: Mapping[str, Any], given: Path | None = None) -> Path:
     """Return the checkpoint that adapters were trained on.
 
     Args:
-        manifest: that of a checkpoint of adapters.
+        recorded: what a checkpoint of adapters records about its base.
         given: folder of the checkpoints of the base; None: the one that is recorded.
 
     Raises:
-        CheckpointError: it does not exist, its manifest does not have the recorded SHA-256, or these are no
-            adapters.
+        CheckpointError: it does not exist, or its manifest does not have the recorded SHA-256.
     """
-    recorded = record_in(manifest)
-    if recorded is None:
-        raise CheckpointError("the checkpoint contains a whole model, and no adapters of a base")
     if given is None and is_url(recorded["folder"]):
         raise CheckpointError(
             f"the base of the adapters is in {recorded['folder']}; download it, and give its folder with "

@@ -45,7 +45,7 @@ def merge_adapters(adapters: Path, output: Path, *, base: Path | None = None) ->
     """
     found = Adapters(adapters)
     manifest = found.manifest
-    folder = recorded_base(manifest, base)
+    folder = recorded_base(found.base, base)
     whole = Manifest.read(folder)
     final = output / checkpoint_name(manifest.iteration)
     if final.exists():

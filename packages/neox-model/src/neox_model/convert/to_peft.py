@@ -49,7 +49,7 @@ def to_peft(
     refuse_existing(output)
     adapters = Adapters(folder)
     sides = sides_of_base(
-        recorded_base(adapters.manifest, base), model, vocab_file=vocab_file, merge_file=merge_file
+        recorded_base(adapters.base, base), model, vocab_file=vocab_file, merge_file=merge_file
     )
     exported = Exported(adapters, sides.checkpoint, sides.family)
     with folder_written_aside(output) as aside:
