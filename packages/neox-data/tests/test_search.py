@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from neox_data import search, search_progress
+from neox_data import amount_progress, search
+from neox_data.amount_progress import report_search, tracked
 from neox_data.indexed import IndexedDataset, IndexedDatasetWriter, open_indexed
 from neox_data.search import TokenMatcher, documents_with, token_matcher
-from neox_data.search_progress import report_search
 from neox_data.tokenizers import Tokenizer, build_tokenizer
 
 TEXTS = [
@@ -122,7 +122,7 @@ def test_every_document_is_decoded_without_token_bytes(
 
 
 def test_long_search_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(amount_progress, "_SECONDS_BETWEEN_LINES", 0.0)
     stream = io.StringIO()
     with report_search(1000, stream=stream) as report:
         report(250)
@@ -131,3 +131,14 @@ def test_long_search_reports_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[0].startswith("searched 250 of 1,000 tokens  ")
     assert lines[1].startswith("searched 1,000 of 1,000 tokens  ")
     assert lines[1].endswith("0:00 left")
+
+
+def test_items_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amount_progress, "_SECONDS_BETWEEN_LINES", 0.0)
+    stream = io.StringIO()
+    with tracked("abc", 3, "letters read", stream=stream) as letters:
+        assert next(letters) == "a"
+        assert stream.getvalue() == ""
+        assert list(letters) == ["b", "c"]
+    counts = [line.split("  ")[0] for line in stream.getvalue().splitlines()]
+    assert counts == [f"{count} of 3 letters read" for count in (1, 2, 3)]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
+from neox_data.amount_progress import report_search
 from neox_data.command import DataCommand
 from neox_data.command_line import option, quiet_option, verbose_option
 from neox_data.errors import DataError
 from neox_data.indexed.base import IndexedDataset
 from neox_data.search import documents_with
-from neox_data.search_progress import report_search
 from neox_data.sources import DocumentSources
 from neox_data.tokenizers.base import Tokenizer
 from neox_data.trace import (

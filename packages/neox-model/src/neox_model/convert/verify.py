@@ -11,6 +11,7 @@ from neox_config.derive.resume import in_effect
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_config.problems import in_words
 from neox_config.schema.sections.tokenizer import TokenizerSection
+from neox_data.amount_progress import tracked
 from neox_model.convert.architecture import Architecture, differences
 from neox_model.convert.checkpoints import Checkpoint
 from neox_model.convert.errors import ConversionError
@@ -172,17 +173,19 @@ def _other_options(one: Checkpoint, other: Checkpoint) -> Iterator[str]:
 
 def _compare_tensors(one: _Side, other: _Side, roundings: Roundings) -> Iterator[str]:
     """Yield how the tensors of two folders of a kind differ, and count those that are rounded."""
-    for name in sorted(one.shapes.keys() | other.shapes.keys()):
-        if name not in one.shapes or name not in other.shapes:
-            yield f"{name} is only in {'A' if name in one.shapes else 'B'}"
-        elif one.shapes[name] != other.shapes[name]:
-            yield f"{name} has the shape {one.shapes[name]} in A and {other.shapes[name]} in B"
-        else:
-            pairs = zip(one.row_chunks(name), other.row_chunks(name), strict=True)
-            found = compare_values(pairs, (one.dtype(name), other.dtype(name)))
-            roundings.add(found)
-            if not found.is_same:
-                yield (
-                    f"{name}: {found.apart:,} values differ, by at most {found.largest:.3g}"
-                    f"{found.why(('A', 'B'))}"
-                )
+    names = sorted(one.shapes.keys() | other.shapes.keys())
+    with tracked(names, len(names), "tensors compared") as each:
+        for name in each:
+            if name not in one.shapes or name not in other.shapes:
+                yield f"{name} is only in {'A' if name in one.shapes else 'B'}"
+            elif one.shapes[name] != other.shapes[name]:
+                yield f"{name} has the shape {one.shapes[name]} in A and {other.shapes[name]} in B"
+            else:
+                pairs = zip(one.row_chunks(name), other.row_chunks(name), strict=True)
+                found = compare_values(pairs, (one.dtype(name), other.dtype(name)))
+                roundings.add(found)
+                if not found.is_same:
+                    yield (
+                        f"{name}: {found.apart:,} values differ, by at most {found.largest:.3g}"
+                        f"{found.why(('A', 'B'))}"
+                    )

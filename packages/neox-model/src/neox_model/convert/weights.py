@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from neox_config.atomic import flush_file
+from neox_data.amount_progress import tracked
 from neox_model.checkpoint.dtypes import DTYPE_NAMES, DTYPES
 from neox_model.checkpoint.shard_file import ShardFile
 from neox_model.checkpoint.shards import raw_bytes
@@ -204,10 +205,10 @@ def write_weights(
     groups = [[*tensors]] if single is not None else _groups(tensors, file_bytes)
     names = [f"model-{number:05d}-of-{len(groups):05d}.safetensors" for number in range(1, len(groups) + 1)]
     names = names if len(groups) > 1 else [single or _SINGLE]
-    stream = iter(values)
-    for name, group in zip(names, groups, strict=True):
-        _write_file(folder / name, group, stream)
-    assert next(stream, None) is None, "more tensors than announced"
+    with tracked(values, len(tensors), "tensors written") as stream:
+        for name, group in zip(names, groups, strict=True):
+            _write_file(folder / name, group, stream)
+        assert next(stream, None) is None, "more tensors than announced"
     if len(groups) > 1:
         index = {
             "metadata": {"total_size": sum(tensor.num_bytes for tensor in tensors)},

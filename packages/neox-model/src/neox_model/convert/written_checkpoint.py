@@ -9,6 +9,7 @@ from torch import Tensor
 
 from neox_config import Resolved
 from neox_config.facts.checkpoints import LATEST, MANIFEST, checkpoint_name
+from neox_data.amount_progress import tracked
 from neox_model.checkpoint.contents import Layout, Manifest
 from neox_model.checkpoint.shards import write_durably
 from neox_model.checkpoint.stream import StreamedTensor, write_streamed_shards
@@ -48,7 +49,9 @@ def write_checkpoint(
     """
     folder = output / checkpoint_name(iteration)
     folder.mkdir()
-    records, sizes = write_streamed_shards(folder, tensors, values)
+    with tracked(map(values, (tensor.name for tensor in tensors)), len(tensors), "tensors written") as each:
+        records, sizes = write_streamed_shards(folder, tensors, lambda name: next(each))
+        assert next(each, None) is None, "more tensors than announced"
     manifest = Manifest(
         iteration=iteration,
         layout=Layout(data=1, model=1, pipe=1),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from neox_config import Resolved
+from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import build_sequential
 from neox_model.convert.errors import ProofError
 from neox_model.convert.proof.comparison import Figures
@@ -46,18 +47,19 @@ def compare_layers(sides: Sides, files: WeightFiles, figures: Figures) -> None:
     dtype = dtype_of(sides, files)
     seen: set[int | None] = set()
     pair = None
-    for layer, window in enumerate(windows):
-        if pair is None or pair.window != window:
-            pair = None  # Release one pair before the next is built.
-            pair = _Pair(sides, layer)
-        pair.fill(sides, files, layer, dtype)
-        for length in _lengths(sides, is_first=window not in seen):
-            for scale in _SCALES:
-                where = f" {layer}, {length} tokens, hidden states of size {scale:g}"
-                figures.compare("layer", *pair.run(layer, length, scale), where=where)
-        if window not in seen:
-            pair.compare_rotary(sides, figures)
-        seen.add(window)
+    with tracked(enumerate(windows), len(windows), "layers compared") as each:
+        for layer, window in each:
+            if pair is None or pair.window != window:
+                pair = None  # Release one pair before the next is built.
+                pair = _Pair(sides, layer)
+            pair.fill(sides, files, layer, dtype)
+            for length in _lengths(sides, is_first=window not in seen):
+                for scale in _SCALES:
+                    where = f" {layer}, {length} tokens, hidden states of size {scale:g}"
+                    figures.compare("layer", *pair.run(layer, length, scale), where=where)
+            if window not in seen:
+                pair.compare_rotary(sides, figures)
+            seen.add(window)
 
 
 def _lengths(sides: Sides, *, is_first: bool) -> list[int]:

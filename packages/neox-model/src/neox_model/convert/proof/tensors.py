@@ -10,6 +10,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from neox_data.amount_progress import tracked
 from neox_model.convert.checkpoints import VOCABULARY
 from neox_model.convert.errors import ProofError
 from neox_model.convert.families.family import Tensors
@@ -34,22 +35,24 @@ def compare_tensors(sides: Sides, files: WeightFiles) -> list[str]:
         for name, shape in sides.checkpoint.shapes.items()
     }
     roundings = Roundings(("the checkpoint", "the model of transformers"))
-    for tensor in sides.family.tensors(sides.checkpoint.architecture, shapes):
-        stored = [sides.family.stored_name(name, files.tensors) for name in tensor.theirs]
-        names = [name for name in stored if name is not None]
-        if len(names) < len(stored):
-            raise ProofError(f"{sides.folder} lacks a part of {', '.join(tensor.theirs)}")
-        pairs = _pairs(sides, files, tensor, names)
-        # Of parts with several, the one that holds all: nothing is rounded before it is compared.
-        theirs = reduce(torch.promote_types, (files.tensors[name].dtype for name in names))
-        found = compare_values(pairs, (sides.checkpoint.dtype(tensor.ours), theirs))
-        roundings.add(found)
-        if found.apart and found.rounded != 1:
-            why = found.why(("the checkpoint", "the other"))
-            raise ProofError(
-                f"{found.apart:,} values of {', '.join(names)} in {sides.folder} are not those of "
-                f"{tensor.ours}{why}"
-            )
+    tensors = list(sides.family.tensors(sides.checkpoint.architecture, shapes))
+    with tracked(tensors, len(tensors), "tensors compared") as each:
+        for tensor in each:
+            stored = [sides.family.stored_name(name, files.tensors) for name in tensor.theirs]
+            names = [name for name in stored if name is not None]
+            if len(names) < len(stored):
+                raise ProofError(f"{sides.folder} lacks a part of {', '.join(tensor.theirs)}")
+            pairs = _pairs(sides, files, tensor, names)
+            # Of parts with several, the one that holds all: nothing is rounded before it is compared.
+            theirs = reduce(torch.promote_types, (files.tensors[name].dtype for name in names))
+            found = compare_values(pairs, (sides.checkpoint.dtype(tensor.ours), theirs))
+            roundings.add(found)
+            if found.apart and found.rounded != 1:
+                why = found.why(("the checkpoint", "the other"))
+                raise ProofError(
+                    f"{found.apart:,} values of {', '.join(names)} in {sides.folder} are not those of "
+                    f"{tensor.ours}{why}"
+                )
     return roundings.described()
 
 
