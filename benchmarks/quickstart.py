@@ -10,13 +10,15 @@ of a few iterations measures the speed, from which the number of iterations foll
     python benchmarks/quickstart.py --minutes 4 before "wide=hidden-size=512 lr=0.002"
 
 A variant is a name, then settings separated by spaces; `vocab-size` and `processes` are also settings.
-Without settings it is the file itself. Variants in WORK/results.jsonl are not repeated.
+Without settings it is the file itself. A variant in WORK/results.jsonl with the same settings, minutes and
+number of samples is not repeated.
 """
 
 import argparse
 import ast
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -46,21 +48,27 @@ def main() -> None:
     output = work / "results.jsonl"
     work.mkdir(parents=True, exist_ok=True)
     rows = [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
-    done = {row["name"]: row for row in rows}
     for variant in arguments.variants:
         name, _, settings = variant.partition("=")
-        if name not in done:
-            measured = measure(name, settings.split(), work, arguments)
-            done[name] = {"name": name, "settings": settings, **measured}
+        identity = {
+            "name": name,
+            "settings": settings,
+            "minutes": arguments.minutes,
+            "samples": arguments.samples,
+        }
+        row = next((row for row in rows if identity.items() <= row.items()), None)
+        if row is None:
+            row = identity | measure(name, settings.split(), work, arguments)
+            rows.append(row)
             with output.open("a") as lines:
-                lines.write(json.dumps(done[name]) + "\n")
-        print(shown(done[name]), flush=True)
-    print("\n".join(["", HEADER, *map(shown, done.values())]))
+                lines.write(json.dumps(row) + "\n")
+        print(shown(row), flush=True)
+    print("\n".join(["", HEADER, *map(shown, rows)]))
 
 
 HEADER = (
     "| variant | settings | iterations | tokens | seconds | bits per byte | samples that parse |\n"
-    "| --- | --- | --- | --- | --- | --- | --- |"
+    "| --- | --- | ---: | ---: | ---: | ---: | ---: |"
 )
 
 
@@ -78,7 +86,7 @@ def measure(name: str, settings: list[str], work: Path, chosen: argparse.Namespa
     entries = int(given.pop("vocab-size", 8192))
     processes = int(given.pop("processes", 2))
     heldout = prepare(work, entries)
-    folder = work / name
+    folder = work / f"{name}-{chosen.minutes:g}"
     common = {
         "data-path": work / f"data-{entries}/stdlib_text_document",
         "vocab-file": work / f"tokenizer-{entries}.json",
@@ -92,7 +100,8 @@ def measure(name: str, settings: list[str], work: Path, chosen: argparse.Namespa
         values = "".join(f" --set {shlex.quote(each)}" for each in overrides(changed))
         call(f"neox-launch {what} --config {CONFIG}{values}", folder)
 
-    folder.mkdir(exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of an interrupted measurement
+    folder.mkdir()
     trial, real = folder / "trial", folder / "run"
     run("", train_iters=MEASURED, eval_iters=0, save="null", load="null", log_dir=trial, log_interval=1)
     per_second = speed(trial / "metrics.jsonl")
@@ -127,7 +136,6 @@ def measure(name: str, settings: list[str], work: Path, chosen: argparse.Namespa
         "tokens": iterations * per_iteration,
         "seconds": seconds,
         "bits_per_byte": bits_per_byte(json.loads(results.read_text())),
-        "samples": len(texts),
         "parse": sum(map(is_a_program, texts)),
     }
 
@@ -141,19 +149,24 @@ def prepare(work: Path, entries: int) -> Path:
     """Write corpus, tokenizer and dataset, unless they exist; return the file with the validation texts."""
     corpus, heldout = work / "stdlib.jsonl", work / "validation.jsonl"
     tokenizer, data = work / f"tokenizer-{entries}.json", work / f"data-{entries}"
-    if not corpus.exists():
+    if not heldout.exists():
         call(f"neox-data stdlib-corpus {corpus}", work)
         lines = corpus.read_text().splitlines(keepends=True)
         first, last = round(TRAINING * len(lines)), round(VALIDATION * len(lines))
-        heldout.write_text("".join(lines[first:last]))
+        unfinished = heldout.with_suffix(".new")
+        unfinished.write_text("".join(lines[first:last]))
+        unfinished.replace(heldout)
     if not data.exists():
-        data.mkdir()
+        unfinished = data.with_suffix(".new")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
         call(f"neox-data train-tokenizer --input {corpus} --vocab-size {entries} --output {tokenizer}", work)
         call(
             f"preprocess_data --input {corpus} --tokenizer-type HFTokenizer --vocab-file {tokenizer} "
-            f"--append-eod --output-prefix {data / 'stdlib'}",
+            f"--append-eod --output-prefix {unfinished / 'stdlib'}",
             work,
         )
+        unfinished.replace(data)
     return heldout
 
 
@@ -188,7 +201,7 @@ def is_a_program(text: str) -> bool:
     """Return whether the complete lines of a text parse and contain enough statements."""
     try:
         tree = ast.parse(text[: text.rfind("\n") + 1])
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # The last two: too deeply nested.
         return False
     return sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) >= STATEMENTS
 
