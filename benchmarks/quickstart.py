@@ -197,8 +197,10 @@ def bits_per_byte(results: dict) -> float:
     return results["perplexity"]["bits_per_byte"]["value"]
 
 
-def is_a_program(text: str) -> bool:
+def is_a_program(text: str | None) -> bool:
     """Return whether the complete lines of a text parse and contain enough statements."""
+    if text is None:  # The sample has an error instead.
+        return False
     try:
         tree = ast.parse(text[: text.rfind("\n") + 1])
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # The last two: too deeply nested.

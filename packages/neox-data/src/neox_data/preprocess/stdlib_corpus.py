@@ -78,5 +78,5 @@ def write_stdlib_corpus(
             lines.write(line)
             digest.update(line)
             num_bytes += len(data)
-    missing = tuple(name for name in names if name not in set(found))
+    missing = tuple(sorted(set(names) - set(found)))
     return CorpusCounts(len(found), missing, num_bytes, digest.hexdigest())
