@@ -1,0 +1,335 @@
+"""Predict the time of an update on GPUs, from the work of a device and its speeds.
+
+A matrix product takes its operations at the device's sustained speed, reduced where its smallest dimension is
+short, or the time of moving its matrices, whichever is longer. Element-wise operators take the time of moving
+their tensors. Tensor-parallel and pipeline messages are not overlapped; ZeRO 2 and 3 communicate while the
+layers run. The slowest stage of a pipeline sets its pace.
+
+The constants are shares of the speeds in data sheets. Those that are marked as fitted make the predictions of
+published runs right in the mean; `benchmarks/published_runs.py` prints the errors.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from neox_config.estimate.communication import communication_bytes
+from neox_config.estimate.memory import hidden_bytes
+from neox_config.estimate.operations import keys_per_query
+from neox_config.estimate.parameters import layer_weights, local_parameters
+from neox_config.estimate.shapes import Layout, Shape
+from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.facts.devices import Device
+
+__all__ = ["Constants", "Duration", "Execution", "predict"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """Constants of the prediction.
+
+    Args:
+        products: share of the sustained speed in large matrix products (fitted).
+        half: smallest dimension with which a product attains half of that (fitted).
+        half_head: the same for the products of attention, whose smallest dimension is the head size.
+        flash: share of the sustained speed in flash attention.
+        memory: share of the memory bandwidth.
+        link: share of the bandwidth within a host.
+        network: share of the bandwidth between hosts.
+        unfused: factor of the element-wise bytes without fusion: eager operators store every result, and
+            norms and rotary embeddings compute in float32.
+        backward: factor of the element-wise bytes of the backward pass.
+    """
+
+    products: float = 0.89
+    half: float = 507.0
+    half_head: float = 64.0
+    flash: float = 0.55
+    memory: float = 0.8
+    link: float = 0.75
+    network: float = 0.7
+    unfused: float = 2.3
+    backward: float = 1.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Execution:
+    """How a layout is executed, where that does not change what is communicated.
+
+    Args:
+        recomputed: what the backward pass computes again: "none"; "core", the attention without its
+            projections (arXiv:2205.05198); "half" of the operators of a layer; "all".
+        chunks: parts of the model per pipeline stage (interleaved schedule, arXiv:2104.04473).
+        is_fused: True if element-wise operators are fused, by a compiler or by kernels.
+        devices_per_host: devices of a host.
+    """
+
+    recomputed: Literal["none", "core", "half", "all"] = "none"
+    chunks: int = 1
+    is_fused: bool = True
+    devices_per_host: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duration:
+    """Seconds of an update by cause; those of the stages are of the slowest one.
+
+    Args:
+        products: matrix products outside attention.
+        attention: attention without its projections.
+        elementwise: operators that only move tensors through memory.
+        model: tensor-parallel messages.
+        pipe: messages between pipeline stages.
+        bubble: waiting for other stages.
+        data: messages over data-parallel ranks that are not overlapped.
+        update: the optimizer.
+    """
+
+    products: float
+    attention: float
+    elementwise: float
+    model: float
+    pipe: float
+    bubble: float
+    data: float
+    update: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the update."""
+        running = self.products + self.attention + self.elementwise + self.model + self.pipe
+        return running + self.bubble + self.data + self.update
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Seconds of a forward pass, a backward pass or both."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    elementwise: float = 0.0
+    model: float = 0.0
+
+    def __add__(self, other: "_Pass") -> "_Pass":
+        return _Pass(
+            self.products + other.products,
+            self.attention + other.attention,
+            self.elementwise + other.elementwise,
+            self.model + other.model,
+        )
+
+    def __mul__(self, factor: float) -> "_Pass":
+        return _Pass(
+            factor * self.products, factor * self.attention, factor * self.elementwise, factor * self.model
+        )
+
+    @property
+    def seconds(self) -> float:
+        return self.products + self.attention + self.elementwise + self.model
+
+
+# Bytes that the update of a parameter reads and writes: gradient, master weight, two moments, weight.
+_UPDATE_BYTES = 32
+# The backward pass of a product is two; flash attention computes the scores again in its own.
+_BACKWARD_PRODUCTS, _BACKWARD_FLASH = 2.0, 2.5
+# Bytes per attention score, where scores are stored: written by the product, read and written by the softmax
+# and by the dropout with its mask, and read by the product; then the same for gradients.
+_SCORE_BYTES_FORWARD, _SCORE_BYTES_BACKWARD = 14, 17
+# Bytes per logit of the loss: read and written in float32 by softmax and its gradient.
+_LOGIT_BYTES = 24
+_BYTES = 2
+
+
+def predict(
+    shape: Shape,
+    layout: Layout,
+    device: Device,
+    execution: Execution,
+    constants: Constants | None = None,
+) -> Duration:
+    """Predict the time of an update in 16 bits.
+
+    Args:
+        shape: the model.
+        layout: how it is divided; `segment_layers` is ignored for `Execution.recomputed`.
+        device: the GPU.
+        execution: how it is executed.
+        constants: None: those that fit the published runs.
+    """
+    model = _Model(shape, layout, device, execution, constants or Constants())
+    stages = layout.stages
+    layers = model.layers() * (1 / stages)
+    slowest = (layers + model.head()) * layout.accumulation
+    sent = _sent_between_stages(model) * layout.accumulation
+    bubble = (stages - 1) / execution.chunks * (layers.seconds + _sent_between_stages(model))
+    running = slowest.seconds + sent + bubble
+    return Duration(
+        products=slowest.products,
+        attention=slowest.attention,
+        elementwise=slowest.elementwise,
+        model=slowest.model,
+        pipe=sent,
+        bubble=bubble,
+        data=_exposed(model, running),
+        update=model.update(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Work of one device on a micro-batch."""
+
+    shape: Shape
+    layout: Layout
+    device: Device
+    execution: Execution
+    constants: Constants
+
+    @property
+    def tokens(self) -> int:
+        return self.layout.micro_batch * self.shape.seq_length
+
+    @property
+    def memory_speed(self) -> float:
+        return self.device.memory_bandwidth * self.constants.memory
+
+    @property
+    def link_speed(self) -> float:
+        return self.device.link_bandwidth * self.constants.link
+
+    def speed_between(self, *, ranks: int, ranks_per_host: int) -> float:
+        """Return the bytes per second of a ring of ranks.
+
+        Between hosts, the ring uses the network adapters of all its ranks on a host at the same time.
+        """
+        if ranks <= ranks_per_host:
+            return self.link_speed
+        adapter = self.constants.network * self.device.network_bandwidth
+        return min(self.link_speed, adapter * ranks_per_host)
+
+    def layers(self) -> _Pass:
+        """Return the time of all layers in both passes."""
+        kinds = Counter(self.shape.attention_types)
+        return sum((self._layer(kind) * number for kind, number in kinds.items()), _Pass())
+
+    def head(self) -> _Pass:
+        """Return the time of the head and the loss in both passes."""
+        columns = self.shape.vocab_size / self.layout.model_parallel
+        products = self._product(self.shape.hidden_size, columns) * (1 + _BACKWARD_PRODUCTS)
+        return _Pass(products, 0.0, self.tokens * columns * _LOGIT_BYTES / self.memory_speed, 0.0)
+
+    def update(self) -> float:
+        """Return the time of the optimizer, which works on the part that the rank holds."""
+        held = _weights(self)
+        shared = self.layout.data_parallel if self.layout.zero_stage else 1
+        return held / shared * _UPDATE_BYTES / self.memory_speed
+
+    def _layer(self, kind: str) -> _Pass:
+        forward = _Pass(
+            self._products(kind),
+            self._core_seconds(kind),
+            self._moved(kind) / self.memory_speed,
+            self._sent(),
+        )
+        backward = _Pass(
+            forward.products * _BACKWARD_PRODUCTS,
+            self._core_backward(kind),
+            forward.elementwise * self.constants.backward,
+            forward.model,
+        )
+        return forward + backward + self._again(forward)
+
+    def _again(self, forward: _Pass) -> _Pass:
+        """Return the time of what the backward pass computes again."""
+        return {
+            "none": _Pass(),
+            "core": _Pass(attention=forward.attention),
+            "half": _Pass(products=forward.products, elementwise=forward.elementwise) * 0.5,
+            "all": forward,
+        }[self.execution.recomputed]
+
+    def _products(self, kind: str) -> float:
+        ranks = self.layout.model_parallel
+        return sum(
+            self._product(tensor.row, tensor.numbers / tensor.row / (ranks if tensor.is_split else 1))
+            for tensor in layer_weights(self.shape, kind)
+            if tensor.multiplies
+        )
+
+    def _product(self, rows: float, columns: float) -> float:
+        """Return the time of multiplying all tokens with a matrix."""
+        tokens = self.tokens
+        shortest = min(tokens, rows, columns)
+        share = self.constants.products * shortest / (shortest + self.constants.half)
+        computing = 2 * tokens * rows * columns / (self.device.peak * self.device.sustained * share)
+        moved = _BYTES * (tokens * rows + rows * columns + tokens * columns)
+        return max(computing, moved / self.memory_speed)
+
+    def _core_operations(self, kind: str) -> float:
+        """Return the operations of a layer's products that have no weights, in the forward pass."""
+        shape = self.shape
+        if ATTENTION_FACTS[kind].is_gmlp:
+            return 8 * self.tokens * shape.seq_length * shape.hidden_size / self.layout.model_parallel
+        keys = keys_per_query(shape, kind)
+        return 4 * self.tokens * keys * shape.hidden_size / self.layout.model_parallel
+
+    def _core_seconds(self, kind: str) -> float:
+        return self._core(kind, products=1.0, flash=1.0, score_bytes=_SCORE_BYTES_FORWARD)
+
+    def _core_backward(self, kind: str) -> float:
+        return self._core(
+            kind, products=_BACKWARD_PRODUCTS, flash=_BACKWARD_FLASH, score_bytes=_SCORE_BYTES_BACKWARD
+        )
+
+    def _core(self, kind: str, *, products: float, flash: float, score_bytes: int) -> float:
+        operations = self._core_operations(kind)
+        speed = self.device.peak * self.device.sustained
+        if ATTENTION_FACTS[kind].is_gmlp:
+            return products * operations / (speed * self.constants.products)
+        if not self.shape.keeps_scores:
+            # The half that the causal mask hides is not computed.
+            return flash * operations / 2 / (speed * self.constants.flash)
+        size = self.shape.hidden_size / self.shape.heads
+        share = self.constants.products * size / (size + self.constants.half_head)
+        scores = self.tokens * self.shape.seq_length * self.shape.heads / self.layout.model_parallel
+        return products * operations / (speed * share) + scores * score_bytes / self.memory_speed
+
+    def _moved(self, kind: str) -> float:
+        """Return the bytes that element-wise operators move in the forward pass."""
+        shape, ranks = self.shape, self.layout.model_parallel
+        # Two norms (read, write) and two sums with the residual stream (read two, write one, mask).
+        alone = 2 * 2 + 2 * 3.5
+        replicated = alone * shape.hidden_size / (ranks if self.layout.splits_sequence else 1)
+        activation = (3 if shape.is_gated else 2) * shape.mlp_width / ranks
+        turned = 2 * (shape.hidden_size + shape.key_width) / ranks if shape.position == "rotary" else 0
+        moved = self.tokens * _BYTES * (replicated + activation + turned)
+        return moved if self.execution.is_fused else moved * self.constants.unfused
+
+    def _sent(self) -> float:
+        """Return the time of a layer's tensor-parallel messages in one pass: two all-reduces."""
+        ranks = self.layout.model_parallel
+        each = 2 * hidden_bytes(self.shape, self.layout) * (ranks - 1) / ranks
+        return 2 * each / self.link_speed
+
+
+def _weights(model: _Model) -> int:
+    layout = model.layout
+    return max(local_parameters(model.shape, layout, stage) for stage in {0, layout.stages - 1})
+
+
+def _sent_between_stages(model: _Model) -> float:
+    """Return the time of sending a micro-batch's activations and gradients to the next stages."""
+    if model.layout.stages == 1:
+        return 0.0
+    hidden = hidden_bytes(model.shape, model.layout) / model.layout.model_parallel
+    speed = model.device.network_bandwidth * model.constants.network
+    return 2 * model.execution.chunks * hidden / speed
+
+
+def _exposed(model: _Model, running: float) -> float:
+    """Return the time of data-parallel messages that is not hidden behind the passes."""
+    layout = model.layout
+    per_host = max(1, model.execution.devices_per_host // layout.model_parallel)
+    speed = model.speed_between(ranks=layout.data_parallel, ranks_per_host=per_host)
+    sending = communication_bytes(model.shape, layout).data / speed
+    return max(0.0, sending - running) if layout.zero_stage >= 2 else sending
