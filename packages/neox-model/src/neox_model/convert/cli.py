@@ -273,8 +273,7 @@ def read_gpt_neox(
 def verify(one: Path, other: Path, vocab_file: Path | None, merge_file: Path | None, as_json: bool) -> None:
     """Compare two folders: checkpoints, models of transformers, or one of each.
 
-    Weights of one that are those of the other rounded to another data type
-    are no difference, and are reported.
+    Weights that were only rounded to another data type count as equal, and are reported.
     """
     result = _with_torch("verify").verify(one, other, vocab_file=vocab_file, merge_file=merge_file)
     lines = [
