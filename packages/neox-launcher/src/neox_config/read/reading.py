@@ -34,6 +34,7 @@ __all__ = [
     "text_of",
 ]
 
+_ENDINGS = (".yml", ".yaml", ".json")
 _LARGEST_FILE_BYTES = 2**20
 _DEEPEST = 40
 # Of brackets and blocks while scanning: far more than any value may have.
@@ -187,7 +188,9 @@ def _find_file(path: Path, directory: Path | None) -> Path | Problem:
     reason = why_not_readable(base)
     if reason != "does not exist":
         return Problem("", str(reason), "give a YAML file that you can read", place=place)
-    siblings = [entry.name for entry in base.parent.iterdir()] if os.path.isdir(base.parent) else []
+    endings = (*_ENDINGS, base.suffix) if base.suffix else _ENDINGS
+    entries = base.parent.iterdir() if os.path.isdir(base.parent) else ()
+    siblings = [entry.name for entry in entries if entry.name.endswith(endings)]
     near = difflib.get_close_matches(base.name, siblings, n=1) or difflib.get_close_matches(
         f"{base.name}.yml", siblings, n=1
     )

@@ -165,6 +165,22 @@ def test_a_missing_file_is_named_with_its_neighbour(minimal):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "neighbour", "remedy"),
+    [
+        ("nonexist.yml", "conftest.py", "check the path"),
+        ("nonexist", "nonexistent", "check the path"),
+        ("nonexist.yml", "nonexit.json", "did you mean {}?"),
+        ("nonexist.conf", "nonexit.conf", "did you mean {}?"),
+    ],
+)
+def test_only_a_neighbour_that_may_be_a_configuration_is_named(tmp_path, name, neighbour, remedy):
+    (tmp_path / neighbour).touch()
+    with pytest.raises(ConfigError) as found:
+        load_config([tmp_path / name])
+    assert str(found.value).splitlines()[-1].strip() == remedy.format(tmp_path / neighbour)
+
+
 def test_folder_in_place_of_a_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is a directory, not a file"):
         load_config([tmp_path])
