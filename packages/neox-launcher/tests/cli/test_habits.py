@@ -44,6 +44,7 @@ def run(*arguments):
         ("--directory=configs big other.yml", ("big", "other.yml"), "configs"),
         ("train.yml", ("train.yml",), None),
         ("a.yml --set x=y b.yml --output all c.yml", ("a.yml", "b.yml", "c.yml"), None),
+        ("--set x=y -- a.yml -b.yml", ("a.yml", "-b.yml"), None),
     ],
 )
 @pytest.mark.parametrize("command", ["", "generate", "doctor"])
@@ -60,6 +61,20 @@ def test_a_dry_run_before_a_file_keeps_the_file(requests):
     assert run("--dry-run", "a.yml").exit_code == 0
     (request, dry_run) = requests.pop()
     assert (request.paths, dry_run) == (("a.yml",), "text")
+
+
+def test_a_dry_run_that_is_a_value_of_another_option_stays_as_it_is(requests):
+    assert run("a.yml", "--hostfile", "--dry-run", "--dry-run").exit_code == 0
+    (request, dry_run) = requests.pop()
+    assert (request.overrides, dry_run) == (("hostfile='--dry-run'",), "text")
+
+
+def test_a_command_after_two_dashes_has_options(requests):
+    result = run("--", "generate", "--prompt", "Once", "--", "a.yml")
+    assert result.exit_code == 0, result.output
+    (request, _) = requests.pop()
+    assert (request.program, request.paths) == ("generate", ("a.yml",))
+    assert request.overrides == ('prompt="Once"',)
 
 
 @pytest.mark.parametrize("spelling", ["{0}_{1}", "{0}-{1}"])
@@ -104,6 +119,7 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
         ("script.sh", "script.sh is a file, but not a configuration file"),
         ("configs", "configs is a directory; give the configuration files in it: neox-launch -d configs"),
         ("genrate a.yml", "did you mean generate?"),
+        ("a.yml -- --dry-run", "No such command or file: --dry-run"),
         ("lambada", "the commands are doctor, evaluate, generate, init, serve, verify-resume"),
         ("a.yml --eval_tasks lambada", "use neox-launch evaluate --tasks NAME,..., or --set eval-tasks"),
         ("--conf_dir configs big", "use -d DIR"),

@@ -97,10 +97,8 @@ class LaunchGroup(LaunchCommand, Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Replace `--dry-run` by `--dry-run=text`, and `FILE` by `--config FILE`."""
-        # click would take the word after --dry-run as its value.
-        args = [f"{DRY_RUN}=text" if word == DRY_RUN else word for word in args]
         try:
-            args = _with_named_files(args, self)
+            args = _with_values(args, self)
         except click.UsageError:
             # A shell that completes a line shows no errors.
             if not ctx.resilient_parsing:
@@ -149,8 +147,10 @@ def _escaped(char: str) -> str:
     return f"\\U{ord(char):08x}"
 
 
-def _with_named_files(words: Sequence[str], group: click.Group) -> list[str]:
-    """Return the words with `--config` before each configuration file that is given without it.
+def _with_values(words: Sequence[str], group: click.Group) -> list[str]:
+    """Return the words with `--config` before each configuration file without it, and a value of `--dry-run`.
+
+    After `--` there are no options, only configuration files and a command.
 
     Raises:
         UsageError: a word is neither a command nor a configuration file.
@@ -158,18 +158,22 @@ def _with_named_files(words: Sequence[str], group: click.Group) -> list[str]:
     takes_value = _options([group, *group.commands.values()])
     directory = _value_of(words, _DIRECTORY)
     named: list[str] = []
-    command, is_value = None, False
+    command, is_value, may_be_option = None, False, True
     for number, word in enumerate(words):
         if is_value:
             is_value = False
             named.append(word)
-        elif word.startswith("-"):
+        elif word == "--" and may_be_option:
+            may_be_option = False
+        elif word.startswith("-") and may_be_option:
             if word.partition("=")[0] not in takes_value and word[:2] not in _DIRECTORY:
                 return [*named, *words[number:]]  # click reports the unknown option.
             is_value = takes_value.get(word, False)
-            named.append(word)
+            # click would take the word after --dry-run as its value.
+            named.append(f"{DRY_RUN}=text" if word == DRY_RUN else word)
         elif command is None and word in group.commands:
-            command = word
+            # A command has options of its own, also after `--`.
+            command, may_be_option = word, True
             named.append(word)
         elif _is_configuration(word, directory):
             named += [_CONFIG, word]
