@@ -188,7 +188,9 @@ def damage(world: World) -> None:
     if len(complete) < 2:
         return
     # With no manifest, a folder is no checkpoint: `latest` is then wrong.
-    path = world.chance.choice([*complete[-1].iterdir(), world.save / LATEST])
+    # An earlier damage may have removed `latest`.
+    files = [*complete[-1].iterdir(), world.save / LATEST]
+    path = world.chance.choice([file for file in files if file.exists()])
     kind = world.chance.choice(list(DAMAGES))
     DAMAGES[kind](path, world.chance)
     found = Run(layers=3)

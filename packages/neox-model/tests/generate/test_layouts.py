@@ -120,7 +120,9 @@ def test_results_of_two_ranks_are_those_of_one_process(tmp_path, sizes):
         reasons = [one["finish_reason"] for one in found]
         assert reasons[4] == "prompt-too-long"
         assert set(reasons) <= {"maximum-tokens", "prompt-too-long", "end-of-document"}
-        if precision == "fp32" or not sizes:
+        # In 16 bits, matrices of another number of rows are rounded in another order on some CPUs: each rank
+        # of "data 2" has a part of the rows.
+        if precision == "fp32":
             assert [one["tokens"] for one in found] == [one["tokens"] for one in alone]
         scorer = Scorer(forwards[precision], seq_length=48, batch_tokens=48)
         for one, other in zip(found, alone, strict=True):
