@@ -141,6 +141,13 @@ def test_openmpi_gives_each_rank_a_line_of_the_host_file(plan, programs):
     assert command.environment == {"NEOX_TOKEN": "s3cret"}
 
 
+def test_openmpi_does_not_look_up_the_lines_of_one_host(plan, programs):
+    programs(mpirun=Flavour.OPEN_MPI)
+    command = only(plan("openmpi", hosts="alpha slots=3"))
+    assert command.argv[command.argv.index("--map-by") + 1] == "slot"
+    assert list(command.files.values()) == ["alpha\nalpha\nalpha\n"]
+
+
 def test_hydra_gives_ranks_by_the_machine_file(plan, programs):
     folder = programs(mpiexec_hydra=Flavour.HYDRA)
     command = only(plan("mpich", "launcher-args=-iface ib0"))

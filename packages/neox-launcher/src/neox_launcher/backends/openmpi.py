@@ -32,13 +32,19 @@ class OpenMpiBackend:
         return refuse_ipv6(plan)
 
     def commands(self, plan: LaunchPlan, contact: Contact) -> list[Command]:
-        """Return one command; with `--map-by seq`, each line of the file is the host of one rank."""
+        """Return one command; each line of the file is the host of one rank."""
         program = find_program(_PROGRAMS, Flavour.OPEN_MPI).path or _PROGRAMS[0]
         names = host_file(contact)
         # --oversubscribe: the plan determines the number of workers per host, independent of the slots of an
         # allocation. --bind-to none: --bind-cores binds workers to cores.
         argv = [program, "--oversubscribe", *plan.launcher_args]
-        argv += ["-n", str(plan.world.size), "--hostfile", names, "--map-by", "seq", "--bind-to", "none"]
-        argv += ["-x", TOKEN_VARIABLE, *remote_command(plan, contact, "--mpi")]
+        argv += ["-n", str(plan.world.size), "--hostfile", names, "--map-by", _mapping(plan)]
+        argv += ["--bind-to", "none", "-x", TOKEN_VARIABLE, *remote_command(plan, contact, "--mpi")]
         files = {names: "".join(f"{host.name}\n" * len(host.slots) for host in plan.world.hosts)}
         return [Command(argv=tuple(argv), environment={TOKEN_VARIABLE: contact.token}, files=files)]
+
+
+def _mapping(plan: LaunchPlan) -> str:
+    # seq: the ranks are on the hosts of the lines, in their order. On one host the order does not matter, and
+    # Open MPI 4 does not find the line `localhost` with seq: it has the machine's hostname in its place.
+    return "slot" if len(plan.world.hosts) == 1 else "seq"
