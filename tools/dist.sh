@@ -3,9 +3,10 @@
 #
 #   tools/dist.sh [OUTPUT]
 #
-# One folder per Python of PYTHONS ("3.11 3.12 3.13") that is installed, because neox-data contains compiled code;
-# the other wheels are the same in every folder. With all four in one command, pip does not search an index for their
-# names, which there could belong to others: pip install dist/3.11/*.whl
+# One folder per Python of PYTHONS ("3.11 3.12 3.13") that is installed, because neox-data contains compiled code, and
+# neox-kernels does with NEOX_KERNELS_PREBUILD=1; the other wheels are the same in every folder. With all four in one
+# command, pip does not search an index for their names, which there could belong to others:
+# pip install dist/3.11/*.whl
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,6 +30,9 @@ wheels() {
     ".venvs/data-$version/bin/python" -m pip wheel --quiet --no-input --no-deps -c constraints.txt --wheel-dir "$to" "${folders[@]}"
 }
 
+compiled=(data) pure=(launcher model kernels)
+[ "${NEOX_KERNELS_PREBUILD:-}" != 1 ] || compiled=(data kernels) pure=(launcher model)
+
 built=()
 for version in ${PYTHONS:-3.11 3.12 3.13}; do
     code=0
@@ -36,8 +40,8 @@ for version in ${PYTHONS:-3.11 3.12 3.13}; do
     # 3: this Python is not installed, which was reported.
     [ "$code" -ne 3 ] || continue
     [ "$code" -eq 0 ] || exit "$code"
-    [ -d "$work/pure" ] || wheels "$version" "$work/pure" launcher kernels model
-    wheels "$version" "$work/dist/$version" data
+    [ -d "$work/pure" ] || wheels "$version" "$work/pure" "${pure[@]}"
+    wheels "$version" "$work/dist/$version" "${compiled[@]}"
     ".venvs/data-$version/bin/python" -m zipfile -l "$work/dist/$version"/neox_data-*.whl | grep 'neox_data/_native.*\.so' >/dev/null || {
         echo "the extension of neox-data was not compiled: install a C++ compiler (Debian, Ubuntu: apt-get install g++)" >&2
         exit 1

@@ -4,6 +4,7 @@ Each package that other packages do not depend on has a copy, which tests compar
 """
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -41,6 +42,7 @@ _SETTINGS: Mapping[str, Any] = {
     "max_content_width": 110,
 }
 _OTHERS = "Options"
+_ENDINGS = (".yml", ".yaml", ".json", ".jsonl")
 _PACKAGES = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_model")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -155,10 +157,32 @@ class Command(click.Command):
             formatter.write_dl([(str(code), meaning) for code, meaning in self.exit_codes.items()])
 
 
+def _is_file(word: str) -> bool:
+    return word.endswith(_ENDINGS) or "/" in word or os.path.exists(word)
+
+
 class Group(Command, click.Group):
-    """A program with commands."""
+    """A program with commands.
+
+    Args:
+        for_files: the command that an error suggests if a file is given in place of a command.
+    """
 
     command_class = Command
+
+    def __init__(self, *args: Any, for_files: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.for_files = for_files
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names; report a file in its place with a command for it."""
+        word = args[0]
+        if self.get_command(ctx, word) is None and not ctx.resilient_parsing and _is_file(word):
+            example = f": {ctx.command_path} {self.for_files} {' '.join(args)}" if self.for_files else ""
+            ctx.fail(f"{word} is not a command; write a command before files{example}")
+        return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, then the commands."""

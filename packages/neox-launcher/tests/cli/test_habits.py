@@ -110,7 +110,8 @@ def test_an_option_has_the_effect_of_the_parameter(minimal, tmp_path):
     [
         ("train --config a.yml", "neox-launch trains without a command"),
         ("deepy.py train.py -d configs big", "neox-launch trains without a command"),
-        ("train.py -d configs big", "neox-launch trains without a command"),
+        ("train.py -d configs big", "neox-launch trains without a command: neox-launch big"),
+        ("deepy.py train.py a.yml b.yml", "trains without a command: neox-launch a.yml b.yml."),
         ("eval.py a.yml", "use the command evaluate"),
         ("generate.py a.yml", "use the command generate"),
         ("check a.yml", "check is a command of neox-config"),

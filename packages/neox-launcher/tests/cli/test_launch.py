@@ -266,6 +266,8 @@ def test_float16_without_a_gpu_is_a_note(load, text, name):
     assert missing_devices(asked, local_world(asked, gpus=0)) == []
     (note,) = slow_without_gpus(asked, local_world(asked, gpus=0))
     assert (note.name, note.place.line, note.what) == (name, 1, "is slow without GPUs")
+    _, remedy = note.remedy.split("train in fp32: --set ")
+    assert load(text, remedy).precision.is_fp16 is False
     assert slow_without_gpus(asked, local_world(asked, gpus=1)) == []
     assert slow_without_gpus(load("precision: bfloat16"), local_world(asked, gpus=0)) == []
 

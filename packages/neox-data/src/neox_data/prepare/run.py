@@ -107,7 +107,7 @@ def _corpus(
     if counts.cut:
         say(
             f"{counts.cut:,} documents larger than a hundredth of all texts were cut at line ends or spaces: "
-            f"{counts.written:,} documents now"
+            f"there are now {counts.written:,} documents"
         )
     say(f"wrote {path}: documents in a fixed pseudo-random order")
     return found

@@ -31,7 +31,11 @@ def precision_agrees_with_the_blocks(c: NeoXConfig) -> Iterator[Problem]:
     enabled = [name for name, on in by_block.items() if on]
     if named is not None and enabled and named not in enabled:
         block = "bf16" if enabled[0] == "bfloat16" else enabled[0]
-        yield Problem("precision", f"contradicts {block}.enabled: true", "keep one of the two")
+        yield Problem(
+            "precision",
+            f"contradicts {block}.enabled: true",
+            f"keep one of the two, or set {block}.enabled to false",
+        )
     given_off = (
         named in by_block
         and "enabled" in getattr(c.precision, "bf16" if named == "bfloat16" else "fp16").model_fields_set

@@ -42,7 +42,11 @@ from neox_launcher.resources.hosts import missing_hostfile
 __all__ = ["main"]
 
 
-@click.group(cls=Group, examples=("neox-config check small.yml --files", "neox-config explain rotary-pct"))
+@click.group(
+    cls=Group,
+    for_files="check",
+    examples=("neox-config check small.yml --files", "neox-config explain rotary-pct"),
+)
 @click.version_option(package_name="neox-launcher")
 def main() -> None:
     """Check, show and explain configurations, and estimate memory and time.

@@ -178,7 +178,8 @@ def _with_values(words: Sequence[str], group: click.Group) -> list[str]:
         elif _is_configuration(word, directory):
             named += [_CONFIG, word]
         else:
-            raise click.UsageError(_advice_on_word(word, group.commands))
+            files = [other for other in words[number + 1 :] if _is_configuration(other, directory)]
+            raise click.UsageError(_advice_on_word(word, group.commands, files))
     return named
 
 
@@ -211,9 +212,12 @@ def _is_configuration(word: str, directory: Path) -> bool:
     )
 
 
-def _advice_on_word(word: str, commands: Iterable[str]) -> str:
+def _advice_on_word(word: str, commands: Iterable[str], files: Sequence[str]) -> str:
     if word in _ADVICE_ON_WORDS:
-        return f"{word} is not a command of neox-launch; {_ADVICE_ON_WORDS[word]}."
+        advice = _ADVICE_ON_WORDS[word]
+        if files:
+            advice = advice.replace("--config FILE", " ".join(files))
+        return f"{word} is not a command of neox-launch; {advice}."
     if os.path.isdir(word):
         return f"{word} is a directory; give the configuration files in it: neox-launch -d {word} FILE ..."
     if os.path.isfile(word):

@@ -35,7 +35,7 @@ vocab-file: {vocab_file}
 {architecture}
 seq-length: {seq_length}                       # tokens per sample
 
-# --- Training: {passes:.2f} passes over the texts; its length is limited by {limit}
+# --- Training: {passes:.2f} passes over the texts (limit: {limit})
 train-iters: {iterations}
 train-micro-batch-size-per-gpu: {micro}     # samples per device and forward pass
 gradient-accumulation-steps: {accumulation}        # micro-batches per update
@@ -46,7 +46,7 @@ attention-dropout: 0.0
 optimizer:
   type: Adam
   params:
-    lr: {rate}                        # at most {highest_rate}, else {rate_times_width} / hidden-size
+    lr: {rate}                        # the smaller of {highest_rate} and {rate_times_width} / hidden-size
     betas: [0.9, 0.95]
     eps: 1.0e-8
 weight-decay: 0.1

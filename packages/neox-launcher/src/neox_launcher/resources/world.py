@@ -72,8 +72,12 @@ def slow_without_gpus(config: NeoXConfig, world: World) -> list[Problem]:
     """Return notes about settings that are slow without GPUs."""
     if world.gpus != 0 or not config.precision.is_fp16:
         return []
-    name = "precision" if config.precision.precision == "fp16" else "fp16.enabled"
-    note = Problem(name, "is slow without GPUs", "use bfloat16 or fp32 unless this is a test of fp16")
+    name, faster = "precision", "fp32"
+    if config.precision.precision != "fp16":
+        name, faster = "fp16.enabled", "false"
+    note = Problem(
+        name, "is slow without GPUs", f"unless this is a test of fp16, train in fp32: --set {name}={faster}"
+    )
     return [note.located(place_of(config.sources, name), in_words(config.value_of(name)))]
 
 

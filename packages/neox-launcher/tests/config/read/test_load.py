@@ -161,6 +161,24 @@ def test_two_overrides_that_disagree_are_refused(load):
         load("", "seed=1", "seed=2")
 
 
+@pytest.mark.parametrize("value", ["null", "~", ""])
+def test_null_for_a_block_with_values_is_refused(load, value):
+    with pytest.raises(
+        ConfigError, match=r"fp16.enabled in \S*more.yml line 1(.|\n)*--set fp16.enabled=VALUE"
+    ):
+        load("fp16: {enabled: true}", f"fp16={value}")
+
+
+def test_null_for_a_block_without_values_is_its_default(load):
+    assert load("fp16:", "bf16=null").precision == load("").precision
+
+
+def test_two_files_that_disagree_can_be_overridden(load):
+    with pytest.raises(ConfigError, match="keep only one of them, or override both with --set"):
+        load("hidden-size: 128")
+    assert load("hidden-size: 128", "hidden-size=256").model.hidden_size == 256
+
+
 def test_the_same_value_twice_in_two_files_is_fine(load):
     assert load("hidden_size: 64").model.hidden_size == 64
 
