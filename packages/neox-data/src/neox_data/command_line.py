@@ -42,6 +42,7 @@ _SETTINGS: Mapping[str, Any] = {
     "max_content_width": 110,
 }
 _OTHERS = "Options"
+_LONGEST_SENTENCE = 1_000
 _ENDINGS = (".yml", ".yaml", ".json", ".jsonl")
 _PACKAGES = ("neox_config", "neox_launcher", "neox_data", "neox_kernels", "neox_model")
 
@@ -188,3 +189,15 @@ class Group(Command, click.Group):
         """Write the options under their headings, then the commands."""
         super().format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each command with the first sentence of its help, which click would cut to one line."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name, command.get_short_help_str(_LONGEST_SENTENCE))
+                    for name, command in commands
+                    if command
+                ]
+            )

@@ -55,7 +55,7 @@ def prepare(
     log_interval: int,
     quiet: bool,
 ) -> None:
-    """Make a tokenizer and a dataset of files and folders with texts.
+    """Make a tokenizer and a dataset from files and folders with texts.
 
     Writes corpus.jsonl (all documents, mixed), tokenizer.json, data/corpus_text_document.bin and .idx, and
     prepared.json (the counts, and a split for training and validation). Run it again after an interruption:
