@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from neox_launcher.plan.preflight import check_files, preflight
+from neox_launcher.plan.preflight import check_files, notes_on_save, preflight
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.world import World
 
@@ -325,3 +325,29 @@ def test_restarts_with_local_checkpoints_require_that_they_resume(load, files):
         assert [problem.name for problem in preflight(plan)] == found
         plan.max_restarts = 0
         assert preflight(plan) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("load: saved", None),
+        ("load: ./saved", None),
+        ("", "to keep them, use another folder; to continue, set load: saved"),
+        ("load: base", "to keep them, use another folder; to continue, set load: saved"),
+        (
+            "load: saved\nfinetune: true",
+            "to keep them, use another folder; to continue, set load: saved and finetune: false",
+        ),
+    ],
+)
+def test_checkpoints_that_a_training_would_replace_are_noted(load, files, text, remedy):
+    config = load(f"{SETTINGS}save: saved\nsave-interval: 5\n{text}\n")
+    assert notes_on_save(config) == []
+    for name in ("global_step5", "global_step10", "global_step20.tmp"):
+        (files / "saved" / name).mkdir(parents=True)
+    assert notes_on_save(config) == []
+    for name in ("global_step5", "global_step10"):
+        (files / "saved" / name / "manifest.json").write_text("{}")
+    notes = notes_on_save(config)
+    assert [note.remedy for note in notes] == ([] if remedy is None else [remedy])
+    assert all("up to global_step10, that" in note.what and note.place.line == 4 for note in notes)

@@ -26,7 +26,7 @@ from neox_launcher.controller.supervision import Outcome
 from neox_launcher.controller.terminal import finish_output, print_message
 from neox_launcher.plan.plan import LaunchPlan
 from neox_launcher.plan.planning import Request, plan_launch
-from neox_launcher.plan.preflight import notes_on_data
+from neox_launcher.plan.preflight import notes_on_data, notes_on_save
 from neox_launcher.plan.scheduler import Member
 from neox_launcher.protocol.stop_signals import ignore_warning, warning_blocked
 from neox_launcher.resources.world import slow_without_gpus
@@ -450,7 +450,7 @@ def _print_notes(plan: LaunchPlan) -> None:
     config = plan.resolved.config
     notices = [*config.notices, *slow_without_gpus(config, plan.world)]
     if plan.program == "train":
-        notices += notes_on_data(config)
+        notices += [*notes_on_data(config), *notes_on_save(config)]
     if notices:
         click.echo(list_problems(notices, config.files, called="note") + "\n", err=True)
 

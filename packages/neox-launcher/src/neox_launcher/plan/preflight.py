@@ -37,7 +37,14 @@ from neox_launcher.resources.host import Host
 from neox_launcher.resources.local_gpus import count_gpus
 from neox_launcher.resources.world import World, missing_devices
 
-__all__ = ["check_files", "notes_on_data", "preflight", "refuse_worker_by_hand", "unused_by_hand"]
+__all__ = [
+    "check_files",
+    "notes_on_data",
+    "notes_on_save",
+    "preflight",
+    "refuse_worker_by_hand",
+    "unused_by_hand",
+]
 
 Check = Callable[[NeoXConfig], Iterator[Problem]]
 
@@ -130,6 +137,35 @@ def notes_on_data(config: NeoXConfig) -> list[Problem]:
         )
         for part in empty
         if part in words and config.training.eval_iters
+    ]
+
+
+def notes_on_save(config: NeoXConfig) -> list[Problem]:
+    """Return a note if `save` has checkpoints that the training does not continue, and would replace."""
+    section = config.checkpoint
+    if section.save is None or section.checkpoint.use_node_local_storage:
+        return []
+    save = Path(section.save)
+    continues = section.load is not None and Path(section.load).resolve() == save.resolve()
+    if continues and not section.finetune:
+        return []
+    try:
+        saved = complete_checkpoints(save)
+    except OSError:
+        # The workers report a folder that cannot be read.
+        return []
+    if not saved:
+        return []
+    return [
+        Problem(
+            "save",
+            f"has checkpoints, up to {saved[-1].name}, that this training does not continue: it replaces "
+            "those of the same iterations, and keep-last-n-checkpoints counts and deletes all",
+            f"to keep them, use another folder; to continue, set load: {section.save}"
+            + (" and finetune: false" if section.finetune else ""),
+            value=section.save,
+            place=place_of(config.sources, "save"),
+        )
     ]
 
 
