@@ -160,7 +160,7 @@ def notes_on_save(config: NeoXConfig) -> list[Problem]:
         Problem(
             "save",
             f"has checkpoints, up to {saved[-1].name}, that this training does not continue: it replaces "
-            "those of the same iterations, and keep-last-n-checkpoints counts and deletes all",
+            "those of the same iterations, and keep-last-n-checkpoints counts and deletes the others, too",
             f"to keep them, use another folder; to continue, set load: {section.save}"
             + (" and finetune: false" if section.finetune else ""),
             value=section.save,
