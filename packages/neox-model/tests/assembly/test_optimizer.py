@@ -134,10 +134,9 @@ def test_the_schedule_is_the_configured_one():
 def test_adam_of_muon_reaches_its_learning_rate_when_the_schedule_reaches_its_own(scheduler, peak):
     params = {"lr": 0.02, "adam_lr": 0.004, "eps": 1e-30}
     settings = {"optimizer": {"type": "Muon", "params": params}, "scheduler": scheduler, "weight_decay": 0.0}
-    norm = torch.nn.LayerNorm(3)
-    optimizer = build_optimizer(
-        resolved_from(settings).config, norm, model_group=SINGLE_RANK, data_group=SINGLE_RANK
-    )
+    norm, config = torch.nn.LayerNorm(3), resolved_from(settings).config
+    optimizer = build_optimizer(config, norm, model_group=SINGLE_RANK, data_group=SINGLE_RANK)
+    build_schedule(config, optimizer, decay_iterations=50)
     before = norm.bias.detach().clone()
     norm.bias.grad = torch.tensor([1.0, -2.0, 3.0])
     for group in optimizer.param_groups:

@@ -151,3 +151,20 @@ def test_the_momentum_of_muon_is_that_of_both_parts_and_comes_back():
     schedule.curve = rates("linear")
     schedule.load_state_dict({"applied_updates": 2})
     assert (matrices["momentum"], others["betas"]) == (0.6, (0.5, 0.7))
+
+
+def test_the_second_rate_of_muon_is_relative_to_the_curve_in_effect():
+    """The curve of a checkpoint has another largest rate than the configuration's `lr`."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = Muon([{"params": [parameter]}], lr=0.4, adam_lr=0.02)
+    schedule = LearningRateSchedule(optimizer, rates("constant"))
+    schedule.curve = rates("constant", peak=0.8)
+    schedule.load_state_dict({"applied_updates": 5})
+    parameter.grad = torch.ones(1)
+    optimizer.step()
+    # The first step of Adam is the sign of the gradient.
+    assert parameter.item() == pytest.approx(-0.02, rel=1e-5)
+    schedule.curve = rates("constant", peak=0.0, floor=0.0)
+    schedule.load_state_dict({"applied_updates": 5})
+    optimizer.step()
+    assert parameter.item() == pytest.approx(-0.02, rel=1e-5)

@@ -58,6 +58,11 @@ class WarmupLR(Curve):
     warmup_num_steps: Count
     warmup_type: WarmupType
 
+    @property
+    def reference(self) -> float:
+        """Return the rate after the warmup."""
+        return self.warmup_max_lr
+
     def rate(self, update: int) -> float:
         """Return the learning rate of update number `update`, counted from 0."""
         step = max(0, update - 1)
@@ -114,6 +119,11 @@ class WarmupCosineLR(Curve):
     cos_min_ratio: Rate
     warmup_type: WarmupType
 
+    @property
+    def reference(self) -> float:
+        """Return the rate after the warmup."""
+        return self.lr
+
     def rate(self, update: int) -> float:
         """Return the learning rate of update number `update`, counted from 0."""
         step, steps = update - 1, max(_SHORTEST_WARMUP, self.warmup_num_steps)
@@ -150,6 +160,11 @@ class LRRangeTest(Curve):
     lr_range_test_step_size: Count
     lr_range_test_step_rate: Rate
     lr_range_test_staircase: bool
+
+    @property
+    def reference(self) -> float:
+        """Return the rate of the first update."""
+        return self.lr_range_test_min_lr
 
     def rate(self, update: int) -> float:
         """Return the learning rate of update number `update`, counted from 0."""
@@ -197,6 +212,11 @@ class OneCycle(Curve):
     cycle_min_mom: _Momentum
     cycle_max_mom: _Momentum
     decay_mom_rate: Rate
+
+    @property
+    def reference(self) -> float:
+        """Return the rate between the two halves of the cycle."""
+        return self.cycle_max_lr
 
     def rate(self, update: int) -> float:
         """Return the learning rate of update number `update`, counted from 0."""

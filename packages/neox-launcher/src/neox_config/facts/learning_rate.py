@@ -47,6 +47,11 @@ class Curve:
         raise NotImplementedError
 
     @property
+    def reference(self) -> float:
+        """Return the rate to which a second learning rate is relative: the largest, of LRRangeTest the first."""
+        raise NotImplementedError
+
+    @property
     def changes_momentum(self) -> bool:
         """Return True if the curve sets the optimizer's momentum."""
         return False
@@ -147,6 +152,11 @@ class WarmupThenDecay(Curve):
     warmup: Rate
     decay_iterations: Count
 
+    @property
+    def reference(self) -> float:
+        """Return the rate at the end of the warmup."""
+        return self.peak
+
     def rate(self, update: int) -> float:
         """Return the learning rate of update number `update`, counted from 0."""
         warmup = self.warmup * self.decay_iterations
@@ -185,6 +195,11 @@ class WarmupStableDecay(Curve):
     warmup: Rate
     iterations: Count
     decay_iterations: Count
+
+    @property
+    def reference(self) -> float:
+        """Return the rate between warmup and decay."""
+        return self.peak
 
     def rate(self, update: int) -> float:
         """Return the learning rate of update number `update`, counted from 0."""

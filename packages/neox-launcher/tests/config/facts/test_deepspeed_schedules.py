@@ -82,3 +82,15 @@ def test_a_range_test_grows_in_every_update_or_in_stairs():
     continuous = LRRangeTest(**settings, lr_range_test_staircase=False)
     assert values(continuous, 4) == [0.1, 0.25, 0.4, 0.55]
     assert values(LRRangeTest(**settings, lr_range_test_staircase=True), 4) == [0.1, 0.1, 0.4, 0.4]
+
+
+def test_a_second_rate_is_relative_to_the_largest_or_the_first_of_a_range_test():
+    range_test = {"lr_range_test_min_lr": 0.1, "lr_range_test_step_size": 2, "lr_range_test_step_rate": 3.0}
+    curves = [
+        WarmupLR(**WARMUP, warmup_type="linear"),
+        WarmupDecayLR(**WARMUP, warmup_type="linear", total_num_steps=8),
+        WarmupCosineLR(**COSINE, warmup_type="linear"),
+        OneCycle(**CYCLE),
+        LRRangeTest(**range_test, lr_range_test_staircase=False),
+    ]
+    assert [curve.reference for curve in curves] == [0.5, 0.5, 0.5, 0.5, 0.1]

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from neox_config import NeoXConfig
-from neox_config.derive.learning_rate import learning_rate_curve, peak_rate
+from neox_config.derive.learning_rate import learning_rate_curve
 from neox_config.errors import ConfigError
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_model.optim import OPTIMIZERS
@@ -53,8 +53,6 @@ def build_optimizer(
             arguments["data_group"] = data_group
         if facts.matrix_states:
             groups = split_by_kind(groups, _matrices_of_layers(model))
-            # Its second learning rate is relative to the first, so the first is the one that is reached.
-            values["lr"] = peak_rate(config)
             is_16_bit = config.precision.is_fp16 or config.precision.is_bf16
             arguments["iteration_dtype"] = torch.bfloat16 if is_16_bit else torch.float32
         return own(groups, **{name: values[name] for name in facts.declared}, **arguments)

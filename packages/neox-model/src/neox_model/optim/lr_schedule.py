@@ -113,6 +113,8 @@ class LearningRateSchedule:
         rate, momentum = self.current_rate, self.current_momentum
         for group, configured in zip(self.optimizer.param_groups, self._configured_momenta, strict=True):
             group["lr"] = rate
+            if "reference_lr" in group:  # Muon's, for its second learning rate.
+                group["reference_lr"] = self.curve.reference
             _set_momentum(group, configured if momentum is None else momentum)
 
 

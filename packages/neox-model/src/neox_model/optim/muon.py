@@ -37,8 +37,8 @@ class Muon(Optimizer):
         momentum: decay of the momentum.
         nesterov: Nesterov momentum.
         ns_steps: steps of the Newton-Schulz iteration.
-        adam_lr: learning rate of the other weights; None: `lr`. A schedule that changes `lr` changes it in
-            proportion.
+        adam_lr: learning rate of the other weights where that of the matrices is the groups' `reference_lr`,
+            in proportion elsewhere; None: that of the matrices. A schedule sets both.
         betas: of Adam: decay of the running means of gradients and squared gradients.
         eps: of Adam: added to the denominator.
         iteration_dtype: dtype of the Newton-Schulz iteration. bfloat16, as in torch.optim.Muon, is fast, but
@@ -62,12 +62,12 @@ class Muon(Optimizer):
         iteration_dtype: torch.dtype = torch.bfloat16,
         model_group: Group = SINGLE_RANK,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "betas": betas, "eps": eps}
+        defaults = {"lr": lr, "reference_lr": lr, "momentum": momentum, "betas": betas, "eps": eps}
         super().__init__(parameters, {**defaults, "weight_decay": 0.0, "is_of_matrices": False})
         self._nesterov = nesterov
         self._steps = ns_steps
         self._dtype = iteration_dtype
-        self._adam_factor = 1.0 if adam_lr is None else adam_lr / lr
+        self._adam_lr = adam_lr
         self._model_group = model_group
 
     @torch.no_grad()
@@ -102,10 +102,16 @@ class Muon(Optimizer):
         parameter.add_(step, alpha=-rate * sqrt(max(1, rows / columns)))
 
     def _update_other(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state, rate = self.state[parameter], group["lr"] * self._adam_factor
+        state, rate = self.state[parameter], self._rate_of_others(group)
         update_moments(state, gradient, group["betas"])
         parameter.mul_(1 - rate * group["weight_decay"])
         parameter.sub_(moment_ratio(state, group["betas"], eps=group["eps"]), alpha=rate)
+
+    def _rate_of_others(self, group: dict[str, Any]) -> float:
+        rate: float = group["lr"]
+        if self._adam_lr is None or not group["reference_lr"]:  # No rate is relative to 0.
+            return rate
+        return rate * (self._adam_lr / group["reference_lr"])
 
 
 def orthogonalized(matrix: Tensor, steps: int, *, dtype: torch.dtype) -> Tensor:
