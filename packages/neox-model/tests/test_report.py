@@ -229,8 +229,80 @@ def test_failures_of_starts_without_a_record_are_told_from_those_of_attempts(tmp
     ) in text
     assert "ended: host h-2 failed at 2025-11-23 05:00:31 UTC: agent lost" in text
     assert "the launch failed at 2025-11-23 05:00:31 UTC: no progress for 9 s" in text
-    assert "A later launch ended before its first record: worker 0 on h failed" in text
+    assert "A later start ended before its first record: worker 0 on h failed" in text
     assert "older than the first attempt" not in text
+
+
+def failures_of(*rows):
+    """Failures of the launch `this`: number of the restart, seconds, rank, message, exit code."""
+    names = ("restart", "time", "rank", "message", "exit_code")
+    head = {"host": "h", "launch": "this"}
+    return "".join(json.dumps({**head, **dict(zip(names, row, strict=True))}) + "\n" for row in rows)
+
+
+def write_restarted_run(folder):
+    """Both ranks roll back in iteration 30; restart 1 dies early, restart 2 finishes, and 3 dies early."""
+    rolled_back = "the loss of iteration 29 is a spike\nTraceback"
+    for restart, first, time in ((None, 0, BEGIN), (2, 20, BEGIN + 50)):
+        writer = JsonlWriter(folder, iteration=first, launch="this", clock=lambda time=time: time)
+        events = Events([writer])
+        events.record("start", first, **about(), restart=restart)
+        if restart is None:
+            writer.write({"loss/train": 1.0}, 30)
+            events.record("end", 30, reason="error", message=f"RollbackError: {rolled_back}")
+        writer.close()
+    (folder / FAILURES).write_text(
+        failures_of(
+            (0, BEGIN + 1, 1, rolled_back, 4),
+            (0, BEGIN + 1, 0, rolled_back, 4),
+            (1, BEGIN + 20, 1, "killed by SIGKILL", 137),
+            (3, BEGIN + 90, 0, "no space left", 1),
+        )
+    )
+
+
+def test_a_start_that_died_early_is_told_by_the_number_of_its_restart(tmp_path):
+    write_restarted_run(tmp_path)
+    run = read_run(tmp_path)
+    assert [len(attempt.failures) for attempt in run.attempts] == [2, 0]
+    _, text = read_page(render_page([run]))
+    assert (
+        "An earlier start of the same launch ended before its first record: worker 1 on h failed at "
+        "2025-11-23 05:00:20 UTC: killed by SIGKILL. Attempt 2 trained"
+    ) in text
+    assert "A later start ended before its first record: worker 0 on h failed" in text
+    assert "3 restarts" in text
+
+
+def test_an_error_of_all_ranks_is_one_row_and_a_rollback_is_no_failure_of_a_worker(tmp_path):
+    write_restarted_run(tmp_path)
+    _, text = read_page(render_page([read_run(tmp_path)]))
+    assert "ended: rollback at 2025-11-23 05:00:01 UTC: the loss of iteration 29 is a spike." in text
+    # Once in the story and once in the timeline, whose details have the rest of the message.
+    assert text.count("rollback at 2025-11-23 05:00:01 UTC") == 2
+    assert "30 rollback rollback at" in text
+    assert "rank 0 ended with an error" not in text
+
+
+def test_saves_of_an_attempt_are_counted_in_words(tmp_path):
+    writer = JsonlWriter(tmp_path, iteration=0, clock=lambda: BEGIN)
+    events = Events([writer])
+    events.record("save", 10, seconds=0.5)
+    writer.flush()
+    assert "attempt 1 saved 1 checkpoint at this iteration" in render_page([read_run(tmp_path)])
+    events.record("save", 20, seconds=0.5)
+    writer.close()
+    assert "attempt 1 saved 2 checkpoints, the last one at this" in render_page([read_run(tmp_path)])
+
+
+def test_failures_of_many_workers_name_the_first(tmp_path):
+    write_restarted_run(tmp_path)
+    rows = ((0, BEGIN + rank / 10, rank, "out of memory", 1) for rank in range(8))
+    (tmp_path / FAILURES).write_text(failures_of(*rows))
+    _, text = read_page(render_page([read_run(tmp_path)]))
+    assert text.count("workers 0, 1, 2, 3, 4 and 3 more on h failed") == 2
+    # Rank 0 ended with another message.
+    assert text.count("rank 0 ended with an error") == 1
 
 
 def test_the_lowest_validation_loss_is_named(tmp_path):

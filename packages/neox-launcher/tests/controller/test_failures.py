@@ -8,7 +8,7 @@ import pytest
 from neox_launcher.controller import failures
 from neox_launcher.controller.failures import keep_failures
 from neox_launcher.protocol.outcome import Failure
-from neox_launcher.worker.reporting import LAUNCH_VARIABLE
+from neox_launcher.worker.reporting import LAUNCH_VARIABLE, RESTART_VARIABLE
 
 LOST = Failure(rank=None, host="h-2", time=5.0, message="agent lost", unreported=True)
 
@@ -21,10 +21,14 @@ def orders(tmp_path):
     )
 
 
-def test_a_lost_host_is_kept_with_the_name_of_the_launch(orders, tmp_path):
+def test_a_lost_host_is_kept_with_the_name_of_the_launch_and_the_number_of_the_restart(orders, tmp_path):
     keep_failures([LOST], orders)
     record = json.loads((tmp_path / "logs" / "failures.jsonl").read_text())
-    assert (record["host"], record["rank"], record["launch"]) == ("h-2", None, "abc")
+    assert (record["host"], record["rank"], record["launch"], record["restart"]) == ("h-2", None, "abc", 0)
+    orders.environment[RESTART_VARIABLE] = "3"
+    keep_failures([LOST], orders)
+    lines = (tmp_path / "logs" / "failures.jsonl").read_text().splitlines()
+    assert [json.loads(line)["restart"] for line in lines] == [0, 3]
 
 
 def test_nothing_is_written_without_failures_or_log_folder(orders, tmp_path):

@@ -8,12 +8,13 @@ def test_failures_of_all_attempts_are_appended_as_whole_lines(tmp_path):
     folder = tmp_path / "logs"
     killed = Failure(rank=1, host="a", time=5.0, message="killed by SIGKILL", exit_code=137, unreported=True)
     broken = Failure(rank=0, host="b", time=6.0, message="x" * 9000, traceback="Traceback")
-    record_failures(folder, [killed], launch="abc")
+    record_failures(folder, [killed], launch="abc", restart=2)
     record_failures(folder, [broken])
     first, second = map(json.loads, (folder / "failures.jsonl").read_text().splitlines())
     assert first == {
         "time": 5.0,
         "launch": "abc",
+        "restart": 2,
         "host": "a",
         "rank": 1,
         "message": "killed by SIGKILL",

@@ -36,7 +36,7 @@ from neox_launcher.protocol.run_folder import run_folder
 from neox_launcher.protocol.stop_signals import STOP_SIGNALS, block_warning, unblock_warning
 from neox_launcher.worker.bootstrap import CORES_FILE, OUTPUT_STREAMS
 from neox_launcher.worker.ranks import STORE_SOCKET_VARIABLE, read_mpi_rank
-from neox_launcher.worker.reporting import AGENT_FILE, LAUNCH_VARIABLE, write_aside
+from neox_launcher.worker.reporting import AGENT_FILE, start_of, write_aside
 
 __all__ = ["main"]
 
@@ -358,7 +358,7 @@ class Agent:
             return
         folder = Path(self._orders.working_directory, self._orders.log_dir)
         try:
-            record_failures(folder, failures, launch=self._orders.environment.get(LAUNCH_VARIABLE))
+            record_failures(folder, failures, **start_of(self._orders.environment))
         except OSError as error:
             sys.stderr.write(f"neox-launch, on {self._host}: failures are not recorded: {error}\n")
 

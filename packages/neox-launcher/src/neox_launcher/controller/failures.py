@@ -8,7 +8,7 @@ from neox_launcher.protocol.background import BackgroundQueue
 from neox_launcher.protocol.failure_record import FAILURES_FILE, record_failures
 from neox_launcher.protocol.orders import Orders
 from neox_launcher.protocol.outcome import Failure
-from neox_launcher.worker.reporting import LAUNCH_VARIABLE
+from neox_launcher.worker.reporting import start_of
 
 __all__ = ["keep_failures"]
 
@@ -29,7 +29,7 @@ def keep_failures(failures: Sequence[Failure], orders: Orders) -> None:
 
     def write(found: Sequence[Failure]) -> None:
         try:
-            record_failures(folder, found, launch=orders.environment.get(LAUNCH_VARIABLE))
+            record_failures(folder, found, **start_of(orders.environment))
             reason.clear()
         except OSError as error:
             reason[0] = str(error)

@@ -1,7 +1,7 @@
 """The failures of a run, kept in its log folder for `neox-report`.
 
-`LOG_DIR/failures.jsonl` has one JSON object per failure, with the fields of `Failure` and the name of the
-launch. Agents of several hosts append the failures of their workers, and the launcher those that only it
+`LOG_DIR/failures.jsonl` has one JSON object per failure, with the fields of `Failure`, the name of the launch
+and the number of the restart. Agents of several hosts append the failures of their workers, and the launcher those that only it
 knows, such as lost hosts and hangs; each line is written by one system call.
 """
 
@@ -19,18 +19,21 @@ FAILURES_FILE = "failures.jsonl"
 _LONGEST = 4000
 
 
-def record_failures(folder: Path, failures: Iterable[Failure], *, launch: str | None = None) -> None:
+def record_failures(
+    folder: Path, failures: Iterable[Failure], *, launch: str | None = None, restart: int | None = None
+) -> None:
     """Append failures to the file in a log folder, which is created if it is missing.
 
     Args:
         folder: the run's `log_dir`.
         failures: failures of workers, or of what the launcher itself found.
         launch: name of the launch.
+        restart: number of the restart in which they failed; 0: the first start of the launch.
 
     Raises:
         OSError: the file cannot be written.
     """
-    lines = [json.dumps(_content(failure, launch), allow_nan=False) + "\n" for failure in failures]
+    lines = [json.dumps(_content(failure, launch, restart), allow_nan=False) + "\n" for failure in failures]
     if not lines:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -42,10 +45,11 @@ def record_failures(folder: Path, failures: Iterable[Failure], *, launch: str | 
         os.close(descriptor)
 
 
-def _content(failure: Failure, launch: str | None) -> dict[str, object]:
+def _content(failure: Failure, launch: str | None, restart: int | None) -> dict[str, object]:
     return {
         "time": failure.time,
         "launch": launch,
+        "restart": restart,
         "host": failure.host,
         "rank": failure.rank,
         "message": failure.message[:_LONGEST],

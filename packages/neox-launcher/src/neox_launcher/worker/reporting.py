@@ -49,6 +49,7 @@ __all__ = [
     "report_facts",
     "report_failure",
     "requested_signal",
+    "start_of",
     "worker_file",
     "write_aside",
 ]
@@ -85,6 +86,12 @@ def worker_file(folder: Path, rank: int, name: str) -> Path:
 def is_restart() -> bool:
     """Return whether this worker belongs to a restarted launch."""
     return RESTART_VARIABLE in os.environ
+
+
+def start_of(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the name of the launch and the number of the restart to which the workers' environment belongs."""
+    restart = int(environment.get(RESTART_VARIABLE, 0))
+    return {"launch": environment.get(LAUNCH_VARIABLE), "restart": restart}
 
 
 def launch_name() -> str | None:

@@ -21,6 +21,7 @@ _KIND_COLORS = {
     "save_failed": "bad",
     "skipped": "warn",
     "spike": "warn",
+    "rollback": "warn",
     "straggler": "warn",
     "memory": "plain",
     "evaluation": "plain",

@@ -67,9 +67,9 @@ class Attempt:
     unrecorded: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
-    def is_restart(self) -> bool:
-        """The agents of neox-launch restarted it; otherwise someone started it."""
-        return bool(self.start.get("restart"))
+    def restart(self) -> int:
+        """The number of the restart by neox-launch; 0 if someone started it."""
+        return self.start.get("restart") or 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,8 +112,14 @@ class Run:
 
     @property
     def restarts(self) -> int:
-        """Attempts that the agents of neox-launch restarted."""
-        return sum(attempt.is_restart for attempt in self.attempts)
+        """Restarts by neox-launch, also those that ended before their first record."""
+        last: dict[str | None, int] = {}
+        for attempt in self.attempts:
+            last[attempt.launch] = max(last.get(attempt.launch, 0), attempt.restart)
+        for failure in self.unrecorded:
+            launch = failure.get("launch")
+            last[launch] = max(last.get(launch, 0), _restart_of(failure) or 0)
+        return sum(last.values())
 
     @property
     def last_iteration(self) -> int:
@@ -218,8 +224,11 @@ def _add_failures(run: Run) -> None:
 
 def _is_placed(failure: Mapping[str, Any], run: Run) -> bool:
     """Give a failure to the attempt that was running; return False if it is older than all of them."""
-    launch = failure.get("launch")
+    launch, restart = failure.get("launch"), _restart_of(failure)
     mine = [one for one in run.attempts if launch is None or one.launch == launch]
+    if mine and launch is not None and restart is not None and all(one.start for one in mine):
+        _place_by_restart(failure, restart, mine, run)
+        return True
     began = [one for one in mine if (one.began or 0.0) <= failure["time"]]
     if began:
         began[-1].failures.append(failure)
@@ -230,6 +239,30 @@ def _is_placed(failure: Mapping[str, Any], run: Run) -> bool:
     else:
         run.unrecorded.append(failure)
     return True
+
+
+def _place_by_restart(
+    failure: Mapping[str, Any], restart: int, mine: Sequence[Attempt], run: Run
+) -> None:
+    """Give a failure to its attempt, or, if its start recorded nothing else, to the next one.
+
+    Args:
+        failure: the failure.
+        restart: number of the restart in which it happened.
+        mine: the attempts of its launch.
+        run: receives it if there is no next one.
+    """
+    same = [one for one in mine if one.restart == restart]
+    later = [one for one in mine if one.restart > restart]
+    if same:
+        same[-1].failures.append(failure)
+    else:
+        (later[0] if later else run).unrecorded.append(failure)
+
+
+def _restart_of(failure: Mapping[str, Any]) -> int | None:
+    restart = failure.get("restart")
+    return restart if type(restart) is int else None
 
 
 def _failures(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,9 +1,10 @@
 """State what happened in a run: its attempts, how each ended and why, and its events in order of time."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from neox_config.facts.spikes import ROLLBACK
 from neox_model.report.markup import clock, duration, number, size
 from neox_model.report.reading import Attempt, Run
 
@@ -46,7 +47,7 @@ def ending(attempt: Attempt) -> str:
     if reason == "stopped":
         return f"stopped: {attempt.end and attempt.end.get('message')}"
     if attempt.failures:
-        return _cause(attempt.failures[0])
+        return _cause(_alike(attempt.failures)[0])
     if attempt.end is not None:
         return f"error: {_first_line(attempt.end.get('message'))}"
     return "no reason is recorded, as after the loss of rank 0's host"
@@ -76,20 +77,21 @@ def story(run: Run, *, now: float | None = None) -> list[str]:
     if (seen := _highlights(run)) is not None:
         sentences.append(seen)
     if run.unrecorded:
-        sentences.append(_early(run.unrecorded, "A later launch"))
+        sentences.append(_early(run.unrecorded, "A later start"))
     return sentences
 
 
 def timeline(run: Run) -> list[Row]:
     """Return what happened in order of time; saves that succeeded are counted, not listed one by one."""
     rows = [row for attempt in run.attempts for row in _attempt_rows(attempt)]
-    rows += [_failure_row(failure, run.last_iteration) for failure in run.unrecorded]
+    rows += [_failure_row(alike, run.last_iteration) for alike in _alike(run.unrecorded)]
     rows += [_row(event) for event in run.events if event["event"] != "save"]
     saves = [event for event in run.events if event["event"] == "save"]
     for attempt in run.attempts:
         mine = [event for event in saves if event.get("attempt", 1) == attempt.number]
         if mine:
-            text = f"attempt {attempt.number} saved {len(mine):,} checkpoints, the last one at this iteration"
+            saved = "1 checkpoint" if len(mine) == 1 else f"{len(mine):,} checkpoints, the last one"
+            text = f"attempt {attempt.number} saved {saved} at this iteration"
             seconds = sum(event.get("seconds") or 0.0 for event in mine)
             rows.append(_timed(mine[-1], "save", text, f"{duration(seconds)} in total"))
     # The last evaluation may have the same time as the end.
@@ -153,17 +155,46 @@ def _highlights(run: Run) -> str | None:
 
 
 def _early(failures: Sequence[Mapping[str, Any]], what: str) -> str:
-    count = len(failures)
-    more = f" and {count - 1:,} more failure{'s' if count > 2 else ''}" if count > 1 else ""
-    return f"{what} ended before its first record: {_cause(failures[0])}{more}."
+    first, *others = _alike(failures)
+    count = sum(map(len, others))
+    more = f" and {count:,} more failure{'s' if count > 1 else ''}" if count else ""
+    return f"{what} ended before its first record: {_cause(first)}{more}."
 
 
-def _cause(failure: Mapping[str, Any]) -> str:
-    when, why = clock(failure["time"]), _first_line(failure.get("message"))
-    rank, host = failure.get("rank"), failure.get("host")
+def _alike(failures: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Divide failures, earliest first, into those with equal messages: an error of all ranks is one event."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for failure in failures:
+        found.setdefault(str(failure.get("message")), []).append(failure)
+    return list(found.values())
+
+
+def _cause(alike: Sequence[Mapping[str, Any]]) -> str:
+    """Return in words who failed, when and why, of failures with equal messages."""
+    when, why = clock(alike[0]["time"]), _first_line(alike[0].get("message"))
+    if _is_rollback(alike[0]):
+        return f"rollback at {when} UTC: {why}"
+    return f"{_who(alike)} failed at {when} UTC: {why}"
+
+
+def _is_rollback(failure: Mapping[str, Any]) -> bool:
+    """Return whether a worker ended on purpose, to be restarted without the batch of a spike."""
+    return failure.get("exit_code") == ROLLBACK
+
+
+def _who(alike: Sequence[Mapping[str, Any]]) -> str:
+    rank, host = alike[0].get("rank"), alike[0].get("host")
+    if len(alike) > 1:
+        hosts = _named({str(each.get("host")): None for each in alike})
+        return f"workers {_named({str(each.get('rank')): None for each in alike})} on {hosts}"
     # A hang has no host: it is found for the whole launch.
-    who = "the launch" if not host else f"host {host}" if rank is None else f"worker {rank} on {host}"
-    return f"{who} failed at {when} UTC: {why}"
+    return "the launch" if not host else f"host {host}" if rank is None else f"worker {rank} on {host}"
+
+
+def _named(names: Collection[str]) -> str:
+    """Return the first names, and how many more there are."""
+    first, rest = list(names)[:_NAMED], len(names) - _NAMED
+    return ", ".join(first) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def _first_line(text: Any) -> str:
@@ -175,27 +206,35 @@ def _attempt_rows(attempt: Attempt) -> Iterator[tuple[float, Row]]:
     where = f"{start['devices']} x {start['device']}, host {start['host']}" if start else ""
     began = {"time": attempt.began, "iteration": attempt.first}
     source = f"from iteration {attempt.first:,}" if attempt.first else "from new weights"
-    kind = "restart" if attempt.is_restart else "start"
+    kind = "restart" if attempt.restart else "start"
     yield _timed(began, kind, f"attempt {attempt.number} begins {source}", where)
-    yield from (_failure_row(failure, attempt.first) for failure in attempt.unrecorded)
-    yield from (_failure_row(failure, attempt.last) for failure in attempt.failures)
-    if attempt.end is not None:
-        text = {"finished": "the training is finished", "stopped": "the training was stopped"}
-        reason = str(attempt.end.get("reason"))
-        yield _timed(
-            attempt.end,
-            "end",
-            text.get(reason, "rank 0 ended with an error"),
-            attempt.end.get("message") or "",
-        )
+    yield from (_failure_row(alike, attempt.first) for alike in _alike(attempt.unrecorded))
+    yield from (_failure_row(alike, attempt.last) for alike in _alike(attempt.failures))
+    if attempt.end is None:
+        return
+    text = {"finished": "the training is finished", "stopped": "the training was stopped"}
+    reason, message = str(attempt.end.get("reason")), str(attempt.end.get("message") or "")
+    if reason in text:
+        yield _timed(attempt.end, "end", text[reason], message)
+    elif not any(_is_told(message, failure) for failure in attempt.failures):
+        yield _timed(attempt.end, "failure", "rank 0 ended with an error", message)
 
 
-def _failure_row(failure: Mapping[str, Any], iteration: int) -> tuple[float, Row]:
+def _is_told(message: str, failure: Mapping[str, Any]) -> bool:
+    """Return whether the message with which rank 0 ended is that of a failure."""
+    line = _first_line(failure.get("message"))
+    return bool(line) and line in message
+
+
+def _failure_row(alike: Sequence[Mapping[str, Any]], iteration: int) -> tuple[float, Row]:
+    """Return the row of failures with equal messages."""
+    failure = alike[0]
     message = str(failure.get("message") or "").strip()
     # The first line of the message is in the cause already.
     rest = message if "\n" in message else ""
     detail = failure.get("traceback") or failure.get("output") or rest
-    return _timed({**failure, "iteration": iteration}, "failure", _cause(failure), str(detail).strip())
+    kind = "rollback" if _is_rollback(failure) else "failure"
+    return _timed({**failure, "iteration": iteration}, kind, _cause(alike), str(detail).strip())
 
 
 def _row(event: Mapping[str, Any]) -> tuple[float, Row]:
