@@ -292,12 +292,13 @@ def test_a_writer_without_progress_is_ended_and_reported(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_closing_ends_the_writer_and_the_next_save_removes_its_folder(tmp_path, saves):
+def test_closing_ends_the_writer_and_the_next_save_removes_its_folder(tmp_path, saves, caplog):
     run = trained()
     with signalled_writer(signal.SIGSTOP):
         start(saves, run, tmp_path)
     process = saves._stage._process
     saves.close()
+    assert f"{tmp_path / 'global_step1'} was not saved: the training ended while it was written" in caplog.text
     assert process.returncode == -signal.SIGKILL
     assert names(tmp_path) == [".global_step1.saving"]
     run.save(tmp_path)

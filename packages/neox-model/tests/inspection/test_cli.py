@@ -617,3 +617,50 @@ def test_weights_of_different_shapes_may_have_different_states(tmp_path, optimiz
     run.train()
     folder = run.save(tmp_path)
     assert answer("verify", folder)["checkpoints"][0]["problems"] == []
+
+
+# convert-layout
+
+
+def test_a_checkpoint_of_several_ranks_is_written_with_whole_tensors(folder, tmp_path, monkeypatch):
+    from neox_model.checkpoint import convert_layout
+
+    monkeypatch.setattr(convert_layout, "_ELEMENTS", 5)
+    ranks = rewritten(folder, tmp_path / "ranks" / "global_step3")
+    result = command("convert-layout", ranks, "--output", tmp_path / "whole")
+    whole = tmp_path / "whole" / "global_step3"
+    assert result.exit_code == 0
+    assert result.stdout == f"wrote {whole}: {ranks} with whole tensors\n"
+    assert sorted(path.name for path in whole.iterdir()) == [MANIFEST, SHARD]
+    assert {name: values.tolist() for name, values in load_file(whole / SHARD).items()} == {
+        name: values.tolist() for name, values in load_file(folder / SHARD).items()
+    }
+    before, after = Manifest.read(ranks), Manifest.read(whole)
+    assert replace(after, tensors=before.tensors, files=before.files) == before
+    assert all(len(record.pieces) == 1 for record in after.tensors.values())
+    assert command("verify", tmp_path / "whole").exit_code == 0
+    assert command("diff", ranks, whole).exit_code == 0
+
+
+def test_a_training_continues_from_a_converted_checkpoint_to_the_last_bit(folder, tmp_path):
+    ranks = rewritten(folder, tmp_path / "ranks" / "global_step3")
+    command("convert-layout", ranks, "--output", tmp_path / "whole")
+    expected, resumed = Run(), Run()
+    for run, source in ((expected, folder.parent), (resumed, tmp_path / "whole")):
+        run.load(source)  # With the random states, from which gradients are drawn.
+        run.train()
+    assert (resumed.weights, resumed.states) == (expected.weights, expected.states)
+
+
+def test_a_damaged_checkpoint_or_one_that_is_there_is_not_converted(folder, tmp_path):
+    ranks = rewritten(folder, tmp_path / "ranks" / "global_step3")
+    shard = ranks / "part-1.safetensors"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    result = command("convert-layout", ranks, "--output", tmp_path / "whole")
+    assert result.exit_code == 1
+    assert "part-1.safetensors is damaged: the checksum of" in result.stderr
+    assert list((tmp_path / "whole").iterdir()) == []
+    result = command("convert-layout", folder, "--output", folder.parent)
+    assert result.exit_code == 1
+    assert f"{folder} exists already; choose another folder" in result.stderr

@@ -2,6 +2,7 @@ import json
 import math
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -341,6 +342,18 @@ def test_skipped_spikes_do_not_enter_the_window_and_end_at_the_limit(caplog):
 
 def owner(name):
     return lambda count: {"model": name, "samples": f"the first {count} of {name}"}
+
+
+def test_samples_to_leave_out_are_logged_as_far_as_the_data_goes(monkeypatch, caplog):
+    """A training that was made shorter has fewer samples than the list of the longer one."""
+    monkeypatch.setattr(loading, "documents_of", lambda dataset, samples: f"documents of {samples}")
+    state = TrainState(last_iteration=9, samples_per_iteration=4, samples=8)
+    state.left_out = ((0, 4), (12, 24), (28, 32))
+    training = SimpleNamespace(state=state, datasets={"train": range(18)})
+    loading._log_left_out(training)
+    assert [record.getMessage() for record in caplog.records] == [
+        "samples 12 to 17, from documents of range(12, 16); documents of range(14, 18), are left out"
+    ]
 
 
 def test_the_file_of_left_out_samples(tmp_path):

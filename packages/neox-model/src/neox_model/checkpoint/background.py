@@ -128,9 +128,11 @@ class BackgroundSaves:
     def close(self) -> None:
         """Release the memory. Not collective.
 
-        A shard that is being written is left unfinished, and its checkpoint does not become visible; a
-        checkpoint that is being made visible is completed.
+        A shard that is being written is left unfinished, and its checkpoint does not become visible, which is
+        logged; a checkpoint that is being made visible is completed.
         """
+        if isinstance(self._stage, WriterProcess) and self._saving is not None:
+            logger.warning("%s was not saved: the training ended while it was written", self._saving.final)
         if isinstance(self._stage, _Publication) and self._saving is not None:
             error = self._stage.error()
             if error is not None:

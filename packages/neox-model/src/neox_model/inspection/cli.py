@@ -1,4 +1,4 @@
-"""`neox-checkpoint`: show, verify and compare checkpoints, and merge adapters."""
+"""`neox-checkpoint`: show, verify, compare and rewrite checkpoints, and merge adapters."""
 
 import importlib
 import sys
@@ -32,10 +32,10 @@ _RESTORE = "restore the damaged files from a copy, if there is one"
 )
 @click.version_option(package_name="neox-model")
 def main() -> None:
-    """Show, verify and compare checkpoints, and merge adapters; no checkpoint is ever changed.
+    """Show, verify, compare and rewrite checkpoints, and merge adapters; no checkpoint is ever changed.
 
     A checkpoint is named by its folder (SAVE/global_step200), or by the folder of all (SAVE), which means the
-    latest. No command converts a checkpoint to another layout, because every layout loads every checkpoint.
+    latest. Every layout loads every checkpoint.
     """
 
 
@@ -109,6 +109,27 @@ def diff(one: Path, other: Path, every: bool, as_json: bool) -> None:
     _print(plain, [*lines, *difference.lines(found, all_tensors=every)], as_json=as_json)
     if not found.is_equal:
         sys.exit(1)
+
+
+@main.command(
+    examples=(
+        "neox-checkpoint convert-layout checkpoints --output copy",
+        "neox-checkpoint convert-layout checkpoints 2000 --output copy",
+    )
+)
+@click.argument("folder", metavar="DIR", type=_FOLDER)
+@click.argument("iteration", required=False, type=click.IntRange(min=0))
+@click.option("--output", required=True, type=_FOLDER, help="Folder of checkpoints to write to.")
+def convert_layout(folder: Path, iteration: int | None, output: Path) -> None:
+    """Write a checkpoint again with whole tensors in few files, whatever layout wrote it.
+
+    A training does not require it, because every layout loads every checkpoint. It makes one file per 4 GB of
+    the files of all ranks, for a copy or an upload. All values stay the same to the last bit, also those of
+    the optimizer and the random generators: `diff` finds no difference.
+    """
+    found = find_checkpoint(folder, iteration)
+    final = importlib.import_module("neox_model.checkpoint.convert_layout").convert_layout(found, output)
+    click.echo(f"wrote {final}: {found} with whole tensors")
 
 
 @main.command(
