@@ -301,6 +301,11 @@ def test_failures_of_many_workers_name_the_first(tmp_path):
     (tmp_path / FAILURES).write_text(failures_of(*rows))
     _, text = read_page(render_page([read_run(tmp_path)]))
     assert text.count("workers 0, 1, 2, 3, 4 and 3 more on h failed") == 2
+    lost = ({"host": host, "rank": None, "message": "agent lost"} for host in ("h-1", "h-2"))
+    head = {"time": BEGIN, "launch": "this", "restart": 0}
+    (tmp_path / FAILURES).write_text("".join(json.dumps(head | each) + "\n" for each in lost))
+    _, later = read_page(render_page([read_run(tmp_path)]))
+    assert "hosts h-1, h-2 failed at" in later
     # Rank 0 ended with another message.
     assert text.count("rank 0 ended with an error") == 1
 

@@ -298,7 +298,8 @@ def test_closing_ends_the_writer_and_the_next_save_removes_its_folder(tmp_path, 
         start(saves, run, tmp_path)
     process = saves._stage._process
     saves.close()
-    assert f"{tmp_path / 'global_step1'} was not saved: the training ended while it was written" in caplog.text
+    reason = "was not saved: the training ended while it was written"
+    assert f"{tmp_path / 'global_step1'} {reason}" in caplog.text
     assert process.returncode == -signal.SIGKILL
     assert names(tmp_path) == [".global_step1.saving"]
     run.save(tmp_path)

@@ -48,7 +48,7 @@ class Curve:
 
     @property
     def reference(self) -> float:
-        """Return the rate to which a second learning rate is relative: the largest, of LRRangeTest the first."""
+        """Return the rate to which a second one is relative: the largest, of LRRangeTest the first."""
         raise NotImplementedError
 
     @property

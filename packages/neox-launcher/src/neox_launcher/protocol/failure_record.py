@@ -1,8 +1,8 @@
 """The failures of a run, kept in its log folder for `neox-report`.
 
 `LOG_DIR/failures.jsonl` has one JSON object per failure, with the fields of `Failure`, the name of the launch
-and the number of the restart. Agents of several hosts append the failures of their workers, and the launcher those that only it
-knows, such as lost hosts and hangs; each line is written by one system call.
+and the number of the restart. Agents of several hosts append the failures of their workers, and the launcher
+those that only it knows, such as lost hosts and hangs; each line is written by one system call.
 """
 
 import json

@@ -89,7 +89,7 @@ def is_restart() -> bool:
 
 
 def start_of(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the name of the launch and the number of the restart to which the workers' environment belongs."""
+    """Return the name of the launch and the number of its restart, from the workers' environment."""
     restart = int(environment.get(RESTART_VARIABLE, 0))
     return {"launch": environment.get(LAUNCH_VARIABLE), "restart": restart}
 

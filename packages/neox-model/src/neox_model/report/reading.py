@@ -241,9 +241,7 @@ def _is_placed(failure: Mapping[str, Any], run: Run) -> bool:
     return True
 
 
-def _place_by_restart(
-    failure: Mapping[str, Any], restart: int, mine: Sequence[Attempt], run: Run
-) -> None:
+def _place_by_restart(failure: Mapping[str, Any], restart: int, mine: Sequence[Attempt], run: Run) -> None:
     """Give a failure to its attempt, or, if its start recorded nothing else, to the next one.
 
     Args:

@@ -183,12 +183,18 @@ def _is_rollback(failure: Mapping[str, Any]) -> bool:
 
 
 def _who(alike: Sequence[Mapping[str, Any]]) -> str:
-    rank, host = alike[0].get("rank"), alike[0].get("host")
-    if len(alike) > 1:
-        hosts = _named({str(each.get("host")): None for each in alike})
-        return f"workers {_named({str(each.get('rank')): None for each in alike})} on {hosts}"
+    hosts, ranks = (dict.fromkeys(str(each.get(name)) for each in alike) for name in ("host", "rank"))
     # A hang has no host: it is found for the whole launch.
-    return "the launch" if not host else f"host {host}" if rank is None else f"worker {rank} on {host}"
+    if not alike[0].get("host"):
+        return "the launch"
+    if alike[0].get("rank") is None:
+        return f"host{_s(hosts)} {_named(hosts)}"
+    return f"worker{_s(ranks)} {_named(ranks)} on {_named(hosts)}"
+
+
+def _s(things: Collection[object]) -> str:
+    """Return the ending of a noun."""
+    return "s" if len(things) > 1 else ""
 
 
 def _named(names: Collection[str]) -> str:
