@@ -257,6 +257,7 @@ def write_restarted_run(folder):
             (0, BEGIN + 1, 0, rolled_back, 4),
             (1, BEGIN + 20, 1, "killed by SIGKILL", 137),
             (3, BEGIN + 90, 0, "no space left", 1),
+            (4, BEGIN + 95, 0, "no space left", 1),
         )
     )
 
@@ -271,7 +272,8 @@ def test_a_start_that_died_early_is_told_by_the_number_of_its_restart(tmp_path):
         "2025-11-23 05:00:20 UTC: killed by SIGKILL. Attempt 2 trained"
     ) in text
     assert "A later start ended before its first record: worker 0 on h failed" in text
-    assert "3 restarts" in text
+    assert "no space left and 1 more failure." in text
+    assert "4 restarts" in text
 
 
 def test_an_error_of_all_ranks_is_one_row_and_a_rollback_is_no_failure_of_a_worker(tmp_path):

@@ -162,10 +162,11 @@ def _early(failures: Sequence[Mapping[str, Any]], what: str) -> str:
 
 
 def _alike(failures: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Divide failures, earliest first, into those with equal messages: an error of all ranks is one event."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    """Divide failures, earliest first: an error of all ranks of one start is one event."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for failure in failures:
-        found.setdefault(str(failure.get("message")), []).append(failure)
+        key = str(failure.get("restart")), str(failure.get("message"))
+        found.setdefault(key, []).append(failure)
     return list(found.values())
 
 
