@@ -192,6 +192,22 @@ def test_truncated_weights_are_named(theirs):
     import_refused(theirs, f"{path} is damaged")
 
 
+def test_weights_that_only_transformers_refuses_are_one_message(theirs):
+    path = theirs / "model.safetensors"
+    path.write_bytes(path.read_bytes() + b"more")
+    import_refused(theirs, f"transformers cannot load {theirs}: ", "copy the folder again")
+
+
+def test_a_data_type_that_is_not_read_is_named(theirs):
+    edit_weights(theirs, lambda tensors: tensors.update({NORM: tensors[NORM].to(torch.float8_e4m3fn)}))
+    import_refused(theirs, f"its header is wrong for {NORM}, whose data type F8_E4M3 is none of F64, F32")
+
+
+def test_problems_of_a_model_name_the_file_that_has_them(theirs):
+    edit(theirs / "config.json", lambda config: config.update(rms_norm_eps=0.0))
+    import_refused(theirs, f"{theirs / 'config.json'}: 1 problem", "rms-norm-epsilon: 0.0")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -235,6 +251,7 @@ def test_tensors_that_do_not_fit_are_named(theirs, change, message):
         ),
         ({"weight_map": {"a": "../theirs/part.safetensors"}}, "names a file outside of its folder"),
         ({"weight_map": {"a": 5}}, "cannot read"),
+        ({"weight_map": {"a": ""}}, "names a file outside of its folder"),
         ({"weight_map": {"a": "config.json"}}, "config.json is damaged"),
         ({"weight_map": {}}, f"does not contain {EMBEDDING}"),
         ({}, "'weight_map'; copy it again"),

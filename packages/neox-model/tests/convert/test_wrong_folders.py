@@ -35,6 +35,7 @@ YARN = {"rope_type": "yarn", "factor": 2.0}
     "wrong",
     [
         {"num_hidden_layers": "1"},
+        {"num_hidden_layers": 10_001},
         {"num_attention_heads": 0},
         {"hidden_act": ["silu"]},
         {"rms_norm_eps": float("nan")},

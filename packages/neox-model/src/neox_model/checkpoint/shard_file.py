@@ -99,7 +99,16 @@ class ShardFile:
                 raise ValueError("wrong size")
             return dtype, tuple(map(index, shape)), first
         except (KeyError, TypeError, ValueError) as error:
-            raise self._damaged(f"its header is wrong for {quoted(key)}") from error
+            what = f"its header is wrong for {quoted(key)}{self._unread_dtype(key)}"
+            raise self._damaged(what) from error
+
+    def _unread_dtype(self, key: str) -> str:
+        """Return a data type that is not read, such as float8, as a part of a sentence; empty if it is read."""
+        entry = self._entries[key]
+        dtype = entry.get("dtype") if isinstance(entry, dict) else None
+        if not isinstance(dtype, str) or dtype in STORED_TYPES:
+            return ""
+        return f", whose data type {quoted(dtype)} is none of {', '.join(STORED_TYPES)}"
 
     def _header(self) -> tuple[dict[str, Any], int]:
         """Return the entries of the header by key, and the first byte of the data."""

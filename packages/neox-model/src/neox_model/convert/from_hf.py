@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from neox_config import Resolved, load_config, resolve
+from neox_config import Resolved, Text, load_config, resolve
 from neox_config.facts.checkpoints import TOKEN_EMBEDDING
 from neox_model.checkpoint.stream import StreamedTensor
 from neox_model.convert.architecture import Architecture, settings_of
@@ -59,7 +59,7 @@ def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str
     with folder_written_aside(output) as aside:
         found.tokenizer.copy(folder, aside)
         write_settings(aside / CONFIGURATION, settings, source=folder, output=output.absolute())
-        resolved = resolve(load_config([aside / CONFIGURATION]), devices=1)
+        resolved = _resolved(aside / CONFIGURATION, folder)
         checkpoint = _write_checkpoint(aside, resolved, found)
         sides = Sides(
             Checkpoint(checkpoint), folder, found.family, found.tokenizer.tokenizer, rows=found.rows
@@ -68,6 +68,12 @@ def from_hf(folder: Path, output: Path, *, trim_vocab: bool = False) -> dict[str
         write_json(aside / "verification.json", result)
     logger.info("wrote %s: train it with %s", output, output / CONFIGURATION)
     return result
+
+
+def _resolved(configuration: Path, folder: Path) -> Resolved:
+    """Return the written configuration; its problems are those of config.json, because it is removed."""
+    text = Text(configuration.read_text(encoding="utf-8"), str(folder / "config.json"), has_lines=False)
+    return resolve(load_config([], texts=[text]), devices=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,9 +204,10 @@ def load_tokenizer(folder: Path) -> Any:
 def _reporting(kind: type[ConversionError], what: str) -> Iterator[None]:
     """Report what transformers refuses in the block as an error of ours."""
     hub = require("huggingface_hub.errors", because="the proof of a conversion", install=_INSTALL)
+    safetensors = require("safetensors", because="the proof of a conversion", install=_INSTALL)
     try:
         yield
-    except (*_REFUSALS, hub.StrictDataclassError) as error:
+    except (*_REFUSALS, hub.StrictDataclassError, safetensors.SafetensorError) as error:
         raise kind(f"transformers {what}: {error}; correct the file, or copy the folder again") from error
 
 

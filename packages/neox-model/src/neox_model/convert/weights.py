@@ -132,7 +132,7 @@ class WeightFiles:
 def _weight_map(path: Path) -> dict[str, str]:
     try:
         found = json.loads(path.read_bytes())["weight_map"]
-        if all(isinstance(name, str) and Path(file).name == file for name, file in found.items()):
+        if all(isinstance(name, str) and Path(file).name == file != "" for name, file in found.items()):
             return dict(found)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConversionError(f"cannot read {path}: {error}; copy it again") from error

@@ -11,12 +11,14 @@ import torch
 
 from neox_model.convert.architecture import Architecture
 from neox_model.convert.errors import ConversionError
-from neox_model.convert.families.values import typed
+from neox_model.convert.families.values import CHECKS, layer_count
 from neox_model.convert.forms import SAME, Form
 
 __all__ = ["Entry", "Family", "Key", "Row", "Tensors", "lookup"]
 
-_KINDS: Mapping[str, Any] = {each.name: each.type for each in fields(Architecture)}
+_CHECKS: Mapping[str, Callable[[Any, str], Any]] = {
+    each.name: CHECKS[each.type] for each in fields(Architecture) if each.type in CHECKS
+} | {"num_layers": layer_count}
 # A layer of ours is "layers.INDEX.PART".
 _LAYER = "layers"
 
@@ -81,7 +83,7 @@ class Key:
         if value is None:
             raise ConversionError(f"config.json has no {self.theirs}; copy the folder again")
         if not self.words:
-            return typed(value, self.theirs, _KINDS[self.field])
+            return _CHECKS[self.field](value, self.theirs) if self.field in _CHECKS else value
         if value not in tuple(self.words):  # A list is no key of a dict.
             raise ConversionError(
                 f"config.json has {self.theirs}: {value!r}, but only {', '.join(map(str, self.words))} can "

@@ -1,12 +1,15 @@
 """Values of a config.json, whose types are checked."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from neox_model.convert.errors import ConversionError
 
-__all__ = ["number", "truth", "typed", "whole_number"]
+__all__ = ["CHECKS", "layer_count", "number", "truth", "whole_number"]
 
 _LARGEST = 1e30
+# That of num-layers. What is listed for each layer must not fill the memory.
+_MOST_LAYERS = 10_000
 
 
 def whole_number(value: Any, name: str) -> int:
@@ -18,6 +21,17 @@ def whole_number(value: Any, name: str) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST:
         return value
     raise _wrong(value, name, "a whole number of at least 1")
+
+
+def layer_count(value: Any, name: str) -> int:
+    """Return a value that must be a number of layers.
+
+    Raises:
+        ConversionError: it is something else, or more than a model of ours can have.
+    """
+    if whole_number(value, name) > _MOST_LAYERS:
+        raise _wrong(value, name, f"a number of layers of at most {_MOST_LAYERS:,}")
+    return int(value)
 
 
 def number(value: Any, name: str) -> float:
@@ -42,16 +56,8 @@ def truth(value: Any, name: str) -> bool:
     raise _wrong(value, name, "true or false")
 
 
-_CHECKS = {int: whole_number, float: number, bool: truth}
-
-
-def typed(value: Any, name: str, kind: Any) -> Any:
-    """Return a value that must have a type: int, float or bool; others are not checked.
-
-    Raises:
-        ConversionError: it has another one.
-    """
-    return _CHECKS[kind](value, name) if kind in _CHECKS else value
+CHECKS: Mapping[Any, Callable[[Any, str], Any]] = {int: whole_number, float: number, bool: truth}
+"""By the type that a value must have."""
 
 
 def _wrong(value: Any, name: str, expected: str) -> ConversionError:
