@@ -302,7 +302,16 @@ def test_the_number_of_workers_changes_nothing(tmp_path: Path, tokenizer_json: P
 
 
 FAULTS = {
-    "no key": ([{"prompt": "x"}], (), "line 1: no key 'response'; its keys are 'prompt'"),
+    "no key": (
+        [{"prompt": "x"}],
+        (),
+        "line 1: no key 'response'; its keys are 'prompt'; pass another key with --prompt-key or --response-",
+    ),
+    "no messages": (
+        [{"text": "x"}],
+        ("chat",),
+        "'text'; pass another key with --messages-key, or --skip-bad",
+    ),
     "text": (["just text"], (), "line 1: it is str, not an object with 'prompt' and 'response'"),
     "not messages": (
         [{"messages": "x"}],

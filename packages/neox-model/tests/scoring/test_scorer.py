@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
+from neox_config.errors import ConfigError
 from neox_data.errors import DataError
 from neox_data.indexed import IndexedDatasetWriter
 from neox_data.tokenizers import build_tokenizer
@@ -302,6 +303,21 @@ def test_a_document_that_would_be_skipped_is_refused(tmp_path, monkeypatch, plac
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     with pytest.raises(DataError, match=r"has a document of more than 40 bytes"):
         measure(tmp_path / "texts.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "remedy"),
+    [
+        ("a.jsonl", b'{"text": 5}\n', "correct it, or leave it out of the file"),
+        ("a.jsonl", b'{"body": "a"}\n', "write the texts under 'text'"),
+        ("a.jsonl", b"", r"contains no text to score \(documents that were read: 0\); choose other data"),
+        ("a.txt", b"", r"contains no text to score \(documents that were read: 1\); choose other data"),
+    ],
+)
+def test_texts_that_cannot_be_scored_have_a_remedy_that_an_evaluation_has(tmp_path, name, content, remedy):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises((DataError, ConfigError), match=rf"{remedy}$"):
+        measure(tmp_path / name)
 
 
 BEGIN = 257

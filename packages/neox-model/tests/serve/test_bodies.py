@@ -58,6 +58,29 @@ def test_stop_strings_have_a_largest_length():
 
 
 @pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        (
+            CompletionBody,
+            {"stop": ["x"] * 17},
+            "stop: must be a text of 1 to 256 characters, or a list of at",
+        ),
+        (CompletionBody, {"prompt": [1.5]}, "prompt: must be a text, a list of texts, a list of token ids"),
+        (CompletionBody, {"prompt": [[]]}, "prompt: must be a text, a list of texts, a list of token ids"),
+        (
+            ChatBody,
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content: must be a text, or a list of parts of the type text",
+        ),
+        (ChatBody, {"messages": [{"role": "user"}]}, "messages: Field required"),
+        (ChatBody, {"messages": [{"role": "user", "content": ""}], "prompt": ""}, "prompt: Extra inputs"),
+    ],
+)
+def test_the_forms_of_a_field_are_stated(kind, body, message):
+    assert refused(kind, body).message.startswith(message)
+
+
+@pytest.mark.parametrize(
     ("prompt", "count"), [("a", 3), (["a", "b"], 6), ([1, 2], 3), ([[1], [2, 3], [4]], 9), ("", 3)]
 )
 def test_the_texts_of_a_request_are_its_prompts_times_n(prompt, count):

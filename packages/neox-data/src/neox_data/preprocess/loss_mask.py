@@ -36,6 +36,10 @@ class LossMask(Protocol):
         """Return the keys that are read from the corpus."""
 
     @property
+    def key_options(self) -> str:
+        """Return the options with which other keys are read, in words."""
+
+    @property
     def written_keys(self) -> tuple[str, str]:
         """Return the names of the datasets: tokens, labels."""
 
@@ -69,6 +73,11 @@ class PromptMask:
     def read_keys(self) -> tuple[str, ...]:
         """Keys of the corpus."""
         return self.prompt_key, self.response_key
+
+    @property
+    def key_options(self) -> str:
+        """Options of the keys."""
+        return "--prompt-key or --response-key"
 
     @property
     def written_keys(self) -> tuple[str, str]:
@@ -110,6 +119,11 @@ class ChatMask:
     def read_keys(self) -> tuple[str, ...]:
         """Keys of the corpus."""
         return (self.key,)
+
+    @property
+    def key_options(self) -> str:
+        """Option of the key."""
+        return "--messages-key"
 
     @property
     def written_keys(self) -> tuple[str, str]:

@@ -31,7 +31,7 @@ from neox_data.preprocess.texts import (
 )
 from neox_data.preprocess.unpack import DamageError
 
-__all__ = ["MAX_DOCUMENT_BYTES", "CorpusReader", "Document", "sample_texts"]
+__all__ = ["MAX_DOCUMENT_BYTES", "CorpusReader", "Document", "Remedies", "sample_texts"]
 
 MAX_DOCUMENT_BYTES = 256 << 20
 
@@ -41,8 +41,32 @@ _BUFFER_BYTES = 1 << 20
 # Limits of a sample: files, characters per file, characters per text.
 _SAMPLE_FILES, _SAMPLE_CHARACTERS, _SAMPLE_TEXT = 4, 40_000, 4_000
 _MOST_REASONS = 5
-_SKIP_HINT = "correct it, or pass --skip-bad-lines to skip such documents"
-_KEY_HINT = "pass another key with --jsonl-keys, or --skip-bad-lines to skip such documents"
+
+
+class Remedies(NamedTuple):
+    """What the errors of a reader ask its user to do.
+
+    Attributes:
+        bad_document: about a document that cannot be read.
+        missing_key: about a document without the key of its text.
+        missing_column: about a table without it, behind the names of its columns.
+    """
+
+    bad_document: str
+    missing_key: str
+    missing_column: str
+
+    @classmethod
+    def with_options(cls, keys: str) -> "Remedies":
+        """Return those of a command with --skip-bad-lines and these options for keys."""
+        return cls(
+            bad_document="correct it, or pass --skip-bad-lines to skip such documents",
+            missing_key=f"pass another key with {keys}, or --skip-bad-lines to skip such documents",
+            missing_column=f"pass one of them with {keys}",
+        )
+
+
+_OF_JSONL_KEYS = Remedies.with_options("--jsonl-keys")
 
 
 class Document(NamedTuple):
@@ -92,6 +116,7 @@ class CorpusReader:
         passed_over: files of the corpus that are not read; members of archives are added.
         text_from: function of (value, its name) that makes a text of the value of a key, which every document
             must have; None: a text, or a list of paragraphs.
+        remedies: what errors ask the user to do.
 
     Attributes:
         total_bytes: size of the files on disk.
@@ -113,6 +138,7 @@ class CorpusReader:
         mend_text: bool = False,
         passed_over: PassedOver | None = None,
         text_from: TextFrom | None = None,
+        remedies: Remedies = _OF_JSONL_KEYS,
     ) -> None:
         self._parts = [one if isinstance(one, CorpusPart) else CorpusPart(one) for one in paths]
         self._keys = tuple(keys)
@@ -121,6 +147,7 @@ class CorpusReader:
         self._split_long = split_long
         self._mend_text = mend_text
         self._text_from = text_from
+        self._remedies = remedies
         self.num_too_long = 0
         self.total_bytes = sum(part.num_bytes for part in self._parts)
         self._bytes_before = 0
@@ -303,7 +330,7 @@ class CorpusReader:
             yield document._replace(texts=texts, num_bytes=sum(len(text.encode()) for text in texts))
 
     def _read_rows(self, path: Path) -> Iterator[Document]:
-        for number, values in enumerate(rows_of(path, self._keys)):
+        for number, values in enumerate(rows_of(path, self._keys, self._remedies.missing_column)):
             self._offset = number
             yield from self._row(f"{path}, row {number + 1}", values)
 
@@ -327,8 +354,9 @@ class CorpusReader:
 
     def _skip(self, place: str, error: ValueError) -> None:
         if not self._skip_bad_lines:
-            hint = _KEY_HINT if isinstance(error, MissingKeyError) else _SKIP_HINT
-            raise CorpusError(f"{place}: {error}; {hint}")
+            is_key = isinstance(error, MissingKeyError)
+            remedy = self._remedies.missing_key if is_key else self._remedies.bad_document
+            raise CorpusError(f"{place}: {error}; {remedy}")
         self.num_skipped += 1
         if len(self.first_skipped) < _MOST_REASONS:
             self.first_skipped.append(f"{place}: {error}")

@@ -18,7 +18,7 @@ from neox_data.preprocess.loss_mask import LABEL_DTYPE, LossMask, MaskedEncoder
 from neox_data.preprocess.output import DatasetOutput
 from neox_data.preprocess.passed_over import PassedOver
 from neox_data.preprocess.progress import Counts, Reporter
-from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusReader, sample_texts
+from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusReader, Remedies, sample_texts
 from neox_data.preprocess.summary import Summary
 from neox_data.tokenizers.base import Tokenizer
 from neox_data.tokenizers.fast import fast_encoder
@@ -70,6 +70,11 @@ class Options:
     def read_keys(self) -> tuple[str, ...]:
         """Return the keys that are read from the corpus."""
         return self.keys if self.loss_mask is None else self.loss_mask.read_keys
+
+    @property
+    def key_options(self) -> str:
+        """Return the options of preprocess_data with which other keys are read, in words."""
+        return "--jsonl-keys" if self.loss_mask is None else self.loss_mask.key_options
 
     @property
     def long_ones(self) -> str:
@@ -162,6 +167,7 @@ def _open_corpus(
         mend_text=options.mend_text,
         passed_over=passed_over,
         text_from=None if options.loss_mask is None else options.loss_mask.text_of,
+        remedies=Remedies.with_options(options.key_options),
     )
 
 

@@ -15,8 +15,13 @@ _MARK = b"PAR1"
 _BUFFER_BYTES = 1 << 20
 
 
-def rows_of(path: Path, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+def rows_of(path: Path, keys: Sequence[str], remedy: str) -> Iterator[tuple[Any, ...]]:
     """Yield the values of the columns `keys`, row by row; bytes that are not UTF-8 stay bytes.
+
+    Args:
+        path: the file.
+        keys: names of columns.
+        remedy: what the error about a missing column asks for.
 
     Raises:
         CorpusError: a column is missing.
@@ -27,7 +32,7 @@ def rows_of(path: Path, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     from pyarrow import parquet  # type: ignore[import-untyped]
 
     with _damage_in(path), parquet.ParquetFile(path, page_checksum_verification=True) as file:
-        _check_columns(path, file.schema_arrow.names, keys)
+        _check_columns(path, file.schema_arrow.names, keys, remedy)
         _refuse_joined(path, file.metadata)
         number = 0
         for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(keys)):
@@ -59,13 +64,11 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _check_columns(path: Path, columns: Sequence[str], keys: Sequence[str]) -> None:
+def _check_columns(path: Path, columns: Sequence[str], keys: Sequence[str], remedy: str) -> None:
     for key in keys:
         if key not in columns:
             found = ", ".join(map(repr, columns[:8]))
-            raise CorpusError(
-                f"{path} has no column {key!r}; its columns are {found}; pass one of them with --jsonl-keys"
-            )
+            raise CorpusError(f"{path} has no column {key!r}; its columns are {found}; {remedy}")
 
 
 def _values(column: Any) -> list[Any]:

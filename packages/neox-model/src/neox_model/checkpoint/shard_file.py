@@ -103,7 +103,7 @@ class ShardFile:
             raise self._damaged(what) from error
 
     def _unread_dtype(self, key: str) -> str:
-        """Return a data type that is not read, such as float8, as a part of a sentence; empty if it is read."""
+        """Return a data type that is not read, such as float8, as a part of a sentence, or an empty text."""
         entry = self._entries[key]
         dtype = entry.get("dtype") if isinstance(entry, dict) else None
         if not isinstance(dtype, str) or dtype in STORED_TYPES:

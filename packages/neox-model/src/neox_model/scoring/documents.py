@@ -10,7 +10,7 @@ from neox_data.indexed import IndexedDataset, open_indexed
 from neox_data.indexed.layout import idx_path
 from neox_data.preprocess.inputs import find_inputs
 from neox_data.preprocess.passed_over import PassedOver
-from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusReader
+from neox_data.preprocess.read import MAX_DOCUMENT_BYTES, CorpusReader, Remedies
 from neox_data.tokenizers import Tokenizer
 from neox_model.scoring.texts import TextEncoder
 
@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 _KEYS = ("text",)
 _MOST_BYTES = MAX_DOCUMENT_BYTES
+# An evaluation leaves out no document.
+_UNDER_TEXT = f"write the texts under {_KEYS[0]!r}"
+_REMEDIES = Remedies("correct it, or leave it out of the file", _UNDER_TEXT, _UNDER_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ def _texts(source: str) -> Iterator[str]:
             _KEYS,
             passed_over=passed_over,
             max_document_bytes=_MOST_BYTES,
+            remedies=_REMEDIES,
         )
         for document in reader:
             if reader.num_too_long:

@@ -162,7 +162,10 @@ def measure_perplexity(
     found = sorted(chain.from_iterable(gather_in_sections(groups.control, turns)))
     scored = [document for document in found if document.tokens]
     if not scored:
-        raise ConfigError(f"eval-data {source} has {len(found):,} documents without text; choose other data")
+        raise ConfigError(
+            f"eval-data {source} contains no text to score (documents that were read: {len(found):,}); "
+            "choose other data"
+        )
     has_enough = len(scored) >= _ENOUGH_DOCUMENTS
     units = np.array(
         [document.whole for document in scored]

@@ -1,5 +1,6 @@
 """The bodies of requests: fields of OpenAI's API, and what this server cannot do, refused by name."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -29,6 +30,12 @@ _SEED_LIMIT = 2**63
 _LIST = Field(min_length=1, fail_fast=True)
 Stop = Annotated[str, Field(min_length=1, max_length=_LONGEST_STOP_STRING)]
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], _LIST]
+# Of a field with several forms, a validation reports what is wrong in each of them.
+_FORMS: Mapping[str, str] = {
+    "prompt": "a text, a list of texts, a list of token ids or a list of such lists, none of them empty",
+    "stop": f"a text of 1 to {_LONGEST_STOP_STRING} characters, or a list of at most {_MOST_STOP_STRINGS}",
+    "content": "a text, or a list of parts of the type text",
+}
 # Values that change nothing, of fields that this server does not implement.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
@@ -195,8 +202,19 @@ def parsed(kind: type[Body], content: bytes) -> Body:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        # Unions report every alternative; the message of the first one is enough.
         found = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in found["loc"][:1])
-        what = f"{place}: {found['msg']}" if place else found["msg"]
+        what = _of_several_forms(found["loc"]) or (f"{place}: {found['msg']}" if place else found["msg"])
         raise ApiError(400, f"{what}; correct the request", param=place or None) from error
+
+
+def _of_several_forms(place: tuple[int | str, ...]) -> str:
+    """Return the message about a field with several forms; empty for other fields.
+
+    Args:
+        place: of an error: names and numbers, behind a field with several forms the form.
+    """
+    for depth, name in enumerate(place[:-1], start=1):
+        if name in _FORMS:
+            return f"{'.'.join(map(str, place[:depth]))}: must be {_FORMS[str(name)]}"
+    return ""
