@@ -5,18 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import deepspeed
 import torch
 from torch import Tensor, nn
 
 from neox_config import Resolved
 from neox_model.assembly.model import build_model
 from neox_model.assembly.optimizer import build_optimizer, build_schedule
-from neox_model.deepspeed_compat import is_partitioned
+from neox_model.assembly.zero_sharding import whole_parameter
 from neox_model.engine.build import build_engine, prepare_engine
 from neox_model.engine.contract import Engine
 from neox_model.optim.lr_schedule import LearningRateSchedule
-from neox_model.parallel.groups import Groups
+from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
 from neox_model.train.data.batch import Batch, as_batch
@@ -246,7 +245,7 @@ def start(resolved: Resolved) -> Started:
     """Build the model of the present world, its engine and its step, as the training program does."""
     derived = resolved.derived
     groups = create_groups(derived.model_parallel_size, derived.pipe_parallel_size)
-    prepare_engine()
+    prepare_engine(resolved)
     model = build_model(resolved, groups, vocab_size=VOCAB)
     optimizer = build_optimizer(resolved.config, model, model_group=groups.model, data_group=groups.data)
     schedule = build_schedule(resolved.config, optimizer, decay_iterations=ITERATIONS)
@@ -266,10 +265,7 @@ def train(resolved: Resolved, *, iterations: int = ITERATIONS) -> tuple[Run, nn.
 
 def whole_weight(parameter: nn.Parameter) -> Tensor:
     """All that this rank's copy of a parameter has, in ZeRO 3 gathered; collective there."""
-    if not is_partitioned(parameter):
-        return parameter.detach().clone()
-    with deepspeed.zero.GatheredParameters([parameter]):
-        return parameter.detach().clone()
+    return whole_parameter(parameter, SINGLE_PROCESS)
 
 
 def reference(architecture: str, *, is_wide: bool, folder: Path, iterations: int = ITERATIONS) -> None:

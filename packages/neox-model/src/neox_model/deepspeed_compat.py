@@ -28,9 +28,9 @@ __all__ = [
     "allow_any_precision",
     "counters",
     "disable_compilation",
+    "forget_process_group",
     "is_partitioned",
     "keep_gradients",
-    "leave_process_group",
     "loss_scale_state",
     "mark_stage_copies",
     "measure_instructions",
@@ -116,9 +116,8 @@ def _import_muon_uncompiled() -> None:
         compiler.compile = wrap
 
 
-def leave_process_group() -> None:
-    """Destroy the process group, and DeepSpeed's references to it, so that another one can be formed."""
-    deepspeed.comm.destroy_process_group()
+def forget_process_group() -> None:
+    """Remove DeepSpeed's references to the process group, so that another one can be formed."""
     deepspeed.comm.comm.cdb = None
 
 

@@ -14,7 +14,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
@@ -27,6 +27,7 @@ __all__ = [
     "foreach_mul_",
     "foreach_norm",
     "has_packed_products",
+    "initialize_sharding",
     "limit_graphs",
     "mark_optimizer_methods",
     "on_out_of_memory",
@@ -43,6 +44,15 @@ __all__ = [
 foreach_copy_ = torch._foreach_copy_
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
+
+
+def initialize_sharding(root: nn.Module) -> None:
+    """Let `fully_shard` prepare a model now instead of in its first forward pass.
+
+    A layer that ran before the whole model would become a root of its own.
+    """
+    module: Any = root
+    module._get_fsdp_state()._lazy_init()
 
 
 def has_packed_products() -> bool:

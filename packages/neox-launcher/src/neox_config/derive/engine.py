@@ -1,12 +1,112 @@
-"""The engine of a configuration, and what it offers there."""
+"""The engine of a configuration, why it was chosen, and what it offers there."""
 
-from neox_config.facts.engines import Capability, offer_of
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from neox_config.facts.engines import ENGINES, Capability, EngineName
+from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
-__all__ = ["engine_offers"]
+__all__ = ["NO_EFFECT_ON_TORCH", "EngineChoice", "chosen_engine", "engine_offers", "only_deepspeeds"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """The engine that trains, and why.
+
+    Args:
+        name: a key of `ENGINES`.
+        reason: a clause that follows "because".
+    """
+
+    name: EngineName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _OnlyDeepSpeeds:
+    """A setting that the torch engine does not carry out.
+
+    Args:
+        is_asked_for: function that returns True for configurations with it.
+        remedy: what to change to use the torch engine.
+    """
+
+    is_asked_for: Callable[[NeoXConfig], bool]
+    remedy: str
+
+
+def _stage(config: NeoXConfig) -> int:
+    return config.zero.zero_optimization.stage
+
+
+_ONLY_DEEPSPEEDS: Mapping[str, _OnlyDeepSpeeds] = {
+    "pipe_parallel_size": _OnlyDeepSpeeds(
+        lambda config: config.parallelism.pipe_parallel_size >= 1, "set pipe-parallel-size: 0"
+    ),
+    "zero_optimization.offload_param.device": _OnlyDeepSpeeds(
+        lambda config: config.zero.zero_optimization.offload_param.device != "none", "remove offload_param"
+    ),
+    "zero_optimization.offload_optimizer.device": _OnlyDeepSpeeds(
+        lambda config: config.zero.zero_optimization.offload_optimizer.device != "none",
+        "remove offload_optimizer",
+    ),
+    "zero_optimization.zero_quantized_weights": _OnlyDeepSpeeds(
+        lambda config: config.zero.zero_optimization.zero_quantized_weights, "remove it"
+    ),
+    # The torch engine keeps no copies of weights between updates.
+    "sdc_check_interval": _OnlyDeepSpeeds(
+        lambda config: config.training.sdc_check_interval is not None and _stage(config) in (1, 2),
+        "remove it, or set zero_optimization.stage: 0",
+    ),
+}
+
+# ZeRO stages at which `auto` chooses the torch engine, because it was seen to train the same model.
+_CHOSEN_BY_AUTO = frozenset({0})
+
+_BY_LAYER = "the torch engine sends each layer's {} in one message"
+_GATHERED = "the torch engine gathers each layer before it is used, while the one before computes"
+
+NO_EFFECT_ON_TORCH: Mapping[str, str] = {
+    "zero_optimization.allgather_bucket_size": _BY_LAYER.format("weights"),
+    "zero_optimization.reduce_bucket_size": _BY_LAYER.format("gradients"),
+    "zero_optimization.overlap_comm": "the torch engine always overlaps the reduction with the backward pass",
+    "zero_optimization.reduce_scatter": "the torch engine always reduces gradients with reduce-scatter",
+    "zero_optimization.contiguous_gradients": "the torch engine always reduces from one buffer per layer",
+    "zero_optimization.round_robin_gradients": "the torch engine does not copy gradients to host memory",
+    "zero_optimization.stage3_max_live_parameters": _GATHERED,
+    "zero_optimization.stage3_max_reuse_distance": _GATHERED,
+    "zero_optimization.stage3_prefetch_bucket_size": _GATHERED,
+    "zero_optimization.stage3_param_persistence_threshold": "the torch engine partitions every parameter",
+    "zero_optimization.sub_group_size": "the torch engine updates all weights of a rank at once",
+    "zero_optimization.ignore_unused_parameters": "the torch engine allows weights without a gradient",
+}
+"""Parameters of ZeRO that have no effect if the torch engine trains, and why."""
+
+
+def only_deepspeeds(config: NeoXConfig) -> Iterator[Problem]:
+    """Yield each setting that DeepSpeed alone carries out, with the change that the torch engine requires."""
+    for name, row in _ONLY_DEEPSPEEDS.items():
+        if row.is_asked_for(config):
+            yield Problem(name, "is carried out by DeepSpeed's engine alone", row.remedy)
+
+
+def chosen_engine(config: NeoXConfig) -> EngineChoice:
+    """Return the engine that trains this configuration: the one that is set, or the choice of `auto`."""
+    if not config.engine.deepspeed:
+        return EngineChoice("torch", "deepspeed is false")
+    asked = config.engine.engine
+    if asked != "auto":
+        return EngineChoice(asked, f"engine is {asked}")
+    first = next(only_deepspeeds(config), None)
+    if first is not None:
+        return EngineChoice("deepspeed", f"{first.name.replace('_', '-')} {first.what}")
+    if _stage(config) not in _CHOSEN_BY_AUTO:
+        return EngineChoice("deepspeed", f"zero_optimization.stage is {_stage(config)}")
+    return EngineChoice("torch", "no setting requires DeepSpeed")
 
 
 def engine_offers(config: NeoXConfig, capability: Capability) -> bool:
     """Return True if the engine offers this with the configuration's ZeRO stage and layout."""
-    stage = config.zero.zero_optimization.stage
-    return offer_of(capability).includes(stage, uses_pipeline=config.parallelism.pipe_parallel_size >= 1)
+    offer = ENGINES[chosen_engine(config).name][capability]
+    return offer.includes(_stage(config), uses_pipeline=config.parallelism.pipe_parallel_size >= 1)

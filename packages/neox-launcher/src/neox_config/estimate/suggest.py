@@ -22,7 +22,7 @@ from neox_config.estimate import (
     local_parameters,
 )
 from neox_config.estimate.shapes import Layout, Shape
-from neox_config.facts.engines import offer_of
+from neox_config.facts.engines import any_engine_offers
 
 __all__ = [
     "ATTAINED_TFLOPS",
@@ -220,8 +220,9 @@ def _zero_stages(like: Layout, *, copies: int, has_pipeline: bool) -> tuple[int,
         stages = (1, 2, 3)
     else:
         stages = (0,) if copies == 1 else (0, 1, 2, 3)
-    offer = offer_of("training")
-    return tuple(stage for stage in stages if offer.includes(stage, uses_pipeline=has_pipeline))
+    return tuple(
+        stage for stage in stages if any_engine_offers("training", stage, uses_pipeline=has_pipeline)
+    )
 
 
 def _divisors(number: int) -> Iterator[int]:

@@ -1,6 +1,6 @@
 """What each engine offers, by ZeRO stage, with and without pipeline stages.
 
-Rules ask it through `neox_config.derive.engine`, so that a second engine only adds a row. The engines
+Rules ask it through `neox_config.derive.engine`, which chooses the engine of a configuration. The engines
 themselves are in `neox_model.engine`, whose tests compare them with this table.
 """
 
@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ENGINES", "Capability", "Offer", "offer_of"]
+__all__ = ["ENGINES", "Capability", "EngineName", "Offer", "any_engine_offers"]
+
+EngineName = Literal["torch", "deepspeed"]
 
 # training: it trains.
 # before_update: gradients, averaged over data-parallel ranks, can be read before they are clipped and applied
@@ -34,11 +36,17 @@ class Offer:
         return stage in (self.pipeline if uses_pipeline else self.plain)
 
 
+_STAGES = frozenset({0, 1, 2, 3})
 _STAGE_0 = Offer(plain=frozenset({0}), pipeline=frozenset({0}))
 
-ENGINES: Mapping[str, Mapping[Capability, Offer]] = {
+ENGINES: Mapping[EngineName, Mapping[Capability, Offer]] = {
+    "torch": {
+        "training": Offer(plain=_STAGES, pipeline=frozenset()),
+        "before_update": Offer(plain=_STAGES, pipeline=frozenset()),
+        "whole_weights": Offer(plain=frozenset({0}), pipeline=frozenset()),
+    },
     "deepspeed": {
-        "training": Offer(plain=frozenset({0, 1, 2, 3}), pipeline=frozenset({0, 1})),
+        "training": Offer(plain=_STAGES, pipeline=frozenset({0, 1})),
         "before_update": _STAGE_0,
         "whole_weights": _STAGE_0,
     },
@@ -46,6 +54,6 @@ ENGINES: Mapping[str, Mapping[Capability, Offer]] = {
 """Name -> capability -> where it is offered."""
 
 
-def offer_of(capability: Capability) -> Offer:
-    """Return where the engine offers a capability; DeepSpeed is the only engine."""
-    return ENGINES["deepspeed"][capability]
+def any_engine_offers(capability: Capability, stage: int, *, uses_pipeline: bool) -> bool:
+    """Return True if one of the engines offers a capability with this ZeRO stage."""
+    return any(offers[capability].includes(stage, uses_pipeline=uses_pipeline) for offers in ENGINES.values())

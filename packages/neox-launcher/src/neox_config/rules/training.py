@@ -159,20 +159,14 @@ def stores_are_urls(c: NeoXConfig) -> Iterator[Problem]:
             yield Problem(name, what, remedy)
 
 
-def deepspeed_is_the_engine(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse deepspeed: false."""
-    if not c.engine.deepspeed:
-        yield Problem("deepspeed", "must be true: there is no other engine", "remove it")
-
-
 def skipping_a_spike_requires_the_gradients(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse on_spike: skip if the engine reduces, clips and applies gradients in one call."""
     if c.training.on_spike == "skip" and not engine_offers(c, "before_update"):
         yield Problem(
             "on_spike",
-            "leaves out updates, which is not possible under ZeRO, where DeepSpeed reduces and applies "
-            "gradients in one call",
-            "set on-spike: rollback, or zero_optimization.stage: 0",
+            "leaves out updates, which is not possible under ZeRO with DeepSpeed's engine, which reduces and "
+            "applies gradients in one call",
+            "set on-spike: rollback, engine: torch, or zero_optimization.stage: 0",
         )
 
 

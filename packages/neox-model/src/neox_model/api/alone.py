@@ -1,6 +1,8 @@
 """Train in a process that is not a worker, and leave it as it was."""
 
+import importlib
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,7 +14,6 @@ from neox_config import Resolved
 from neox_config.errors import NeoXError
 from neox_launcher.worker.ranks import read_rank, refuse_mpi_by_hand
 from neox_model.checkpoint import rng_state
-from neox_model.deepspeed_compat import leave_process_group
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.topology import create_groups
 from neox_model.processes import RANK_VARIABLES, join_alone
@@ -103,7 +104,7 @@ def groups_of_one(resolved: Resolved) -> Iterator[Groups]:
     finally:
         _JOINED.count -= 1
         if _JOINED.count == 0 and _JOINED.environment is not None:
-            leave_process_group()
+            _leave_process_group()
             _restore(_JOINED.environment)
             _JOINED.environment = None
 
@@ -114,3 +115,9 @@ def _restore(variables: dict[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def _leave_process_group() -> None:
+    distributed.destroy_process_group()
+    if "deepspeed" in sys.modules:
+        importlib.import_module("neox_model.deepspeed_compat").forget_process_group()

@@ -24,7 +24,7 @@ from neox_model.api.alone import OwnState, groups_of_one
 from neox_model.api.configuration import resolved_for
 from neox_model.api.model import Model
 from neox_model.assembly.model import build_stage
-from neox_model.assembly.zero_sharding import gathered_parameter
+from neox_model.assembly.zero_sharding import gathered_parameter, whole_parameter
 from neox_model.checkpoint.directory import find_latest
 from neox_model.checkpoint.save_lock import save_lock
 from neox_model.generate.run import as_plain_model
@@ -347,8 +347,7 @@ def _copy_of(training: Training) -> Model:
     module = build_stage(as_plain_model(resolved), SINGLE_PROCESS, vocab_size=tokenizer.vocab_size)
     copies = dict(named_logical_parameters(module))
     for name, parameter in named_logical_parameters(training.model):
-        with gathered_parameter(parameter, training.groups):
-            copies[name].data = parameter.data.detach().clone()
+        copies[name].data = whole_parameter(parameter, training.groups)
     return Model(module, resolved, tokenizer)
 
 

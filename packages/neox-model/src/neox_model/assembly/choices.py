@@ -9,7 +9,7 @@ from torch import distributed
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import Group
 
-__all__ = ["DTYPES", "all_ranks_agree", "pick"]
+__all__ = ["DTYPES", "all_ranks_agree", "computing_device", "pick"]
 
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -32,6 +32,13 @@ def pick(table: Mapping[str, Choice], value: str, parameter: str) -> Choice:
             f"{parameter}: {value!r} has no implementation in this version; set one of {', '.join(table)}"
         )
     return table[value]
+
+
+def computing_device() -> torch.device:
+    """Return the device that this process trains on: its GPU, or the CPU if there is none."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def all_ranks_agree(control: Group, mine: bool) -> bool:

@@ -6,26 +6,27 @@ The list becomes a plain module or a pipeline, whose parameters are initialized 
 configuration and random seed give the same model on every layout.
 """
 
+import importlib
 import logging
 import math
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from neox_config import NeoXConfig, Resolved, engine_json
+from neox_config import NeoXConfig, Resolved
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_model.assembly.activation_checkpointing import build_recomputation
-from neox_model.assembly.as_pipeline import PipelineModel, as_pipeline
 from neox_model.assembly.as_sequential import SequentialModel, as_sequential
 from neox_model.assembly.attention import build_input_position, log_attention_paths
 from neox_model.assembly.autocast import build_autocast
-from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.assembly.operators import choose_operators
 from neox_model.assembly.plan import LayerPlan
 from neox_model.assembly.transformer import build_layer, build_norm, init_method
-from neox_model.assembly.zero_sharding import gathered_parameter, zero3_init
+from neox_model.assembly.zero_sharding import gathered_parameter, partitioned_as_built
 from neox_model.errors import LayoutError
 from neox_model.initialization import initialize_parameters
 from neox_model.layers.embedding import Embedding
@@ -33,6 +34,9 @@ from neox_model.layers.lm_head import LMHead, LMLoss
 from neox_model.parallel.groups import Group, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.low_rank import freeze_all_but_adapters
+
+if TYPE_CHECKING:
+    from neox_model.assembly.as_pipeline import PipelineModel
 
 __all__ = ["LayerPlan", "build_model", "build_plan", "build_stage", "padded_vocab_size"]
 
@@ -97,7 +101,7 @@ def build_plan(
     return [embedding, *layers, norm, head]
 
 
-def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> SequentialModel | PipelineModel:
+def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> "SequentialModel | PipelineModel":
     """Build this rank's part of the model and initialize its parameters. Collective over all ranks.
 
     The plain model maps `tokens_BS` (or a tuple, see Embedding) to `logits_BSV` of this rank's part of the
@@ -115,7 +119,7 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
         KernelUnavailable: a requested fused operator cannot be used.
     """
     config = resolved.config
-    device = _device()
+    device = computing_device()
     # Initialize weights where they are allocated: generators of host and device give different numbers.
     on_host = config.model.use_cpu_initialization or config.parallelism.lazy_mpu_init
     plan = build_plan(resolved, groups, vocab_size=vocab_size, device=device)
@@ -147,7 +151,7 @@ def build_stage(resolved: Resolved, groups: Groups, *, vocab_size: int) -> Seque
         ModelError: a configured value has no implementation.
         KernelUnavailable: a requested fused operator cannot be used.
     """
-    device, pipe, num_layers = _device(), groups.pipe, resolved.config.model.num_layers
+    device, pipe, num_layers = computing_device(), groups.pipe, resolved.config.model.num_layers
     if num_layers < pipe.size:
         raise LayoutError(
             f"there are {pipe.size} pipeline stages, but the model has only {num_layers} layers; "
@@ -179,12 +183,13 @@ def _loss(config: NeoXConfig, group: Group, vocab_size: int) -> LMLoss:
 
 def _assemble(
     plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn: LMLoss
-) -> SequentialModel | PipelineModel:
+) -> "SequentialModel | PipelineModel":
     config = resolved.config
     recomputation = build_recomputation(resolved, groups)
-    autocast = build_autocast(resolved, _device())
+    autocast = build_autocast(resolved, computing_device())
     if resolved.derived.uses_pipeline:
-        return as_pipeline(
+        # Imported by name: DeepSpeed, whose pipeline it is, takes seconds to import.
+        pipeline: PipelineModel = importlib.import_module("neox_model.assembly.as_pipeline").as_pipeline(
             plan,
             groups,
             loss=loss_fn,
@@ -192,14 +197,9 @@ def _assemble(
             recomputation=recomputation,
             autocast=autocast,
         )
-    with zero3_init(config.zero.zero_optimization.stage, groups, engine_json(resolved)):
+        return pipeline
+    with partitioned_as_built(resolved, groups):
         return as_sequential(plan, loss_fn=loss_fn, recomputation=recomputation, autocast=autocast)
-
-
-def _device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
 
 
 def _log_share(model: nn.Module, groups: Groups) -> None:

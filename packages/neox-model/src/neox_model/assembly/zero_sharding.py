@@ -1,25 +1,23 @@
-"""Build a model under ZeRO stage 3, partitioning each parameter as soon as it is created.
+"""Parameters that the engine partitions over data-parallel ranks (ZeRO stage 3), gathered one at a time."""
 
-No rank ever holds the whole model. Initialization gathers one parameter at a time; the first replica fills it
-and DeepSpeed distributes the parts.
-"""
-
+import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import deepspeed
-from deepspeed.git_version_info import installed_ops
-from torch import nn
+from torch import Tensor, nn
 
-from neox_config import Resolved
-from neox_config.errors import NeoXError
-from neox_model.deepspeed_compat import is_partitioned, why_not_async_io
+from neox_config import Resolved, engine_json
+from neox_config.derive.engine import chosen_engine
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.mpu import ModelParallelUnit
+from neox_model.parallel.sharding import whole_tensor
 
-__all__ = ["gathered_parameter", "without_zero", "zero3_init"]
+__all__ = ["gathered_parameter", "partitioned_as_built", "whole_parameter", "without_zero"]
+
+# Imported by name: DeepSpeed takes seconds to import, and is not used with the torch engine.
+_DEEPSPEEDS = "neox_model.assembly.deepspeed_sharding"
 
 
 def without_zero(resolved: Resolved) -> Resolved:
@@ -29,56 +27,36 @@ def without_zero(resolved: Resolved) -> Resolved:
     return replace(resolved, config=resolved.config.model_copy(update={"zero": plain}))
 
 
-def zero3_init(stage: int, groups: Groups, settings: dict[str, Any]) -> AbstractContextManager[Any]:
-    """Return a context manager that partitions parameters of new modules at stage 3, else does nothing.
-
-    Args:
-        stage: ZeRO stage.
-        groups: this job's process groups.
-        settings: the dict for `deepspeed.initialize`.
+def partitioned_as_built(resolved: Resolved, groups: Groups) -> AbstractContextManager[Any]:
+    """Return a context manager in which DeepSpeed's stage 3 partitions parameters; else it does nothing.
 
     Raises:
         NeoXError: DeepSpeed was installed without an operator that the configuration requires.
     """
-    if stage < 3:
+    is_partitioned = resolved.config.zero.zero_optimization.stage == 3
+    if not is_partitioned or chosen_engine(resolved.config).name != "deepspeed":
         return nullcontext()
-    _refuse_without_operators(settings["zero_optimization"])
-    return deepspeed.zero.Init(
-        data_parallel_group=groups.data.process_group,
-        config_dict_or_path=settings,
-        mpu=ModelParallelUnit(groups),
+    partitioning: AbstractContextManager[Any] = importlib.import_module(_DEEPSPEEDS).partitioning(
+        groups, engine_json(resolved)
     )
-
-
-# pip would otherwise install the wheel that it built before, without operators.
-_BUILD = "pip install --no-cache-dir --no-build-isolation --no-deps --force-reinstall deepspeed==0.19.8"
-# Without CUDA, DeepSpeed does not link libaio itself.
-_BUILD_AIO = f"DS_BUILD_AIO=1 DS_BUILD_PIN_MEMORY=1 LDFLAGS='-Wl,--no-as-needed -laio' {_BUILD}"
-
-
-def _refuse_without_operators(zero: dict[str, Any]) -> None:
-    """Raise an error if an operator of DeepSpeed is missing; nothing is compiled when a training starts."""
-    for block in ("offload_param", "offload_optimizer"):
-        reason = why_not_async_io() if zero.get(block, {}).get("device") == "nvme" else None
-        if reason is not None:
-            raise NeoXError(
-                f"zero_optimization.{block}.device: nvme requires DeepSpeed's operator async_io, which "
-                f"{reason}; install libaio (Debian: libaio-dev), then run make aio, or install DeepSpeed "
-                f"with {_BUILD_AIO}, or use device: cpu"
-            )
-    if zero["zero_quantized_weights"] and not installed_ops.get("quantizer"):
-        raise NeoXError(
-            "zero_optimization.zero_quantized_weights: true requires DeepSpeed's operator quantizer, which "
-            f"is not installed; install DeepSpeed with DS_BUILD_QUANTIZER=1 {_BUILD} where CUDA's compiler "
-            "is, or remove it"
-        )
+    return partitioning
 
 
 @contextmanager
 def gathered_parameter(parameter: nn.Parameter, groups: Groups) -> Iterator[bool]:
-    """Gather a parameter's memory; yield True if this rank's values are the ones that are kept."""
-    if not is_partitioned(parameter):
+    """Gather a parameter's memory to fill it; yield True if this rank's values are the ones that are kept."""
+    if "deepspeed" not in sys.modules:
         yield True
         return
-    with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-        yield groups.data.rank == 0
+    is_first = groups.data.rank == 0
+    with importlib.import_module(_DEEPSPEEDS).gathered(parameter, is_first=is_first) as is_kept:
+        yield is_kept
+
+
+def whole_parameter(parameter: nn.Parameter, groups: Groups) -> Tensor:
+    """Return a copy of all elements that this tensor-parallel rank has of a parameter.
+
+    Collective over the data group if the parameter is partitioned.
+    """
+    with gathered_parameter(parameter, groups):
+        return whole_tensor(parameter)

@@ -17,6 +17,7 @@ from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, guard_loss
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.held import Held
 from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.sharding import ShardedModel
 
 __all__ = ["OwnUpdate"]
 
@@ -28,12 +29,20 @@ class OwnUpdate:
         mixed: makes the updates.
         model: the model that is trained; names the gradients.
         groups: this rank's process groups.
+        sharded: the partition of the model that the optimizer updates; None: it updates whole parameters.
     """
 
-    splits_over_data = False
-
-    def __init__(self, mixed: MixedPrecisionOptimizer, model: nn.Module, groups: Groups) -> None:
+    def __init__(
+        self,
+        mixed: MixedPrecisionOptimizer,
+        model: nn.Module,
+        groups: Groups,
+        *,
+        sharded: ShardedModel | None = None,
+    ) -> None:
         self.mixed = mixed
+        self.splits_over_data = mixed.is_sharded
+        self._sharded = sharded
         self.min_loss_scale = None if mixed.loss_scale is None else mixed.loss_scale.floor
         self._model = model
         self._groups = groups
@@ -70,7 +79,9 @@ class OwnUpdate:
 
     def before(self, call: BeforeUpdate) -> None:
         """Call the function before every update from now on."""
-        names = {id(parameter): name for name, parameter in named_logical_parameters(self._model)}
+        paths = {id(parameter): name for name, parameter in named_logical_parameters(self._model)}
+        held = zip(self.mixed.parameters, self._all_held(), strict=True)
+        names = {id(parameter): paths[id(run.param)] for parameter, run in held}
         if not self.mixed.before_update:
             self.mixed.before_update.append(self._take_losses)
 
@@ -78,6 +89,7 @@ class OwnUpdate:
             parameters: Sequence[Parameter], gradients: Sequence[Tensor], scaled_norm: Tensor
         ) -> None:
             scale, are_averaged = self.loss_scale, not self.mixed.averages_itself
+            are_sharded = self.mixed.is_sharded
             call(
                 PendingUpdate(
                     norm=scaled_norm if scale is None else scaled_norm / scale,
@@ -89,11 +101,19 @@ class OwnUpdate:
                         self._groups,
                         scale=scale,
                         are_averaged=are_averaged,
+                        are_sharded=are_sharded,
                     ),
                     gradients=lambda: (one if scale is None else one / scale for one in gradients),
-                    norm_of=partial(global_gradient_norm, parameters, groups=self._groups),
+                    norm_of=partial(
+                        global_gradient_norm, parameters, groups=self._groups, are_sharded=are_sharded
+                    ),
                     zeros=partial(
-                        share_of_zeros, parameters, gradients, self._groups, are_averaged=are_averaged
+                        share_of_zeros,
+                        parameters,
+                        gradients,
+                        self._groups,
+                        are_averaged=are_averaged,
+                        are_sharded=are_sharded,
                     ),
                     loss=self._mean_loss,
                     leave_out=self.mixed.leave_out,
@@ -118,7 +138,14 @@ class OwnUpdate:
         return loss
 
     def held(self) -> Iterator[Held]:
-        """Yield every parameter with its master weight."""
+        """Yield every parameter, or this rank's part of it, with its master weight."""
+        return (held for held in self._all_held() if held.numel > 0)
+
+    def _all_held(self) -> Iterator[Held]:
+        """Yield what the optimizer updates, in its order, and also what is empty on this rank."""
+        if self._sharded is not None:
+            yield from self._sharded.held_by(self.mixed.parameters)
+            return
         for param, master in zip(self.mixed.parameters, self.mixed.masters, strict=True):
             yield Held(param, 0, param.numel(), master, 0, tuple(param.shape))
 
@@ -129,6 +156,8 @@ class OwnUpdate:
     def to_model(self) -> None:
         """Copy the master weights, which were loaded, into the model's weights."""
         self.mixed.to_model()
+        if self._sharded is not None:
+            self._sharded.release()
 
     def with_shared_weights(self) -> AbstractContextManager[None]:
         """Return a context in which the model computes with the weights that all replicas have."""

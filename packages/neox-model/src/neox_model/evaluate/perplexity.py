@@ -57,7 +57,7 @@ def evaluate_parts(resolved: Resolved) -> str:
     groups = join_processes(resolved)
     storage = find_storage(config, groups)
     folder = folder_with_weights(load, groups, cache=config.checkpoint.store_cache, storage=storage)
-    prepare_engine()
+    prepare_engine(resolved)
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
     position = Position.from_state(read_training_state(folder, groups=groups))

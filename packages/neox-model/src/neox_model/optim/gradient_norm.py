@@ -14,7 +14,11 @@ __all__ = ["global_gradient_norm", "norm_over_replicas", "share_of_zeros", "tens
 
 
 def global_gradient_norm(
-    parameters: Sequence[Parameter], gradients: Sequence[Tensor], groups: Groups
+    parameters: Sequence[Parameter],
+    gradients: Sequence[Tensor],
+    groups: Groups,
+    *,
+    are_sharded: bool = False,
 ) -> Tensor:
     """Compute the 2-norm over the gradients of the whole model, every logical element counted once.
 
@@ -26,6 +30,7 @@ def global_gradient_norm(
         parameters: this rank's parameters.
         gradients: their gradients, one each.
         groups: this rank's process groups.
+        are_sharded: each data-parallel rank has a part of every gradient; collective over the data group too.
 
     Returns:
         A float32 scalar on the parameters' device; not finite if any gradient is not, and infinite if the
@@ -40,7 +45,7 @@ def global_gradient_norm(
     if counted:
         norms = foreach_norm(counted, 2, dtype=torch.float32)
         total = torch.stack(norms).square().sum().to(total.device)
-    for group in (groups.model, groups.pipe):
+    for group in (groups.model, groups.pipe, *((groups.data,) if are_sharded else ())):
         if group.size > 1:
             distributed.all_reduce(total, group=group.process_group)
     return total.sqrt()
@@ -71,6 +76,7 @@ def share_of_zeros(
     groups: Groups,
     *,
     are_averaged: bool = True,
+    are_sharded: bool = False,
 ) -> Tensor:
     """Compute the share of gradient elements equal to 0 over the whole model, each logical element once.
 
@@ -82,6 +88,7 @@ def share_of_zeros(
         groups: this rank's process groups.
         are_averaged: False: gradients differ between data-parallel ranks, and those of all ranks count;
             collective over the data group too.
+        are_sharded: each data-parallel rank has a part of every gradient; collective over the data group too.
 
     Returns:
         A float64 scalar on the parameters' device, the same on all ranks.
@@ -96,7 +103,8 @@ def share_of_zeros(
     totals[1] = sum(gradient.numel() for gradient in counted)
     if counted:
         totals[0] = torch.stack([gradient.count_nonzero().to(device) for gradient in counted]).sum()
-    for group in (groups.model, groups.pipe, *(() if are_averaged else (groups.data,))):
+    differ = are_sharded or not are_averaged
+    for group in (groups.model, groups.pipe, *((groups.data,) if differ else ())):
         if group.size > 1:
             distributed.all_reduce(totals, group=group.process_group)
     return 1.0 - totals[0] / totals[1]
@@ -110,22 +118,29 @@ def tensor_gradient_norms(
     *,
     scale: Tensor | None,
     are_averaged: bool = True,
+    are_sharded: bool = False,
 ) -> dict[str, Tensor]:
     """Compute the 2-norm of the gradient of each whole logical tensor. Collective over the model group.
 
     Args:
         names: logical name of each parameter, by its id.
         parameters: this rank's parameters. Copies of other stages' weights are left out.
-        gradients: their gradients, one each; the same on all data-parallel ranks if they are averaged.
+        gradients: their gradients, one each; the same on all data-parallel ranks if they are averaged and not
+            sharded.
         groups: this rank's process groups.
         scale: the loss scale, by which the norms are divided; None: 1.
         are_averaged: False: the norms are those of `norm_over_replicas`, collective over the data group too.
+        are_sharded: each data-parallel rank has a part of every gradient; collective over the data group too.
 
     Returns:
         Name to a float32 scalar on the gradients' device, the same on all tensor-parallel ranks.
     """
     owned = [pair for pair in zip(parameters, gradients, strict=True) if not is_stage_copy(pair[0])]
     norms = list(foreach_norm([gradient for _, gradient in owned], 2, dtype=torch.float32)) if owned else []
+    if are_sharded and norms:
+        squares = torch.stack(norms).square()
+        distributed.all_reduce(squares, group=groups.data.process_group)
+        norms = list(squares.sqrt().unbind())
     split = [
         index
         for index, (parameter, _) in enumerate(owned)

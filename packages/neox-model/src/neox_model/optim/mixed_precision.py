@@ -54,6 +54,7 @@ class MixedPrecisionOptimizer:
         groups: this rank's process groups.
         loss_scale: the loss scale; None if the loss is not scaled.
         ties: weights with copies on other pipeline stages, each with the group that sums its gradients.
+        is_sharded: each data-parallel rank updates another part of every weight.
 
     Attributes:
         param_groups: the wrapped optimizer's parameter groups.
@@ -75,7 +76,9 @@ class MixedPrecisionOptimizer:
         groups: Groups,
         loss_scale: LossScale | None = None,
         ties: Sequence[Tie] = (),
+        is_sharded: bool = False,
     ) -> None:
+        self.is_sharded = is_sharded
         self.optimizer = optimizer
         self.schedule = schedule
         self.loss_scale = loss_scale
@@ -133,7 +136,7 @@ class MixedPrecisionOptimizer:
             self._equalize_ties()
         gradients = [self._master_gradient(*pair) for pair in trained]
         parameters = [parameter for parameter, _ in trained]
-        scaled_norm = global_gradient_norm(parameters, gradients, self._groups)
+        scaled_norm = global_gradient_norm(parameters, gradients, self._groups, are_sharded=self.is_sharded)
         if self.averages_itself:
             scaled_norm = norm_over_replicas(scaled_norm, self._groups.data)
         for call in self.before_update:

@@ -6,7 +6,7 @@ initialization, checkpoints and optimizers need nothing else.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -19,6 +19,7 @@ from neox_model.parallel.groups import SINGLE_RANK, Group
 __all__ = [
     "InitMethod",
     "Logical",
+    "copy_description",
     "is_stage_copy",
     "logical_parameter",
     "master_weight",
@@ -96,6 +97,7 @@ def logical_parameter(
         parameter.model_parallel = True  # type: ignore[attr-defined]
     if split_dim is None and group.splits_sequence:
         parameter.register_hook(partial(_sum_gradients, group))
+        parameter.sums_over_model = True  # type: ignore[attr-defined]
     return parameter
 
 
@@ -105,6 +107,24 @@ def master_weight(parameter: nn.Parameter) -> nn.Parameter:
     if hasattr(parameter, "logical"):
         master.logical = parameter.logical  # type: ignore[attr-defined]
     return master
+
+
+def copy_description(source: nn.Parameter, target: nn.Parameter, *, rows: tuple[int, int]) -> None:
+    """Describe a parameter that holds some rows of another one like that one.
+
+    Args:
+        source: a parameter of `logical_parameter`, or a plain one, which has no description.
+        target: receives the description.
+        rows: the first row of `source` that it holds, and the one after its last.
+    """
+    for name in ("model_parallel", "is_stage_copy", "sums_over_model"):
+        if hasattr(source, name):
+            setattr(target, name, getattr(source, name))
+    logical: Logical | None = getattr(source, "logical", None)
+    if logical is not None:
+        (start, stop), *others = logical.slices or ((0, 1),)
+        mine = min(start + rows[0], stop), min(start + rows[1], stop)
+        target.logical = replace(logical, slices=(mine, *others))  # type: ignore[attr-defined]
 
 
 def split_dim_of(parameter: Tensor) -> int | None:

@@ -8,7 +8,7 @@ training's precision.
 import torch
 from torch import distributed, nn
 
-from neox_model.assembly.zero_sharding import gathered_parameter
+from neox_model.assembly.zero_sharding import gathered_parameter, whole_parameter
 from neox_model.checkpoint.outcome import gather
 from neox_model.errors import ModelError
 from neox_model.generate.forward import Forward
@@ -73,8 +73,7 @@ def _value(
     """Return the values of a parameter on every stage."""
     if groups.pipe.size == 1:
         assert parameter is not None, "the only stage has all parameters"
-        with gathered_parameter(parameter, groups):
-            return parameter.detach().clone()
+        return whole_parameter(parameter, groups)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     value = torch.empty(shape, dtype=dtype, device=device) if parameter is None else parameter.detach()
     value = value.contiguous()

@@ -152,7 +152,7 @@ def _build_training(
     if config.training.adlr_autoresume:
         find_service(config.training.adlr_autoresume_service)
     uploads = build_uploads(config, groups)
-    prepare_engine()
+    prepare_engine(resolved)
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
     if groups.world.rank == 0:

@@ -101,9 +101,19 @@ class Eigenvalue(Section):
 
 
 class EngineSection(Section, resume="free"):
-    """Settings that are passed to DeepSpeed unchanged."""
+    """The engine, which runs forward and backward passes and updates weights, and its settings."""
 
-    deepspeed: bool = param(True, origin="DSC", doc="Train with DeepSpeed, the only engine.")
+    engine: Literal["auto", "torch", "deepspeed"] = param(
+        "auto",
+        origin="ours",
+        doc="Engine that trains. torch: PyTorch's own parts (fully_shard for ZeRO); deepspeed: DeepSpeed's "
+        "engine; auto: deepspeed if a setting requires it, such as pipe_parallel_size or offloading, else "
+        "torch. A log line states the choice and the reason. Both train the same model and read each other's "
+        "checkpoints.",
+    )
+    deepspeed: bool = param(
+        True, origin="DSC", doc="false is the same as engine: torch; true does not choose the engine."
+    )
     prescale_gradients: bool = param(
         False,
         origin="DSC",

@@ -1,0 +1,20 @@
+"""Rules about the engine."""
+
+from collections.abc import Iterator
+
+from neox_config.derive.engine import chosen_engine, only_deepspeeds
+from neox_config.problems import Problem
+from neox_config.schema.config import NeoXConfig
+
+
+def the_torch_engine_carries_out_all_settings(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse settings that DeepSpeed alone carries out if the torch engine is requested."""
+    if chosen_engine(c).name == "torch":
+        for problem in only_deepspeeds(c):
+            yield Problem(problem.name, problem.what, f"{problem.remedy}, or set engine: auto")
+
+
+def one_engine_is_requested(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse deepspeed: false with engine: deepspeed."""
+    if not c.engine.deepspeed and c.engine.engine == "deepspeed":
+        yield Problem("deepspeed", "contradicts engine: deepspeed", "remove one of them")

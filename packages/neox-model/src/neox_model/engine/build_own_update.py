@@ -1,0 +1,86 @@
+"""Build our update (`own_update.py`), which both engines use at ZeRO stage 0."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import distributed, nn
+from torch.optim import Optimizer
+
+from neox_config import Resolved
+from neox_config.derive.engine_json import accumulation_dtype
+from neox_model.assembly.choices import DTYPES
+from neox_model.engine.loss_scaling import loss_scale_settings
+from neox_model.engine.own_update import OwnUpdate
+from neox_model.optim.loss_scale import LossScale
+from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, Tie
+from neox_model.parallel.gradient_reduction import GradientReduction
+from neox_model.parallel.groups import Groups
+
+__all__ = ["build_loss_scale", "build_own_update", "cast_frozen", "share_masters"]
+
+
+def build_own_update(
+    resolved: Resolved,
+    model: nn.Module,
+    optimizer: Optimizer,
+    schedule: LearningRateSchedule,
+    *,
+    groups: Groups,
+    ties: Sequence[Tie] = (),
+) -> OwnUpdate:
+    """Build the update of a model whose replicas hold all weights: it reduces gradients at its start.
+
+    Args:
+        resolved: the configuration.
+        model: float32, on its device; cast here.
+        optimizer: over the model's parameters.
+        schedule: advanced after each applied update.
+        groups: this rank's process groups.
+        ties: weights with copies on other pipeline stages, each with the group that sums its gradients.
+    """
+    cast_frozen(model, DTYPES[resolved.derived.precision])
+    mixed = MixedPrecisionOptimizer(
+        optimizer,
+        schedule,
+        dtype=DTYPES[resolved.derived.precision],
+        accumulation_dtype=DTYPES[accumulation_dtype(resolved)],
+        max_norm=resolved.config.optimizer.gradient_clipping,
+        reduce=_reduction(resolved, groups),
+        groups=groups,
+        loss_scale=build_loss_scale(resolved, next(model.parameters()).device),
+        ties=ties,
+    )
+    return OwnUpdate(mixed, model, groups)
+
+
+def build_loss_scale(resolved: Resolved, device: torch.device) -> LossScale | None:
+    """Return the loss scale, kept on a device; None if the loss is not scaled."""
+    settings = loss_scale_settings(resolved)
+    return None if settings is None else LossScale(settings, device)
+
+
+def cast_frozen(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast the weights that are not trained, which have no master weights."""
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+
+
+def share_masters(update: MixedPrecisionOptimizer, groups: Groups) -> None:
+    """Broadcast the master weights of the first replica, so that all replicas start from the same ones."""
+    if groups.data.size > 1:
+        for master in update.masters:
+            distributed.broadcast(master.data, src=groups.data.ranks[0], group=groups.data.process_group)
+        update.to_model()
+
+
+def _reduction(resolved: Resolved, groups: Groups) -> GradientReduction:
+    engine = resolved.config.engine
+    name = engine.communication_data_type
+    return GradientReduction(
+        group=groups.data,
+        dtype=None if name is None else DTYPES[name],
+        divides_first=engine.prescale_gradients,
+        predivide_factor=engine.gradient_predivide_factor,
+    )

@@ -1,0 +1,121 @@
+"""Implement the contract of an engine with torch's own parts, for models without a pipeline."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from neox_model.engine.contract import Measure, MicroBatch
+from neox_model.engine.counters import Counters
+from neox_model.engine.mean_loss import mean_loss, mean_over
+from neox_model.engine.own_update import OwnUpdate
+from neox_model.parallel.groups import Group
+from neox_model.parallel.held import Held
+from neox_model.parallel.sharding import ShardedModel, is_sharded
+
+__all__ = ["TorchEngine"]
+
+
+class TorchEngine:
+    """An engine around a model that maps (inputs, targets) to the loss.
+
+    Args:
+        model: the model.
+        update: updates its weights.
+        data: data-parallel group over which losses are averaged.
+        accumulation: micro-batches per update.
+        samples: samples per update, over all data-parallel ranks.
+        sharded: the partition of the model; None if every replica holds it whole.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        update: OwnUpdate,
+        data: Group,
+        *,
+        accumulation: int,
+        samples: int,
+        sharded: ShardedModel | None = None,
+    ) -> None:
+        self.model = model
+        self.update = update
+        self._data = data
+        self._accumulation = accumulation
+        self._sharded = sharded
+        self._counters = Counters(samples)
+        self._measure: Measure = lambda phase: nullcontext()
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the model."""
+        return self.update.mixed.parameters[0].device
+
+    def train_batch(self, micro_batches: Iterator[MicroBatch]) -> Tensor:
+        """Run forward and backward for each micro-batch, then the update."""
+        self.model.train()
+        total = torch.zeros((), device=self.device)
+        for number in range(self._accumulation):
+            with self._measure("data"):
+                inputs, targets = next(micro_batches)
+            if self._sharded is not None:
+                self._sharded.begin(is_last=number == self._accumulation - 1)
+            with self._measure("forward"):
+                loss = self.model(inputs, targets)
+            with self._measure("backward_inner"):
+                (self.update.guard(loss) / self._accumulation).backward()
+            total += loss.detach()
+        with self._measure("step"):
+            if self._sharded is not None:
+                self._sharded.take_gradients()
+            self.update.mixed.step()
+        self._counters.advance()
+        return mean_over(self._data, total / self._accumulation)
+
+    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+        """Return the mean loss of the micro-batches, of which there must be `count`."""
+        self.model.eval()
+        loss = mean_loss(self.model, micro_batches, self._data)
+        if self._sharded is not None:
+            self._sharded.release()
+        return loss
+
+    def computing_weights(self) -> Iterator[Held]:
+        """Yield the model's weights that this rank holds whole between two updates."""
+        for param in self.model.parameters():
+            if not is_sharded(param):
+                yield Held(param, 0, param.numel(), param, 0, tuple(param.shape))
+
+    def measure_phases(self, measure: Measure) -> None:
+        """Measure the phases of every step from now on."""
+        self._measure = _both(self._measure, measure)
+        self.update.measure_reduction(measure)
+
+    def forget_shapes(self) -> None:
+        """Do nothing: a plain engine stores no shapes."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters and the loss scale."""
+        return self._counters.state_dict() | self.update.loss_scale_state()
+
+    def missing_counters(self, state: Mapping[str, Any]) -> set[str]:
+        """Return the counters that a state lacks."""
+        return self._counters.missing(state)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, loss_scale: bool) -> None:
+        """Restore the counters, and the loss scale if requested."""
+        self._counters.load_state_dict(state)
+        # DeepSpeed's loss scale, if it does not change, was once saved without its counters.
+        if loss_scale and state.get("cur_iter") is not None:
+            self.update.load_loss_scale(state)
+
+
+def _both(outer: Measure, inner: Measure) -> Measure:
+    @contextmanager
+    def measure(phase: str) -> Iterator[None]:
+        with outer(phase), inner(phase):
+            yield
+
+    return measure

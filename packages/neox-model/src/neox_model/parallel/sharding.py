@@ -1,0 +1,232 @@
+"""Parameters partitioned over data-parallel ranks by torch's `fully_shard` (ZeRO stages 1 to 3).
+
+Between updates each rank holds a run of rows of every parameter, in float32. A layer's whole parameters, in
+the dtype of the computation, exist while it runs; at stages 1 and 2 from its forward to its backward pass.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from neox_model.parallel.groups import Group
+from neox_model.parallel.held import Held
+from neox_model.parallel.logical import copy_description
+from neox_model.torch_compat import foreach_copy_, initialize_sharding
+
+__all__ = ["MeanReduceScatter", "Precisions", "ShardedModel", "is_sharded", "sum_over", "whole_tensor"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precisions:
+    """The data types of sharded parameters, which are float32 between updates.
+
+    Args:
+        computation: dtype of the whole parameters.
+        accumulation: dtype of whole gradients that are summed over micro-batches before they are reduced.
+        messages: dtype in which gradients are summed over ranks.
+    """
+
+    computation: torch.dtype
+    accumulation: torch.dtype
+    messages: torch.dtype
+
+
+class MeanReduceScatter:
+    """Averages gradients over ranks, each of which receives a part: a `ReduceScatter` of `fully_shard`.
+
+    Args:
+        dtype: dtype of the messages.
+        size: number of ranks.
+        divides_first: divide by the number of ranks before the sum instead of after it.
+        predivide_factor: divide by this factor before the sum, and by the remaining factor after it.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, *, size: int, divides_first: bool, predivide_factor: float = 1.0
+    ) -> None:
+        self._dtype = dtype
+        self._before = float(size) if divides_first else predivide_factor
+        self._after = size / self._before
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a buffer for a message."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Write this rank's part of the mean of the inputs to the output."""
+        if self._before != 1.0:
+            input_tensor.div_(self._before)
+        sent = input_tensor.to(self._dtype)
+        is_same = output_tensor.dtype == self._dtype
+        received = output_tensor if is_same else torch.empty_like(output_tensor, dtype=self._dtype)
+        distributed.reduce_scatter_tensor(received, sent, group=group)
+        if not is_same:
+            output_tensor.copy_(received)
+        if self._after != 1.0:
+            output_tensor.div_(self._after)
+
+
+class ShardedModel:
+    """A model whose parameters are partitioned over the data group.
+
+    Args:
+        model: float32, on its device. Weights that are not trained have the dtype of the computation.
+        blocks: modules that run one after the other, of which each is gathered by itself; those that share
+            parameters with others are gathered with the whole model.
+        group: the data-parallel ranks, at least two.
+        precisions: the data types.
+        reduction: averages gradients.
+        reshards_after_forward: free whole parameters between the forward and the backward pass; a number:
+            keep a part for this many ranks; False: keep them.
+        partitions_frozen: partition the weights that are not trained, too.
+        reduces_every_time: reduce the gradients of each micro-batch, so that only their parts are stored.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Sequence[nn.Module],
+        *,
+        group: Group,
+        precisions: Precisions,
+        reduction: MeanReduceScatter,
+        reshards_after_forward: bool | int,
+        partitions_frozen: bool,
+        reduces_every_time: bool,
+    ) -> None:
+        self.model = model
+        self._group = group
+        self._reduces_every_time = reduces_every_time
+        self._keeps_weights = reshards_after_forward is False
+        before = dict(model.named_parameters())
+        frozen = {parameter for parameter in before.values() if not parameter.requires_grad}
+        settings: dict[str, Any] = {
+            "mesh": DeviceMesh.from_group(_process_group(group), next(model.parameters()).device.type),
+            "mp_policy": MixedPrecisionPolicy(
+                param_dtype=precisions.computation,
+                reduce_dtype=precisions.accumulation,
+                cast_forward_inputs=False,
+            ),
+            "ignored_params": None if partitions_frozen else frozen,
+        }
+        for block in _without_shared(model, blocks):
+            fully_shard(block, reshard_after_forward=reshards_after_forward, **settings)
+        # What remains is used at both ends of the model: it stays until the backward pass in any case.
+        fully_shard(model, reshard_after_forward=False, **settings)
+        self._parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        for part in self._parts:
+            part.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]
+            # The reduction divides.
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+        initialize_sharding(model)
+        self._holders: dict[int, nn.Parameter] = {}
+        self._held: dict[int, Held] = {}
+        for name, parameter in model.named_parameters():
+            if is_sharded(parameter):
+                copy_description(before[name], parameter, rows=(0, len(parameter)))
+                holder, held = _held(parameter, group)
+                self._holders[id(before[name])] = holder
+                self._held[id(holder)] = held
+
+    def holder_of(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the tensor with this rank's rows of a parameter that the model had before, in float32."""
+        return self._holders[id(parameter)]
+
+    def held_by(self, holders: Sequence[nn.Parameter]) -> Iterator[Held]:
+        """Yield what each of these holders has."""
+        return (self._held[id(holder)] for holder in holders)
+
+    def begin(self, *, is_last: bool) -> None:
+        """Prepare the next micro-batch of an update.
+
+        Args:
+            is_last: whether it is the last one, after which gradients are reduced.
+        """
+        root = self._parts[0]
+        reduces = is_last or self._reduces_every_time
+        root.set_requires_gradient_sync(reduces)
+        root.set_is_last_backward(is_last)
+        if self._keeps_weights:
+            root.set_reshard_after_backward(is_last)
+
+    @torch.no_grad()
+    def take_gradients(self) -> None:
+        """Move the gradients of this rank's runs to their holders."""
+        for held in self._held.values():
+            gradient = held.param.grad
+            held.holder.grad = None if gradient is None else gradient.to_local()  # type: ignore[attr-defined]
+            held.param.grad = None
+
+    def release(self) -> None:
+        """Free whole parameters, which do not follow a change of this rank's runs."""
+        for part in self._parts:
+            part.reshard()
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Return True if `fully_shard` partitions the parameter."""
+    return isinstance(parameter, DTensor)
+
+
+@torch.no_grad()
+def whole_tensor(parameter: Tensor) -> Tensor:
+    """Return a copy of a parameter; collective over its data group if it is sharded."""
+    if isinstance(parameter, DTensor):
+        return parameter.full_tensor()
+    return parameter.detach().clone()
+
+
+@torch.no_grad()
+def sum_over(group: Group, tensors: Sequence[Tensor]) -> None:
+    """Replace tensors by their sums over a group, in one message. Collective."""
+    if group.size == 1 or not tensors:
+        return
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    distributed.all_reduce(flat, group=group.process_group)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    foreach_copy_(list(tensors), [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
+
+
+def _process_group(group: Group) -> ProcessGroup:
+    assert group.process_group is not None, "sharding requires torch.distributed"
+    return group.process_group
+
+
+def _without_shared(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[nn.Module]:
+    """Yield the blocks whose parameters are in no other part of the model."""
+    inside = {id(module) for block in blocks for module in block.modules()}
+    others = [module for module in model.modules() if id(module) not in inside]
+    uses = Counter(id(parameter) for block in blocks for parameter in block.parameters())
+    uses.update(id(parameter) for module in others for parameter in module.parameters(recurse=False))
+    for block in blocks:
+        own = [uses[id(parameter)] for parameter in block.parameters()]
+        if own and max(own) == 1:
+            yield block
+
+
+def _held(parameter: nn.Parameter, group: Group) -> tuple[nn.Parameter, Held]:
+    """Return this rank's rows of a sharded parameter: all ranks but the last ones hold equally many."""
+    with torch.no_grad():
+        local = parameter.to_local()  # type: ignore[attr-defined]
+    rows = len(parameter)
+    first = min(rows, group.rank * -(-rows // group.size))
+    holder = nn.Parameter(local.detach(), requires_grad=parameter.requires_grad)
+    copy_description(parameter, holder, rows=(first, first + len(local)))
+    row_size = parameter.numel() // max(1, rows)
+    return holder, Held(parameter, first * row_size, local.numel(), holder, 0, tuple(parameter.shape))
