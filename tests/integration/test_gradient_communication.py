@@ -23,20 +23,28 @@ WIDTH = 16
 TRAINING = {"fp32": "fp32", "bf16": "bfloat16", "fp16": "fp16"}
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor", "_reduce_scatter_base", "reduce_scatter")
 
+ENGINES = ("torch", "deepspeed")
 DTYPES: dict[str, dict[str, Any]] = {
-    f"ZeRO {stage}, {precision}, {message}": {
+    f"{engine}, ZeRO {stage}, {precision}, {message}": {
+        "engine": engine,
         "zero_optimization": {"stage": stage},
         "precision": TRAINING[precision],
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": message,
     }
+    for engine in ENGINES
     for stage in range(4)
     for precision in TRAINING
     for message in (None, "fp32", "fp16", "bf16")
 }
 WITHOUT_SCATTER = {"reduce_scatter": False}
 SCALES: dict[str, dict[str, Any]] = {
-    f"ZeRO {stage}, {name}": {"zero_optimization": {"stage": stage, **WITHOUT_SCATTER}, **settings}
+    f"{engine}, ZeRO {stage}, {name}": {
+        "engine": engine,
+        "zero_optimization": {"stage": stage, **WITHOUT_SCATTER},
+        **settings,
+    }
+    for engine in ENGINES
     for stage in range(4)
     for name, settings in {
         "sum, then division": {},
@@ -48,10 +56,12 @@ SCALES: dict[str, dict[str, Any]] = {
     if stage < 3 or not name.startswith("predivide")
 }
 CAST: dict[str, dict[str, Any]] = {
-    f"ZeRO {stage}, auto_cast": {
+    f"{engine}, ZeRO {stage}, auto_cast": {
+        "engine": engine,
         "zero_optimization": {"stage": stage},
         "fp16": {"enabled": True, "loss_scale": 1.0, "auto_cast": True},
     }
+    for engine in ENGINES
     for stage in range(4)
 }
 
@@ -107,7 +117,7 @@ def reduce_each(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     from support.settings import resolved_from
 
     groups = create_groups(1, 1)
-    prepare_engine()
+    prepare_engine(resolved_from({"engine": "deepspeed"}))
     found = {}
     for name, case in cases.items():
         settings = {"gradient_accumulation_steps": 1, "gradient_clipping": 0.0, "fp16": {"loss_scale": 1.0}}
@@ -143,12 +153,12 @@ def default_message(case: dict[str, Any], precision: str) -> str:
 @pytest.mark.parametrize("name", DTYPES)
 def test_the_mean_has_the_rounding_of_the_messages(reduced, name):
     case = DTYPES[name]
-    precision = name.split(", ")[1]
+    precision = name.split(", ")[2]
     message = case["communication_data_type"] or default_message(case, precision)
     for rank in reduced:
         assert set(rank[name]["mean"]) <= {SUMS[message] / 2}
         # DeepSpeed looks up the function of stage 3 before it can be watched.
-        if case["zero_optimization"]["stage"] < 3:
+        if case["zero_optimization"]["stage"] < 3 or case["engine"] == "torch":
             assert [dtype for dtype, _ in rank[name]["sent"]] == [message]
     assert any(rank[name]["mean"] for rank in reduced)
 
@@ -159,7 +169,7 @@ SENT = {"sum, then division": 1.0, "prescale": 0.5, "predivide by 4": 0.25, "pre
 
 @pytest.mark.parametrize("name", SCALES)
 def test_gradients_are_divided_where_the_settings_say_and_the_result_is_their_mean(reduced, name):
-    stage, kind = name.split(", ", maxsplit=1)
+    _, stage, kind = name.split(", ", maxsplit=2)
     # Stage 3 always divides first.
     expected = 0.5 if stage == "ZeRO 3" else SENT[kind]
     for rank, gradient in enumerate((1.0, SMALL)):
@@ -170,8 +180,8 @@ def test_gradients_are_divided_where_the_settings_say_and_the_result_is_their_me
 def test_cast_inputs_are_no_inputs_of_the_model(reduced):
     """DeepSpeed would round the weights of tokens in the loss, too."""
     for rank in reduced:
-        for stage in range(4):
-            assert rank[f"ZeRO {stage}, auto_cast"]["masks"] == ["torch.float32"]
+        for name in CAST:
+            assert rank[name]["masks"] == ["torch.float32"]
 
 
 PIPELINES: dict[str, dict[str, Any]] = {

@@ -156,7 +156,7 @@ def test_the_loss_scale_cancels_out(tmp_path):
 
 
 def judge_faults(folder: str) -> dict[str, list[str]]:
-    """Return findings by fault, or by cell name where there is no fault; runs in two processes."""
+    """Return findings by fault, or by cell name where there is no fault; runs in four processes."""
     from contextlib import nullcontext
 
     from support.precision_cells import check
@@ -167,11 +167,11 @@ def judge_faults(folder: str) -> dict[str, list[str]]:
     cases = {name: (fault.cell, fault.plant) for name, fault in FAULTS.items()}
     cases |= {fault.cell.name: (fault.cell, nullcontext) for fault in FAULTS.values()}
     found = {}
-    for size in (1, 2):
+    for size in (1, 2, 4):
         sized = [(name, *case) for name, case in cases.items() if case[0].shape.ranks == size]
-        for turn in range(0, len(sized), 2 // size):
+        for turn in range(0, len(sized), 4 // size):
             with world_of(size, Path(folder), name=f"of-{size}-{turn}") as number:
-                for name, cell, plant in sized[turn : turn + 2 // size][number : number + 1]:
+                for name, cell, plant in sized[turn : turn + 4 // size][number : number + 1]:
                     with plant():
                         judgement = check(cell, scales=(128,))
                     if judgement is not None:
@@ -183,7 +183,7 @@ def judge_faults(folder: str) -> dict[str, list[str]]:
 def test_only_the_planted_faults_are_found(tmp_path):
     from support.precision_faults import FAULTS
 
-    results = run_ranks(judge_faults, size=2, folder=str(tmp_path), timeout_seconds=900)
+    results = run_ranks(judge_faults, size=4, folder=str(tmp_path), timeout_seconds=900)
     found = {name: findings for result in results for name, findings in result.items()}
     assert {name: found.pop(name) for name in {fault.cell.name for fault in FAULTS.values()}} == {
         fault.cell.name: [] for fault in FAULTS.values()

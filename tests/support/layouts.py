@@ -160,7 +160,11 @@ class Layout:
 
 
 def _zero(stage: int, **more: Any) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": stage, **more}}
+    return {"engine": "deepspeed", "zero_optimization": {"stage": stage, **more}}
+
+
+def _torch(stage: int, **more: Any) -> dict[str, Any]:
+    return {"engine": "torch", "zero_optimization": {"stage": stage, **more}}
 
 
 _HOST = {"device": "cpu"}
@@ -190,6 +194,16 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "sequence 2 x ZeRO 3": Layout(
         4, {"model_parallel_size": 2, "sequence_parallel": True, **_zero(3)}, is_wide=True
+    ),
+    "torch, ZeRO 1": Layout(2, _torch(1)),
+    "torch, ZeRO 2": Layout(2, _torch(2)),
+    "torch, ZeRO 3": Layout(2, _torch(3)),
+    "torch, ZeRO 3, second partition": Layout(
+        4, {"train_micro_batch_size_per_gpu": 2, **_torch(3, zero_hpz_partition_size=2)}
+    ),
+    "torch, ZeRO 1 x tensor 2": Layout(4, {"model_parallel_size": 2, **_torch(1)}),
+    "torch, sequence 2 x ZeRO 3": Layout(
+        4, {"model_parallel_size": 2, "sequence_parallel": True, **_torch(3)}, is_wide=True
     ),
 }
 

@@ -103,9 +103,11 @@ LAYOUTS: dict[str, Layout] = {
     "tensor 2": Layout(2, {"model_parallel_size": 2}),
     "pipeline 2": Layout(2, {"pipe_parallel_size": 2}),
     "data 2": Layout(2, {}),
-    "ZeRO 1": Layout(2, {"zero_optimization": {"stage": 1}}),
-    "ZeRO 2": Layout(2, {"zero_optimization": {"stage": 2}}),
-    "ZeRO 3": Layout(2, {"zero_optimization": {"stage": 3}}),
+    **{
+        f"{prefix}ZeRO {stage}": Layout(2, {"engine": engine, "zero_optimization": {"stage": stage}})
+        for engine, prefix in (("deepspeed", ""), ("torch", "torch, "))
+        for stage in (1, 2, 3)
+    },
 }
 
 PRECISIONS: dict[str, dict[str, Any]] = {

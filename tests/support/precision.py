@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 
 from neox_config import Resolved
@@ -273,12 +274,18 @@ def _masters(engine: Engine, observed: Observed) -> dict[str, Tensor]:
 
 def _weights(model: nn.Module, observed: Observed, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the weights that the model computes with."""
+    logicals = {name: parameter.logical for name, parameter in named_logical_parameters(model)}  # type: ignore[attr-defined]
+    parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    for part in parts:
+        part.unshard()
     pieces: list[Piece] = []
     for name, parameter in named_logical_parameters(model):
-        held, logical = layouts.whole_weight(parameter), parameter.logical  # type: ignore[attr-defined]
+        held, logical = layouts.whole_weight(parameter), logicals[name]
         assert held.dtype == dtype, f"{name} is {held.dtype}, must be {dtype}"
         block = tuple(slice(0, stop - start) for start, stop in logical.slices)
         pieces.append((name, logical, 0, held[block].reshape(-1)))
+    for part in parts:
+        part.reshard()
     return _whole(pieces, observed)
 
 

@@ -8,16 +8,19 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
-from torch import Tensor
+from torch import Tensor, distributed
 
 from neox_config import Resolved, engine_json
 from neox_model.assembly import as_pipeline
-from neox_model.engine import build, own_update
+from neox_model.engine import build_deepspeed, build_own_update, build_torch, own_update
+from neox_model.engine.torch_engine import TorchEngine
 from neox_model.optim import mixed_precision
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
-from neox_model.parallel import logical
+from neox_model.parallel import logical, sharding
 from neox_model.parallel.gradient_reduction import GradientReduction
 from neox_model.parallel.groups import SINGLE_RANK, Groups
+from neox_model.parallel.held import Held
+from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel
 from support.precision import Cell
 
 __all__ = ["FAULTS", "Fault"]
@@ -78,8 +81,8 @@ def _with_an_empty_step(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_this_tensor_rank(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def norm(parameters: Any, gradients: Any, groups: Groups) -> Tensor:
-        return original(parameters, gradients, replace(groups, model=SINGLE_RANK))
+    def norm(parameters: Any, gradients: Any, groups: Groups, **options: Any) -> Tensor:
+        return original(parameters, gradients, replace(groups, model=SINGLE_RANK), **options)
 
     return norm
 
@@ -109,6 +112,46 @@ def _into_the_masters(original: Callable[..., None]) -> Callable[..., None]:
     return copy
 
 
+def _twice(original: Callable[..., None]) -> Callable[..., None]:
+    def reduce(self: MeanReduceScatter, *arguments: Any, **named: Any) -> None:
+        original(self, *arguments, **named)
+        named["output_tensor"].mul_(2)
+
+    return reduce
+
+
+def _own_gradients(original: Callable[..., None]) -> Callable[..., None]:
+    def reduce(self: MeanReduceScatter, output_tensor: Tensor, input_tensor: Tensor, **named: Any) -> None:
+        output_tensor.copy_(input_tensor.chunk(2)[distributed.get_rank()])
+
+    return reduce
+
+
+def _of_this_part(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def norm(*arguments: Any, are_sharded: bool) -> Tensor:
+        return original(*arguments, are_sharded=False)
+
+    return norm
+
+
+def _without_earlier_gradients(original: Callable[..., None]) -> Callable[..., None]:
+    def begin(self: ShardedModel, *, is_last: bool) -> None:
+        original(self, is_last=is_last)
+        for held in self._held.values() if is_last else ():
+            held.param.grad = None
+
+    return begin
+
+
+def _of_a_copy(original: Callable[..., Any]) -> Callable[..., Any]:
+    def held(parameter: Any, group: Any) -> tuple[Any, Held]:
+        holder, found = original(parameter, group)
+        holder.data = holder.data.clone()
+        return holder, found
+
+    return held
+
+
 def _nothing(original: Callable[..., Any]) -> Callable[..., None]:
     return lambda *arguments: None
 
@@ -124,7 +167,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "head without gradient in DeepSpeed's pipeline": Fault(
         replace(_PLAIN, layout="pipeline 1 x data 2, ZeRO 1"),
-        _plants(build, "engine_json", _without_immediate_update),
+        _plants(build_deepspeed, "engine_json", _without_immediate_update),
         r"^lm_head.weight: update projected on float32's is 0.0000",
     ),
     "unscaled loss": Fault(
@@ -169,12 +212,17 @@ FAULTS: dict[str, Fault] = {
     ),
     "accumulation not divided": Fault(
         replace(_PLAIN, accumulation=3),
+        _plants(TorchEngine, "_share_of", lambda original: lambda self, loss: 3 * original(self, loss)),
+        r"^every update is 3 times what it must be",
+    ),
+    "accumulation not divided by DeepSpeed": Fault(
+        replace(_PLAIN, layout="ZeRO 1", accumulation=3),
         _plants(DeepSpeedEngine, "backward", lambda original: partialmethod(original, scale_wrt_gas=False)),
         r"^every update is 3 times what it must be",
     ),
     "gradients accumulated in bf16": Fault(
         replace(_PLAIN, accumulation=3),
-        _plants(build, "accumulation_dtype", lambda original: lambda resolved: "bf16"),
+        _plants(build_own_update, "accumulation_dtype", lambda original: lambda resolved: "bf16"),
         r"update differs from plain autograd's by 0.00",
     ),
     "masters rounded to 16 bit": Fault(
@@ -186,5 +234,40 @@ FAULTS: dict[str, Fault] = {
         _PLAIN,
         _plants(_OPTIMIZER, "_copy_to_model", _nothing),
         r"^the model's weights are not the masters, rounded",
+    ),
+    "sum over parts in place of the mean": Fault(
+        replace(_PLAIN, layout="torch, ZeRO 2", precision="fp32"),
+        _plants(MeanReduceScatter, "__call__", _twice),
+        r"^every update is 2 times what it must be",
+    ),
+    "parts not averaged over replicas": Fault(
+        replace(_PLAIN, layout="torch, ZeRO 1", precision="fp32"),
+        _plants(MeanReduceScatter, "__call__", _own_gradients),
+        r"update (projected|has a cosine)",
+    ),
+    "clipping by the norm of one part": Fault(
+        replace(_PLAIN, layout="torch, ZeRO 3", precision="fp32", clipping="active"),
+        _plants(mixed_precision, "global_gradient_norm", _of_this_part),
+        r"^the gradient norm of update 1 is reported as",
+    ),
+    "parts not clipped": Fault(
+        replace(_PLAIN, layout="torch, ZeRO 2", precision="fp32", clipping="active"),
+        _plants(mixed_precision, "foreach_mul_", _nothing),
+        r"^every update is [\d.]+ times what it must be",
+    ),
+    "gradients of earlier micro-batches lost": Fault(
+        replace(_PLAIN, layout="torch, ZeRO 2", accumulation=3),
+        _plants(ShardedModel, "begin", _without_earlier_gradients),
+        r"update (projected|has a cosine)",
+    ),
+    "parts updated apart from the model": Fault(
+        replace(_PLAIN, layout="torch, ZeRO 3"),
+        _plants(sharding, "_held", _of_a_copy),
+        r"^the model's weights are not the masters, rounded",
+    ),
+    "parts' gradients not summed over parts of the sequence": Fault(
+        replace(_PLAIN, layout="torch, sequence 2 x ZeRO 3"),
+        _plants(build_torch, "sum_over", _nothing),
+        r"^layers.0.norm1.weight: update (projected|has a cosine)",
     ),
 }

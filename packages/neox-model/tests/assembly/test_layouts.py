@@ -189,7 +189,7 @@ def check_stage_3_never_holds_the_model() -> None:
 
 def all_cases() -> dict[str, list[str]]:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    prepare_engine()
+    prepare_engine(resolved_from({"engine": "deepspeed"}))
     names = {case: check_case(case) for case in CASES}
     check_stage_3_never_holds_the_model()
     return names

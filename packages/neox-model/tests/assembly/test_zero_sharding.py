@@ -1,8 +1,9 @@
+import importlib
+
 import pytest
 
-from neox_config import engine_json
 from neox_config.errors import NeoXError
-from neox_model.assembly.zero_sharding import zero3_init
+from neox_model.assembly.zero_sharding import partitioned_as_built
 from neox_model.parallel.groups import SINGLE_PROCESS
 from support.settings import resolved_from
 
@@ -17,11 +18,12 @@ OFFLOAD = {"offload_optimizer": {"device": "nvme", "nvme_path": "x"}}
     ],
 )
 def test_a_missing_operator_is_refused_with_its_installation(monkeypatch, settings, operator, variable):
-    for module in ("assembly.zero_sharding", "deepspeed_compat"):
+    importlib.import_module("neox_model.assembly.deepspeed_sharding")
+    for module in ("assembly.deepspeed_sharding", "deepspeed_compat"):
         monkeypatch.setattr(f"neox_model.{module}.installed_ops", {})
-    resolved = resolved_from({"zero_optimization": {"stage": 3, **settings}})
+    resolved = resolved_from({"engine": "deepspeed", "zero_optimization": {"stage": 3, **settings}})
     with pytest.raises(NeoXError, match=f"operator {operator}, which is not installed; .*{variable}"):
-        zero3_init(3, SINGLE_PROCESS, engine_json(resolved))
+        partitioned_as_built(resolved, SINGLE_PROCESS)
 
 
 @pytest.mark.parametrize("error", [ImportError("libaio.so.1: no such file"), RuntimeError("built with 2.12")])
@@ -29,8 +31,9 @@ def test_an_operator_that_cannot_be_loaded_is_refused_with_the_reason(monkeypatc
     def fail(builder: object) -> None:
         raise error
 
+    importlib.import_module("neox_model.deepspeed_compat")
     monkeypatch.setattr("neox_model.deepspeed_compat.installed_ops", {"async_io": True})
     monkeypatch.setattr("neox_model.deepspeed_compat.AsyncIOBuilder.load", fail)
-    resolved = resolved_from({"zero_optimization": {"stage": 3, **OFFLOAD}})
+    resolved = resolved_from({"engine": "deepspeed", "zero_optimization": {"stage": 3, **OFFLOAD}})
     with pytest.raises(NeoXError, match=rf"async_io, which cannot be loaded \({error}\); .*run make aio"):
-        zero3_init(3, SINGLE_PROCESS, engine_json(resolved))
+        partitioned_as_built(resolved, SINGLE_PROCESS)

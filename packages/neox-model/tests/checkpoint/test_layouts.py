@@ -20,7 +20,7 @@ from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.deepspeed_compat import keep_gradients, mark_stage_copies
-from neox_model.engine.build import prepare_engine
+from neox_model.engine.build_deepspeed import prepare
 from neox_model.engine.deepspeed_engine import PlainEngine, ZeroUpdate
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim.loss_scale import LossScale, LossScaleSettings
@@ -391,7 +391,7 @@ PIPELINE = [
 def _prepare() -> None:
     from deepspeed.accelerator import get_accelerator
 
-    prepare_engine()
+    prepare()
     # DeepSpeed's Muon calls it when ZeRO starts, which imports the whole compiler (6 s) for nothing here.
     torch.compile = lambda function=None, **options: function or (lambda inner: inner)
     # DeepSpeed refuses float16 on a CPU, which can do it.

@@ -464,11 +464,17 @@ EXAMPLES = {
         "requires partition-activations",
         "contiguous-checkpointing: true\npartition-activations: true",
     ),
-    "deepspeed_is_the_engine": (
-        "deepspeed: false",
+    "one_engine_is_requested": (
+        "deepspeed: false\nengine: deepspeed",
         "deepspeed",
-        "there is no other engine",
-        "deepspeed: true",
+        "contradicts engine: deepspeed",
+        "deepspeed: false\nengine: torch",
+    ),
+    "the_torch_engine_carries_out_all_settings": (
+        "engine: torch\npipe-parallel-size: 2",
+        "pipe_parallel_size",
+        "is carried out by DeepSpeed's engine alone",
+        "engine: auto\npipe-parallel-size: 2",
     ),
     "predivide_or_prescale": (
         "prescale_gradients: true\ngradient_predivide_factor: 2",

@@ -65,7 +65,7 @@ class TorchEngine:
             with self._measure("forward"):
                 loss = self.model(inputs, targets)
             with self._measure("backward_inner"):
-                (self.update.guard(loss) / self._accumulation).backward()
+                self._share_of(loss).backward()
             total += loss.detach()
         with self._measure("step"):
             if self._sharded is not None:
@@ -73,6 +73,10 @@ class TorchEngine:
             self.update.mixed.step()
         self._counters.advance()
         return mean_over(self._data, total / self._accumulation)
+
+    def _share_of(self, loss: Tensor) -> Tensor:
+        """Return what a micro-batch adds to the mean loss of the update."""
+        return self.update.guard(loss) / self._accumulation
 
     def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
         """Return the mean loss of the micro-batches, of which there must be `count`."""

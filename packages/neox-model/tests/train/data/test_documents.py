@@ -80,7 +80,7 @@ def engine_run(settings: dict[str, Any], groups: Groups) -> tuple[list[float], n
 
 
 def train_on_each_layout() -> None:
-    prepare_engine()
+    prepare_engine(resolved_from({"engine": "deepspeed"}))
     for layout in LAYOUTS.values():
         settings = SETTINGS | layout
         groups = create_groups(1, settings.get("pipe_parallel_size", 0))
