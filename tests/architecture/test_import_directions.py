@@ -143,7 +143,7 @@ LAUNCHER_FOR_WORKERS = (
 FENCES = {
     "deepspeed": (
         "neox_model.assembly.as_pipeline",
-        "neox_model.assembly.zero_sharding",
+        "neox_model.assembly.deepspeed_sharding",
         "neox_model.deepspeed_compat",
         "neox_model.engine",
     ),

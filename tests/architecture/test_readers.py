@@ -12,7 +12,6 @@ from support.sources import sources
 # log_interval follows from steps_per_print.
 CHECKED_BY_RULES_ALONE = {
     "attention_softmax_in_fp32",
-    "deepspeed",
     "steps_per_print",
     "zero_allow_untested_optimizer",
 }

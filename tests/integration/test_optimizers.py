@@ -131,7 +131,9 @@ def test_only_optimizers_that_require_whole_weights_or_whole_states_are_refused(
 @pytest.mark.slow
 def test_every_optimizer_resumes_to_the_last_bit_and_adagrad_is_the_same_under_zero(tmp_path):
     """DeepSpeed replaces torch's Adagrad by one without our weight decay and learning rates."""
-    adagrad = [Cell("Adagrad", layout, "fp32") for layout in ("one process", "ZeRO 1", "ZeRO 3")]
+    adagrad = [
+        Cell("Adagrad", layout, "fp32") for layout in ("one process", "ZeRO 1", "ZeRO 3", "torch, ZeRO 2")
+    ]
     check(list(dict.fromkeys([*sample(), *adagrad])), tmp_path)
     check_equal_updates(adagrad, tmp_path)
 
@@ -232,6 +234,7 @@ def test_a_tour_goes_from_each_layout_to_each_other_one_once():
     ("optimizer", "layouts"),
     [
         ("NAdam", ["ZeRO 3", "tensor 2", "ZeRO 1"]),
+        ("Adam", ["ZeRO 1", "torch, ZeRO 3", "tensor 2", "torch, ZeRO 1", "ZeRO 3"]),
         ("Muon", ["data 2", "pipeline 2", "tensor 2"]),
         ("ZeroOneAdam, compressed, local", ["data 2", "tensor 2", "one process"]),
     ],

@@ -17,7 +17,7 @@ from neox_model.parallel.random import mixed_seed
 
 __all__ = ["INIT_METHODS", "build_init_method", "initialize_parameters"]
 
-Writable = Callable[[nn.Parameter], AbstractContextManager[bool]]
+Writable = Callable[[nn.Parameter], AbstractContextManager[Tensor | None]]
 
 
 def _normal(std: float) -> InitMethod:
@@ -71,12 +71,8 @@ def build_init_method(name: str, *, std: float, hidden_size: int, num_layers: in
     return INIT_METHODS[name](std, hidden_size, num_layers)
 
 
-def _always_writable(parameter: nn.Parameter) -> AbstractContextManager[bool]:
-    return nullcontext(True)
-
-
 def initialize_parameters(
-    model: nn.Module, seed: int, *, on_cpu: bool = True, writable: Writable = _always_writable
+    model: nn.Module, seed: int, *, on_cpu: bool = True, writable: Writable = nullcontext
 ) -> None:
     """Fill every parameter of this rank with its block of the whole tensor.
 
@@ -84,14 +80,14 @@ def initialize_parameters(
         model: module whose parameters were created by `logical_parameter`.
         seed: random seed of the model; the same on all ranks.
         on_cpu: draw the numbers on the CPU; the generator of the parameter's device gives different ones.
-        writable: context manager that allocates each parameter's memory and returns whether to fill it.
+        writable: context manager that returns the tensor to fill for a parameter; None: other ranks fill it.
     """
     for name, parameter in named_logical_parameters(model):
-        with writable(parameter) as should_fill, torch.no_grad():
-            if should_fill:
+        with writable(parameter) as target, torch.no_grad():
+            if target is not None:
                 device = torch.device("cpu") if on_cpu else parameter.device
                 generator = torch.Generator(device).manual_seed(mixed_seed("init", seed, name))
-                _fill(parameter, parameter.logical, generator)  # type: ignore[attr-defined]
+                _fill(target, parameter.logical, generator)  # type: ignore[attr-defined]
 
 
 def _fill(parameter: Tensor, logical: Logical, generator: torch.Generator) -> None:

@@ -218,11 +218,23 @@ def count_read_backs(settings: dict) -> dict[str, int]:
     return {"last": counts[-1]}
 
 
+READ_BACKS: dict[str, tuple[int, dict, int]] = {
+    **{
+        f"torch, ZeRO {stage}": (2, {"engine": "torch", "zero_optimization": {"stage": stage}}, 0)
+        for stage in range(4)
+    },
+    "DeepSpeed, ZeRO 0": (2, {"engine": "deepspeed"}, 0),
+    "DeepSpeed, pipeline": (1, {"pipe_parallel_size": 1}, 0),
+}
+"""Ranks, settings, and numbers that an iteration reads back from its device."""
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bfloat16", "fp16"])
-@pytest.mark.parametrize(("layout", "ranks"), [("data", 2), ("pipeline", 1)])
-def test_an_iteration_at_stage_0_never_reads_back_from_its_device(precision, layout, ranks):
-    settings = {"precision": precision} | ({"pipe_parallel_size": 1} if layout == "pipeline" else {})
-    assert run_ranks(count_read_backs, size=ranks, settings=settings) == [{"last": 0}] * ranks
+@pytest.mark.parametrize("name", READ_BACKS)
+def test_an_iteration_reads_back_from_its_device_only_what_is_listed(precision, name):
+    ranks, settings, count = READ_BACKS[name]
+    found = run_ranks(count_read_backs, size=ranks, settings=settings | {"precision": precision})
+    assert found == [{"last": count}] * ranks
 
 
 def test_an_optimizer_that_cannot_skip_reads_back_once():

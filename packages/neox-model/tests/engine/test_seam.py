@@ -1,5 +1,6 @@
 """The seam before the update: where it is offered, and the norms of whole tensors that it shows."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from support.read_backs import ReadBacks
 from support.settings import resolved_from
 from support.worlds import forget_deepspeeds_world
 
-NAMES = ("tensor 2", "pipeline 2", "data 2")
+NAMES = ("tensor 2", "pipeline 2", "data 2", "torch, ZeRO 1", "torch, ZeRO 3")
 WEIGHT = "layers.0.attention.qkv.weight"
 
 
@@ -92,36 +93,36 @@ def test_every_layout_shows_the_norms_of_whole_tensors(plain):
 
 
 def capabilities() -> dict[str, list[bool]]:
-    """ZeRO stage and pipeline -> whether the engine offers the seam, and updates whole weights."""
+    """Engine, ZeRO stage and pipeline -> whether it offers the seam, and updates whole weights."""
     from neox_model.errors import ModelError
 
     found = {}
-    for stage in range(4):
-        for pipeline in (0, 1):
-            if not ENGINES["deepspeed"]["training"].includes(stage, uses_pipeline=bool(pipeline)):
-                continue
-            forget_deepspeeds_world()
-            settings = {"pipe_parallel_size": pipeline, "zero_optimization": {"stage": stage}}
-            update = layouts.start(resolved_from(SETTINGS | SMALL | settings)).engine.update
-            refused = ""
-            try:
-                update.before(lambda pending: None)
-            except ModelError as error:
-                refused = str(error)
-            assert "set zero_optimization.stage: 0" in refused or not refused
-            is_whole = all(tuple(held.holder.shape) == held.local_shape for held in update.held())
-            found[f"{stage} {pipeline}"] = [not refused, is_whole]
+    for engine, stage, pipeline in product(ENGINES, range(4), (0, 1)):
+        if not ENGINES[engine]["training"].includes(stage, uses_pipeline=bool(pipeline)):
+            continue
+        forget_deepspeeds_world()
+        settings = {"engine": engine, "pipe_parallel_size": pipeline, "zero_optimization": {"stage": stage}}
+        resolved = resolved_from(SETTINGS | SMALL | settings, devices=dist.get_world_size())
+        update = layouts.start(resolved).engine.update
+        refused = ""
+        try:
+            update.before(lambda pending: None)
+        except ModelError as error:
+            refused = str(error)
+        assert "set zero_optimization.stage: 0" in refused or not refused
+        is_whole = all(tuple(held.holder.shape) == held.local_shape for held in update.held())
+        found[f"{engine} {stage} {pipeline}"] = [not refused, is_whole]
     return found
 
 
-def test_the_table_of_engines_says_what_deepspeed_offers():
-    (found,) = run_ranks(capabilities, size=1)
-    table = ENGINES["deepspeed"]
-    assert found.keys() == {"0 0", "0 1", "1 0", "1 1", "2 0", "3 0"}
+def test_the_table_of_engines_says_what_each_offers():
+    found, other = run_ranks(capabilities, size=2)
+    assert found == other
+    assert len(found) == 10
     for key, offered in found.items():
-        stage, pipeline = map(int, key.split())
+        engine, stage, pipeline = key.split()
         named = [
-            table[capability].includes(stage, uses_pipeline=bool(pipeline))
+            ENGINES[engine][capability].includes(int(stage), uses_pipeline=pipeline == "1")
             for capability in ("before_update", "whole_weights")
         ]
         assert offered == named, key

@@ -247,7 +247,9 @@ def test_a_service_without_a_key_is_refused_before_the_model_is_built(monkeypatc
     packages_with_keys(monkeypatch, {key: "secret"})
     check_services(config)
     assert sys.modules["wandb"].setup().settings.base_url == "https://own"
-    monkeypatch.setattr("neox_model.train.run.prepare_engine", lambda resolved: pytest.fail("the training started"))
+    monkeypatch.setattr(
+        "neox_model.train.run.prepare_engine", lambda resolved: pytest.fail("the training started")
+    )
     packages_with_keys(monkeypatch, {})
     with pytest.raises(ModelError, match=message):
         train_in(SINGLE_PROCESS, resolved_from(settings))

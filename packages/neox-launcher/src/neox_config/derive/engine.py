@@ -7,7 +7,14 @@ from neox_config.facts.engines import ENGINES, Capability, EngineName
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
-__all__ = ["NO_EFFECT_ON_TORCH", "EngineChoice", "chosen_engine", "engine_offers", "only_deepspeeds"]
+__all__ = [
+    "NO_EFFECT_ON_TORCH",
+    "EngineChoice",
+    "chosen_engine",
+    "engine_offers",
+    "only_deepspeeds",
+    "why_unused_by_engine",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +61,12 @@ _ONLY_DEEPSPEEDS: Mapping[str, _OnlyDeepSpeeds] = {
     "zero_optimization.zero_quantized_weights": _OnlyDeepSpeeds(
         lambda config: config.zero.zero_optimization.zero_quantized_weights, "remove it"
     ),
-    # The torch engine keeps no copies of weights between updates.
+    # Its forward passes wait for all ranks, whose weights they gather.
+    "straggler_threshold": _OnlyDeepSpeeds(
+        lambda config: config.logging.straggler_threshold is not None and _stage(config) in (1, 2),
+        "remove it, or set zero_optimization.stage: 0",
+    ),
+    # It keeps no copies of weights between updates.
     "sdc_check_interval": _OnlyDeepSpeeds(
         lambda config: config.training.sdc_check_interval is not None and _stage(config) in (1, 2),
         "remove it, or set zero_optimization.stage: 0",
@@ -64,22 +76,25 @@ _ONLY_DEEPSPEEDS: Mapping[str, _OnlyDeepSpeeds] = {
 # ZeRO stages at which `auto` chooses the torch engine, because it was seen to train the same model.
 _CHOSEN_BY_AUTO = frozenset({0})
 
-_BY_LAYER = "the torch engine sends each layer's {} in one message"
-_GATHERED = "the torch engine gathers each layer before it is used, while the one before computes"
+_BY_LAYER = "each layer's {} are one message"
+_GATHERED = "each layer is gathered before it is used"
 
 NO_EFFECT_ON_TORCH: Mapping[str, str] = {
     "zero_optimization.allgather_bucket_size": _BY_LAYER.format("weights"),
     "zero_optimization.reduce_bucket_size": _BY_LAYER.format("gradients"),
-    "zero_optimization.overlap_comm": "the torch engine always overlaps the reduction with the backward pass",
-    "zero_optimization.reduce_scatter": "the torch engine always reduces gradients with reduce-scatter",
-    "zero_optimization.contiguous_gradients": "the torch engine always reduces from one buffer per layer",
-    "zero_optimization.round_robin_gradients": "the torch engine does not copy gradients to host memory",
+    "zero_optimization.overlap_comm": "the reduction always overlaps with the backward pass",
+    "zero_optimization.reduce_scatter": (
+        "gradients are always reduced with reduce-scatter; false only allows "
+        "gradient_predivide_factor and prescale_gradients"
+    ),
+    "zero_optimization.contiguous_gradients": "gradients are always reduced from one buffer per layer",
+    "zero_optimization.round_robin_gradients": "gradients are not copied to host memory",
     "zero_optimization.stage3_max_live_parameters": _GATHERED,
     "zero_optimization.stage3_max_reuse_distance": _GATHERED,
     "zero_optimization.stage3_prefetch_bucket_size": _GATHERED,
-    "zero_optimization.stage3_param_persistence_threshold": "the torch engine partitions every parameter",
-    "zero_optimization.sub_group_size": "the torch engine updates all weights of a rank at once",
-    "zero_optimization.ignore_unused_parameters": "the torch engine allows weights without a gradient",
+    "zero_optimization.stage3_param_persistence_threshold": "every parameter is partitioned",
+    "zero_optimization.sub_group_size": "all weights of a rank are updated at once",
+    "zero_optimization.ignore_unused_parameters": "weights without a gradient are always allowed",
 }
 """Parameters of ZeRO that have no effect if the torch engine trains, and why."""
 
@@ -104,6 +119,13 @@ def chosen_engine(config: NeoXConfig) -> EngineChoice:
     if _stage(config) not in _CHOSEN_BY_AUTO:
         return EngineChoice("deepspeed", f"zero_optimization.stage is {_stage(config)}")
     return EngineChoice("torch", "no setting requires DeepSpeed")
+
+
+def why_unused_by_engine(name: str, config: NeoXConfig) -> str:
+    """Return why the engine that trains does not use a parameter; empty if it does, or ZeRO is off."""
+    is_torch = _stage(config) > 0 and chosen_engine(config).name == "torch"
+    why = NO_EFFECT_ON_TORCH.get(name) if is_torch else None
+    return "" if why is None else f"with the torch engine, {why}"
 
 
 def engine_offers(config: NeoXConfig, capability: Capability) -> bool:

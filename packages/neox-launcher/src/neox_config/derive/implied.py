@@ -43,7 +43,7 @@ NO_EFFECT: Mapping[str, str] = {
     "zero_optimization.load_from_fp32_weights": "checkpoints contain the float32 weights if there are any",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "checkpoints always contain whole weights",
     "dump_state": "neox-config show prints all settings, and neox-config show --engine those of DeepSpeed",
-    "zero_optimization.grad_hooks": "DeepSpeed chooses when stage 1 reduces gradients; the mean is the same",
+    "zero_optimization.grad_hooks": "the engine chooses when stage 1 reduces gradients; the mean is the same",
     "zero_optimization.elastic_checkpoint": "every checkpoint loads with any number of ranks",
 }
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.attention_layers import types_in
-from neox_config.derive.engine import engine_offers
+from neox_config.derive.engine import engine_offers, why_unused_by_engine
 from neox_config.derive.implied import NO_EFFECT
 from neox_config.derive.learning_rate import uses_decay_iterations
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
@@ -26,7 +26,7 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
             {config.model.init_method, config.model.output_layer_init_method}
         )
     ),
-    "ZeRO is not used": lambda config: engine_offers(config, "before_update"),
+    "ZeRO is not used, or the engine is torch": lambda config: engine_offers(config, "before_update"),
     "profile or memory_profiling is true": lambda config: (
         config.logging.profile or config.logging.memory_profiling
     ),
@@ -53,19 +53,20 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
 def unused_values(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
     """Yield a note for every given value that is not used, other than its default.
 
-    It is not used if its `used_when` does not hold, or a block around it is not enabled. A block that the
-    user disabled (`enabled: false`) is not noted.
+    It is not used if its `used_when` does not hold, a block around it is not enabled, or the engine that
+    trains does not use it. A block that the user disabled (`enabled: false`) is not noted.
     """
     yield from _in_blocks_that_are_off(config, places)
     for name, place in places.items():
         declared = field_named(name)
         condition = None if declared is None else condition_of(declared)
-        if declared is None or condition is None or name in NO_EFFECT:
+        if declared is None or name in NO_EFFECT:
             continue
         value = config.value_of(name)
         if value == declared.default or _is_switched_off(config, name):
             continue
-        what = _why_unused(name, condition, config)
+        what = "" if condition is None else _why_unused(name, condition, config)
+        what = what or why_unused_by_engine(name, config)
         if what:
             yield Problem(name, f"has no effect: {what}", value=in_words(value), place=place)
 
@@ -90,6 +91,8 @@ def is_in_use(name: str, config: NeoXConfig) -> bool:
     declared = field_named(name)
     condition = None if declared is None else condition_of(declared)
     if _is_switched_off(config, name):
+        return False
+    if why_unused_by_engine(name, config):
         return False
     return condition is None or not _why_unused(name, condition, config)
 

@@ -21,7 +21,7 @@ READERS = {
     "data_efficiency": "neox_model.train.data.curriculum",
     "data_efficiency.data_routing": "neox_model.assembly.token_dropping",
     "elasticity": "neox_config.derive.elasticity",
-    "engine": "neox_config.derive.engine_json",
+    "engine": "neox_config.derive.engine",
     "generation": "neox_model.generate.run",
     "launch": "neox_launcher.plan.planning",
     "logging": "neox_model.train.writers",
@@ -31,12 +31,12 @@ READERS = {
     "optimizer": "neox_model.assembly.optimizer",
     "scheduler": "neox_config.derive.learning_rate",
     "parallelism": "neox_config.derive.resolve",
-    "precision": "neox_model.engine.build",
+    "precision": "neox_model.engine.loss_scaling",
     "tokenizer": "neox_model.processes",
     "train_epochs": "neox_launcher.plan.epochs",
     "training": "neox_model.train.build_hooks",
     "serving": "neox_model.serve.run",
-    "zero": "neox_config.derive.engine_json",
+    "zero": "neox_model.engine.build_torch",
 }
 # Suffixes of parameters that enable the block around them.
 _SWITCHES = (".shared_parameters.enabled", ".enabled", ".device")

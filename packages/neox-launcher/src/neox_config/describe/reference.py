@@ -4,6 +4,7 @@ import inspect
 import json
 from collections.abc import Iterable, Iterator
 
+from neox_config.derive.engine import NO_EFFECT_ON_TORCH
 from neox_config.describe.effect import declared_in, read_by, reason_without_effect
 from neox_config.facts.optimizers import OPTIMIZER_FACTS, OptimizerFacts
 from neox_config.problems import in_words
@@ -98,11 +99,17 @@ def describe_parameter(parameter: Parameter) -> str:
         ("not yet", f"some values; {NOT_YET[parameter.name].instead}" if parameter.name in NOT_YET else ""),
         ("holds", ", ".join(_names_inside(parameter))),
         ("no effect", no_effect or ""),
+        ("with torch", _without_effect_on_torch(parameter)),
         ("declared in", declared_in(parameter)),
         ("read by", "" if parameter.is_block or no_effect else read_by(parameter)),
     ]
     lines = [f"  {name:<12} {value}" for name, value in rows if value]
     return "\n".join([parameter.name, f"  {parameter.doc}", "", *lines])
+
+
+def _without_effect_on_torch(parameter: Parameter) -> str:
+    why = NO_EFFECT_ON_TORCH.get(parameter.name)
+    return "" if why is None else f"it has no effect: {why}"
 
 
 def _table(parameters: Iterable[Parameter]) -> str:
@@ -123,6 +130,8 @@ def _row(parameter: Parameter) -> str:
     doc = parameter.doc
     if parameter.used_when:
         doc += f" Used when {parameter.used_when}."
+    if parameter.name in NO_EFFECT_ON_TORCH:
+        doc += f" With the torch engine {_without_effect_on_torch(parameter)}."
     if parameter.source:
         doc += f" ({parameter.source})"
     name = f"`{parameter.name}`" + (" †" if parameter.name in NOT_YET else "")

@@ -10,8 +10,9 @@ from neox_config.schema.config import NeoXConfig
 def the_torch_engine_carries_out_all_settings(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse settings that DeepSpeed alone carries out if the torch engine is requested."""
     if chosen_engine(c).name == "torch":
+        another = "set engine: auto" if c.engine.deepspeed else "remove deepspeed: false"
         for problem in only_deepspeeds(c):
-            yield Problem(problem.name, problem.what, f"{problem.remedy}, or set engine: auto")
+            yield Problem(problem.name, problem.what, f"{problem.remedy}, or {another}")
 
 
 def one_engine_is_requested(c: NeoXConfig) -> Iterator[Problem]:

@@ -25,8 +25,8 @@ def _requires_the_seam(c: NeoXConfig, name: str) -> Iterator[Problem]:
     if not engine_offers(c, "before_update"):
         yield Problem(
             name,
-            "reads gradients before the update, which is not possible under ZeRO",
-            "remove it, or set zero_optimization.stage: 0",
+            "reads gradients before the update, which DeepSpeed's engine does not show under ZeRO",
+            "remove it, or set engine: torch, or zero_optimization.stage: 0",
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from neox_config.derive.engine import engine_offers
+from neox_config.derive.engine import chosen_engine, engine_offers
 from neox_config.derive.learning_rate import peak_instead_of_lr, peak_rate
 from neox_config.facts.optimizers import ARGUMENT_LIMITS, OPTIMIZER_FACTS
 from neox_config.problems import Problem, did_you_mean
@@ -135,7 +135,9 @@ def tensor_parallelism_splits_weights_for_elementwise_optimizers_only(c: NeoXCon
 
 
 def zero_with_other_optimizers_is_allowed_first(c: NeoXConfig) -> Iterator[Problem]:
-    """Require zero_allow_untested_optimizer for optimizers that DeepSpeed has not tested with ZeRO."""
+    """Require zero_allow_untested_optimizer for optimizers that DeepSpeed has not tested with its ZeRO."""
+    if chosen_engine(c).name != "deepspeed":
+        return
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
     if facts is None or not facts.is_elementwise or facts.is_tried_with_zero or facts.replica_states:
         return
@@ -143,5 +145,6 @@ def zero_with_other_optimizers_is_allowed_first(c: NeoXConfig) -> Iterator[Probl
         yield Problem(
             "optimizer.type",
             "has not been tested with ZeRO by DeepSpeed",
-            "add zero_allow_untested_optimizer: true (outside zero_optimization), use Adam, or set stage: 0",
+            "add zero_allow_untested_optimizer: true (outside zero_optimization), use Adam, or set engine: "
+            "torch, or stage: 0",
         )

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from neox_config.derive.engine import engine_offers
+from neox_config.derive.engine import chosen_engine, engine_offers
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -30,8 +30,8 @@ def layers_are_dealt_by_a_pattern(c: NeoXConfig) -> Iterator[Problem]:
 
 
 def zero_2_and_above_need_the_plain_model(c: NeoXConfig) -> Iterator[Problem]:
-    """Refuse ZeRO stages that the engine does not support with pipeline parallelism."""
-    if not engine_offers(c, "training"):
+    """Refuse ZeRO stages that DeepSpeed does not support with pipeline parallelism."""
+    if chosen_engine(c).name == "deepspeed" and not engine_offers(c, "training"):
         yield Problem(
             "zero_optimization.stage",
             "must be at most 1 with pipeline parallelism",

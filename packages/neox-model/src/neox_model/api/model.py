@@ -178,7 +178,8 @@ class Model:
 
         Args:
             module: the module.
-            writable: context manager that allocates the memory of one of its parameters.
+            writable: context manager that returns the tensor to fill for one of its parameters; None: other
+                ranks fill it.
 
         Raises:
             NeoXError: it is a model of another architecture or vocabulary.
@@ -199,8 +200,9 @@ class Model:
                         f"{name} has the shape {tuple(held[name].shape)} here and {there} in the training; "
                         "start from model.settings in the configuration"
                     )
-                with writable(parameter):
-                    parameter.copy_(held[name])
+                with writable(parameter) as target:
+                    if target is not None:
+                        target.copy_(held[name])
 
     def _forward(self) -> Forward:
         """Return a forward pass with its own key-value caches, so that generations can be interleaved."""

@@ -26,7 +26,12 @@ from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.assembly.operators import choose_operators
 from neox_model.assembly.plan import LayerPlan
 from neox_model.assembly.transformer import build_layer, build_norm, init_method
-from neox_model.assembly.zero_sharding import gathered_parameter, partitioned_as_built
+from neox_model.assembly.zero_sharding import (
+    gathered_parameter,
+    is_partitioned_by_torch,
+    partition_model,
+    partitioned_as_built,
+)
 from neox_model.errors import LayoutError
 from neox_model.initialization import initialize_parameters
 from neox_model.layers.embedding import Embedding
@@ -125,13 +130,15 @@ def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> "Sequ
     plan = build_plan(resolved, groups, vocab_size=vocab_size, device=device)
     with torch.device("cpu") if on_host else device:
         model = _assemble(plan, resolved, groups, _loss(config, groups.model, vocab_size))
+    freeze_all_but_adapters(model)
+    if is_partitioned_by_torch(resolved, groups):
+        partition_model(resolved, model, groups)
     initialize_parameters(
         model,
         config.training.seed,
         on_cpu=on_host,
         writable=partial(gathered_parameter, groups=groups),
     )
-    freeze_all_but_adapters(model)
     _log_share(model, groups)
     return model
 

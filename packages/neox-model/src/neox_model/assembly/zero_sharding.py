@@ -1,4 +1,4 @@
-"""Parameters that the engine partitions over data-parallel ranks (ZeRO stage 3), gathered one at a time."""
+"""Parameters that the engine partitions over data-parallel ranks (ZeRO), gathered one at a time."""
 
 import importlib
 import sys
@@ -7,14 +7,27 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from neox_config import Resolved, engine_json
 from neox_config.derive.engine import chosen_engine
+from neox_config.derive.engine_json import accumulation_dtype
+from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.sharding import whole_tensor
+from neox_model.parallel.logical import without_memory
+from neox_model.parallel.sharding import Precisions, is_sharded, own_rows_of, partition, whole_tensor
 
-__all__ = ["gathered_parameter", "partitioned_as_built", "whole_parameter", "without_zero"]
+__all__ = [
+    "gathered_parameter",
+    "is_partitioned_by_torch",
+    "message_dtype",
+    "partition_model",
+    "partitioned_as_built",
+    "reduces_every_time",
+    "whole_parameter",
+    "without_zero",
+]
 
 # Imported by name: DeepSpeed takes seconds to import, and is not used with the torch engine.
 _DEEPSPEEDS = "neox_model.assembly.deepspeed_sharding"
@@ -27,14 +40,25 @@ def without_zero(resolved: Resolved) -> Resolved:
     return replace(resolved, config=resolved.config.model_copy(update={"zero": plain}))
 
 
+def is_partitioned_by_torch(resolved: Resolved, groups: Groups) -> bool:
+    """Return True if the torch engine partitions parameters over the data group (ZeRO stages 1 to 3)."""
+    is_torch = chosen_engine(resolved.config).name == "torch"
+    return is_torch and resolved.config.zero.zero_optimization.stage > 0 and groups.data.size > 1
+
+
 def partitioned_as_built(resolved: Resolved, groups: Groups) -> AbstractContextManager[Any]:
-    """Return a context manager in which DeepSpeed's stage 3 partitions parameters; else it does nothing.
+    """Return a context manager in which new parameters do not take the memory of the whole model.
+
+    Under ZeRO, DeepSpeed's stage 3 partitions each as soon as it is created, and the torch engine has no
+    memory for them until `partition_model`.
 
     Raises:
         NeoXError: DeepSpeed was installed without an operator that the configuration requires.
     """
-    is_partitioned = resolved.config.zero.zero_optimization.stage == 3
-    if not is_partitioned or chosen_engine(resolved.config).name != "deepspeed":
+    if is_partitioned_by_torch(resolved, groups):
+        return without_memory()
+    is_torch = chosen_engine(resolved.config).name == "torch"
+    if is_torch or resolved.config.zero.zero_optimization.stage < 3:
         return nullcontext()
     partitioning: AbstractContextManager[Any] = importlib.import_module(_DEEPSPEEDS).partitioning(
         groups, engine_json(resolved)
@@ -42,15 +66,52 @@ def partitioned_as_built(resolved: Resolved, groups: Groups) -> AbstractContextM
     return partitioning
 
 
+def partition_model(resolved: Resolved, model: nn.Module, groups: Groups) -> None:
+    """Partition a model over the data group for the torch engine, as its ZeRO stage says. Collective."""
+    zero, derived = resolved.config.zero.zero_optimization, resolved.derived
+    second = zero.zero_hpz_partition_size
+    partition(
+        model,
+        # The last two, norm and head, are gathered with the root.
+        list(getattr(model, "stack", ()))[:-2],
+        group=groups.data,
+        device=computing_device(),
+        precisions=Precisions(
+            computation=DTYPES[derived.precision],
+            accumulation=message_dtype(resolved)
+            if reduces_every_time(resolved)
+            else DTYPES[accumulation_dtype(resolved)],
+        ),
+        reshards_after_forward=zero.stage == 3 and (second if second > 1 else True),
+        partitions_frozen=zero.stage == 3,
+    )
+
+
+def message_dtype(resolved: Resolved) -> torch.dtype:
+    """Return the data type in which the torch engine sums gradients over ranks under ZeRO."""
+    return DTYPES[resolved.config.engine.communication_data_type or resolved.derived.precision]
+
+
+def reduces_every_time(resolved: Resolved) -> bool:
+    """Return True if the gradients of each micro-batch are reduced: stages 2 and 3 store only parts."""
+    return resolved.config.zero.zero_optimization.stage >= 2 or resolved.derived.accumulation == 1
+
+
 @contextmanager
-def gathered_parameter(parameter: nn.Parameter, groups: Groups) -> Iterator[bool]:
-    """Gather a parameter's memory to fill it; yield True if this rank's values are the ones that are kept."""
-    if "deepspeed" not in sys.modules:
-        yield True
-        return
-    is_first = groups.data.rank == 0
-    with importlib.import_module(_DEEPSPEEDS).gathered(parameter, is_first=is_first) as is_kept:
-        yield is_kept
+def gathered_parameter(parameter: nn.Parameter, groups: Groups) -> Iterator[Tensor | None]:
+    """Yield the tensor to fill for a parameter, of its whole shape; None if another rank's values are kept.
+
+    Collective over the data group if the parameter is partitioned.
+    """
+    if is_sharded(parameter):
+        with own_rows_of(parameter) as whole:
+            yield whole
+    elif "deepspeed" in sys.modules:
+        is_first = groups.data.rank == 0
+        with importlib.import_module(_DEEPSPEEDS).gathered(parameter, is_first=is_first) as is_kept:
+            yield parameter if is_kept else None
+    else:
+        yield parameter
 
 
 def whole_parameter(parameter: nn.Parameter, groups: Groups) -> Tensor:
@@ -58,5 +119,7 @@ def whole_parameter(parameter: nn.Parameter, groups: Groups) -> Tensor:
 
     Collective over the data group if the parameter is partitioned.
     """
-    with gathered_parameter(parameter, groups):
+    if is_sharded(parameter):
         return whole_tensor(parameter)
+    with gathered_parameter(parameter, groups):
+        return parameter.detach().clone()

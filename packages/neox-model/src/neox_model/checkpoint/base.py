@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
 from neox_config.facts.stores import is_url
@@ -39,7 +39,7 @@ _OF_ADAPTERS = "lora_"
 # Limit of Linux.
 _LONGEST_PATH = 4096
 
-Writable = Callable[[nn.Parameter], AbstractContextManager[bool]]
+Writable = Callable[[nn.Parameter], AbstractContextManager[Tensor | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def load_base(
         model: the model with adapters; its other weights are overwritten.
         groups: this rank's process groups.
         config: values that this run would record in a checkpoint, compared with the base's.
-        writable: context manager that allocates a parameter's memory and returns whether to fill it.
+        writable: context manager that returns the tensor to fill for a parameter; None: other ranks fill it.
         cache: directory of downloads from object stores; None for the default.
 
     Returns:
@@ -102,9 +102,9 @@ def load_base(
             reader.check(weight.name, manifest.tensors[weight.name], weight.wanted, weight.parameter.dtype)
         digest = _digest(folder)
     for weight in frozen:
-        with writable(weight.parameter) as should_fill, torch.no_grad():
-            if should_fill:
-                target = weight.parameter.view(-1)[: block_numel(weight.wanted[0])]
+        with writable(weight.parameter) as whole, torch.no_grad():
+            if whole is not None:
+                target = whole.view(-1)[: block_numel(weight.wanted[0])]
                 reader.fill(target, weight.name, manifest.tensors[weight.name], weight.wanted)
     if groups.world.rank == 0:
         log_unknown_changes(changes)

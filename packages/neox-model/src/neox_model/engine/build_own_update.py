@@ -17,7 +17,7 @@ from neox_model.optim.mixed_precision import MixedPrecisionOptimizer, Tie
 from neox_model.parallel.gradient_reduction import GradientReduction
 from neox_model.parallel.groups import Groups
 
-__all__ = ["build_loss_scale", "build_own_update", "cast_frozen", "share_masters"]
+__all__ = ["build_loss_scale", "build_own_update", "share_masters"]
 
 
 def build_own_update(
@@ -39,7 +39,7 @@ def build_own_update(
         groups: this rank's process groups.
         ties: weights with copies on other pipeline stages, each with the group that sums its gradients.
     """
-    cast_frozen(model, DTYPES[resolved.derived.precision])
+    _cast_frozen(model, DTYPES[resolved.derived.precision])
     mixed = MixedPrecisionOptimizer(
         optimizer,
         schedule,
@@ -60,7 +60,7 @@ def build_loss_scale(resolved: Resolved, device: torch.device) -> LossScale | No
     return None if settings is None else LossScale(settings, device)
 
 
-def cast_frozen(model: nn.Module, dtype: torch.dtype) -> None:
+def _cast_frozen(model: nn.Module, dtype: torch.dtype) -> None:
     """Cast the weights that are not trained, which have no master weights."""
     for parameter in model.parameters():
         if not parameter.requires_grad:

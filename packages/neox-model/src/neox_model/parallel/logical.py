@@ -6,6 +6,8 @@ initialization, checkpoints and optimizers need nothing else.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,9 +28,13 @@ __all__ = [
     "named_logical_parameters",
     "split_dim_of",
     "trained_names",
+    "without_memory",
 ]
 
 InitMethod = Callable[[Tensor, torch.Generator], None]
+
+# Device of new parameters; None for torch's default device.
+_DEVICE: ContextVar[str | None] = ContextVar("device of new parameters", default=None)
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ def logical_parameter(
         start = min(group.rank * local, length)
         local_shape[split_dim] = local
         slices[split_dim] = (start, min(start + local, length))
-    parameter = nn.Parameter(torch.empty(local_shape))
+    parameter = nn.Parameter(torch.empty(local_shape, device=_DEVICE.get()))
     logical = Logical(tuple(shape), tuple(slices), init, split_dim if group.size > 1 else None)
     parameter.logical = logical  # type: ignore[attr-defined]
     if logical.model_parallel:
@@ -107,6 +113,16 @@ def master_weight(parameter: nn.Parameter) -> nn.Parameter:
     if hasattr(parameter, "logical"):
         master.logical = parameter.logical  # type: ignore[attr-defined]
     return master
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Within, new parameters have shapes and no memory (device meta); buffers are as always."""
+    token = _DEVICE.set("meta")
+    try:
+        yield
+    finally:
+        _DEVICE.reset(token)
 
 
 def copy_description(source: nn.Parameter, target: nn.Parameter, *, rows: tuple[int, int]) -> None:

@@ -6,6 +6,7 @@ the dtype of the computation, exist while it runs; at stages 1 and 2 from its fo
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,16 @@ from neox_model.parallel.held import Held
 from neox_model.parallel.logical import copy_description
 from neox_model.torch_compat import foreach_copy_, initialize_sharding
 
-__all__ = ["MeanReduceScatter", "Precisions", "ShardedModel", "is_sharded", "sum_over", "whole_tensor"]
+__all__ = [
+    "MeanReduceScatter",
+    "Precisions",
+    "ShardedModel",
+    "is_sharded",
+    "own_rows_of",
+    "partition",
+    "sum_over",
+    "whole_tensor",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +40,11 @@ class Precisions:
 
     Args:
         computation: dtype of the whole parameters.
-        accumulation: dtype of whole gradients that are summed over micro-batches before they are reduced.
-        messages: dtype in which gradients are summed over ranks.
+        accumulation: dtype of whole gradients before they are reduced.
     """
 
     computation: torch.dtype
     accumulation: torch.dtype
-    messages: torch.dtype
 
 
 class MeanReduceScatter:
@@ -81,53 +89,107 @@ class MeanReduceScatter:
             output_tensor.div_(self._after)
 
 
-class ShardedModel:
-    """A model whose parameters are partitioned over the data group.
+def partition(
+    model: nn.Module,
+    blocks: Sequence[nn.Module],
+    *,
+    group: Group,
+    device: torch.device,
+    precisions: Precisions,
+    reshards_after_forward: bool | int,
+    partitions_frozen: bool,
+) -> None:
+    """Partition the parameters of a model over the data group. Collective.
 
     Args:
-        model: float32, on its device. Weights that are not trained have the dtype of the computation.
+        model: its parameters are float32, on the device or without memory (`without_memory`). The rows of
+            those without memory are allocated, uninitialized.
         blocks: modules that run one after the other, of which each is gathered by itself; those that share
             parameters with others are gathered with the whole model.
         group: the data-parallel ranks, at least two.
+        device: device of the model.
         precisions: the data types.
-        reduction: averages gradients.
         reshards_after_forward: free whole parameters between the forward and the backward pass; a number:
             keep a part for this many ranks; False: keep them.
         partitions_frozen: partition the weights that are not trained, too.
+    """
+    assert group.process_group is not None, "sharding requires torch.distributed"
+    before = dict(model.named_parameters())
+    for parameter in before.values():
+        if not parameter.requires_grad:
+            # No update refers to them: they have no float32 values.
+            parameter.data = parameter.data.to(precisions.computation)
+    frozen = {parameter for parameter in before.values() if not parameter.requires_grad}
+    settings: dict[str, Any] = {
+        "mesh": DeviceMesh.from_group(group.process_group, device.type),
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=precisions.computation,
+            reduce_dtype=precisions.accumulation,
+            cast_forward_inputs=False,
+        ),
+        "ignored_params": None if partitions_frozen else frozen,
+    }
+    for block in _without_shared(model, blocks):
+        fully_shard(block, reshard_after_forward=reshards_after_forward, **settings)
+    # What remains is used at both ends of the model: it stays until the backward pass in any case.
+    fully_shard(model, reshard_after_forward=False, **settings)
+    _allocate(model, device)
+    for path, parameter in model.named_parameters():
+        copy_description(before[path], parameter, rows=(0, len(parameter)))
+
+
+def _allocate(model: nn.Module, device: torch.device) -> None:
+    """Replace parameters without memory; a parameter that several modules share stays shared."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if not parameter.is_meta:
+                continue
+            if id(parameter) not in made:
+                made[id(parameter)] = nn.Parameter(
+                    _uninitialized(parameter, device), requires_grad=parameter.requires_grad
+                )
+            setattr(module, name, made[id(parameter)])
+
+
+def _uninitialized(parameter: nn.Parameter, device: torch.device) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+    with torch.no_grad():
+        local = torch.empty_like(parameter.to_local(), device=device)
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+class ShardedModel:
+    """A partitioned model that is trained.
+
+    Args:
+        model: partitioned by `partition`, with its initial weights.
+        group: the data-parallel ranks.
+        reduction: averages gradients.
+        keeps_weights: whole parameters stay from the first micro-batch of an update to the last.
         reduces_every_time: reduce the gradients of each micro-batch, so that only their parts are stored.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        blocks: Sequence[nn.Module],
         *,
         group: Group,
-        precisions: Precisions,
         reduction: MeanReduceScatter,
-        reshards_after_forward: bool | int,
-        partitions_frozen: bool,
+        keeps_weights: bool,
         reduces_every_time: bool,
     ) -> None:
         self.model = model
-        self._group = group
+        self._keeps_weights = keeps_weights
         self._reduces_every_time = reduces_every_time
-        self._keeps_weights = reshards_after_forward is False
-        before = dict(model.named_parameters())
-        frozen = {parameter for parameter in before.values() if not parameter.requires_grad}
-        settings: dict[str, Any] = {
-            "mesh": DeviceMesh.from_group(_process_group(group), next(model.parameters()).device.type),
-            "mp_policy": MixedPrecisionPolicy(
-                param_dtype=precisions.computation,
-                reduce_dtype=precisions.accumulation,
-                cast_forward_inputs=False,
-            ),
-            "ignored_params": None if partitions_frozen else frozen,
-        }
-        for block in _without_shared(model, blocks):
-            fully_shard(block, reshard_after_forward=reshards_after_forward, **settings)
-        # What remains is used at both ends of the model: it stays until the backward pass in any case.
-        fully_shard(model, reshard_after_forward=False, **settings)
         self._parts = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for part in self._parts:
             part.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]
@@ -137,15 +199,14 @@ class ShardedModel:
         initialize_sharding(model)
         self._holders: dict[int, nn.Parameter] = {}
         self._held: dict[int, Held] = {}
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if is_sharded(parameter):
-                copy_description(before[name], parameter, rows=(0, len(parameter)))
                 holder, held = _held(parameter, group)
-                self._holders[id(before[name])] = holder
+                self._holders[id(parameter)] = holder
                 self._held[id(holder)] = held
 
     def holder_of(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return the tensor with this rank's rows of a parameter that the model had before, in float32."""
+        """Return the tensor with this rank's rows of a parameter, in float32."""
         return self._holders[id(parameter)]
 
     def held_by(self, holders: Sequence[nn.Parameter]) -> Iterator[Held]:
@@ -186,10 +247,26 @@ def is_sharded(parameter: Tensor) -> bool:
 
 @torch.no_grad()
 def whole_tensor(parameter: Tensor) -> Tensor:
-    """Return a copy of a parameter; collective over its data group if it is sharded."""
-    if isinstance(parameter, DTensor):
-        return parameter.full_tensor()
-    return parameter.detach().clone()
+    """Return a copy of a sharded parameter, of its whole shape. Collective over the data group."""
+    assert isinstance(parameter, DTensor), "not sharded"
+    return parameter.full_tensor()
+
+
+@contextmanager
+def own_rows_of(parameter: Tensor) -> Iterator[Tensor]:
+    """Yield a new tensor of a sharded parameter's whole shape; this rank keeps its rows of the values."""
+    assert isinstance(parameter, DTensor), "not sharded"
+    whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+    yield whole
+    with torch.no_grad():
+        local, mesh = parameter.to_local(), parameter.device_mesh
+        first = _first_row(len(parameter), rank=mesh.get_local_rank(), size=mesh.size())
+        local.copy_(whole[first : first + len(local)])
+
+
+def _first_row(rows: int, *, rank: int, size: int) -> int:
+    """Return the first row of a rank: all ranks but the last ones hold equally many."""
+    return min(rows, rank * -(-rows // size))
 
 
 @torch.no_grad()
@@ -201,11 +278,6 @@ def sum_over(group: Group, tensors: Sequence[Tensor]) -> None:
     distributed.all_reduce(flat, group=group.process_group)
     parts = flat.split([tensor.numel() for tensor in tensors])
     foreach_copy_(list(tensors), [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
-
-
-def _process_group(group: Group) -> ProcessGroup:
-    assert group.process_group is not None, "sharding requires torch.distributed"
-    return group.process_group
 
 
 def _without_shared(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[nn.Module]:
@@ -221,11 +293,11 @@ def _without_shared(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[n
 
 
 def _held(parameter: nn.Parameter, group: Group) -> tuple[nn.Parameter, Held]:
-    """Return this rank's rows of a sharded parameter: all ranks but the last ones hold equally many."""
+    """Return this rank's rows of a sharded parameter as a plain one, and where they belong."""
     with torch.no_grad():
         local = parameter.to_local()  # type: ignore[attr-defined]
     rows = len(parameter)
-    first = min(rows, group.rank * -(-rows // group.size))
+    first = _first_row(rows, rank=group.rank, size=group.size)
     holder = nn.Parameter(local.detach(), requires_grad=parameter.requires_grad)
     copy_description(parameter, holder, rows=(first, first + len(local)))
     row_size = parameter.numel() // max(1, rows)

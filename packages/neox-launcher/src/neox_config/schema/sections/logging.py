@@ -45,16 +45,16 @@ class LoggingSection(Section, resume="free"):
     log_grad_norm: bool = param(
         False,
         origin="NeoX",
-        used_when="ZeRO is not used",
+        used_when="ZeRO is not used, or the engine is torch",
         doc="Log the L2 norm of each gradient before clipping, as gradient_norms/NAME. Under "
-        "ZeRO gradients cannot be read before the update.",
+        "ZeRO only the torch engine shows gradients before the update.",
     )
     log_zero_gradients: bool = param(
         False,
         origin="ours",
         doc="Log the share of gradient elements that are 0, over the whole model and before clipping, as "
         "optimizer/zero_gradients; a share that grows shows that float16 gradients underflow, or that parts "
-        "of the model no longer learn. Not under ZeRO, where gradients cannot be read before the update.",
+        "of the model no longer learn. Under ZeRO it requires the torch engine.",
     )
     log_optimizer_states: bool = param(
         False,
@@ -113,8 +113,7 @@ class LoggingSection(Section, resume="free"):
         doc="Log the gradient noise scale: the batch size in samples beyond which larger batches save few "
         "iterations, as gradient_noise_scale/simple, and the two averages whose ratio it is, "
         "gradient_noise_scale/noise and gradient_noise_scale/signal. Stores another copy of the gradients. "
-        "The averages start anew when a training is resumed. Not under ZeRO, where gradients cannot be read "
-        "before the update.",
+        "The averages start anew when a training is resumed. Under ZeRO it requires the torch engine.",
     )
     gradient_noise_scale_n_batches: int = param(
         5,

@@ -114,8 +114,8 @@ class ZeroOptimization(Section):
         True,
         origin="DSC",
         used_when="stage is 1",
-        doc="Not used: DeepSpeed no longer lets one choose whether stage 1 reduces gradients during or after "
-        "the backward pass.",
+        doc="Not used: the engine chooses whether stage 1 reduces gradients during or after the backward "
+        "pass.",
     )
     round_robin_gradients: bool = param(
         False,
