@@ -73,9 +73,6 @@ _ONLY_DEEPSPEEDS: Mapping[str, _OnlyDeepSpeeds] = {
     ),
 }
 
-# ZeRO stages at which `auto` chooses the torch engine, because it was seen to train the same model.
-_CHOSEN_BY_AUTO = frozenset({0})
-
 _BY_LAYER = "each layer's {} are one message"
 _GATHERED = "each layer is gathered before it is used"
 
@@ -116,8 +113,6 @@ def chosen_engine(config: NeoXConfig) -> EngineChoice:
     first = next(only_deepspeeds(config), None)
     if first is not None:
         return EngineChoice("deepspeed", f"{first.name.replace('_', '-')} {first.what}")
-    if _stage(config) not in _CHOSEN_BY_AUTO:
-        return EngineChoice("deepspeed", f"zero_optimization.stage is {_stage(config)}")
     return EngineChoice("torch", "no setting requires DeepSpeed")
 
 

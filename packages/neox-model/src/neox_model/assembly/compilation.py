@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from neox_config import Resolved
 from neox_config.derive.layer_compilation import why_layers_stay_uncompiled
 from neox_model.assembly.activation_checkpointing import run_layers
-from neox_model.assembly.as_pipeline import PipelineModel
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
@@ -32,6 +31,9 @@ from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel import collectives, random
 from neox_model.parallel.groups import Groups
 from neox_model.torch_compat import limit_graphs, recompile_limit_error
+
+if TYPE_CHECKING:
+    from neox_model.assembly.as_pipeline import PipelineModel
 
 __all__ = ["compile_layers", "dense_attention"]
 
@@ -48,7 +50,7 @@ _GRAPHS_OF_A_FUNCTION = 64
 
 
 def compile_layers(
-    model: SequentialModel | PipelineModel, resolved: Resolved, groups: Groups, *, backend: str = "inductor"
+    model: "SequentialModel | PipelineModel", resolved: Resolved, groups: Groups, *, backend: str = "inductor"
 ) -> None:
     """Compile the layers of this rank according to `compile`. Collective over all ranks.
 
@@ -112,7 +114,7 @@ class _Trial:
         groups: this job's process groups.
     """
 
-    def __init__(self, model: SequentialModel | PipelineModel, resolved: Resolved, groups: Groups) -> None:
+    def __init__(self, model: "SequentialModel | PipelineModel", resolved: Resolved, groups: Groups) -> None:
         ordered: Any = model.stack if isinstance(model, SequentialModel) else model.forward_funcs
         self.layers = [layer for layer in ordered if isinstance(layer, ResidualLayer)]
         self._model = model

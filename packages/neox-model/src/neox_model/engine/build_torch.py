@@ -41,12 +41,12 @@ def build(
     groups: Groups,
 ) -> Engine:
     """Build the engine with our optimizer and schedule (see `build_engine`)."""
-    # Weights may have been initialized on the host, and buffers are made there.
-    model.to(computing_device())
     sharded = None
     if is_partitioned_by_torch(resolved, groups):
         sharded, update = _build_sharded(resolved, model, optimizer, schedule, groups)
     else:
+        # Weights may have been initialized on the host.
+        model.to(computing_device())
         update = build_own_update(resolved, model, optimizer, schedule, groups=groups)
         share_masters(update.mixed, groups)
     return TorchEngine(
@@ -70,6 +70,7 @@ def _build_sharded(
     zero, engine = resolved.config.zero.zero_optimization, resolved.config.engine
     paths = {id(parameter): path for path, parameter in model.named_parameters()}
     if not isinstance(model, FSDPModule):
+        model.to(computing_device())
         partition_model(resolved, model, groups)
     sharded = ShardedModel(
         model,

@@ -139,9 +139,14 @@ def partition(
 
 
 def _allocate(model: nn.Module, device: torch.device) -> None:
-    """Replace parameters without memory; a parameter that several modules share stays shared."""
+    """Replace parameters without memory, and move buffers; shared parameters stay shared.
+
+    `nn.Module.to` would take the descriptions of partitioned parameters away.
+    """
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False, remove_duplicate=False)):
+            setattr(module, name, buffer.to(device))
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if not parameter.is_meta:
                 continue
