@@ -99,7 +99,7 @@ def replicas_that_compress_hold_all_states(c: NeoXConfig) -> Iterator[Problem]:
     facts = OPTIMIZER_FACTS.get(c.optimizer.optimizer.kind)
     if facts is None or not facts.replica_states:
         return
-    if not engine_offers(c, "before_update"):
+    if not engine_offers(c, "whole_weights"):
         yield Problem(
             "optimizer.type",
             "averages momenta over data-parallel ranks with one bit per element, but ZeRO averages the "

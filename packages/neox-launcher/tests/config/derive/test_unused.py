@@ -10,7 +10,12 @@ CASES = [
     ("rotary-pct: 0.5", ["rotary_pct"]),
     ("rotary-pct: 0.5\npos-emb: rotary", []),
     ("rotary-pct: 1.0", []),
-    ("zero_optimization: {stage: 1, round_robin_gradients: true}", []),
+    ("engine: deepspeed\nzero_optimization: {stage: 1, round_robin_gradients: true}", []),
+    (
+        "engine: torch\nzero_optimization: {stage: 1, round_robin_gradients: true}",
+        ["zero_optimization.round_robin_gradients"],
+    ),
+    ("zero_optimization: {stage: 0, reduce_bucket_size: 1000}", []),
     (
         "zero_optimization: {stage: 3, round_robin_gradients: true}",
         ["zero_optimization.round_robin_gradients"],

@@ -359,10 +359,10 @@ EXAMPLES = {
         "--set optimizer.type=Adafactor",
     ),
     "zero_with_other_optimizers_is_allowed_first": (
-        "zero-stage: 1\n--set optimizer.type=SGD",
+        "engine: deepspeed\nzero-stage: 1\n--set optimizer.type=SGD",
         "optimizer.type",
         "add zero_allow_untested_optimizer: true",
-        "zero-stage: 1\nzero-allow-untested-optimizer: true\n--set optimizer.type=SGD",
+        "engine: torch\nzero-stage: 1\n--set optimizer.type=SGD",
     ),
     "the_length_of_training_is_given_once": (
         "train-epochs: 2",
@@ -495,16 +495,16 @@ EXAMPLES = {
         "zero_optimization: {stage: 3, allgather_bucket_size: 7}",
     ),
     "the_noise_scale_reads_gradients_before_the_update": (
-        "log-gradient-noise-scale: true\nzero-stage: 1",
+        "engine: deepspeed\nlog-gradient-noise-scale: true\nzero-stage: 1",
         "log_gradient_noise_scale",
-        "reads gradients before the update, which is not possible under ZeRO",
-        "log-gradient-noise-scale: true\nzero-stage: 0",
+        "reads gradients before the update, which DeepSpeed's engine does not show under ZeRO",
+        "log-gradient-noise-scale: true\nzero-stage: 1",
     ),
     "zero_gradients_are_counted_before_the_update": (
-        "log-zero-gradients: true\nzero-stage: 2",
+        "engine: deepspeed\nlog-zero-gradients: true\nzero-stage: 2",
         "log_zero_gradients",
-        "reads gradients before the update, which is not possible under ZeRO",
-        "log-zero-gradients: true\nzero-stage: 0",
+        "reads gradients before the update, which DeepSpeed's engine does not show under ZeRO",
+        "log-zero-gradients: true\nzero-stage: 2",
     ),
     "autoresume_requires_checkpoints": (
         "adlr-autoresume: true\nsave: one\nload: other\nsave-interval: 10",
@@ -519,10 +519,10 @@ EXAMPLES = {
         "adlr-autoresume-service: userlib.auto_resume:AutoResume",
     ),
     "skipping_a_spike_requires_the_gradients": (
-        "on-spike: skip\nzero-stage: 1",
+        "engine: deepspeed\non-spike: skip\nzero-stage: 1",
         "on_spike",
         "leaves out updates, which is not possible under ZeRO",
-        "on-spike: skip\nzero-stage: 0",
+        "on-spike: skip\nzero-stage: 1",
     ),
     "a_rollback_requires_checkpoints": (
         "on-spike: rollback",
