@@ -29,7 +29,6 @@ PARAMETERS = {parameter.name: parameter for parameter in all_parameters()}
 # Read only by a rule that refuses or explains them: they have no other effect.
 READ_BY_RULES_ALONE = {
     "attention_softmax_in_fp32",  # always so
-    "deepspeed",  # there is no other engine
     "dump_state",  # neox-config show prints all settings
     "short_seq_prob",  # belongs to BERT
     "steps_per_print",  # log_interval follows from it
