@@ -46,11 +46,16 @@ _SUMS = {
     "ZeRO 2": "rounded",
     "ZeRO 3": "rounded",
     "pipeline x ZeRO 1": "rounded",
+    # The torch engine divides and sends them in that precision.
+    "torch, ZeRO 1": "rounded",
+    "torch, ZeRO 2": "rounded",
+    "torch, ZeRO 3": "rounded",
     # Products are sums over ranks of sums that were rounded to 16 bit; so are all activations that follow.
     "tensor parallel": "reordered",
     "sequence parallel": "reordered",
     "pipeline x tensor": "reordered",
     "ZeRO 3 x tensor": "reordered",
+    "torch, ZeRO x tensor": "reordered",
 }
 
 

@@ -15,13 +15,10 @@ KINDS: dict[str, tuple[str, ...]] = {
     "ZeRO 2": ("ZeRO 2", "ZeRO 2, states on the host"),
     "ZeRO 3": ("ZeRO 3", "ZeRO 3, second partition", "ZeRO 3, all on the host"),
     "ZeRO 3 x tensor": ("ZeRO 3 x tensor 2", "sequence 2 x ZeRO 3"),
-    "torch, ZeRO 1": ("torch, ZeRO 1", "torch, ZeRO 1 x tensor 2"),
+    "torch, ZeRO 1": ("torch, ZeRO 1",),
     "torch, ZeRO 2": ("torch, ZeRO 2",),
-    "torch, ZeRO 3": (
-        "torch, ZeRO 3",
-        "torch, ZeRO 3, second partition",
-        "torch, sequence 2 x ZeRO 3",
-    ),
+    "torch, ZeRO 3": ("torch, ZeRO 3", "torch, ZeRO 3, second partition"),
+    "torch, ZeRO x tensor": ("torch, ZeRO 1 x tensor 2", "torch, sequence 2 x ZeRO 3"),
 }
 
 
