@@ -29,6 +29,26 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "zero_optimization": {"stage": 1},
         "precision": "fp16",
     },
+    "torch pipeline": {
+        "pipe_parallel_size": 2,
+        "engine": "torch",
+        "precision": "fp16",
+        **ACCUMULATES,
+    },
+    "zero-bubble pipeline in bfloat16": {
+        "pipe_parallel_size": 2,
+        "pipeline_schedule": "zero_bubble",
+        "precision": "bfloat16",
+        **ACCUMULATES,
+    },
+    "ZBV pipeline": {"num_layers": 4, "pipe_parallel_size": 2, "pipeline_schedule": "zbv", **ACCUMULATES},
+    "interleaved pipeline in bfloat16": {
+        "num_layers": 4,
+        "pipe_parallel_size": 2,
+        "pipeline_schedule": "interleaved",
+        "precision": "bfloat16",
+        **ACCUMULATES,
+    },
     "pipeline in bfloat16": {"pipe_parallel_size": 2, "precision": "bfloat16", **ACCUMULATES},
 }
 FAST = ("zero1",)

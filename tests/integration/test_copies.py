@@ -28,6 +28,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor": {"model_parallel_size": 2},
     "tensor, bf16, sequence": {"model_parallel_size": 2, "sequence_parallel": True} | BF16,
     "pipeline": {"pipe_parallel_size": 2} | BF16,
+    "torch pipeline": {"pipe_parallel_size": 2, "engine": "torch"} | BF16,
     "pipeline, ZeRO 1": {"pipe_parallel_size": 2, "zero_optimization": {"stage": 1}},
 }
 # What is flipped on rank 1 after iteration 3, and in which layouts it has a copy.
@@ -35,7 +36,7 @@ FLIPS = {
     "used": ("data", "data, bf16", "ZeRO 1", "ZeRO 2", "tensor", "tensor, bf16, sequence"),
     "master": ("data", "data, bf16", "tensor", "tensor, bf16, sequence"),
     "state": ("data", "data, bf16", "tensor", "tensor, bf16, sequence"),
-    "tied": ("pipeline",),
+    "tied": ("pipeline", "torch pipeline"),
 }
 NORM, TIED = "layers.1.norm1.weight", "embedding.word_embeddings.weight"
 CASES = [(layout, flip) for flip, layouts in FLIPS.items() for layout in layouts]

@@ -55,6 +55,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "second half": ONE | {"load": "halves"},
     "data parallel": {},
     "pipeline": ONE | {"pipe_parallel_size": 2},
+    "torch": ONE | {"pipe_parallel_size": 2, "engine": "torch"},
 }
 
 
@@ -116,8 +117,8 @@ def records(prepared) -> dict[str, dict[str, dict[int, float]]]:
     folder, settings = prepared
     common = {"folder": str(folder), "settings": settings}
     run_ranks(train_runs, size=1, names=["one", "first half", "second half"], **common)
-    run_ranks(train_runs, size=2, names=["data parallel", "pipeline"], timeout_seconds=300, **common)
-    return {name: read_record(folder / name) for name in ("one", "half", "parallel", "pipeline")}
+    run_ranks(train_runs, size=2, names=["data parallel", "pipeline", "torch"], timeout_seconds=300, **common)
+    return {name: read_record(folder / name) for name in ("one", "half", "parallel", "pipeline", "torch")}
 
 
 def read_record(folder: Path) -> dict[str, dict[int, float]]:
@@ -142,7 +143,7 @@ def test_samples_are_easy_first_and_cut_to_the_length_of_their_iteration(prepare
             assert rank[drawn.locate(item)[1]] < samples // 10 * share
 
 
-@pytest.mark.parametrize("name", ["parallel", "pipeline"])
+@pytest.mark.parametrize("name", ["parallel", "pipeline", "torch"])
 def test_every_layout_has_the_losses_of_one_process(records, name: str) -> None:
     for metric in ("loss/train", "loss/validation"):
         assert records[name][metric] == pytest.approx(records["one"][metric], abs=1e-5), metric

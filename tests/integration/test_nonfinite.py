@@ -38,6 +38,7 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor 2": {"model_parallel_size": 2},
     "pipeline 2": {"pipe_parallel_size": 2},
+    "zero-bubble pipeline 2": {"pipe_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
     "data 2": {},
     **{f"ZeRO {stage}": {"zero_optimization": {"stage": stage}} for stage in (1, 2, 3)},
 }

@@ -46,6 +46,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "zero_optimization": {"stage": 1},
     },
     "pipeline": {"pipe_parallel_size": 2, "train_micro_batch_size_per_gpu": 4},
+    "torch pipeline": {
+        "pipe_parallel_size": 2,
+        "train_micro_batch_size_per_gpu": 4,
+        "engine": "torch",
+    },
+    "zero-bubble pipeline": {
+        "pipe_parallel_size": 2,
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 4,
+        "pipeline_schedule": "zero_bubble",
+    },
     "pipeline, ZeRO 1": {
         "pipe_parallel_size": 2,
         "train_micro_batch_size_per_gpu": 4,

@@ -38,6 +38,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ZeRO 1 to plain": ({"zero_optimization": {"stage": 1}}, {}),
     "tensor 2 to data 2": ({"model_parallel_size": 2}, {}),
     "data 2 to pipeline 2": ({}, {"pipe_parallel_size": 2}),
+    "pipeline 2 to torch pipeline 2": (
+        {"pipe_parallel_size": 2},
+        {"pipe_parallel_size": 2, "engine": "torch"},
+    ),
+    "torch pipeline 2 to pipeline 2": (
+        {"pipe_parallel_size": 2, "engine": "torch"},
+        {"pipe_parallel_size": 2},
+    ),
     "bf16, ZeRO 2 to tensor 2": (
         {"precision": "bfloat16", "zero_optimization": {"stage": 2}},
         {"precision": "bfloat16", "model_parallel_size": 2},

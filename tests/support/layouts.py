@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from neox_config import Resolved
+from neox_config.facts.pipeline_schedules import SCHEDULES
 from neox_model.assembly.model import build_model
 from neox_model.assembly.optimizer import build_optimizer, build_schedule
 from neox_model.assembly.zero_sharding import whole_parameter
@@ -167,6 +168,10 @@ def _torch(stage: int, **more: Any) -> dict[str, Any]:
     return {"engine": "torch", "zero_optimization": {"stage": stage, **more}}
 
 
+def _pipeline(stages: int, **more: Any) -> dict[str, Any]:
+    return {"engine": "torch", "pipe_parallel_size": stages, **more}
+
+
 _HOST = {"device": "cpu"}
 LAYOUTS: dict[str, Layout] = {
     "tensor 2": Layout(2, {"model_parallel_size": 2}),
@@ -174,6 +179,23 @@ LAYOUTS: dict[str, Layout] = {
     "pipeline 2": Layout(2, {"pipe_parallel_size": 2, "pipe_partition_method": "parameters"}),
     "pipeline 4": Layout(4, {"pipe_parallel_size": 4, "pipe_partition_method": "uniform"}),
     "pipeline 2 x data 2, ZeRO 1": Layout(4, {"pipe_parallel_size": 2, **_zero(1)}),
+    "torch, pipeline 2": Layout(2, _pipeline(2)),
+    "torch, pipeline 4": Layout(4, _pipeline(4)),
+    "torch, pipeline 2, interleaved": Layout(2, _pipeline(2, pipeline_schedule="interleaved")),
+    "torch, pipeline 4, zero bubble": Layout(4, _pipeline(4, pipeline_schedule="zero_bubble")),
+    "torch, pipeline 2, ZBV": Layout(2, _pipeline(2, pipeline_schedule="zbv")),
+    "torch, pipeline 2 x data 2": Layout(4, _pipeline(2)),
+    "torch, pipeline 2 x data 2, zero bubble": Layout(
+        4, _pipeline(2, pipeline_schedule="zero_bubble", virtual_pipeline_stages=2)
+    ),
+    "torch, pipeline 2 x tensor 2, interleaved": Layout(
+        4, _pipeline(2, pipeline_schedule="interleaved", model_parallel_size=2)
+    ),
+    "torch, pipeline 2 x sequence 2, ZBV": Layout(
+        4,
+        _pipeline(2, pipeline_schedule="zbv", model_parallel_size=2, sequence_parallel=True),
+        is_wide=True,
+    ),
     "data 2": Layout(2, {}),
     "tensor 2 x pipeline 2": Layout(4, {"model_parallel_size": 2, "pipe_parallel_size": 2}),
     "tensor 2 x data 2": Layout(4, {"model_parallel_size": 2}),
@@ -227,7 +249,9 @@ def settings_of(architecture: str, layout: Layout, *, recomputes: bool) -> dict[
         settings.pop("pipe_partition_method", None)
     if "pipe_parallel_size" in settings:
         settings["train_micro_batch_size_per_gpu"] = 2
-    if recomputes:
+    schedule = SCHEDULES[settings.get("pipeline_schedule", "1f1b")]
+    # Refused with the others.
+    if recomputes and not schedule.splits_backward:
         settings |= {"checkpoint_activations": True, "checkpoint_num_layers": 2}
         settings["partition_activations"] = layout.settings.get("model_parallel_size", 1) > 1
     return settings

@@ -10,6 +10,18 @@ KINDS: dict[str, tuple[str, ...]] = {
     "sequence parallel": ("sequence 2", "sequence 4"),
     "pipeline": ("pipeline 1", "pipeline 2", "pipeline 4"),
     "pipeline x tensor": ("tensor 2 x pipeline 2", "sequence 2 x pipeline 2"),
+    "torch, pipeline": (
+        "torch, pipeline 2",
+        "torch, pipeline 2, interleaved",
+        "torch, pipeline 4, zero bubble",
+        "torch, pipeline 2, ZBV",
+        "torch, pipeline 4",
+    ),
+    "torch, pipeline x data": ("torch, pipeline 2 x data 2", "torch, pipeline 2 x data 2, zero bubble"),
+    "torch, pipeline x tensor": (
+        "torch, pipeline 2 x tensor 2, interleaved",
+        "torch, pipeline 2 x sequence 2, ZBV",
+    ),
     "pipeline x ZeRO 1": ("pipeline 1 x data 2, ZeRO 1", "pipeline 2 x data 2, ZeRO 1"),
     "ZeRO 1": ("ZeRO 1", "ZeRO 1, states on the host"),
     "ZeRO 2": ("ZeRO 2", "ZeRO 2, states on the host"),

@@ -33,6 +33,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ZeRO 3": {"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 3}},
     "tensor": {"model_parallel_size": 2},
     "pipeline": {"pipe_parallel_size": 2},
+    "torch pipeline": {"pipe_parallel_size": 2, "engine": "torch"},
 }
 
 

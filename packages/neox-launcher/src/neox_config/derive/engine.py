@@ -48,9 +48,6 @@ def _stage(config: NeoXConfig) -> int:
 
 
 _ONLY_DEEPSPEEDS: Mapping[str, _OnlyDeepSpeeds] = {
-    "pipe_parallel_size": _OnlyDeepSpeeds(
-        lambda config: config.parallelism.pipe_parallel_size >= 1, "set pipe-parallel-size: 0"
-    ),
     "zero_optimization.offload_param.device": _OnlyDeepSpeeds(
         lambda config: config.zero.zero_optimization.offload_param.device != "none", "remove offload_param"
     ),
@@ -110,10 +107,19 @@ def chosen_engine(config: NeoXConfig) -> EngineChoice:
     asked = config.engine.engine
     if asked != "auto":
         return EngineChoice(asked, f"engine is {asked}")
+    if config.parallelism.pipe_parallel_size >= 1:
+        return _chosen_for_pipelines(config)
     first = next(only_deepspeeds(config), None)
     if first is not None:
         return EngineChoice("deepspeed", f"{first.name.replace('_', '-')} {first.what}")
     return EngineChoice("torch", "no setting requires DeepSpeed")
+
+
+def _chosen_for_pipelines(config: NeoXConfig) -> EngineChoice:
+    schedule = config.parallelism.pipeline_schedule
+    if schedule == "1f1b":
+        return EngineChoice("deepspeed", "the model is a pipeline with the schedule 1f1b")
+    return EngineChoice("torch", f"pipeline-schedule is {schedule}, which DeepSpeed does not have")
 
 
 def why_unused_by_engine(name: str, config: NeoXConfig) -> str:

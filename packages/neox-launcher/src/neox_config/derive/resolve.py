@@ -15,6 +15,7 @@ from neox_config.derive.attention_layers import expand_attention
 from neox_config.derive.curricula import curricula_of_lengths
 from neox_config.derive.elasticity import elastic_batch, elastic_devices
 from neox_config.derive.layer_sharing import weight_owners
+from neox_config.derive.pipeline import unsuitable_micro_batches
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.problems import Place, Problem, config_error, in_words, place_of
@@ -119,6 +120,7 @@ def resolve(config: NeoXConfig, *, devices: int, hosts: int = 1) -> Resolved:
     problems += _indivisible_widths(config, split.model)
     problems += _unequal_neighbours(config, split)
     problems += _unequal_shares_of_short_sequences(config, split)
+    problems += unsuitable_micro_batches(config, batch.accumulation)
     if problems:
         located = [_located(problem, config) for problem in problems]
         raise config_error(located, config.files)

@@ -6,6 +6,7 @@ from math import ceil
 from neox_config.estimate.memory import flowing_bytes, hidden_bytes
 from neox_config.estimate.parameters import local_parameters
 from neox_config.estimate.shapes import Layout, Shape
+from neox_config.facts.pipeline_schedules import idle_share
 
 __all__ = ["Communication", "bubble_share", "communication_bytes"]
 
@@ -55,8 +56,10 @@ def _model_bytes(shape: Shape, layout: Layout) -> int:
 def _pipe_bytes(shape: Shape, layout: Layout) -> int:
     if layout.stages == 1:
         return 0
-    directions = 2 if layout.stages > 2 else 1
-    sent = layout.accumulation * directions * flowing_bytes(shape, layout)
+    # Of two stages, none sends both ways for all its chunks.
+    at_ends = 0 if layout.stages > 2 else 2 if layout.schedule == "zbv" else 1
+    messages = 2 * layout.chunks - at_ends
+    sent = layout.accumulation * messages * flowing_bytes(shape, layout)
     tied = ceil(shape.vocab_size / layout.model_parallel) * shape.hidden_size if shape.is_tied else 0
     return sent + layout.reduced_bytes * tied
 
@@ -67,8 +70,7 @@ def _ring(sent: int, ranks: int) -> int:
 
 
 def bubble_share(layout: Layout) -> float:
-    """Return the fraction of the time of an update that a pipeline stage is idle.
-
-    Source: arXiv:2104.04473, section 2.2: (p - 1) / m of the busy time; here relative to the total time.
-    """
-    return (layout.stages - 1) / (layout.accumulation + layout.stages - 1)
+    """Return the fraction of the time of an update that a pipeline stage is idle."""
+    return idle_share(
+        layout.schedule, stages=layout.stages, chunks=layout.chunks, micro_batches=layout.accumulation
+    )

@@ -22,6 +22,7 @@ from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.facts.loss import BLOCK_NUMBERS, CHUNK_NUMBERS
 from neox_config.facts.norms import NORM_FACTS
+from neox_config.facts.pipeline_schedules import most_passes_in_flight
 
 __all__ = [
     "Memory",
@@ -232,7 +233,14 @@ def _loss_in_chunks(shape: Shape, layout: Layout, tokens: int) -> int:
 
 def _in_flight(layout: Layout, stage: int) -> int:
     """Return the number of micro-batches of a stage between their forward and backward pass."""
-    return min(layout.stages - stage, layout.accumulation)
+    passes = most_passes_in_flight(
+        layout.schedule,
+        stage=stage,
+        stages=layout.stages,
+        chunks=layout.chunks,
+        micro_batches=layout.accumulation,
+    )
+    return ceil(passes / layout.chunks)
 
 
 def hidden_bytes(shape: Shape, layout: Layout) -> int:

@@ -9,11 +9,13 @@ from neox_config.derive.attention_layers import sliding_window
 from neox_config.derive.elasticity import elastic_devices
 from neox_config.derive.engine_json import accumulation_dtype
 from neox_config.derive.local_steps import first_local_step
+from neox_config.derive.pipeline import chunks_per_stage
 from neox_config.derive.resolve import Resolved
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import Sparsity
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
+from neox_config.facts.pipeline_schedules import ScheduleName
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_config.schema.config import NeoXConfig
@@ -107,6 +109,8 @@ class Layout:
     Args:
         model_parallel: tensor-parallel size.
         stages: number of pipeline stages; 1 without a pipeline.
+        schedule: order of their passes.
+        chunks: parts of the model per stage.
         micro_batch: samples per device and forward pass.
         accumulation: micro-batches per update.
         segment_layers: layers per recomputed segment; None stores all activations.
@@ -131,6 +135,8 @@ class Layout:
 
     model_parallel: int = 1
     stages: int = 1
+    schedule: ScheduleName = "1f1b"
+    chunks: int = 1
     data_parallel: int = 1
     zero_stage: int = 0
     micro_batch: int = 1
@@ -256,6 +262,8 @@ def layout_of(resolved: Resolved) -> Layout:
     return Layout(
         model_parallel=derived.model_parallel_size,
         stages=derived.pipe_parallel_size,
+        schedule=config.parallelism.pipeline_schedule,
+        chunks=chunks_per_stage(config),
         data_parallel=derived.data_parallel_size,
         zero_stage=zero.stage,
         micro_batch=derived.micro_batch_size,

@@ -41,9 +41,9 @@ _STAGE_0 = Offer(plain=frozenset({0}), pipeline=frozenset({0}))
 
 ENGINES: Mapping[EngineName, Mapping[Capability, Offer]] = {
     "torch": {
-        "training": Offer(plain=_STAGES, pipeline=frozenset()),
-        "before_update": Offer(plain=_STAGES, pipeline=frozenset()),
-        "whole_weights": Offer(plain=frozenset({0}), pipeline=frozenset()),
+        "training": Offer(plain=_STAGES, pipeline=frozenset({0})),
+        "before_update": Offer(plain=_STAGES, pipeline=frozenset({0})),
+        "whole_weights": Offer(plain=frozenset({0}), pipeline=frozenset({0})),
     },
     "deepspeed": {
         "training": Offer(plain=_STAGES, pipeline=frozenset({0, 1})),

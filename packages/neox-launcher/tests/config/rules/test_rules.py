@@ -144,7 +144,39 @@ EXAMPLES = {
         "cannot both be true",
         "gpt-j-residual: true",
     ),
-    "zero_2_and_above_need_the_plain_model": (
+    "chunks_suit_the_schedule": (
+        "pipe-parallel-size: 2\npipeline-schedule: interleaved\nvirtual-pipeline-stages: 1",
+        "virtual_pipeline_stages",
+        "must be at least 2 with pipeline-schedule interleaved",
+        "pipe-parallel-size: 2\npipeline-schedule: interleaved\nvirtual-pipeline-stages: 2",
+    ),
+    "chunks_have_layers": (
+        "pipe-parallel-size: 2\npipeline-schedule: interleaved\nvirtual-pipeline-stages: 3",
+        "virtual_pipeline_stages",
+        "requires a layer for each of 2 x 3 chunks, but num-layers is 4",
+        "pipe-parallel-size: 2\npipeline-schedule: interleaved\nvirtual-pipeline-stages: 2",
+    ),
+    "only_the_torch_engine_has_other_schedules": (
+        "pipe-parallel-size: 2\npipeline-schedule: zero_bubble\nengine: deepspeed",
+        "pipeline_schedule",
+        "is zero_bubble, which runs on the torch engine alone",
+        "pipe-parallel-size: 2\npipeline-schedule: zero_bubble",
+    ),
+    "split_backward_passes_store_activations": (
+        "pipe-parallel-size: 2\npipeline-schedule: zero_bubble\ncheckpoint-activations: true",
+        "pipeline_schedule",
+        "would recompute each layer once for its activations and again for every weight",
+        "pipe-parallel-size: 2\nengine: torch\ncheckpoint-activations: true",
+    ),
+    "one_buffer_of_checkpoints_has_a_size": (
+        "pipe-parallel-size: 2\npipeline-schedule: interleaved\ncheckpoint-activations: true\n"
+        "partition-activations: true\ncontiguous-checkpointing: true",
+        "contiguous_checkpointing",
+        "cannot size its buffer for several chunks per stage",
+        "pipe-parallel-size: 2\npipeline-schedule: interleaved\ncheckpoint-activations: true\n"
+        "partition-activations: true\ncontiguous-checkpointing: true\nnumber-checkpoints: 8",
+    ),
+    "zero_stages_suit_the_pipeline": (
         "zero-stage: 2\npipe-parallel-size: 1",
         "zero_optimization.stage",
         "must be at most 1 with pipeline parallelism",
@@ -471,10 +503,10 @@ EXAMPLES = {
         "deepspeed: false\nengine: torch",
     ),
     "the_torch_engine_carries_out_all_settings": (
-        "engine: torch\npipe-parallel-size: 2",
-        "pipe_parallel_size",
+        "engine: torch\nzero_optimization: {stage: 1, offload_optimizer: {device: cpu}}",
+        "zero_optimization.offload_optimizer.device",
         "is carried out by DeepSpeed's engine alone",
-        "engine: auto\npipe-parallel-size: 2",
+        "engine: auto\nzero_optimization: {stage: 1, offload_optimizer: {device: cpu}}",
     ),
     "predivide_or_prescale": (
         "prescale_gradients: true\ngradient_predivide_factor: 2",

@@ -1,6 +1,6 @@
 """Build the list of layers as a plain module, with every layer on this rank."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
@@ -11,7 +11,7 @@ from neox_model.assembly.activation_checkpointing import Recomputation, run_laye
 from neox_model.assembly.autocast import Autocast
 from neox_model.assembly.plan import LayerPlan, share_parameters
 
-__all__ = ["SequentialModel", "as_sequential"]
+__all__ = ["SequentialModel", "as_sequential", "build_layers"]
 
 
 class SequentialModel(nn.Module):
@@ -38,26 +38,10 @@ class SequentialModel(nn.Module):
         self.loss_fn = loss_fn
         self.autocast = autocast
         self.recomputation = recomputation
-        self.stack = nn.ModuleList()
-        self.plan_names = {f"stack.{index}": layer.name for index, layer in enumerate(plan)}
-        built: dict[str, nn.Module] = {}
-        owned = {layer.name: layer for layer in (*owners, *plan) if layer.tied == layer.name}
-        for index, layer in enumerate(plan):
-            shared: dict[str, Any] = {}
-            if layer.tied is not None and layer.tied != layer.name:
-                path = owned[layer.tied].tied_weight
-                if layer.tied in built:
-                    shared["weight"] = attrgetter(path)(built[layer.tied])
-                else:
-                    self.plan_names[f"stack.{index}.{layer.tied_weight}"] = f"{layer.tied}.{path}"
-            built[layer.name] = layer.cls(**layer.kwargs, **shared)
-            if layer.shares is not None and layer.shares != layer.name:
-                if layer.shares in built:
-                    share_parameters(built[layer.name], built[layer.shares])
-                else:
-                    built[layer.shares] = built[layer.name]
-                    self.plan_names[f"stack.{index}"] = layer.shares
-            self.stack.append(built[layer.name])
+        first = len(owners)
+        paths = {first + place: f"stack.{place}" for place in range(len(plan))}
+        layers, self.plan_names = build_layers([*owners, *plan], paths)
+        self.stack = nn.ModuleList(layers.values())
 
     def forward(
         self, inputs: Tensor | tuple[Tensor, ...], targets: tuple[Tensor, Tensor] | None = None
@@ -70,6 +54,46 @@ class SequentialModel(nn.Module):
         with self.autocast():
             hidden_SBD = run_layers(body, inputs, recomputation=self.recomputation if self.training else None)
             return head(hidden_SBD) if targets is None else head(hidden_SBD, targets, self.loss_fn)
+
+
+def build_layers(
+    plan: Sequence[LayerPlan], paths: Mapping[int, str]
+) -> tuple[dict[int, nn.Module], dict[str, str]]:
+    """Build some layers of a plan; those that share weights share the parameters.
+
+    A layer that shares parameters with one that is not built has parameters of its own, with the logical
+    names of those.
+
+    Args:
+        plan: the model as a list of layers.
+        paths: indices of the layers to build, in order, each with its path in the module that will hold it.
+
+    Returns:
+        The layers by index, and the logical name of each path.
+    """
+    layers: dict[int, nn.Module] = {}
+    names = {path: plan[index].name for index, path in paths.items()}
+    owners = {layer.name: layer for layer in plan if layer.tied == layer.name}
+    # The first layer that was built with the parameters of an owner, by the owner's name.
+    built: dict[str, tuple[LayerPlan, nn.Module]] = {}
+    for index, path in paths.items():
+        layer = plan[index]
+        shared: dict[str, Any] = {}
+        if layer.tied is not None and layer.tied != layer.name:
+            if layer.tied in built:
+                first, module = built[layer.tied]
+                shared["weight"] = attrgetter(first.tied_weight)(module)
+            else:
+                names[f"{path}.{layer.tied_weight}"] = f"{layer.tied}.{owners[layer.tied].tied_weight}"
+        layers[index] = layer.cls(**layer.kwargs, **shared)
+        owner = layer.shares or layer.tied
+        if layer.shares is not None and layer.shares in built:
+            share_parameters(layers[index], built[layer.shares][1])
+        elif owner is not None and owner not in built:
+            built[owner] = (layer, layers[index])
+            if layer.shares is not None:
+                names[path] = layer.shares
+    return layers, names
 
 
 def as_sequential(

@@ -11,7 +11,7 @@ of them or for none.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from neox_config import Resolved
 from neox_config.derive.layer_compilation import why_layers_stay_uncompiled
 from neox_model.assembly.activation_checkpointing import run_layers
 from neox_model.assembly.as_sequential import SequentialModel
+from neox_model.assembly.as_stages import StagedModel
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
 from neox_model.errors import ModelError
@@ -34,6 +35,8 @@ from neox_model.torch_compat import limit_graphs, recompile_limit_error
 
 if TYPE_CHECKING:
     from neox_model.assembly.as_pipeline import PipelineModel
+
+    _Model = SequentialModel | PipelineModel | StagedModel
 
 __all__ = ["compile_layers", "dense_attention"]
 
@@ -49,9 +52,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 _GRAPHS_OF_A_FUNCTION = 64
 
 
-def compile_layers(
-    model: "SequentialModel | PipelineModel", resolved: Resolved, groups: Groups, *, backend: str = "inductor"
-) -> None:
+def compile_layers(model: "_Model", resolved: Resolved, groups: Groups, *, backend: str = "inductor") -> None:
     """Compile the layers of this rank according to `compile`. Collective over all ranks.
 
     Call it when the weights have the dtype and device of the training. Draws from the random streams.
@@ -114,9 +115,8 @@ class _Trial:
         groups: this job's process groups.
     """
 
-    def __init__(self, model: "SequentialModel | PipelineModel", resolved: Resolved, groups: Groups) -> None:
-        ordered: Any = model.stack if isinstance(model, SequentialModel) else model.forward_funcs
-        self.layers = [layer for layer in ordered if isinstance(layer, ResidualLayer)]
+    def __init__(self, model: "_Model", resolved: Resolved, groups: Groups) -> None:
+        self.layers = [layer for layer in _layers_of(model) if isinstance(layer, ResidualLayer)]
         self._model = model
         self._resolved = resolved
         self._groups = groups
@@ -203,6 +203,12 @@ class _Trial:
         if not config.data.reset_attention_mask:
             return (hidden_SBD,)
         return hidden_SBD, torch.zeros(batch, length, dtype=torch.long, device=self.device)
+
+
+def _layers_of(model: "_Model") -> Iterable[Any]:
+    if isinstance(model, SequentialModel):
+        return model.stack
+    return model.layers if isinstance(model, StagedModel) else model.forward_funcs
 
 
 def _why_not(trial: _Trial, resolved: Resolved, groups: Groups) -> str | None:

@@ -17,9 +17,12 @@ import torch
 from torch import nn
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.derive.pipeline import chunks_per_stage, runs_torch_pipeline
+from neox_config.facts.pipeline_schedules import SCHEDULES
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_model.assembly.activation_checkpointing import build_recomputation
 from neox_model.assembly.as_sequential import SequentialModel, as_sequential
+from neox_model.assembly.as_stages import StagedModel, as_stages
 from neox_model.assembly.attention import build_input_position, log_attention_paths
 from neox_model.assembly.autocast import build_autocast
 from neox_model.assembly.choices import DTYPES, computing_device
@@ -42,6 +45,8 @@ from neox_model.parallel.low_rank import freeze_all_but_adapters
 
 if TYPE_CHECKING:
     from neox_model.assembly.as_pipeline import PipelineModel
+
+    Model = SequentialModel | PipelineModel | StagedModel
 
 __all__ = ["LayerPlan", "build_model", "build_plan", "build_stage", "padded_vocab_size"]
 
@@ -106,7 +111,7 @@ def build_plan(
     return [embedding, *layers, norm, head]
 
 
-def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> "SequentialModel | PipelineModel":
+def build_model(resolved: Resolved, groups: Groups, *, vocab_size: int) -> "Model":
     """Build this rank's part of the model and initialize its parameters. Collective over all ranks.
 
     The plain model maps `tokens_BS` (or a tuple, see Embedding) to `logits_BSV` of this rank's part of the
@@ -184,16 +189,26 @@ def _loss(config: NeoXConfig, group: Group, vocab_size: int) -> LMLoss:
         padded_vocab_size(config, vocab_size),
         group,
         is_mean=config.training.loss_normalization == "micro_batch",
+        keeps_gradients=SCHEDULES[config.parallelism.pipeline_schedule].splits_backward,
         dtype=torch.float16 if config.precision.fp16_lm_cross_entropy else None,
     )
 
 
-def _assemble(
-    plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn: LMLoss
-) -> "SequentialModel | PipelineModel":
+def _assemble(plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn: LMLoss) -> "Model":
     config = resolved.config
     recomputation = build_recomputation(resolved, groups)
     autocast = build_autocast(resolved, computing_device())
+    if runs_torch_pipeline(config):
+        return as_stages(
+            plan,
+            groups,
+            chunks=chunks_per_stage(config),
+            placement=SCHEDULES[config.parallelism.pipeline_schedule].placement,
+            loss=loss_fn,
+            partition_method=config.parallelism.pipe_partition_method,
+            recomputation=recomputation,
+            autocast=autocast,
+        )
     if resolved.derived.uses_pipeline:
         # Imported by name: DeepSpeed, whose pipeline it is, takes seconds to import.
         pipeline: PipelineModel = importlib.import_module("neox_model.assembly.as_pipeline").as_pipeline(

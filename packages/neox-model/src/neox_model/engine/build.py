@@ -23,10 +23,13 @@ __all__ = ["build_engine", "build_forward", "prepare_engine"]
 
 logger = logging.getLogger(__name__)
 
-# name -> module with the functions `prepare` and `build`
-_BUILDERS: Mapping[EngineName, str] = {
-    "torch": "neox_model.engine.build_torch",
-    "deepspeed": "neox_model.engine.build_deepspeed",
+# name, and whether the model is a pipeline -> module with the functions `prepare` and `build`, and
+# `build_forward` for pipelines
+_BUILDERS: Mapping[tuple[EngineName, bool], str] = {
+    ("torch", False): "neox_model.engine.build_torch",
+    ("torch", True): "neox_model.engine.build_torch_pipeline",
+    ("deepspeed", False): "neox_model.engine.build_deepspeed",
+    ("deepspeed", True): "neox_model.engine.build_deepspeed",
 }
 
 
@@ -40,7 +43,7 @@ def prepare_engine(resolved: Resolved) -> None:
     """
     choice = chosen_engine(resolved.config)
     logger.info("the engine is %s: %s", choice.name, choice.reason)
-    _builder(choice.name).prepare()
+    _builder(resolved).prepare()
 
 
 def build_engine(
@@ -60,9 +63,7 @@ def build_engine(
         schedule: advanced after each applied update.
         groups: this rank's process groups.
     """
-    engine: Engine = _builder(chosen_engine(resolved.config).name).build(
-        resolved, model, optimizer, schedule, groups=groups
-    )
+    engine: Engine = _builder(resolved).build(resolved, model, optimizer, schedule, groups=groups)
     return engine
 
 
@@ -70,9 +71,10 @@ def build_forward(resolved: Resolved, model: nn.Module, *, groups: Groups) -> Fo
     """Build an engine for evaluation only; the model keeps its dtype and device."""
     if not resolved.derived.uses_pipeline:
         return PlainForward(model, groups.data)
-    forward: ForwardEngine = _builder("deepspeed").build_pipeline_forward(resolved, model)
+    forward: ForwardEngine = _builder(resolved).build_forward(resolved, model, groups=groups)
     return forward
 
 
-def _builder(name: EngineName) -> ModuleType:
-    return importlib.import_module(_BUILDERS[name])
+def _builder(resolved: Resolved) -> ModuleType:
+    name = chosen_engine(resolved.config).name
+    return importlib.import_module(_BUILDERS[name, resolved.derived.uses_pipeline])

@@ -28,7 +28,7 @@ from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.mpu import ModelParallelUnit
 
-__all__ = ["build", "build_pipeline_forward", "prepare"]
+__all__ = ["build", "build_forward", "prepare"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def build(
     return PlainEngine(inner, update, groups.data)
 
 
-def build_pipeline_forward(resolved: Resolved, model: nn.Module) -> ForwardEngine:
+def build_forward(resolved: Resolved, model: nn.Module, *, groups: Groups) -> ForwardEngine:
     """Build a pipeline engine for evaluation only; the model keeps its dtype and device."""
     settings = {
         "train_micro_batch_size_per_gpu": resolved.derived.micro_batch_size,

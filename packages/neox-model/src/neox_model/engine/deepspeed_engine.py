@@ -1,7 +1,7 @@
 """Implement the contract of an engine with DeepSpeed's engines and their documented methods."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from neox_model.deepspeed_compat import (
 )
 from neox_model.engine.contract import BeforeUpdate, Measure, MicroBatch
 from neox_model.engine.mean_loss import mean_loss, mean_over
+from neox_model.engine.measuring import measure_both
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
 from neox_model.optim.mixed_precision import guard_loss
@@ -142,7 +143,7 @@ class _DeepSpeedEngine:
 
     def measure_phases(self, measure: Measure) -> None:
         """Measure the phases of every step from now on."""
-        self._measure = _both(self._measure, measure)
+        self._measure = measure_both(self._measure, measure)
         self.update.measure_reduction(measure)
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,15 +160,6 @@ class _DeepSpeedEngine:
         # A static loss scale of DeepSpeed was once saved without its counters.
         if loss_scale and state.get("cur_iter") is not None:
             self.update.load_loss_scale(state)
-
-
-def _both(outer: Measure, inner: Measure) -> Measure:
-    @contextmanager
-    def measure(phase: str) -> Iterator[None]:
-        with outer(phase), inner(phase):
-            yield
-
-    return measure
 
 
 class PlainEngine(_DeepSpeedEngine):

@@ -1,7 +1,7 @@
 """Implement the contract of an engine with torch's own parts, for models without a pipeline."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from neox_model.engine.contract import Measure, MicroBatch
 from neox_model.engine.counters import Counters
 from neox_model.engine.mean_loss import mean_loss, mean_over
+from neox_model.engine.measuring import measure_both
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.parallel.groups import Group
 from neox_model.parallel.held import Held
@@ -94,7 +95,7 @@ class TorchEngine:
 
     def measure_phases(self, measure: Measure) -> None:
         """Measure the phases of every step from now on."""
-        self._measure = _both(self._measure, measure)
+        self._measure = measure_both(self._measure, measure)
         self.update.measure_reduction(measure)
 
     def forget_shapes(self) -> None:
@@ -114,12 +115,3 @@ class TorchEngine:
         # DeepSpeed's loss scale, if it does not change, was once saved without its counters.
         if loss_scale and state.get("cur_iter") is not None:
             self.update.load_loss_scale(state)
-
-
-def _both(outer: Measure, inner: Measure) -> Measure:
-    @contextmanager
-    def measure(phase: str) -> Iterator[None]:
-        with outer(phase), inner(phase):
-            yield
-
-    return measure

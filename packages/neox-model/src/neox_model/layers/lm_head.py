@@ -79,6 +79,7 @@ class LMLoss:
         is_mean: divide by the sum of the mask; False: the mask contains the final weights.
         dtype: dtype in which the cross entropy is computed; None: float32.
         chunk_rows: tokens per chunk of logits in `of_hidden`; None chooses by the device.
+        keeps_gradients: see `projected_cross_entropy`.
     """
 
     def __init__(
@@ -89,12 +90,14 @@ class LMLoss:
         is_mean: bool = True,
         dtype: torch.dtype | None = None,
         chunk_rows: int | None = None,
+        keeps_gradients: bool = False,
     ) -> None:
         self.vocab_size = vocab_size
         self.group = group
         self.is_mean = is_mean
         self.dtype = dtype
         self.chunk_rows = chunk_rows
+        self.keeps_gradients = keeps_gradients
 
     def __call__(self, logits_BSV: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
         """Return the loss, a float32 scalar; 0 if every token is masked."""
@@ -124,6 +127,7 @@ class LMLoss:
             vocab_size=self.vocab_size,
             group=self.group,
             chunk_rows=self.chunk_rows,
+            keeps_gradients=self.keeps_gradients,
         )
 
     def per_token(self, logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:

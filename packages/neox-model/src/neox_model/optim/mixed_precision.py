@@ -148,6 +148,16 @@ class MixedPrecisionOptimizer:
         for master in self.masters:
             master.grad = None
 
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Move gradients that were not accumulated by autograd itself to where they are summed.
+
+        A schedule that computes the gradients of weights apart adds them to the parameters.
+        """
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if self._sums_in_masters and parameter.grad is not None:
+                _move_gradient_to(master)(parameter)
+
     def leave_out(self, flag: Tensor) -> None:
         """Skip the update that is about to be made if a boolean scalar on the device is true."""
         self._left_out = flag if self._left_out is None else self._left_out | flag

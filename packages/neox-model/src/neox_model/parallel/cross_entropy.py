@@ -65,6 +65,7 @@ def projected_cross_entropy(
     vocab_size: int,
     group: Group = SINGLE_RANK,
     chunk_rows: int | None = None,
+    keeps_gradients: bool = False,
 ) -> Tensor:
     """Return the weighted sum of the tokens' cross entropies, float32; logits are `hidden_MD @ weight_VD.T`.
 
@@ -80,6 +81,8 @@ def projected_cross_entropy(
         vocab_size: size of the logical vocabulary.
         group: the ranks over which the vocabulary is split; collective over it.
         chunk_rows: tokens per chunk of logits; None chooses by the device.
+        keeps_gradients: allow several backward passes, of the same gradient, as schedules that compute the
+            gradients of weights apart make; the weight's gradient stays in memory until the last one.
     """
     if chunk_rows is None:
         chunk_rows = _rows(CHUNK_NUMBERS, hidden_MD.device, weight_VD.shape[0])
@@ -87,7 +90,7 @@ def projected_cross_entropy(
     vocabulary = _Vocabulary.of(vocab_size, group, dtype)
     needs_gradients = torch.is_grad_enabled() and (hidden_MD.requires_grad or weight_VD.requires_grad)
     return _ProjectedCrossEntropy.apply(
-        hidden_MD, weight_VD, labels_M, weights_M, vocabulary, chunk_rows, needs_gradients
+        hidden_MD, weight_VD, labels_M, weights_M, vocabulary, chunk_rows, needs_gradients, keeps_gradients
     )
 
 
@@ -238,6 +241,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         vocabulary: _Vocabulary,
         chunk_rows: int,
         needs_gradients: bool,
+        keeps_gradients: bool,
     ) -> Tensor:
         total = torch.zeros((), device=hidden_MD.device, dtype=vocabulary.dtype)
         hidden_gradient_MD = torch.empty_like(hidden_MD) if needs_gradients else None
@@ -256,15 +260,25 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             _add_product(weight_gradient_VD, logits_CV.t(), hidden_MD[part])
         ctx.gradients = (hidden_gradient_MD, weight_gradient_VD)
         ctx.dtype = weight_VD.dtype
+        ctx.keeps_gradients = keeps_gradients
+        ctx.kept = None
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.kept is not None:
+            return None, ctx.kept, *_NO_GRADIENTS
         (hidden_gradient_MD, weight_gradient_VD), ctx.gradients = ctx.gradients, None
         hidden_gradient_MD.mul_(gradient)
         weight_gradient_VD = weight_gradient_VD.mul_(gradient).to(ctx.dtype)
-        return hidden_gradient_MD, weight_gradient_VD, None, None, None, None, None
+        if ctx.keeps_gradients:
+            ctx.kept = weight_gradient_VD
+        return hidden_gradient_MD, weight_gradient_VD, *_NO_GRADIENTS
+
+
+# Of the arguments that are not differentiated.
+_NO_GRADIENTS = (None,) * 6
 
 
 def _add_product(sum_VD: Tensor, left_VC: Tensor, right_CD: Tensor) -> None:

@@ -1,12 +1,14 @@
 """Create the process groups of the axes of `neox_config.facts.topology`."""
 
+from collections.abc import Sequence
+
 import torch.distributed as dist
 
 from neox_config.facts.topology import Topology
 from neox_model.errors import LayoutError
 from neox_model.parallel.groups import Group, Groups
 
-__all__ = ["create_groups", "topology_of_world"]
+__all__ = ["create_groups", "group_of_stages", "topology_of_world"]
 
 
 def topology_of_world(world_size: int, *, model_parallel_size: int, pipe_parallel_size: int) -> Topology:
@@ -49,6 +51,28 @@ def create_groups(model_parallel_size: int, pipe_parallel_size: int) -> Groups:
         world=world,
         control=Group(world.rank, world.size, _control_process_group(), everyone),
     )
+
+
+def group_of_stages(groups: Groups, stages: Sequence[int]) -> dist.ProcessGroup | None:
+    """Form the group of some stages of each pipeline; return this rank's. Collective over all ranks.
+
+    Args:
+        groups: this job's process groups.
+        stages: the stages, in order.
+
+    Returns:
+        None on ranks of other stages.
+    """
+    if len(stages) == groups.pipe.size:
+        return groups.pipe.process_group
+    topology = Topology(pipe=groups.pipe.size, data=groups.data.size, model=groups.model.size)
+    mine = None
+    for ranks in topology.ranks_along("pipe"):
+        members = [ranks[stage] for stage in stages]
+        handle = dist.new_group(members)
+        if groups.world.rank in members:
+            mine = handle
+    return mine
 
 
 def _join(members: list[tuple[int, ...]]) -> Group:

@@ -32,7 +32,21 @@ SETTINGS: dict[str, Any] = {
     "attention_config": [[["global", "amlp", "local"], 1]],
     "sparsity_config": {"block": 3},
 }
-LAYOUTS = {"pipeline": {"pipe_parallel_size": 2}, "data": {}}
+LAYOUTS = {
+    "pipeline": {"pipe_parallel_size": 2},
+    "data": {},
+    **{
+        f"pipeline, {schedule}": {
+            "engine": "torch",
+            "pipe_parallel_size": 2,
+            "pipeline_schedule": schedule,
+            # A layer for each chunk.
+            "num_layers": 4,
+            "attention_config": [[["global", "amlp", "local", "global"], 1]],
+        }
+        for schedule in ("1f1b", "interleaved", "zero_bubble", "zbv")
+    },
+}
 
 
 def all_batches(replicas: int) -> list[Batch]:

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from neox_config.facts.pipeline_schedules import ScheduleName
 from neox_config.schema.parameter import Section, param
 
 __all__ = ["ParallelismSection"]
@@ -40,6 +41,28 @@ class ParallelismSection(Section, resume="free"):
         used_when="pipe_parallel_size >= 1",
         doc="How layers are assigned to stages: parameters: equal numbers of parameters; uniform: equal "
         "numbers of layers; type:REGEX: equal numbers of the layers whose class name matches REGEX.",
+    )
+    pipeline_schedule: ScheduleName = param(
+        "1f1b",
+        origin="ours",
+        source="arXiv:2006.09503, 2104.04473, 2401.10241",
+        used_when="pipe_parallel_size >= 2",
+        doc="Order of the forward and backward passes of pipeline stages. 1f1b: each stage runs one forward, "
+        "then one backward pass, and is idle for (stages - 1) / micro-batches of its busy time; interleaved: "
+        "several chunks of the model per stage (virtual_pipeline_stages) divide this by their number, for as "
+        "many times the messages; zero_bubble: the gradients of weights fill two thirds of the idle time, "
+        "for more memory and smaller operations; zbv: the same with two chunks per stage, visited forth and "
+        "back, for the least idle time. All but 1f1b run on the torch engine.",
+    )
+    virtual_pipeline_stages: int | None = param(
+        None,
+        origin="ours",
+        source="arXiv:2104.04473",
+        ge=1,
+        le=10_000,
+        none_means="2 with interleaved and zbv, else 1",
+        used_when="pipeline_schedule is interleaved, zero_bubble or zbv",
+        doc="Chunks of the model per pipeline stage. zbv has 2.",
     )
     distributed_backend: Literal["nccl", "gloo", "mpi"] | None = param(
         None,

@@ -1,0 +1,327 @@
+"""Implement the contract of an engine with the schedules of torch.distributed.pipelining.
+
+The update is ours (`own_update.py`), as it is without a pipeline. What the stages pass to each other has
+shapes that all of them know, so that no forward pass is needed to find them; they are exchanged once, and
+again after `forget_shapes`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.pipelining import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from neox_config.facts.pipeline_schedules import ScheduleName
+from neox_model.assembly.as_stages import Chunk, StagedModel
+from neox_model.engine.contract import Measure, MicroBatch
+from neox_model.engine.counters import Counters
+from neox_model.engine.mean_loss import mean_over
+from neox_model.engine.measuring import measure_both
+from neox_model.engine.own_update import OwnUpdate
+from neox_model.errors import ModelError
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.held import Held
+from neox_model.pipelining_compat import PipelineChunk, log_no_schedules
+
+__all__ = ["SCHEDULE_CLASSES", "TorchPipelineEngine", "TorchPipelineForward"]
+
+
+def _schedule_1f1b(chunks: list[PipelineChunk], *, n_microbatches: int, **settings: Any) -> Any:
+    (chunk,) = chunks
+    # torch's 1F1B requires a micro-batch for every stage. With fewer, the passes are the same in both, and in
+    # the same order on the first stage; a later one may hold more activations, of these few micro-batches.
+    schedule = Schedule1F1B if n_microbatches >= chunk.num_stages else ScheduleGPipe
+    return schedule(chunk, n_microbatches=n_microbatches, **settings)
+
+
+# Name -> function of the chunks of a rank, and of settings of torch's class.
+SCHEDULE_CLASSES: dict[ScheduleName, Callable[..., Any]] = {
+    "1f1b": _schedule_1f1b,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+
+
+class _Shapes(NamedTuple):
+    """What the stages must know of micro-batches; no documents: 0."""
+
+    batch: int
+    length: int
+    has_documents: int
+
+
+def _shapes_of(inputs: Tensor | tuple[Tensor, ...]) -> _Shapes:
+    given = (inputs,) if isinstance(inputs, Tensor) else inputs
+    batch, length = given[0].shape
+    return _Shapes(batch, length, int(len(given) == 3))
+
+
+class TorchPipelineForward:
+    """Evaluates a pipeline, forward only.
+
+    Args:
+        model: this stage's chunks.
+        groups: this rank's process groups.
+    """
+
+    def __init__(self, model: StagedModel, groups: Groups) -> None:
+        self._staged = model
+        self._groups = groups
+        self._device = next(model.parameters()).device
+        self._shapes: _Shapes | None = None
+
+    def forget_shapes(self) -> None:
+        """Let the stages exchange the shapes of their activations again."""
+        self._shapes = None
+
+    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+        """Return the mean loss of `count` micro-batches, which the first and last stages receive."""
+        self._staged.eval()
+        losses: list[Tensor] = []
+        with torch.no_grad():
+            # As many at a time as there are stages: all stages are busy, and few activations are in memory.
+            for first in range(0, count, self._groups.pipe.size):
+                length = min(self._groups.pipe.size, count - first)
+                losses += self._forward(list(islice(micro_batches, length)), length)
+        return self._mean(losses)
+
+    def _forward(self, taken: list[MicroBatch], count: int) -> list[Tensor]:
+        """Run micro-batches through all stages, and return their losses on the last one.
+
+        Every rank walks through all passes of all stages in one order, and starts to send or receive a
+        message at the same place of it, so that two ranks never wait for each other's next message.
+        """
+        shapes = self._agree(taken)
+        own = {chunk.part: chunk for chunk in self._staged.own_chunks()}
+        arrived: dict[tuple[int, int], tuple[Tensor, ...]] = {}
+        receiving: dict[tuple[int, int], list[distributed.Work]] = {}
+        sending: list[distributed.Work] = []
+        losses: list[Tensor] = []
+        parts = len(self._staged.stages)
+        passes = ((part, index) for part in range(parts) for index in range(count))
+        for part, index in sorted(passes, key=lambda one: (one[0] + one[1], one[0])):
+            chunk, following = own.get(part), (part + 1, index)
+            if chunk is not None:
+                for work in receiving.pop((part, index), ()):
+                    work.wait()
+                outputs = self._run(chunk, arrived.pop((part, index), ()), taken, index)
+                if chunk.is_last:
+                    losses += outputs
+                elif part + 1 in own:
+                    arrived[following] = outputs
+                else:
+                    sending += [self._send(output, part + 1) for output in outputs]
+            elif part + 1 in own:
+                messages = self._messages(own[part + 1], shapes)
+                arrived[following] = tuple(torch.empty_like(one, device=self._device) for one in messages)
+                receiving[following] = [self._receive(one, part) for one in arrived[following]]
+        for work in sending:
+            work.wait()
+        return losses
+
+    def _run(
+        self, chunk: Chunk, received: tuple[Tensor, ...], taken: list[MicroBatch], index: int
+    ) -> tuple[Tensor, ...]:
+        inputs = _as_tuple(taken[index][0]) if chunk.part == 0 else received
+        labels_BS, loss_mask_BS = taken[index][1] if chunk.is_last else (None, None)
+        return _as_tuple(chunk(*inputs, labels_BS=labels_BS, loss_mask_BS=loss_mask_BS))
+
+    def _send(self, tensor: Tensor, part: int) -> distributed.Work:
+        group = self._groups.pipe
+        rank = group.ranks[self._staged.stages[part]]
+        work = distributed.isend(tensor.contiguous(), rank, group=group.process_group)
+        assert work is not None, "the rank is in the group"
+        return work
+
+    def _receive(self, tensor: Tensor, part: int) -> distributed.Work:
+        group = self._groups.pipe
+        work = distributed.irecv(tensor, group.ranks[self._staged.stages[part]], group=group.process_group)
+        assert work is not None, "the rank is in the group"
+        return work
+
+    def _messages(self, chunk: Chunk, shapes: _Shapes) -> list[Tensor]:
+        """Return what a chunk receives, as tensors without memory."""
+        has_documents = bool(shapes.has_documents) and chunk.takes_documents
+        return self._staged.sent_between(
+            batch=shapes.batch, length=shapes.length, has_documents=has_documents
+        )
+
+    def _agree(self, taken: Sequence[MicroBatch]) -> _Shapes:
+        """Return the shapes, which the first stage knows. Collective over the stages if they are new."""
+        if self._shapes is None:
+            known = _shapes_of(taken[0][0]) if self._staged.holds_first else _Shapes(0, 0, 0)
+            if self._groups.pipe.size > 1:
+                sent = torch.tensor(known, device=self._device)
+                first = self._groups.pipe.ranks[self._staged.stages[0]]
+                distributed.broadcast(sent, first, group=self._groups.pipe.process_group)
+                known = _Shapes(*sent.tolist())
+            self._shapes = known
+        for inputs, _ in taken if self._staged.holds_first else ():
+            if _shapes_of(inputs) != self._shapes:
+                raise ModelError(
+                    f"a micro-batch has {_shapes_of(inputs)}, but the pipeline expects {self._shapes}"
+                )
+        return self._shapes
+
+    def _mean(self, losses: Sequence[Tensor]) -> Tensor:
+        """Return the mean of the last stage's losses over micro-batches and replicas. Collective."""
+        pipe = self._groups.pipe
+        mean = torch.zeros((), device=self._device)
+        if self._staged.holds_last:
+            for loss in losses:
+                mean += loss
+            mean = mean_over(self._groups.data, mean / len(losses))
+        if pipe.size > 1:
+            distributed.broadcast(mean, pipe.ranks[self._staged.stages[-1]], group=pipe.process_group)
+        return mean
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A schedule for micro-batches of one shape."""
+
+    shapes: _Shapes
+    schedule: Any
+
+
+class TorchPipelineEngine(TorchPipelineForward):
+    """Trains the chunks of a stage with a schedule of torch.
+
+    Args:
+        model: this stage's chunks.
+        update: their update.
+        groups: this rank's process groups.
+        schedule: name of the schedule.
+        accumulation: micro-batches per update.
+        samples: samples per update, over all data-parallel ranks.
+    """
+
+    def __init__(
+        self,
+        model: StagedModel,
+        update: OwnUpdate,
+        groups: Groups,
+        *,
+        schedule: ScheduleName,
+        accumulation: int,
+        samples: int,
+    ) -> None:
+        super().__init__(model, groups)
+        self.update = update
+        self._name = schedule
+        self._accumulation = accumulation
+        self._counters = Counters(samples)
+        self._measure: Measure = lambda phase: nullcontext()
+        self._ready: _Ready | None = None
+        self._losses: list[Tensor] = []
+        log_no_schedules()
+
+    @property
+    def model(self) -> nn.Module:
+        """Return the stage's chunks."""
+        return self._staged
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the model."""
+        return self._device
+
+    def train_batch(self, micro_batches: Iterator[MicroBatch]) -> Tensor:
+        """Run all micro-batches through all stages, and the update."""
+        self._staged.train()
+        with self._measure("data"):
+            taken = list(micro_batches)
+        schedule = self._schedule_for(self._agree(taken))
+        inputs, targets = self._joined(taken)
+        with self._measure("pipeline"):
+            # The loss is the output of the last chunk; torch requires a target all the same.
+            schedule.step(*inputs, target=targets.get("labels_BS"), return_outputs=False, **targets)
+        losses, self._losses = self._losses, []
+        with self._measure("step"):
+            self.update.mixed.step()
+        self._counters.advance()
+        return self._mean(losses)
+
+    def measure_phases(self, measure: Measure) -> None:
+        """Measure the phases of every step from now on; `pipeline` is what is left of the schedule."""
+        self._measure = measure_both(self._measure, measure)
+        self.update.measure_reduction(measure)
+
+    def computing_weights(self) -> Iterator[Held]:
+        """Yield the model's weights, which this rank holds whole."""
+        for param in self._staged.parameters():
+            yield Held(param, 0, param.numel(), param, 0, tuple(param.shape))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters and the loss scale."""
+        return self._counters.state_dict() | self.update.loss_scale_state()
+
+    def missing_counters(self, state: Mapping[str, Any]) -> set[str]:
+        """Return the counters that a state lacks."""
+        return self._counters.missing(state)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, loss_scale: bool) -> None:
+        """Restore the counters, and the loss scale if requested."""
+        self._counters.load_state_dict(state)
+        # DeepSpeed's loss scale, if it does not change, was once saved without its counters.
+        if loss_scale and state.get("cur_iter") is not None:
+            self.update.load_loss_scale(state)
+
+    def _joined(self, taken: Sequence[MicroBatch]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Return the inputs and targets of all micro-batches, which the schedule divides again."""
+        inputs: tuple[Tensor, ...] = ()
+        targets: dict[str, Tensor] = {}
+        if self._staged.holds_first:
+            columns = zip(*(_as_tuple(inputs) for inputs, _ in taken), strict=True)
+            inputs = tuple(torch.cat(column) for column in columns)
+        if self._staged.holds_last:
+            labels, masks = zip(*(targets for _, targets in taken), strict=True)
+            targets = {"labels_BS": torch.cat(labels), "loss_mask_BS": torch.cat(masks)}
+        return inputs, targets
+
+    def _schedule_for(self, shapes: _Shapes) -> Any:
+        """Return the schedule for micro-batches of these shapes; building one communicates between stages."""
+        if self._ready is None or self._ready.shapes != shapes:
+            chunks = [self._stage(chunk, shapes) for chunk in self._staged.own_chunks()]
+            settings = {"loss_fn": self._loss, "scale_grads": False}
+            build = SCHEDULE_CLASSES[self._name]
+            self._ready = _Ready(shapes, build(chunks, n_microbatches=self._accumulation, **settings))
+        return self._ready.schedule
+
+    def _stage(self, chunk: Chunk, shapes: _Shapes) -> PipelineChunk:
+        """Return a chunk as torch's schedules see it."""
+        loss = [torch.empty((), device="meta", requires_grad=True)]
+        tokens = [torch.empty((shapes.batch, shapes.length), dtype=torch.long, device="meta")]
+        given = bool(shapes.has_documents) and chunk.gives_documents
+        following = self._staged.sent_between(batch=shapes.batch, length=shapes.length, has_documents=given)
+        return PipelineChunk(
+            chunk,
+            chunk.part,
+            len(self._staged.stages),
+            inputs=self._messages(chunk, shapes) if chunk.part else tokens,
+            outputs=loss if chunk.is_last else following,
+            device=self._device,
+            group=self._groups.pipe.process_group,
+            measure=lambda phase: self._measure(phase),
+            after_weights=self.update.mixed.collect,
+        )
+
+    def _loss(self, loss: Tensor, target: Tensor) -> Tensor:
+        """Return this micro-batch's part of the mean, which the backward pass starts from."""
+        self._losses.append(loss.detach())
+        return self.update.guard(loss) / self._accumulation
+
+
+def _as_tuple(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (value,) if isinstance(value, Tensor) else value

@@ -1,0 +1,131 @@
+"""What uses torch.distributed.pipelining beyond its documented interface, tried with torch 2.13.
+
+It is not in `torch_compat.py`, because layers and optimizers are used without pipelines, whose import takes
+a second.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining._backward import stage_backward_weight
+
+__all__ = ["PipelineChunk", "log_no_schedules"]
+
+
+class PipelineChunk(PipelineStage):
+    """A part of a pipeline, whose messages are allocated when they are received.
+
+    torch prepares memory for the messages of all micro-batches of a batch. Shapes are given, so that no
+    forward pass is needed to find them.
+
+    Args:
+        module: the part of the model.
+        part: its number.
+        parts: number of parts of the model.
+        inputs: what it receives, as tensors without memory; the first part: an input of the model.
+        outputs: what it returns; the last part: the loss.
+        device: device of the model.
+        group: the stages.
+        measure: context of each phase.
+        after_weights: called when gradients of weights were computed apart from those of activations.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        part: int,
+        parts: int,
+        *,
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        device: torch.device,
+        group: ProcessGroup | None,
+        measure: Callable[[str], AbstractContextManager[object]],
+        after_weights: Callable[[], None],
+    ) -> None:
+        super().__init__(
+            module, part, parts, device, input_args=tuple(inputs), output_args=tuple(outputs), group=group
+        )
+        self._measure = measure
+        self._after_weights = after_weights
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **named: Any) -> Any:
+        """Run the forward pass of a micro-batch."""
+        with self._measure("forward"), _own_errors():
+            return super().forward_one_chunk(fwd_chunk_id, *arguments, **named)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *arguments: Any, **named: Any) -> None:
+        """Run the backward pass of a micro-batch, or only that of its activations."""
+        with self._measure("backward_inner"), _own_errors():
+            super().backward_one_chunk(bwd_chunk_id, *arguments, **named)
+        for received in (self.args_recv_info[bwd_chunk_id], self.grad_recv_info[bwd_chunk_id]):
+            for message in received:
+                message.buffer = _without_memory(message.buffer)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """Compute the gradients of weights for a micro-batch."""
+        with self._measure("backward_inner"), _own_errors():
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+            self._after_weights()
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """Run a backward pass, with gradients that can be sent.
+
+        Gradients of weights keep the graph: torch would release a node with the first of several weights that
+        need it, and a weight that two layers share is such a one in both.
+        """
+        if backward_type == "weight":
+            weights, groups = self.submod.parameters(), bwd_kwargs["param_groups"]
+            return stage_backward_weight(weights, groups, retain_graph=True), None
+        gradients, groups = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        return tuple(None if one is None else one.contiguous() for one in gradients), groups
+
+    def _get_recv_ops(self, recv_infos: tuple[Any, ...]) -> list[Any]:
+        for message in recv_infos:
+            if message.buffer is not None:
+                message.buffer = torch.empty_like(message.buffer, device=self.device)
+        return super()._get_recv_ops(recv_infos)
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        with self._on_meta():
+            super()._setup_forward_recv_info(num_microbatches, has_backward)
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        with self._on_meta():
+            super()._setup_backward_recv_info(num_microbatches)
+
+    @contextmanager
+    def _on_meta(self) -> Iterator[None]:
+        device, self.device = self.device, torch.device("meta")
+        try:
+            yield
+        finally:
+            self.device = device
+
+
+def _without_memory(buffer: Tensor | None) -> Tensor | None:
+    return None if buffer is None else torch.empty_like(buffer, device="meta")
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise errors of the model as they are, without torch's description of the tensors around them."""
+    try:
+        yield
+    except RuntimeError as error:
+        if error.__cause__ is None:
+            raise
+        raise error.__cause__ from None
+
+
+def log_no_schedules() -> None:
+    """Keep torch from logging the whole schedule when a stage fails; the error itself is reported."""
+    logging.getLogger("torch.distributed.pipelining").setLevel(logging.CRITICAL)
