@@ -67,6 +67,7 @@ ROOMS = {
         "commands": set(),
         # -- plain arguments
         "torch_compat": set(),
+        "pipelining_compat": set(),
         "versions": set(),
         "parallel": {"torch_compat", "errors"},
         "initialization": {"parallel", "errors"},
@@ -83,7 +84,9 @@ ROOMS = {
             *("layers", "optim", "parallel", "initialization", "deepspeed_compat", "torch_compat"),
             "errors",
         },
-        "engine": {"assembly", "optim", "parallel", "deepspeed_compat", "errors"},
+        "engine": {
+            *("assembly", "optim", "parallel", "deepspeed_compat", "pipelining_compat", "errors"),
+        },
         "checkpoint": {"engine", "parallel", "versions", "errors"},
         "train": {
             *("assembly", "checkpoint", "engine", "metrics", "optim", "parallel", "processes", "worker"),
