@@ -47,7 +47,7 @@ _SETTINGS = (
     *("sampling_seed", "generation_batch_size", "recompute"),
 )
 
-Writable = Callable[[nn.Parameter], AbstractContextManager[object]]
+Writable = Callable[[nn.Parameter], AbstractContextManager[Tensor | None]]
 
 
 class Model:
