@@ -40,7 +40,9 @@ _ROUNDED = {"fp32": 1e-4, "bf16": 2 * 2.0**-8, "fp16": 2 * 2.0**-11}
 _SUMS = {
     "one process": "same",
     "data parallel": "same",
+    "torch, pipeline x data": "same",
     "pipeline": "same",
+    "torch, pipeline": "same",
     # DeepSpeed divides, sends and partly sums gradients in the precision of the model.
     "ZeRO 1": "rounded",
     "ZeRO 2": "rounded",
@@ -54,6 +56,7 @@ _SUMS = {
     "tensor parallel": "reordered",
     "sequence parallel": "reordered",
     "pipeline x tensor": "reordered",
+    "torch, pipeline x tensor": "reordered",
     "ZeRO 3 x tensor": "reordered",
     "torch, ZeRO x tensor": "reordered",
 }
