@@ -89,40 +89,36 @@ def measure(rank: int, options: argparse.Namespace, folder: str, results: Any) -
                 torch.randint(VOCABULARY, (options.batch, options.length + 1), generator=generator)
             )
 
-    found = {}
     for stage in options.stages:
         for precision in options.precisions:
             steps = {engine: started(engine, stage, precision) for engine in ENGINES}
             data = {engine: batches() for engine in ENGINES}
             times: dict[str, list[tuple[float, float]]] = {engine: [] for engine in ENGINES}
-            losses = {}
             for _ in range(options.steps):
                 for engine in ENGINES:
                     distributed.barrier()
                     start, work = time.perf_counter(), time.process_time()
-                    losses[engine] = float(steps[engine](data[engine]).loss)
+                    float(steps[engine](data[engine]).loss)
                     times[engine].append((time.perf_counter() - start, time.process_time() - work))
-            found[f"ZeRO {stage}, {precision}"] = {
+            case = {
+                "name": f"ZeRO {stage}, {precision}",
                 "seconds": {e: statistics.median(s for s, _ in times[e][WARM_UP:]) for e in ENGINES},
                 "processor": {e: statistics.median(p for _, p in times[e][WARM_UP:]) for e in ENGINES},
-                "loss": losses,
             }
-    if rank == 0:
-        results.put(found)
+            if rank == 0:
+                results.put(case)
     distributed.barrier()
     distributed.destroy_process_group()
 
 
-def report(found: dict[str, Any], tokens: int) -> None:
-    print(f"{'':16}{'torch tokens/s':>16}{'DeepSpeed':>12}{'ratio':>8}{'by processor time':>20}")
-    for name, case in found.items():
-        seconds, processor = case["seconds"], case["processor"]
-        print(
-            f"{name:16}{tokens / seconds['torch']:16,.0f}{tokens / seconds['deepspeed']:12,.0f}"
-            f"{seconds['deepspeed'] / seconds['torch']:8.2f}"
-            f"{processor['deepspeed'] / processor['torch']:20.2f}"
-        )
-    print(f"load of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
+def report(case: dict[str, Any], tokens: int) -> None:
+    seconds, processor = case["seconds"], case["processor"]
+    print(
+        f"{case['name']:16}{tokens / seconds['torch']:16,.0f}{tokens / seconds['deepspeed']:12,.0f}"
+        f"{seconds['deepspeed'] / seconds['torch']:8.2f}"
+        f"{processor['deepspeed'] / processor['torch']:20.2f}",
+        flush=True,
+    )
 
 
 def parsed() -> argparse.Namespace:
@@ -155,18 +151,22 @@ def main() -> None:
         ]
         for process in ranks:
             process.start()
+        tokens = options.processes * options.batch * options.accumulation * options.length
+        print(f"{'':16}{'torch tokens/s':>16}{'DeepSpeed':>12}{'ratio':>8}{'by processor time':>20}")
+        missing = len(options.stages) * len(options.precisions)
         # A rank that fails leaves the others waiting.
-        while results.empty() and all(process.exitcode in (None, 0) for process in ranks):
+        while missing and all(process.exitcode in (None, 0) for process in ranks):
+            if not results.empty():
+                report(results.get(), tokens)
+                missing -= 1
             time.sleep(0.1)
-        failed = any(process.exitcode not in (None, 0) for process in ranks)
-        found = None if failed else results.get()
         for process in ranks:
-            if failed:
+            if missing:
                 process.kill()
             process.join()
-    if found is None:
+    if missing:
         raise SystemExit("a process failed; its error is above")
-    report(found, options.processes * options.batch * options.accumulation * options.length)
+    print(f"load of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", file=sys.stderr)
 
 
 if __name__ == "__main__":
