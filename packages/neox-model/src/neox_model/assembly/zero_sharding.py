@@ -101,6 +101,8 @@ def reduces_every_time(resolved: Resolved) -> bool:
 def gathered_parameter(parameter: nn.Parameter, groups: Groups) -> Iterator[Tensor | None]:
     """Yield the tensor to fill for a parameter, of its whole shape; None if another rank's values are kept.
 
+    The parameter has the values of that tensor afterwards; to read a parameter, use `whole_parameter`.
+
     Collective over the data group if the parameter is partitioned.
     """
     if is_sharded(parameter):

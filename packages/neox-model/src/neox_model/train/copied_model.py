@@ -8,7 +8,7 @@ training's precision.
 import torch
 from torch import distributed, nn
 
-from neox_model.assembly.zero_sharding import gathered_parameter, whole_parameter
+from neox_model.assembly.zero_sharding import whole_parameter
 from neox_model.checkpoint.outcome import gather
 from neox_model.errors import ModelError
 from neox_model.generate.forward import Forward
@@ -59,8 +59,8 @@ def _stages(own: dict[str, nn.Parameter], groups: Groups) -> list[list[tuple[str
     """Return names, shapes of this tensor-parallel rank, and dtypes of the parameters of each stage."""
     held = []
     for name, parameter in own.items():
-        with gathered_parameter(parameter, groups):
-            held.append((name, parameter.shape, parameter.dtype))
+        value = whole_parameter(parameter, groups)
+        held.append((name, value.shape, value.dtype))
     if groups.pipe.size == 1:
         return [held]
     every = gather(groups.control, held)
