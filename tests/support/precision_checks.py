@@ -60,6 +60,7 @@ _SUMS = {
     "ZeRO 3 x tensor": "reordered",
     "torch, ZeRO x tensor": "reordered",
 }
+_PIPELINES = ("pipeline", "torch, pipeline", "torch, pipeline x data")
 
 
 @dataclass
@@ -316,9 +317,9 @@ def _difference(cell: Cell, name: str) -> float:
     kind = kind_of(cell.layout)
     is_tied = cell.tied and name.startswith("embedding.word_embeddings.")
     # Plain autograd adds the gradients of a weight's several uses in 16 bit, stages of a pipeline in float32.
-    adds_otherwise = kind == "pipeline" and (is_tied or "shared layers" in cell.architecture)
+    adds_otherwise = kind in _PIPELINES and (is_tied or "shared layers" in cell.architecture)
     # Replicas send gradients in the format that they were accumulated in.
-    sends_rounded = kind == "data parallel" and cell.precision == "fp16"
+    sends_rounded = kind in ("data parallel", "torch, pipeline x data") and cell.precision == "fp16"
     is_same = _sums(cell) == "same" and not adds_otherwise and not sends_rounded
     return (_SAME if is_same else _ROUNDED)[cell.precision]
 
