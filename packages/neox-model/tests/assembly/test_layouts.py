@@ -157,7 +157,8 @@ def check_case(case: str) -> list[str]:
     settings = CASES[case]
     groups = create_groups(settings.get("model_parallel_size", 1), settings.get("pipe_parallel_size", 0))
     before, losses, after = plain_run(settings, groups.data.size)
-    model = build_model(resolved_from(settings, devices=2), groups, vocab_size=VOCAB)
+    resolved = resolved_from({**settings, "engine": "deepspeed"}, devices=2)
+    model = build_model(resolved, groups, vocab_size=VOCAB)
     names = compare(model, before, tolerance=0.0)
     measured = engine_run(model, settings, groups)
     torch.testing.assert_close(measured, losses, atol=1e-5, rtol=1e-5)
@@ -167,7 +168,7 @@ def check_case(case: str) -> list[str]:
 
 def check_stage_3_never_holds_the_model() -> None:
     """While a layer is made, no parameter made before it has memory here: each was shared out at once."""
-    settings = {"zero_optimization": {"stage": 3}, "num_layers": 6}
+    settings = {"engine": "deepspeed", "zero_optimization": {"stage": 3}, "num_layers": 6}
     held = []
     make = TransformerLayer.__init__
 

@@ -180,7 +180,6 @@ def evaluated(count: int) -> dict[str, list[float]]:
     from neox_model.train.engine_step import as_micro_batches
     from support.settings import resolved_from
 
-    prepare_engine()
     ends = DocumentEnds(token=0, masks_loss=True, hides_earlier=True, restarts_positions=True)
     generator = torch.Generator().manual_seed(1)
     windows = [torch.randint(0, 11, (2, 16), generator=generator) for _ in range(count)]
@@ -188,6 +187,7 @@ def evaluated(count: int) -> dict[str, list[float]]:
     for name, schedule in {"plain": {"pipe_parallel_size": 0}, **SCHEDULES}.items():
         resolved = resolved_from(settings_of(**schedule, reset_attention_mask=True), devices=2)
         groups = create_groups(1, resolved.config.parallelism.pipe_parallel_size)
+        prepare_engine(resolved)
         engine = build_forward(resolved, build_model(resolved, groups, vocab_size=11), groups=groups)
         found[name] = [
             float(engine.evaluate(as_micro_batches(map(as_batch, windows)), count)),

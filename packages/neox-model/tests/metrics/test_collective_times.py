@@ -26,7 +26,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "tensor": {"model_parallel_size": 2},
     "tensor fp16": {"model_parallel_size": 2, "precision": "fp16"},
     "pipeline": {"pipe_parallel_size": 2},
-    "ZeRO 1": {"zero_optimization": {"stage": 1}},
+    "ZeRO 1": {"engine": "deepspeed", "zero_optimization": {"stage": 1}},
 }
 
 

@@ -107,10 +107,10 @@ def expected(name: str) -> int:
 def not_recomputed(name: str) -> int:
     """Return the operations of the last product of each segment, the MLP's second matrix.
 
-    PyTorch ends the recomputation before it, because nothing needs its output; with ZeRO 3, it runs whole.
+    PyTorch ends the recomputation before it, because nothing needs its output.
     """
     shape, tokens = shape_and_tokens(name)
-    segments = 3 if "recomputed" in name and "ZeRO 3" not in name else 0
+    segments = 3 if "recomputed" in name else 0
     return segments * tokens * 2 * 4 * shape.hidden_size**2
 
 

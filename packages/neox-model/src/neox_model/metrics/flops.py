@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from neox_model.parallel.logical import Logical
+from neox_model.parallel.sharding import class_name
 
 __all__ = ["FlopProfile", "ModuleProfile", "count_flops"]
 
@@ -105,7 +106,7 @@ def count_flops(
     watch = _Watch(profile, counter, synchronize, clock)
     hooks = []
     for path, module in model.named_modules():
-        profile.modules.append(ModuleProfile(path, type(module).__name__, _parameters(module)))
+        profile.modules.append(ModuleProfile(path, class_name(module), _parameters(module)))
         hooks += watch.attach(module, profile.modules[-1])
     try:
         with torch.compiler.set_stance("force_eager"), counter:

@@ -26,6 +26,7 @@ __all__ = [
     "MeanReduceScatter",
     "Precisions",
     "ShardedModel",
+    "class_name",
     "is_sharded",
     "own_rows_of",
     "partition",
@@ -243,6 +244,12 @@ class ShardedModel:
         """Free whole parameters, which do not follow a change of this rank's runs."""
         for part in self._parts:
             part.reshard()
+
+
+def class_name(module: nn.Module) -> str:
+    """Return the name of a module's class, also if `fully_shard` has put its own class in its place."""
+    own = (each for each in type(module).__mro__ if not each.__name__.startswith("FSDP"))
+    return next(own).__name__
 
 
 def is_sharded(parameter: Tensor) -> bool:
