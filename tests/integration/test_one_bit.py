@@ -128,8 +128,8 @@ def train_replicas(precision: dict, optimizer: str) -> dict:
     training.engine.update.before(join_tensors)
     equal, skipped, norms, kept = [], [], [], True
 
-    def noting(parameters, gradients, groups):
-        norm = compute(parameters, gradients, groups)
+    def noting(parameters, gradients, groups, **named):
+        norm = compute(parameters, gradients, groups, **named)
         own_norms.append(str(float(norm)))
         return norm
 

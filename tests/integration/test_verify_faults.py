@@ -136,8 +136,9 @@ def changed_label(folder):
 def lost_accumulation(folder):
     built = EngineStep.__init__
 
-    def build(step, *args, **options):
-        built(step, *args, **{**options, "accumulation": 1})
+    def build(step, engine, **options):
+        built(step, engine, **{**options, "accumulation": 1})
+        engine._accumulation = 1
 
     return patch.object(EngineStep, "__init__", build)
 
