@@ -117,7 +117,6 @@ def draft_config(
         read_override(text, reading)
     for text in resume_overrides:
         read_override(text, reading, option="--resume-set", precedence=2)
-    reading.problems += _emptied_blocks(reading.leaves)
     leaves, missing = missing_features(_not_overridden(reading.leaves))
     unfolded = fold_aliases(leaves)
     problems = reading.problems + missing + unfolded.problems
@@ -163,26 +162,6 @@ def _not_overridden(leaves: Sequence[Leaf]) -> list[Leaf]:
     for leaf in leaves:
         strongest[leaf.name] = max(leaf.place.precedence, strongest.get(leaf.name, 0))
     return [leaf for leaf in leaves if leaf.place.precedence == strongest[leaf.name]]
-
-
-def _emptied_blocks(leaves: Sequence[Leaf]) -> list[Problem]:
-    """Refuse null for a block with values in another place, which it would not remove."""
-    inside: dict[str, Leaf] = {}
-    for leaf in leaves:
-        for end in range(1, len(leaf.path)):
-            inside.setdefault(".".join(leaf.path[:end]), leaf)
-    return [
-        Problem(
-            leaf.name,
-            f"does not remove the values of the block, such as {inside[leaf.name].name} in "
-            f"{inside[leaf.name].place}",
-            f"override them one by one: --set {inside[leaf.name].name}=VALUE",
-            value=in_words(leaf.value),
-            place=leaf.place,
-        )
-        for leaf in leaves
-        if leaf.value is None and leaf.name in inside
-    ]
 
 
 def _merge(leaves: Sequence[Leaf], problems: list[Problem]) -> list[Leaf]:

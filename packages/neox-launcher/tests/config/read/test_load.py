@@ -161,14 +161,6 @@ def test_two_overrides_that_disagree_are_refused(load):
         load("", "seed=1", "seed=2")
 
 
-@pytest.mark.parametrize("value", ["null", "~", ""])
-def test_null_for_a_block_with_values_is_refused(load, value):
-    with pytest.raises(
-        ConfigError, match=r"fp16.enabled in \S*more.yml line 1(.|\n)*--set fp16.enabled=VALUE"
-    ):
-        load("fp16: {enabled: true}", f"fp16={value}")
-
-
 def test_null_for_a_block_without_values_is_its_default(load):
     assert load("fp16:", "bf16=null").precision == load("").precision
 
