@@ -21,7 +21,6 @@ from neox_model.assembly.as_sequential import build_layers
 from neox_model.assembly.autocast import Autocast
 from neox_model.assembly.partition import partition
 from neox_model.assembly.plan import LayerPlan
-from neox_model.errors import ModelError
 from neox_model.layers.lm_head import LMLoss
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import Groups
@@ -264,18 +263,6 @@ def as_stages(
         ),
     )
     return model
-
-
-def check_sent(outputs: Sequence[Tensor], expected: Sequence[Tensor], part: int) -> None:
-    """Raise an error if the outputs of a chunk are not what the next one receives.
-
-    Raises:
-        ModelError: a number, shape or data type differs.
-    """
-    found = [(tuple(tensor.shape), tensor.dtype) for tensor in outputs]
-    wanted = [(tuple(tensor.shape), tensor.dtype) for tensor in expected]
-    if found != wanted:
-        raise ModelError(f"part {part} of the pipeline returns {found}, but the next one receives {wanted}")
 
 
 def _shared_parameters(layer: LayerPlan, module: nn.Module) -> list[nn.Parameter]:
