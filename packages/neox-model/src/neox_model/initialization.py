@@ -7,17 +7,15 @@ cost is the memory and the time for one whole parameter on each rank.
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from neox_model.parallel.logical import InitMethod, Logical, named_logical_parameters
+from neox_model.parallel.logical import InitMethod, Logical, Writable, named_logical_parameters
 from neox_model.parallel.random import mixed_seed
 
 __all__ = ["INIT_METHODS", "build_init_method", "initialize_parameters"]
-
-Writable = Callable[[nn.Parameter], AbstractContextManager[Tensor | None]]
 
 
 def _normal(std: float) -> InitMethod:

@@ -49,7 +49,7 @@ foreach_norm = torch._foreach_norm
 def initialize_sharding(root: nn.Module) -> None:
     """Let `fully_shard` prepare a model now instead of in its first forward pass.
 
-    A layer that ran before the whole model would become a root of its own.
+    Otherwise a layer that runs before the whole model does is initialized as a separate root module.
     """
     module: Any = root
     module._get_fsdp_state()._lazy_init()

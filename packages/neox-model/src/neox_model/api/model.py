@@ -1,7 +1,7 @@
 """A trained model in this process: load, generate, logits."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, overload
@@ -34,7 +34,7 @@ from neox_model.generate.forward import Forward
 from neox_model.generate.modes import Job, check_numbers, replies
 from neox_model.generate.run import explained_shortage, job_of, load_forward
 from neox_model.parallel.groups import SINGLE_PROCESS
-from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.logical import Writable, named_logical_parameters
 from neox_model.processes import load_tokenizer
 from neox_model.worker import our_errors
 
@@ -46,8 +46,6 @@ _SETTINGS = (
     *("maximum_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop_strings"),
     *("sampling_seed", "generation_batch_size", "recompute"),
 )
-
-Writable = Callable[[nn.Parameter], AbstractContextManager[Tensor | None]]
 
 
 class Model:

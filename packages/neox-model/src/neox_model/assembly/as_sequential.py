@@ -61,8 +61,8 @@ def build_layers(
 ) -> tuple[dict[int, nn.Module], dict[str, str]]:
     """Build some layers of a plan; those that share weights share the parameters.
 
-    A layer that shares parameters with one that is not built has parameters of its own, with the logical
-    names of those.
+    If the layer that owns shared parameters is not built here, the layer gets a copy with the same logical
+    names.
 
     Args:
         plan: the model as a list of layers.

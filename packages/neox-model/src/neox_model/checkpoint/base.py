@@ -7,14 +7,13 @@ of its tensors. Adapters are loaded only on the base that they were trained with
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from neox_config.facts.checkpoints import MANIFEST, checkpoint_name
 from neox_config.facts.stores import is_url
@@ -27,7 +26,7 @@ from neox_model.checkpoint.errors import CheckpointError, DamagedManifestError
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.shards import ShardReader
 from neox_model.parallel.groups import Groups
-from neox_model.parallel.logical import named_logical_parameters
+from neox_model.parallel.logical import Writable, named_logical_parameters
 
 __all__ = ["BASE", "base_record", "check_base", "load_base", "record_in", "recorded_base"]
 
@@ -38,8 +37,6 @@ BASE = "base"
 _OF_ADAPTERS = "lora_"
 # Limit of Linux.
 _LONGEST_PATH = 4096
-
-Writable = Callable[[nn.Parameter], AbstractContextManager[Tensor | None]]
 
 
 @dataclass(frozen=True, slots=True)

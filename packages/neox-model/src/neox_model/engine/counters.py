@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Counters"]
+from neox_model.engine.own_update import OwnUpdate
+
+__all__ = ["Counters", "SavedState"]
 
 
 class Counters:
@@ -33,3 +35,25 @@ class Counters:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the counts."""
         self._counts = {name: int(state[name]) for name in self._counts}
+
+
+class SavedState:
+    """What a checkpoint stores of an engine that makes our update: its counters and the loss scale."""
+
+    update: OwnUpdate
+    _counters: Counters
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters and the loss scale."""
+        return self._counters.state_dict() | self.update.loss_scale_state()
+
+    def missing_counters(self, state: Mapping[str, Any]) -> set[str]:
+        """Return the counters that a state lacks."""
+        return self._counters.missing(state)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, loss_scale: bool) -> None:
+        """Restore the counters, and the loss scale if requested."""
+        self._counters.load_state_dict(state)
+        # DeepSpeed's loss scale, if it does not change, was once saved without its counters.
+        if loss_scale and state.get("cur_iter") is not None:
+            self.update.load_loss_scale(state)

@@ -1,14 +1,13 @@
 """Implement the contract of an engine with torch's own parts, for models without a pipeline."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from neox_model.engine.contract import Measure, MicroBatch
-from neox_model.engine.counters import Counters
+from neox_model.engine.counters import Counters, SavedState
 from neox_model.engine.mean_loss import mean_loss, mean_over
 from neox_model.engine.measuring import measure_both
 from neox_model.engine.own_update import OwnUpdate
@@ -19,7 +18,7 @@ from neox_model.parallel.sharding import ShardedModel, is_sharded
 __all__ = ["TorchEngine"]
 
 
-class TorchEngine:
+class TorchEngine(SavedState):
     """An engine around a model that maps (inputs, targets) to the loss.
 
     Args:
@@ -100,18 +99,3 @@ class TorchEngine:
 
     def forget_shapes(self) -> None:
         """Do nothing: a plain engine stores no shapes."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counters and the loss scale."""
-        return self._counters.state_dict() | self.update.loss_scale_state()
-
-    def missing_counters(self, state: Mapping[str, Any]) -> set[str]:
-        """Return the counters that a state lacks."""
-        return self._counters.missing(state)
-
-    def load_state_dict(self, state: Mapping[str, Any], *, loss_scale: bool) -> None:
-        """Restore the counters, and the loss scale if requested."""
-        self._counters.load_state_dict(state)
-        # DeepSpeed's loss scale, if it does not change, was once saved without its counters.
-        if loss_scale and state.get("cur_iter") is not None:
-            self.update.load_loss_scale(state)

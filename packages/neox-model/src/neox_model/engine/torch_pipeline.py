@@ -5,7 +5,7 @@ shapes that all of them know, so that no forward pass is needed to find them; th
 again after `forget_shapes`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -24,7 +24,7 @@ from torch.distributed.pipelining import (
 from neox_config.facts.pipeline_schedules import ScheduleName
 from neox_model.assembly.as_stages import Chunk, StagedModel
 from neox_model.engine.contract import Measure, MicroBatch
-from neox_model.engine.counters import Counters
+from neox_model.engine.counters import Counters, SavedState
 from neox_model.engine.mean_loss import mean_over
 from neox_model.engine.measuring import measure_both
 from neox_model.engine.own_update import OwnUpdate
@@ -195,7 +195,7 @@ class _Ready:
     schedule: Any
 
 
-class TorchPipelineEngine(TorchPipelineForward):
+class TorchPipelineEngine(SavedState, TorchPipelineForward):
     """Trains the chunks of a stage with a schedule of torch.
 
     Args:
@@ -262,21 +262,6 @@ class TorchPipelineEngine(TorchPipelineForward):
         """Yield the model's weights, which this rank holds whole."""
         for param in self._staged.parameters():
             yield Held(param, 0, param.numel(), param, 0, tuple(param.shape))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counters and the loss scale."""
-        return self._counters.state_dict() | self.update.loss_scale_state()
-
-    def missing_counters(self, state: Mapping[str, Any]) -> set[str]:
-        """Return the counters that a state lacks."""
-        return self._counters.missing(state)
-
-    def load_state_dict(self, state: Mapping[str, Any], *, loss_scale: bool) -> None:
-        """Restore the counters, and the loss scale if requested."""
-        self._counters.load_state_dict(state)
-        # DeepSpeed's loss scale, if it does not change, was once saved without its counters.
-        if loss_scale and state.get("cur_iter") is not None:
-            self.update.load_loss_scale(state)
 
     def _joined(self, taken: Sequence[MicroBatch]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Return the inputs and targets of all micro-batches, which the schedule divides again."""

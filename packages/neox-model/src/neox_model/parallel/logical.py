@@ -6,7 +6,7 @@ initialization, checkpoints and optimizers need nothing else.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +21,7 @@ from neox_model.parallel.groups import SINGLE_RANK, Group
 __all__ = [
     "InitMethod",
     "Logical",
+    "Writable",
     "copy_description",
     "is_stage_copy",
     "logical_parameter",
@@ -32,6 +33,9 @@ __all__ = [
 ]
 
 InitMethod = Callable[[Tensor, torch.Generator], None]
+
+# Yields the tensor to fill for a parameter, of its whole shape; None: other ranks fill it.
+Writable = Callable[[nn.Parameter], AbstractContextManager[Tensor | None]]
 
 # Device of new parameters; None for torch's default device.
 _DEVICE: ContextVar[str | None] = ContextVar("device of new parameters", default=None)
