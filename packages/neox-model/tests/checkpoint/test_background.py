@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Event, Timer, current_thread, main_thread
 from types import SimpleNamespace
@@ -471,10 +472,11 @@ def save_on_two_ranks(directory: str) -> tuple[list[int], list[str]]:
     counts, errors = [], []
     for action in (signal.SIGSTOP, None, signal.SIGKILL):
         run.train()
-        start(saves, run, folder, keep_last=1)
+        # Signalled as it begins: a signal sent later may find a writer that has already finished.
+        signalled = signalled_writer(action) if rank == 1 and action is not None else nullcontext()
+        with signalled:
+            start(saves, run, folder, keep_last=1)
         process = saves._stage._process
-        if rank == 1 and action is not None:
-            process.send_signal(action)
         count = 0
         try:
             while saves.iteration is not None:
