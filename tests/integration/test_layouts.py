@@ -17,11 +17,16 @@ LOSS_TOLERANCE, WEIGHT_TOLERANCE = 2e-5, 2e-5
 
 Case = tuple[str, str, bool]
 
+# Layers of this architecture communicate in another way.
+ONCE = "half rotary, parallel residual, untied"
+ENTERS_ONCE = [(ONCE, "tensor 2", False), (ONCE, "sequence 2", True), (ONCE, "tensor 2 x pipeline 2", False)]
+
 
 def chosen() -> list[Case]:
     """Each layout once, the architectures in turn, every second one with recomputed activations."""
     names = list(ARCHITECTURES)
-    return [(names[number % len(names)], layout, number % 2 == 0) for number, layout in enumerate(LAYOUTS)]
+    in_turn = [(names[number % len(names)], layout, number % 2 == 0) for number, layout in enumerate(LAYOUTS)]
+    return in_turn + ENTERS_ONCE
 
 
 def run_cases(cases: list[Case], folder: str, iterations: int) -> dict[str, dict[str, float]]:

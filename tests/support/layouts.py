@@ -20,6 +20,7 @@ from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
 from neox_model.train.data.batch import Batch, as_batch
+from neox_model.train.data.streams import choose_weighting
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.step import TrainStep
 from support.settings import resolved_from
@@ -288,7 +289,9 @@ def start(resolved: Resolved) -> Started:
     optimizer = build_optimizer(resolved.config, model, model_group=groups.model, data_group=groups.data)
     schedule = build_schedule(resolved.config, optimizer, decay_iterations=ITERATIONS)
     engine = build_engine(resolved, model, optimizer, schedule, groups=groups)
-    return Started(engine, EngineStep(engine, accumulation=derived.accumulation), groups, schedule)
+    weighting = choose_weighting(resolved.config, groups)
+    step = EngineStep(engine, accumulation=derived.accumulation, weighting=weighting)
+    return Started(engine, step, groups, schedule)
 
 
 def train(resolved: Resolved, *, iterations: int = ITERATIONS) -> tuple[Run, nn.Module]:

@@ -12,11 +12,11 @@ from torch import Tensor, distributed
 
 from neox_config import Resolved, engine_json
 from neox_model.assembly import as_pipeline
-from neox_model.engine import build_deepspeed, build_own_update, build_torch, own_update
+from neox_model.engine import build_deepspeed, build_own_update, own_update
 from neox_model.engine.torch_engine import TorchEngine
 from neox_model.optim import mixed_precision
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
-from neox_model.parallel import logical, sharding
+from neox_model.parallel import sharding
 from neox_model.parallel.gradient_reduction import GradientReduction
 from neox_model.parallel.groups import SINGLE_RANK, Groups
 from neox_model.parallel.held import Held
@@ -207,7 +207,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "gradients not summed over parts of the sequence": Fault(
         replace(_PLAIN, layout="sequence 2"),
-        _plants(logical, "_sum_gradients", lambda original: lambda group, gradient: gradient),
+        _plants(mixed_precision, "sum_partial_gradients", _nothing),
         r"^layers.0.norm1.weight: update (projected|has a cosine)",
     ),
     "accumulation not divided": Fault(
@@ -267,7 +267,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "parts' gradients not summed over parts of the sequence": Fault(
         replace(_PLAIN, layout="torch, sequence 2 x ZeRO 3"),
-        _plants(build_torch, "sum_over", _nothing),
+        _plants(mixed_precision, "sum_partial_gradients", _nothing),
         r"^layers.0.norm1.weight: update (projected|has a cosine)",
     ),
 }

@@ -45,6 +45,20 @@ def test_micro_batches_come_in_the_samplers_order(num_threads: int) -> None:
     assert all(batch.shape == (2, 3) and batch.dtype == torch.int64 for batch in batches)
 
 
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_micro_batches_are_prepared_in_the_threads(num_threads: int) -> None:
+    names: set[str] = set()
+
+    def prepare(tokens: torch.Tensor) -> list[int]:
+        names.add(threading.current_thread().name.partition("_")[0])
+        return tokens[:, 0].tolist()
+
+    loader = PrefetchLoader(Windows(), SAMPLER, num_threads=num_threads, prepare=prepare)
+    assert next(loader) == list(SAMPLER.items(0, 0))
+    loader.close()
+    assert names == {"prefetch" if num_threads else "MainThread"}
+
+
 def test_closing_ends_the_threads() -> None:
     loader = PrefetchLoader(Windows(), SAMPLER, num_threads=3)
     next(loader)

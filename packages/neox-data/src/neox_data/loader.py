@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
-from typing import Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +20,12 @@ from neox_data.sampler import BatchSampler
 
 __all__ = ["PrefetchLoader"]
 
+Item = TypeVar("Item")
+
 _AHEAD_PER_THREAD = 2
 
 
-class PrefetchLoader(Iterator[Tensor]):
+class PrefetchLoader(Iterator[Item], Generic[Item]):
     """Endless iterator over this rank's micro-batches, `sampler.accumulation` of them per iteration.
 
     The order is the sampler's for any number of threads. An error in loading a micro-batch is raised when
@@ -35,6 +37,8 @@ class PrefetchLoader(Iterator[Tensor]):
         num_threads: number of prefetch threads; 0: load each micro-batch when it is requested.
         length_at: function of the iteration, counted from the start of the sampler, that returns the number
             of tokens that its samples predict; None: all.
+        prepare: function of the tokens of a micro-batch, called in the prefetch threads, whose result is
+            returned instead; None: return the tokens.
     """
 
     def __init__(
@@ -44,8 +48,10 @@ class PrefetchLoader(Iterator[Tensor]):
         *,
         num_threads: int = 1,
         length_at: Callable[[int], int] | None = None,
+        prepare: Callable[[Tensor], Item] | None = None,
     ) -> None:
         self._dataset = dataset
+        self._prepare = prepare
         self._steps = (
             (sampler.items(iteration, micro_step), None if length_at is None else length_at(iteration) + 1)
             for iteration in count()
@@ -53,15 +59,15 @@ class PrefetchLoader(Iterator[Tensor]):
         )
         self._closed = False
         self._executor = ThreadPoolExecutor(num_threads, "prefetch") if num_threads else None
-        self._pending: deque[Future[Tensor]] = deque()
+        self._pending: deque[Future[Item]] = deque()
         for _ in range(num_threads * _AHEAD_PER_THREAD):
             self._submit()
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Tensor:
-        """Return the next micro-batch, int64 [micro_batch, tokens predicted + 1].
+    def __next__(self) -> Item:
+        """Return the next micro-batch, by default int64 [micro_batch, tokens predicted + 1].
 
         It is [micro_batch, 2, tokens predicted + 1] if the items have labels after their tokens.
 
@@ -71,7 +77,7 @@ class PrefetchLoader(Iterator[Tensor]):
         if self._closed:
             raise DataError("this loader is closed; create a new one that starts at the next sample")
         try:
-            return self._take() if self._executor else _assemble(self._dataset, *next(self._steps))
+            return self._take() if self._executor else self._assemble(*next(self._steps))
         except BaseException:
             self.close()
             raise
@@ -83,15 +89,15 @@ class PrefetchLoader(Iterator[Tensor]):
         if self._executor:
             self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _take(self) -> Tensor:
+    def _take(self) -> Item:
         future = self._pending.popleft()
         self._submit()
         return future.result()
 
     def _submit(self) -> None:
         assert self._executor is not None
-        self._pending.append(self._executor.submit(_assemble, self._dataset, *next(self._steps)))
+        self._pending.append(self._executor.submit(self._assemble, *next(self._steps)))
 
-
-def _assemble(dataset: SampleDataset, items: Sequence[int], length: int | None) -> Tensor:
-    return torch.from_numpy(np.stack([dataset[item][..., :length] for item in items]))
+    def _assemble(self, items: Sequence[int], length: int | None) -> Any:
+        tokens = torch.from_numpy(np.stack([self._dataset[item][..., :length] for item in items]))
+        return tokens if self._prepare is None else self._prepare(tokens)

@@ -1,13 +1,19 @@
 """Initialization of weights: the init methods, with the same result on every layout.
 
-The generator of each parameter is seeded from (seed, logical name) and fills the whole float32 tensor, of
-which each rank keeps its block. The result does not depend on the order of construction or the layout; the
-cost is the memory and the time for one whole parameter on each rank.
+The generator of each parameter is seeded from (seed, logical name) and draws the whole float32 tensor, of
+which each rank keeps its block. The result does not depend on the order of construction or the layout.
+
+On the CPU, numbers are drawn one after another. There a rank draws pieces of bounded size, keeps its block of
+each, and stops behind its block; it skips what precedes the block in the sequence. The generators of GPUs give
+each thread numbers of its own, and orthogonal matrices depend on all of their numbers: these tensors are
+made whole, and take the memory of one whole parameter.
 """
 
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +24,54 @@ from neox_model.parallel.random import mixed_seed
 __all__ = ["INIT_METHODS", "build_init_method", "initialize_parameters"]
 
 
-def _normal(std: float) -> InitMethod:
-    def fill(tensor: Tensor, generator: torch.Generator) -> None:
-        nn.init.normal_(tensor, std=std, generator=generator)
+# Elements of a piece: 4 MB of float32.
+_PIECE = 2**20
+# torch draws normal numbers on the CPU in groups of this size; in smaller tensors, one by one.
+_GROUP = 16
 
-    return fill
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """An init method that draws the elements independently, in order, from a distribution around 0.
+
+    Args:
+        distribution: kind of the distribution.
+        scale: function of the whole shape: standard deviation of a normal, limit of a uniform distribution.
+    """
+
+    distribution: Literal["normal", "uniform"]
+    scale: Callable[[tuple[int, ...]], float]
+
+    def __call__(self, tensor: Tensor, generator: torch.Generator) -> None:
+        """Fill the whole tensor."""
+        self.draw(tensor, tuple(tensor.shape), generator)
+
+    def draw(self, part: Tensor, shape: tuple[int, ...], generator: torch.Generator) -> None:
+        """Fill the next elements of a tensor of this shape."""
+        scale = self.scale(shape)
+        if self.distribution == "normal":
+            part.normal_(0.0, scale, generator=generator)
+        else:
+            part.uniform_(-scale, scale, generator=generator)
+
+    def skip(self, part: Tensor, generator: torch.Generator) -> None:
+        """Draw the numbers of the next elements without computing these; fills `part` with others."""
+        # Either distribution takes one number of the generator for each element.
+        part.uniform_(generator=generator)
+
+
+def _normal(std: float) -> InitMethod:
+    return _Drawn("normal", lambda shape: std)
+
+
+def _xavier_std(shape: tuple[int, ...]) -> float:
+    """Return the standard deviation for a matrix, as torch's xavier init methods."""
+    outputs, inputs = shape
+    return math.sqrt(2.0 / float(inputs + outputs))
+
+
+def _xavier_limit(shape: tuple[int, ...]) -> float:
+    return math.sqrt(3.0) * _xavier_std(shape)
 
 
 def _orthogonal(gain: float) -> InitMethod:
@@ -32,14 +81,6 @@ def _orthogonal(gain: float) -> InitMethod:
     return fill
 
 
-def _xavier_uniform(tensor: Tensor, generator: torch.Generator) -> None:
-    nn.init.xavier_uniform_(tensor, generator=generator)
-
-
-def _xavier_normal(tensor: Tensor, generator: torch.Generator) -> None:
-    nn.init.xavier_normal_(tensor, generator=generator)
-
-
 # name -> (standard deviation, hidden size, layers) -> init method.
 INIT_METHODS: dict[str, Callable[[float, int, int], InitMethod]] = {
     "normal": lambda std, hidden, layers: _normal(std),
@@ -47,8 +88,8 @@ INIT_METHODS: dict[str, Callable[[float, int, int], InitMethod]] = {
     "single_residual_scaled_normal": lambda std, hidden, layers: _normal(std / math.sqrt(layers)),
     "orthogonal": lambda std, hidden, layers: _orthogonal(math.sqrt(2)),
     "scaled_orthogonal": lambda std, hidden, layers: _orthogonal(math.sqrt(2 / layers)),
-    "xavier_uniform": lambda std, hidden, layers: _xavier_uniform,
-    "xavier_normal": lambda std, hidden, layers: _xavier_normal,
+    "xavier_uniform": lambda std, hidden, layers: _Drawn("uniform", _xavier_limit),
+    "xavier_normal": lambda std, hidden, layers: _Drawn("normal", _xavier_std),
     "small_init": lambda std, hidden, layers: _normal(math.sqrt(2 / (5 * hidden))),
     "wang_init": lambda std, hidden, layers: _normal(2 / (layers * math.sqrt(hidden))),
 }
@@ -89,9 +130,48 @@ def initialize_parameters(
 
 
 def _fill(parameter: Tensor, logical: Logical, generator: torch.Generator) -> None:
+    shape = tuple(stop - start for start, stop in logical.slices)
+    if shape != tuple(parameter.shape):
+        parameter.zero_()
+    block = parameter[tuple(slice(0, length) for length in shape)]
+    if not block.numel():
+        return
+    if isinstance(logical.init, _Drawn) and generator.device.type == "cpu":
+        _fill_in_pieces(block, logical, logical.init, generator)
+        return
     whole = torch.empty(logical.shape, device=generator.device, dtype=torch.float32)
     logical.init(whole, generator)
-    block = whole[tuple(slice(start, stop) for start, stop in logical.slices)]
-    if block.shape != parameter.shape:
-        parameter.zero_()
-    parameter[tuple(slice(0, length) for length in block.shape)] = block.to(parameter)
+    block.copy_(whole[tuple(slice(start, stop) for start, stop in logical.slices)])
+
+
+def _fill_in_pieces(block: Tensor, logical: Logical, init: _Drawn, generator: torch.Generator) -> None:
+    """Fill a block with what it has in the whole tensor, holding some rows of this at a time."""
+    (start, stop), *others = logical.slices
+    columns = tuple(slice(*limits) for limits in others)
+    for first, end in _pieces(logical.shape, stop):
+        rows = torch.empty((end - first, *logical.shape[1:]), dtype=torch.float32, device="cpu")
+        if end <= start:
+            init.skip(rows, generator)
+            continue
+        init.draw(rows, logical.shape, generator)
+        mine = slice(max(start, first), min(stop, end))
+        kept = rows[(slice(mine.start - first, mine.stop - first), *columns)]
+        block[mine.start - start : mine.stop - start].copy_(kept)
+
+
+def _pieces(shape: tuple[int, ...], stop: int) -> Iterator[tuple[int, int]]:
+    """Yield (first row, row after the last) of pieces that together contain the rows before `stop`.
+
+    Pieces begin at groups of torch's normal numbers, and the last one has at least one group, so that they
+    have the elements of a tensor that is drawn as a whole.
+    """
+    length, width = shape[0], math.prod(shape[1:])
+    unit = _GROUP // math.gcd(width, _GROUP)
+    step = max(unit, _PIECE // width // unit * unit)
+    first = 0
+    while first < stop:
+        end = min(first + step, length)
+        if (length - end) * width < _GROUP:
+            end = length
+        yield first, end
+        first = end

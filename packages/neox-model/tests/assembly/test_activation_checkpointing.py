@@ -59,12 +59,42 @@ def test_recomputing_changes_no_gradient_wherever_inputs_wait(place):
         assert torch.equal(found[name], gradient), name
 
 
+SELECTIVE = {"checkpoint_activations": True, "checkpoint_granularity": "selective"}
+
+
+@pytest.mark.parametrize("scores", [{}, {"apply_query_key_layer_scaling": True}])
+def test_recomputing_attention_alone_changes_no_gradient(scores):
+    expected = gradients(scores, SINGLE_PROCESS)
+    found = gradients(scores | SELECTIVE, SINGLE_PROCESS)
+    for name, gradient in expected.items():
+        assert torch.equal(found[name], gradient), name
+
+
+def test_recomputed_attention_keeps_no_scores():
+    """Other activations are kept, as without recomputation."""
+    kept: dict[bool, list[torch.Size]] = {}
+    stored = DROPOUT | {"apply_query_key_layer_scaling": True}
+    for is_recomputed in (False, True):
+        resolved = resolved_from(stored | (SELECTIVE if is_recomputed else {}))
+        model = build_model(resolved, SINGLE_PROCESS, vocab_size=11)
+        shapes = kept[is_recomputed] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, shapes=shapes: shapes.append(tensor.shape) or tensor, lambda tensor: tensor
+        ):
+            model(torch.zeros(2, 12, dtype=torch.long))
+    scores = torch.Size((2, 6, 12, 12))
+    assert scores in kept[False]
+    assert scores not in kept[True]
+    wide = torch.Size((12, 2, 96))
+    assert kept[True].count(wide) == kept[False].count(wide) > 0
+
+
 def check_two_ranks() -> None:
     groups = create_groups(2, 1)
     for sequence_parallel in (False, True):
         layout = {"model_parallel_size": 2, "sequence_parallel": sequence_parallel}
         expected = gradients(layout, groups)
-        for settings in PLACES.values():
+        for settings in [*PLACES.values(), SELECTIVE]:
             found = gradients(layout | {"checkpoint_activations": True} | settings, groups)
             for name, gradient in expected.items():
                 assert torch.equal(found[name], gradient), (name, settings)

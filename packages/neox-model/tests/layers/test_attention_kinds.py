@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from neox_model.assembly.model import build_model
 from neox_model.layers.attention import (
@@ -435,3 +436,53 @@ def test_amlp_without_a_width_has_no_attention():
         vocab_size=11,
     )
     assert model.stack[1].mlp.gate.attention is None
+
+
+def count_masks(monkeypatch) -> list[int]:
+    """Sizes of batches for which block masks are made from now on."""
+    made: list[int] = []
+    usual = flex.create_block_mask
+
+    def counting(visible, batch, *sizes, **options):
+        made.append(batch)
+        return usual(visible, batch, *sizes, **options)
+
+    monkeypatch.setattr(flex, "create_block_mask", counting)
+    return made
+
+
+def test_the_mask_of_documents_is_made_once_per_micro_batch_and_pattern(monkeypatch):
+    made = count_masks(monkeypatch)
+    masks = flex.DocumentMasks(2)
+    patterns = [None, None, lambda: LocalPattern(block=1, blocks_before=4)] * 2
+    cores = [FlexCore(is_compiled=False, pattern=pattern, masks=masks) for pattern in patterns]
+    inputs = [heads(seed=seed).detach() for seed in range(3)]
+    first, second = documents(), documents().flip(0).contiguous()
+    with torch.no_grad():
+        # The layers of two micro-batches, then those of the first again, with another view of its documents.
+        for ids_BS in (first, second, first.detach()):
+            for core in cores:
+                expected = DenseCore(pattern=patterns[cores.index(core)])(*inputs, ids_BS)
+                torch.testing.assert_close(core(*inputs, ids_BS), expected)
+        assert len(made) == 4
+        # A third micro-batch takes the place of the first.
+        cores[0](*inputs, first.clone())
+        cores[0](*inputs, second)
+        assert len(made) == 5
+        cores[0](*inputs, first)
+    assert len(made) == 6
+
+
+def test_recomputed_layers_find_the_masks_of_their_documents(monkeypatch):
+    made = count_masks(monkeypatch)
+    masks = flex.DocumentMasks()
+    cores = [FlexCore(is_compiled=False, masks=masks) for _ in range(2)]
+    query, key, value = (heads(seed=seed).detach().requires_grad_() for seed in range(3))
+
+    def layers(hidden, ids_BS):
+        for core in cores:
+            hidden = core(hidden, key, value, ids_BS)
+        return hidden
+
+    checkpoint(layers, query, documents(), use_reentrant=False).sum().backward()
+    assert len(made) == 1

@@ -10,7 +10,7 @@ def reduce_in_buckets() -> list:
     """Average gradients of several shapes and types; runs in every rank."""
     from neox_model.parallel.topology import create_groups
 
-    gradient_reduction._BUCKET_ELEMENTS = 10
+    gradient_reduction.BUCKET_ELEMENTS = 10
     data = create_groups(1, 1).data
     found = []
     for settings in (

@@ -69,6 +69,7 @@ def build(
         norm=partial(norm, WIDTH, group=group),
         dropout=dropout,
         bias_dropout_add=with_own_dropout(add_dropped, group),
+        group=group,
     )
     embedding = Embedding(
         VOCAB,
@@ -112,6 +113,34 @@ def check_equal_to_one_rank(group: Group, **options) -> None:
             assert float(mine.square().sum() - held.square().sum()) == pytest.approx(0.0, abs=1e-6)
 
 
+def check_bfloat16(group: Group) -> None:
+    """Losses and gradients of 16-bit weights are as close to those of float32 as on one rank."""
+    errors = {}
+    _, exact = _loss_and_gradients(build(SINGLE_RANK, gated=True), SINGLE_RANK)
+    for ranks in (group, SINGLE_RANK):
+        loss, gradients = _loss_and_gradients(build(ranks, gated=True).bfloat16(), ranks)
+        wrong = [gathered_error(gradient, exact[name], ranks, group) for name, gradient in gradients.items()]
+        errors[ranks.size] = max(wrong)
+        errors[f"loss {ranks.size}"] = loss
+    assert errors[2] < 1.5 * errors[1], errors
+    assert errors["loss 2"] == pytest.approx(errors["loss 1"], rel=5e-3)
+
+
+def _loss_and_gradients(model: nn.Module, ranks: Group) -> tuple[float, dict[str, nn.Parameter]]:
+    generator = torch.Generator().manual_seed(0)
+    tokens, labels = torch.randint(0, VOCAB, (2, BATCH, LENGTH), generator=generator)
+    loss = LMLoss(VOCAB, ranks)(model(tokens), (labels, torch.ones(BATCH, LENGTH)))
+    loss.backward()
+    return loss.item(), dict(model.named_parameters())
+
+
+def gathered_error(parameter: nn.Parameter, exact: nn.Parameter, ranks: Group, group: Group) -> float:
+    """Norm of the difference of this rank's block of a gradient, relative to the exact one."""
+    block = exact.grad[tuple(slice(*limits) for limits in parameter.logical.slices)]
+    held = parameter.grad[tuple(slice(0, length) for length in block.shape)]
+    return float((held.float() - block).norm() / block.norm())
+
+
 def check_collectives(group: Group) -> None:
     rank = group.rank
     for function, shape, grad_in, expected_out, expected_grad in (
@@ -153,6 +182,26 @@ def check_sequence_collectives(group: Group) -> None:
     torch.testing.assert_close(mine.detach(), 3 * whole.chunk(2)[group.rank])
     mine.backward(torch.full_like(mine, group.rank + 1.0))
     torch.testing.assert_close(partial_sums.grad, torch.tensor([1.0, 1, 1, 2, 2, 2])[:, None].expand(6, 4))
+
+
+def check_gathered_again(group: Group) -> None:
+    """Of the whole sequence, nothing is kept for the backward pass; the gradient is that of what was kept."""
+    gradients = []
+    for ranks in (group, replace(group, keeps_gathered=True)):
+        mlp = GatedMLP(
+            WIDTH, 56, activation=functional.silu, init=NORMAL, output_init=NORMAL, group=ranks, bias=False
+        )
+        initialize_parameters(mlp, seed=3)
+        rows = torch.randn(LENGTH // 2, BATCH, WIDTH, generator=torch.Generator().manual_seed(group.rank))
+        kept: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x) or x, lambda x: x):
+            result, _ = mlp(rows.requires_grad_())
+        # No other tensor has as many elements.
+        wholes = [each for each in kept if each.numel() == LENGTH * BATCH * WIDTH]
+        assert len({each.data_ptr() for each in wholes}) == int(ranks.keeps_gathered)
+        result.square().sum().backward()
+        gradients.append([rows.grad, *(parameter.grad for parameter in mlp.parameters())])
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
 
 
 def check_gathered_linear(group: Group) -> None:
@@ -225,8 +274,12 @@ def all_checks() -> None:
     check_equal_to_one_rank(groups.model)
     check_equal_to_one_rank(groups.model, gated=True)
     check_equal_to_one_rank(groups.model, skip_bias=True, tied=True)
+    check_bfloat16(groups.model)
     parts = replace(groups.model, splits_sequence=True)
+    check_bfloat16(parts)
     check_sequence_collectives(groups.model)
+    check_equal_to_one_rank(replace(parts, keeps_gathered=True), gated=True)
+    check_gathered_again(parts)
     check_equal_to_one_rank(parts)
     check_equal_to_one_rank(parts, gated=True, norm=ScaleNorm)
     check_equal_to_one_rank(parts, skip_bias=True, tied=True, norm=LayerNorm)

@@ -4,7 +4,7 @@ from neox_config.derive.curricula import curricula_of_lengths
 from neox_config.facts.pipeline_schedules import SCHEDULES
 from neox_config.schema.config import NeoXConfig
 
-__all__ = ["why_layers_stay_uncompiled"]
+__all__ = ["drops_tokens", "why_layers_stay_uncompiled"]
 
 _SHARDED = 3
 
@@ -23,13 +23,14 @@ def why_layers_stay_uncompiled(config: NeoXConfig) -> str | None:
             curricula_of_lengths(config)
         ),
         "random_ltd, because layers would be recompiled for every number of kept tokens": (
-            _drops_tokens(config)
+            drops_tokens(config)
         ),
     }
     return next((reason for reason, is_so in reasons.items() if is_so), None)
 
 
-def _drops_tokens(config: NeoXConfig) -> bool:
+def drops_tokens(config: NeoXConfig) -> bool:
+    """Return True if some layers process a part of the tokens in training."""
     efficiency = config.data_efficiency.data_efficiency
     routing = efficiency.data_routing
     return efficiency.enabled and routing.enabled and routing.random_ltd.enabled

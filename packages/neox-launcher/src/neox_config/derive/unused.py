@@ -8,6 +8,7 @@ from neox_config.derive.attention_layers import types_in
 from neox_config.derive.engine import engine_offers, why_unused_by_engine
 from neox_config.derive.implied import NO_EFFECT
 from neox_config.derive.learning_rate import uses_decay_iterations
+from neox_config.derive.recomputation import recomputes_layers
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.problems import Place, Problem, in_words
 from neox_config.schema.config import NeoXConfig, field_named
@@ -41,6 +42,7 @@ _OTHERS: Mapping[str, Callable[[NeoXConfig], bool]] = {
     "type is OneCycle and cycle_momentum is true": lambda config: (
         config.optimizer.scheduler.type == "OneCycle" and config.optimizer.scheduler.params.cycle_momentum
     ),
+    "checkpoint_activations is true and checkpoint_granularity is full": recomputes_layers,
     "training is in fp16": lambda config: config.precision.is_fp16,
     "amp computes in fp16": lambda config: config.precision.autocast == "fp16",
     "the optimizer decays weights": lambda config: (

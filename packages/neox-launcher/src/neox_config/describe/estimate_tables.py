@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 
 from neox_config.estimate import Estimate
+from neox_config.estimate.step import Collective, not_counted
 from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, Suggestion
 
-__all__ = ["render_estimate", "render_suggestions", "render_training_time"]
+__all__ = ["render_estimate", "render_step", "render_suggestions", "render_training_time"]
 
 Row = tuple[str, str, str]
+# Part, operation and group are aligned at the left.
+_TEXT_COLUMNS = 3
 
 
 def render_estimate(result: Estimate, *, device_memory: int | None, vocabulary_origin: str = "") -> str:
@@ -22,6 +25,31 @@ def render_estimate(result: Estimate, *, device_memory: int | None, vocabulary_o
     sections += [_work_rows(result), _communication_rows(result)]
     text = _table([row for section in sections for row in (*section, ("", "", ""))][:-1])
     return text if device_memory is None else f"{text}\n\n{_verdict(result, device_memory)}"
+
+
+def render_step(result: Estimate, collectives: Sequence[Collective]) -> str:
+    """Format the collectives of one update as a table, or return a message if there are none."""
+    layout = result.layout
+    left_out = not_counted(layout)
+    note = f"\nnot counted: {left_out}" if left_out is not None else ""
+    if not collectives:
+        return f"\nno collectives per update{note}"
+    per_layer = result.shape.num_layers * layout.accumulation
+    lines = [("collectives per update", "operation", "over", "calls", "per layer and micro-batch", "bytes")]
+    for each in collectives:
+        shown = f"{each.calls / per_layer:.2f}" if each.part.startswith("layers") else ""
+        lines.append(
+            (f"  {each.part}", each.operation, each.group, f"{each.calls:,}", shown, f"{each.bytes:,}")
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    table = "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < _TEXT_COLUMNS else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    )
+    return f"\n{table}{note}"
 
 
 def render_training_time(result: Estimate, *, iterations: int, tflops: float) -> str:
@@ -118,6 +146,8 @@ def _memory_rows(result: Estimate) -> list[Row]:
     where = f"stage {stage} of {layout.stages}, the fullest" if layout.stages > 1 else ""
     recomputed = layout.segment_layers
     kept = "all stored" if recomputed is None else f"recomputed in segments of {recomputed}"
+    if layout.recomputes_attention:
+        kept = "attention recomputed"
     rows = [
         ("memory per device", _size(memory.total), where),
         ("  weights", _size(memory.weights), ""),

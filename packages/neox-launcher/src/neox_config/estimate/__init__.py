@@ -90,7 +90,11 @@ def estimate(shape: Shape, layout: Layout) -> Estimate:
         parameters=count_parameters(shape),
         memory=tuple(device_memory(shape, layout, stage) for stage in range(layout.stages)),
         flops_per_token=flops_per_token(shape),
-        computed_flops_per_token=flops_per_token(shape, is_recomputed=layout.segment_layers is not None),
+        computed_flops_per_token=flops_per_token(
+            shape,
+            is_recomputed=layout.segment_layers is not None,
+            recomputes_attention=layout.recomputes_attention,
+        ),
         communication=communication_bytes(shape, layout),
         bubble=bubble_share(layout),
     )

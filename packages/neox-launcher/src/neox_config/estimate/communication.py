@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from math import ceil
 
-from neox_config.estimate.memory import flowing_bytes, hidden_bytes
+from neox_config.estimate.memory import flowing_bytes
 from neox_config.estimate.parameters import local_parameters
 from neox_config.estimate.shapes import Layout, Shape
+from neox_config.estimate.step import model_bytes
 from neox_config.facts.pipeline_schedules import idle_share
 
 __all__ = ["Communication", "bubble_share", "communication_bytes"]
@@ -23,11 +24,10 @@ class Communication:
 def communication_bytes(shape: Shape, layout: Layout) -> Communication:
     """Return the bytes that the busiest device sends per update.
 
-    Source: arXiv:1910.02054, section 7 (data parallel), arXiv:1909.08053, section 3 (two all-reduces per
-    layer and pass), arXiv:2104.04473, section 4.1 (pipeline).
+    Source: arXiv:1910.02054, section 7 (data parallel), arXiv:2104.04473, section 4.1 (pipeline).
     """
     return Communication(
-        data=_data_bytes(shape, layout), model=_model_bytes(shape, layout), pipe=_pipe_bytes(shape, layout)
+        data=_data_bytes(shape, layout), model=model_bytes(shape, layout), pipe=_pipe_bytes(shape, layout)
     )
 
 
@@ -42,15 +42,6 @@ def _data_bytes(shape: Shape, layout: Layout) -> int:
         3: layout.accumulation * (reduced + 2 * gathered),
     }
     return _ring(passes[layout.zero_stage], layout.data_parallel)
-
-
-def _model_bytes(shape: Shape, layout: Layout) -> int:
-    layers = ceil(shape.num_layers / layout.stages)
-    passes = 3 if layout.segment_layers is not None else 2
-    # Two per layer and pass, plus one in the embedding's forward pass and one in the head's backward pass.
-    all_reduces = 2 * layers * passes + (2 if layout.stages == 1 else 1)
-    each = 2 * hidden_bytes(shape, layout)
-    return layout.accumulation * all_reduces * _ring(each, layout.model_parallel)
 
 
 def _pipe_bytes(shape: Shape, layout: Layout) -> int:

@@ -139,7 +139,12 @@ def activation_bytes_per_layer(shape: Shape, layout: Layout, kind: str = "global
     else:
         between = 2 * _kept_by_norm(shape, size, width) + 2 * dropped
         whole = 2 * size * width
-        split = _kept_by_attention(shape, size, kind) + _kept_by_mlp(shape, size)
+        split = _kept_by_attention(shape, size) + _kept_by_mlp(shape, size)
+        if not layout.recomputes_attention:
+            split += _kept_by_scores(shape, size, kind)
+    if layout.splits_sequence and layout.segment_layers is None:
+        # The inputs of split matrices are gathered again for the backward pass.
+        between, whole = between + whole, 0
     return tokens * (ceil(between / sharers) + whole + ceil(split / ranks))
 
 
@@ -155,8 +160,8 @@ def _kept_by_mlp(shape: Shape, size: int) -> int:
     return tensors * size * shape.mlp_width
 
 
-def _kept_by_attention(shape: Shape, size: int, kind: str) -> int:
-    """Return the bytes per token of attention: query, key, value, context, and scores or their sums."""
+def _kept_by_attention(shape: Shape, size: int) -> int:
+    """Return the bytes per token of attention without its scores: query, key, value and context."""
     width, key_width = shape.hidden_size, shape.key_width
     kept = 2 * width + 2 * key_width
     if shape.position == "rotary" and not shape.keeps_scores:
@@ -165,10 +170,15 @@ def _kept_by_attention(shape: Shape, size: int, kind: str) -> int:
     elif width // shape.heads < key_width < width:
         # Queries that share a key are copied, because they are interleaved with the keys.
         kept += width
+    return kept * size
+
+
+def _kept_by_scores(shape: Shape, size: int, kind: str) -> int:
+    """Return the bytes per token of the scores, or of their sums if scores are not stored."""
     if not shape.keeps_scores:
-        return kept * size + 4 * shape.heads
+        return 4 * shape.heads
     per_score = 2 * size + 1 if shape.attention_dropout > 0 else size
-    return kept * size + per_score * shape.heads * keys_per_query(shape, kind)
+    return per_score * shape.heads * keys_per_query(shape, kind)
 
 
 def _stage_activations(shape: Shape, layout: Layout, stage: int) -> int:
@@ -180,10 +190,20 @@ def _stage_activations(shape: Shape, layout: Layout, stage: int) -> int:
     if layout.segment_layers is not None:
         working = max((per_layer[kind] for kind in kinds), default=0) * min(layout.segment_layers, len(kinds))
         kept = 0 if layout.inputs_on_host else _segment_inputs(shape, layout, len(kinds))
+    elif layout.recomputes_attention:
+        working = max((_scores_of_layer(shape, layout, kind) for kind in kinds), default=0)
     if stage == 0 and shape.hidden_dropout > 0:
         mask = shape.seq_length * layout.micro_batch * shape.hidden_size
         kept += ceil(mask / layout.model_parallel) if layout.splits_sequence else mask
     return kept * _in_flight(layout, stage) + max(working, _head_activations(shape, layout, stage))
+
+
+def _scores_of_layer(shape: Shape, layout: Layout, kind: str) -> int:
+    """Return the bytes of the scores of one layer while it is recomputed."""
+    if ATTENTION_FACTS[kind].is_gmlp:
+        return 0
+    tokens = shape.seq_length * layout.micro_batch
+    return tokens * ceil(_kept_by_scores(shape, layout.element_bytes, kind) / layout.model_parallel)
 
 
 def _segment_inputs(shape: Shape, layout: Layout, layers: int) -> int:

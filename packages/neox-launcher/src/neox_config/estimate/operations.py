@@ -12,15 +12,20 @@ from neox_config.facts.attention import ATTENTION_FACTS
 __all__ = ["flops_per_token", "keys_per_query"]
 
 
-def flops_per_token(shape: Shape, *, is_recomputed: bool = False) -> int:
-    """Return the operations of forward and backward pass per token; recomputation adds another forward pass.
+def flops_per_token(shape: Shape, *, is_recomputed: bool = False, recomputes_attention: bool = False) -> int:
+    """Return the operations of forward and backward pass per token.
+
+    Recomputation adds another forward pass, of the layers or of attention between its projections.
 
     Source: arXiv:2104.04473, appendix: 72 (96) B s l h^2 (1 + s / 6h + V / 16lh), here for any layer.
     """
     kinds = Counter(shape.attention_types)
     layers = sum(number * _layer_flops(shape, kind) for kind, number in kinds.items())
     head = 2 * shape.vocab_size * shape.hidden_size
-    return 3 * (layers + head) + (layers if is_recomputed else 0)
+    again = layers if is_recomputed else 0
+    if recomputes_attention:
+        again = sum(number * _attention_flops(shape, kind) for kind, number in kinds.items())
+    return 3 * (layers + head) + again
 
 
 def _layer_flops(shape: Shape, kind: str) -> int:
@@ -30,7 +35,12 @@ def _layer_flops(shape: Shape, kind: str) -> int:
         mixed = 8 * shape.seq_length * shape.hidden_size
         attended = (shape.gmlp_attention_width or 0) if ATTENTION_FACTS[kind].has_inner_attention else 0
         return matrices + mixed + 4 * shape.seq_length * attended
-    return matrices + 4 * keys_per_query(shape, kind) * shape.hidden_size
+    return matrices + _attention_flops(shape, kind)
+
+
+def _attention_flops(shape: Shape, kind: str) -> int:
+    """Return the operations of one token in attention over heads, without its projections."""
+    return 0 if ATTENTION_FACTS[kind].is_gmlp else 4 * keys_per_query(shape, kind) * shape.hidden_size
 
 
 def keys_per_query(shape: Shape, kind: str) -> int:

@@ -14,14 +14,17 @@ from typing import NamedTuple
 
 from neox_config.estimate.shapes import Layout, Shape
 from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.facts.collectives import BUCKET_ELEMENTS
 from neox_config.facts.norms import NORM_FACTS
 
 __all__ = [
     "Weights",
+    "bucketed_parameters",
     "count_parameters",
     "layer_weights",
     "local_parameters",
     "local_state_values",
+    "stage_layers",
     "stage_types",
     "trained_parameters",
 ]
@@ -81,6 +84,31 @@ def local_parameters(shape: Shape, layout: Layout, stage: int) -> int:
     return sum(number * _local_count(tensor, layout.model_parallel) for number, tensor in tensors)
 
 
+def bucketed_parameters(shape: Shape, layout: Layout) -> list[int]:
+    """Return the number of elements of each message in which stage 0 reduces the gradients of one device.
+
+    Matrices come before vectors, which have no weight decay; the order within these is not exact.
+    """
+    sizes = [
+        _local_count(tensor, layout.model_parallel)
+        for tensor in sorted(_each_tensor(shape, layout), key=lambda tensor: tensor.row == 1)
+        if _is_trained(shape, tensor)
+    ]
+    buckets: list[int] = []
+    for size in sizes:
+        if buckets and buckets[-1] + size <= BUCKET_ELEMENTS:
+            buckets[-1] += size
+        else:
+            buckets.append(size)
+    return buckets
+
+
+def _each_tensor(shape: Shape, layout: Layout) -> Iterator[Weights]:
+    """Yield every tensor of the first stage."""
+    for number, tensor in _stage_tensors(shape, layout, 0):
+        yield from [tensor] * number
+
+
 def largest_tensor(shape: Shape, layout: Layout, stage: int) -> int:
     """Return the number of parameters of the largest trained tensor of one device of a stage."""
     trained = (each for _, each in _stage_tensors(shape, layout, stage) if _is_trained(shape, each))
@@ -113,7 +141,7 @@ def replica_values(shape: Shape, layout: Layout, stage: int) -> int:
 
 def _stage_tensors(shape: Shape, layout: Layout, stage: int) -> Iterator[tuple[int, Weights]]:
     """Yield the tensors of a stage, each with how often it occurs."""
-    kinds = Counter(shape.owned_within(_stage_layers(shape, layout, stage)))
+    kinds = Counter(shape.owned_within(stage_layers(shape, layout, stage)))
     for kind, number in kinds.items():
         yield from ((number, tensor) for tensor in layer_weights(shape, kind))
     if stage == 0:
@@ -126,10 +154,10 @@ def _stage_tensors(shape: Shape, layout: Layout, stage: int) -> Iterator[tuple[i
 
 def stage_types(shape: Shape, layout: Layout, stage: int) -> tuple[str, ...]:
     """Return the attention types of the layers of a stage."""
-    return tuple(shape.attention_types[layer] for layer in _stage_layers(shape, layout, stage))
+    return tuple(shape.attention_types[layer] for layer in stage_layers(shape, layout, stage))
 
 
-def _stage_layers(shape: Shape, layout: Layout, stage: int) -> range:
+def stage_layers(shape: Shape, layout: Layout, stage: int) -> range:
     """Return the layers of a stage; the first stages have one more if the layers do not divide evenly."""
     each, rest = divmod(shape.num_layers, layout.stages)
     start = stage * each + min(stage, rest)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from neox_config.derive.attention_layers import sliding_window
 from neox_config.derive.elasticity import elastic_devices
 from neox_config.derive.engine_json import accumulation_dtype
+from neox_config.derive.layer_compilation import drops_tokens
 from neox_config.derive.local_steps import first_local_step
 from neox_config.derive.pipeline import chunks_per_stage
+from neox_config.derive.recomputation import recomputes_attention, recomputes_layers
 from neox_config.derive.resolve import Resolved
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
@@ -52,6 +54,8 @@ class Shape:
         has_norm_bias: True if norms have their bias.
         weight_owners: first layer with the same weights, for each layer; None if no weights are shared.
         gmlp_attention_width: size of the attention head of an amlp layer; None for no attention.
+        parallel_residual: True if attention and MLP of a layer have the same input.
+        drops_tokens: True if some layers process a part of the tokens in training.
     """
 
     num_layers: int
@@ -80,6 +84,8 @@ class Shape:
     adapter_rank: int = 0
     adapted: tuple[str, ...] = ()
     sparsity: Sparsity = field(default_factory=Sparsity)
+    parallel_residual: bool = False
+    drops_tokens: bool = False
 
     @property
     def key_width(self) -> int:
@@ -114,12 +120,14 @@ class Layout:
         micro_batch: samples per device and forward pass.
         accumulation: micro-batches per update.
         segment_layers: layers per recomputed segment; None stores all activations.
+        recomputes_attention: True if attention between its projections is recomputed.
         splits_inputs: True if inputs of recomputed segments are partitioned across tensor-parallel ranks.
         inputs_on_host: True if inputs of recomputed segments are stored in host memory.
         splits_sequence: True for sequence parallelism of norms and dropout.
         has_loss_in_chunks: True if the loss is computed in chunks, without all logits at once.
         element_bytes: bytes per element of weights and activations.
         gradient_bytes: bytes per element of accumulated gradients, and of their sum for the noise scale.
+        accumulated_bytes: bytes per element of accumulated gradients alone.
         reduced_bytes: bytes per element of communicated gradients.
         optimizer_states: float32 numbers per parameter stored by the optimizer.
         matrix_states: the same for the matrices of linear layers; None if there is no difference.
@@ -131,6 +139,7 @@ class Layout:
         autocasts: True if matrix products use 16-bit copies of the weights (amp).
         saves_in_background: True if checkpoints are copied to host memory first (async_save).
         saves_states: True if checkpoints contain the optimizer's states.
+        weighs_globally: True if the loss is averaged over the tokens of all micro-batches and replicas.
     """
 
     model_parallel: int = 1
@@ -142,12 +151,14 @@ class Layout:
     micro_batch: int = 1
     accumulation: int = 1
     segment_layers: int | None = None
+    recomputes_attention: bool = False
     splits_inputs: bool = False
     inputs_on_host: bool = False
     splits_sequence: bool = False
     has_loss_in_chunks: bool = True
     element_bytes: int = 2
     gradient_bytes: int = 2
+    accumulated_bytes: int = 2
     reduced_bytes: int = 2
     optimizer_states: int = 2
     matrix_states: int | None = None
@@ -161,6 +172,7 @@ class Layout:
     autocasts: bool = False
     saves_in_background: bool = False
     saves_states: bool = True
+    weighs_globally: bool = False
 
     @property
     def devices(self) -> int:
@@ -232,6 +244,8 @@ def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
         adapter_rank=resolved.config.adapters.lora_rank,
         adapted=resolved.config.adapters.lora_target_modules,
         sparsity=_sparsity_of(attention.sparsity_config, sliding_window(resolved.config)),
+        parallel_residual=model.gpt_j_residual,
+        drops_tokens=drops_tokens(resolved.config),
     )
 
 
@@ -268,7 +282,8 @@ def layout_of(resolved: Resolved) -> Layout:
         zero_stage=zero.stage,
         micro_batch=derived.micro_batch_size,
         accumulation=derived.accumulation,
-        segment_layers=recompute.checkpoint_num_layers if recompute.checkpoint_activations else None,
+        segment_layers=recompute.checkpoint_num_layers if recomputes_layers(config) else None,
+        recomputes_attention=recomputes_attention(config),
         splits_inputs=recompute.partition_activations,
         inputs_on_host=recompute.checkpoint_in_cpu,
         splits_sequence=config.parallelism.sequence_parallel,
@@ -276,6 +291,7 @@ def layout_of(resolved: Resolved) -> Layout:
         has_loss_in_chunks=derived.computes_in != "fp16",
         element_bytes=size,
         gradient_bytes=_bytes_of(accumulation_dtype(resolved), size) + (4 if sums_gradients else 0),
+        accumulated_bytes=_bytes_of(accumulation_dtype(resolved), size),
         reduced_bytes=_bytes_of(config.engine.communication_data_type or _summed_in(resolved), size),
         optimizer_states=facts.values_per_element(given) + (_LOCAL_VALUES if has_local_steps else 0),
         matrix_states=len(facts.matrix_states) or None,
@@ -289,6 +305,7 @@ def layout_of(resolved: Resolved) -> Layout:
         autocasts=resolved.derived.autocast is not None,
         saves_in_background=config.checkpoint.save is not None and config.checkpoint.async_save,
         saves_states=not config.checkpoint.no_save_optim,
+        weighs_globally=config.training.loss_normalization == "global",
     )
 
 

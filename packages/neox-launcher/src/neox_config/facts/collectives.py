@@ -1,11 +1,15 @@
-"""Collective operations by torch.distributed's names, and the data that each moves per link.
+"""Collective operations by torch.distributed's names, what each moves per link, and sizes of messages.
 
 Source: the bus bandwidths of NVIDIA's nccl-tests (doc/PERFORMANCE.md).
 """
 
 from collections.abc import Callable, Mapping
 
-__all__ = ["BUS_SHARE"]
+__all__ = ["BUCKET_ELEMENTS", "BUS_SHARE"]
+
+# Largest number of gradient elements in one message of stage 0, unless a tensor is larger: 256 MB of float32,
+# enough for full bandwidth and small enough for an additional copy in memory.
+BUCKET_ELEMENTS = 2**26
 
 
 def _once(size: int) -> float:

@@ -12,7 +12,12 @@ import click
 from neox_config import NeoXConfig, load_config, resolve
 from neox_config.command_line import Command, option
 from neox_config.derive.elasticity import without_elasticity
-from neox_config.describe.estimate_tables import render_estimate, render_suggestions, render_training_time
+from neox_config.describe.estimate_tables import (
+    render_estimate,
+    render_step,
+    render_suggestions,
+    render_training_time,
+)
 from neox_config.errors import NeoXError
 from neox_config.estimate.resolved import estimate_resolved, vocabulary_of
 from neox_config.estimate.shapes import (
@@ -20,6 +25,7 @@ from neox_config.estimate.shapes import (
     layout_of,
     shape_of,
 )
+from neox_config.estimate.step import refuse_unknown, step_collectives
 from neox_config.estimate.suggest import ATTAINED_TFLOPS, Cluster, suggest
 from neox_launcher.cli.cluster import (
     CLUSTER,
@@ -151,6 +157,12 @@ _vocab_size = option(
     default=312.0,
     help="Peak TFLOP/s of a device according to its data sheet (312 for an A100).",
 )
+@option(
+    "--step",
+    heading=_RESULT,
+    is_flag=True,
+    help="Also list the collectives of one update, by part of the step and operation.",
+)
 @_reporting_errors
 def _estimate_command(
     files: tuple[str, ...],
@@ -163,16 +175,21 @@ def _estimate_command(
     tflops: float | None,
     mfu: float | None,
     peak_tflops: float,
+    step: bool,
 ) -> None:
     """Estimate parameters, memory, operations, communication and time of a training without starting it."""
     config = load_config(files, overrides=overrides, directory=directory)
     resolved = resolve_for(config, devices=devices, hostfile=hostfile)
     show_note_on_iterations(resolved.config)
     result, origin = estimate_resolved(resolved, vocab_size=vocab_size)
+    if step:
+        refuse_unknown(result.shape, result.layout)
     click.echo(render_estimate(result, device_memory=device_memory, vocabulary_origin=origin))
     speed = tflops or (mfu * peak_tflops if mfu else None)
     if speed is not None and resolved.config.training.train_iters is not None:
         click.echo(render_training_time(result, iterations=resolved.config.training.iterations, tflops=speed))
+    if step:
+        click.echo(render_step(result, step_collectives(result.shape, result.layout)))
 
 
 @click.command(

@@ -171,9 +171,12 @@ def test_the_loss_in_chunks_needs_no_more_logits_for_more_tokens():
 
 
 def test_sequence_parallelism_splits_the_activations_between_matrices():
-    # Of the 10 s b h that tensor parallelism alone leaves whole, the matrices' gathered inputs are 4.
-    shared = activation_bytes_per_layer(GPT3, Layout(model_parallel=8, splits_sequence=True))
-    assert shared == 2048 * 12288 * (6 / 8 + 4 + 24 / 8 + 80 / 8)
+    # arXiv:2205.05198: s b h (34 + 5 a s / h) / t.
+    layout = Layout(model_parallel=8, splits_sequence=True)
+    assert activation_bytes_per_layer(GPT3, layout) == 2048 * 12288 * (34 + 80) // 8
+    # Recomputed layers keep the gathered inputs of matrices until their backward pass.
+    at_work = activation_bytes_per_layer(GPT3, replace(layout, segment_layers=1))
+    assert at_work == 2048 * 12288 * (6 / 8 + 4 + 24 / 8 + 80 / 8)
     shape = make_shape(4, 64, 4, 128, 100)
     layout = Layout(segment_layers=1, model_parallel=2, splits_sequence=True)
     one = activation_bytes_per_layer(shape, layout)
@@ -331,14 +334,31 @@ def test_data_parallel_bytes(stage, sent):
     assert communication_bytes(shape, layout).data == sent * 1872 * 3 // 4
 
 
-def test_model_parallel_bytes_are_two_all_reduces_per_layer_and_pass():
+def test_recomputed_attention_keeps_no_scores():
+    # arXiv:2205.05198: s b h 34 / t with selective recomputation; the scores of one layer exist at a time.
+    layout = Layout(model_parallel=8, splits_sequence=True, recomputes_attention=True)
+    assert activation_bytes_per_layer(GPT3, layout) == 2048 * 12288 * 34 // 8
+    shape = replace(make_shape(4, 64, 4, 128, 100), keeps_scores=True, attention_dropout=0.1)
+    layer, scores = activation_bytes_per_layer(shape, Layout(recomputes_attention=True)), 5 * 4 * 128 * 128
+    assert activation_bytes_per_layer(shape, Layout()) == layer + scores
+    assert device_memory(shape, Layout(recomputes_attention=True)).activations == 4 * layer + scores
+    assert flops_per_token(shape, recomputes_attention=True) == flops_per_token(shape) + 4 * 4 * 128 * 64
+
+
+def test_model_parallel_bytes_are_those_of_the_collectives_of_a_step():
     shape = make_shape(3)
     layout = Layout(model_parallel=4, micro_batch=5, accumulation=2)
     hidden = 2 * 4 * 5 * 8
     ring = 2 * hidden * 3 // 4
-    assert communication_bytes(shape, layout).model == 2 * (3 * 4 + 2) * ring
+    # Two numbers per token and rank for the loss, and the norm of the gradients.
+    others = 2 * (2 * 4 * 20 * 4 * 3 // 4) + 2 * 4 * 3 // 4
+    assert communication_bytes(shape, layout).model == 2 * (3 * 4 + 2) * ring + others
+    # The last sum of a recomputed layer is not needed.
     recomputed = replace(layout, segment_layers=1)
-    assert communication_bytes(shape, recomputed).model == 2 * (3 * 6 + 2) * ring
+    assert communication_bytes(shape, recomputed).model == 2 * (3 * 5 + 2) * ring + others
+    once = replace(shape, parallel_residual=True)
+    norms = 3 * 4 * 8 * 2 * 2 * 3 // 4
+    assert communication_bytes(once, layout).model == 2 * (3 * 2 + 2) * ring + others + norms
 
 
 def test_pipeline_bytes_are_activations_and_their_gradients():

@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from neox_config import Resolved
+from neox_config.derive.recomputation import recomputes_layers
 from neox_model.assembly.checkpoint_storage import InputStorage
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import SINGLE_RANK, Groups
 
-__all__ = ["Recomputation", "build_recomputation", "run_layers"]
+__all__ = ["Recomputation", "build_recomputation", "passes_in_flight", "run_layers"]
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ class Recomputation:
 def build_recomputation(resolved: Resolved, groups: Groups) -> Recomputation | None:
     """Build the configured recomputation; None if all activations are stored."""
     section = resolved.config.activation_checkpointing
-    if not section.checkpoint_activations:
+    if not recomputes_layers(resolved.config):
         return None
     # With sequence parallelism, inputs are already partitioned.
     is_partitioned = section.partition_activations and not resolved.config.parallelism.sequence_parallel
@@ -127,11 +128,16 @@ def build_recomputation(resolved: Resolved, groups: Groups) -> Recomputation | N
     return Recomputation(
         segment_layers=section.checkpoint_num_layers,
         keeper=keeper,
-        # A stage runs one forward pass per stage from itself to the last before its first backward pass.
-        passes=min(groups.pipe.size - groups.pipe.rank, resolved.derived.accumulation),
+        passes=passes_in_flight(resolved, groups),
         synchronizes=section.synchronize_each_layer,
         profiles=section.profile_backward,
     )
+
+
+def passes_in_flight(resolved: Resolved, groups: Groups) -> int:
+    """Return the largest number of micro-batches that wait for their backward pass."""
+    # A stage runs one forward pass per stage from itself to the last before its first backward pass.
+    return min(groups.pipe.size - groups.pipe.rank, resolved.derived.accumulation)
 
 
 def run_layers(layers: Sequence[Layer], inputs: Any, *, recomputation: Recomputation | None) -> Any:
@@ -139,9 +145,13 @@ def run_layers(layers: Sequence[Layer], inputs: Any, *, recomputation: Recomputa
 
     Args:
         layers: modules or functions, each applied to the output of the previous one.
-        inputs: inputs of the first layer.
+        inputs: inputs of the first layer. What accompanies the first of them is copied, because a pipeline
+            may receive the next document ids in the same memory, by which masks are recognized.
         recomputation: recomputes segments of layers; None stores all activations.
     """
+    if not isinstance(inputs, Tensor):
+        first, *others = inputs
+        inputs = (first, *(each.clone() for each in others))
     if recomputation is None or not torch.is_grad_enabled():
         return _run(layers, *_as_tuple(inputs))
     return recomputation.run(layers, inputs)

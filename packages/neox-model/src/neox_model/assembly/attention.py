@@ -13,12 +13,19 @@ from torch import nn
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.attention_layers import has_qkv_bias, sliding_window
+from neox_config.derive.recomputation import recomputes_attention
 from neox_model.assembly.adapters import build_adapters
 from neox_model.assembly.choices import pick
 from neox_model.assembly.operators import Operators
 from neox_model.assembly.patterns import PATTERNS
 from neox_model.initialization import build_init_method
-from neox_model.layers.attention import DenseCore, FlexCore, ParallelAttention, SoftmaxCore
+from neox_model.layers.attention import (
+    DenseCore,
+    DocumentMasks,
+    FlexCore,
+    ParallelAttention,
+    SoftmaxCore,
+)
 from neox_model.layers.positions import INPUT_POSITIONS, QUERY_KEY_POSITIONS, RELATIVE_POSITIONS
 from neox_model.parallel.groups import Group
 from neox_model.parallel.logical import InitMethod
@@ -102,6 +109,7 @@ def build_attention(
     output_init: InitMethod,
     group: Group,
     operators: Operators,
+    masks: DocumentMasks | None = None,
 ) -> Factory:
     """Return a factory of the attention of one layer.
 
@@ -112,6 +120,7 @@ def build_attention(
         output_init: initialization of the output projection.
         group: the ranks over which the heads are split.
         operators: the operators that the layer calls.
+        masks: masks of documents that the layers share; None: the layer makes its own.
 
     Raises:
         ModelError: the layer's attention type or `pos_emb` has no implementation.
@@ -122,7 +131,8 @@ def build_attention(
         model.hidden_size,
         model.num_attention_heads,
         key_value_heads=model.num_kv_heads,
-        core=_core(resolved, layer_index, group, operators),
+        core=_core(resolved, layer_index, group, operators, masks),
+        recomputes_core=recomputes_attention(resolved.config),
         init=init,
         output_init=output_init,
         position=_query_key_position(resolved.config, operators),
@@ -134,7 +144,9 @@ def build_attention(
     )
 
 
-def _core(resolved: Resolved, layer_index: int, group: Group, operators: Operators) -> Factory:
+def _core(
+    resolved: Resolved, layer_index: int, group: Group, operators: Operators, masks: DocumentMasks | None
+) -> Factory:
     config, kind = resolved.config, resolved.derived.attention_types[layer_index]
     core, _ = _path(config, kind, operators)
     options: dict[str, Any] = {
@@ -143,6 +155,8 @@ def _core(resolved: Resolved, layer_index: int, group: Group, operators: Operato
         "dropout": config.model.attention_dropout,
         "group": group,
     }
+    if core is FlexCore:
+        options["masks"] = masks
     if core is SoftmaxCore:
         scales = config.attention.apply_query_key_layer_scaling
         options["softmax"] = operators.softmax

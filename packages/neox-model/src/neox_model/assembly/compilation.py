@@ -27,9 +27,9 @@ from neox_model.assembly.as_stages import StagedModel
 from neox_model.assembly.choices import DTYPES, all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
 from neox_model.errors import ModelError
-from neox_model.layers.attention import flex
+from neox_model.layers.attention import flex, parallel_attention
 from neox_model.layers.residual_layer import ResidualLayer
-from neox_model.parallel import collectives, random
+from neox_model.parallel import collectives, random, sequence
 from neox_model.parallel.groups import Groups
 from neox_model.torch_compat import limit_graphs, recompile_limit_error
 
@@ -133,8 +133,9 @@ class _Trial:
         eager_seconds, expected = self._in_training(self._seconds), self._output()
         private_compiler_cache()
         torch.compiler.reset()
-        for function in (*collectives.COMPILE_DISABLED, *random.COMPILE_DISABLED, *flex.COMPILE_DISABLED):
-            function.disable_compile()
+        for module in (collectives, sequence, random, flex, parallel_attention):
+            for function in module.COMPILE_DISABLED:
+                function.disable_compile()
         limit_graphs(_GRAPHS_OF_A_FUNCTION)
         for layer in self.layers:
             layer.compiled = torch.compile(layer.block, dynamic=False, backend=backend)

@@ -18,9 +18,10 @@ from torch import nn
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.pipeline import chunks_per_stage, runs_torch_pipeline
+from neox_config.derive.recomputation import recomputes_layers
 from neox_config.facts.pipeline_schedules import SCHEDULES
 from neox_config.facts.vocabulary import pad_vocabulary
-from neox_model.assembly.activation_checkpointing import build_recomputation
+from neox_model.assembly.activation_checkpointing import build_recomputation, passes_in_flight
 from neox_model.assembly.as_sequential import SequentialModel, as_sequential
 from neox_model.assembly.as_stages import StagedModel, as_stages
 from neox_model.assembly.attention import build_input_position, log_attention_paths
@@ -37,6 +38,7 @@ from neox_model.assembly.zero_sharding import (
 )
 from neox_model.errors import LayoutError
 from neox_model.initialization import initialize_parameters
+from neox_model.layers.attention import DocumentMasks
 from neox_model.layers.embedding import Embedding
 from neox_model.layers.lm_head import LMHead, LMLoss
 from neox_model.parallel.groups import Group, Groups
@@ -77,7 +79,7 @@ def build_plan(
     config = resolved.config
     init = init_method(config)
     splits_sequence = config.parallelism.sequence_parallel and groups.model.size > 1
-    group = replace(groups.model, splits_sequence=splits_sequence)
+    group = replace(groups.model, splits_sequence=splits_sequence, keeps_gathered=recomputes_layers(config))
     vocabulary = {
         "vocab_size": padded_vocab_size(config, vocab_size),
         "hidden_size": config.model.hidden_size,
@@ -101,9 +103,10 @@ def build_plan(
         tied_weight="word_embeddings.weight",
     )
     log_attention_paths(resolved, operators)
+    masks = DocumentMasks(passes_in_flight(resolved, groups))
     layers, owners = [], resolved.derived.weight_owners
     for index in range(config.model.num_layers):
-        cls, kwargs = build_layer(resolved, index, group=group, operators=operators)
+        cls, kwargs = build_layer(resolved, index, group=group, operators=operators, masks=masks)
         shares = None if owners is None else f"layers.{owners[index]}"
         layers.append(LayerPlan(name=f"layers.{index}", cls=cls, kwargs=kwargs, shares=shares))
     norm = LayerPlan(name="final_norm", cls=norm_class, kwargs=norm_kwargs)

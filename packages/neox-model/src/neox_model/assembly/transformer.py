@@ -20,6 +20,7 @@ from neox_model.assembly.token_dropping import layers_that_drop
 from neox_model.errors import LayoutError
 from neox_model.initialization import build_init_method
 from neox_model.layers.activations import ACTIVATIONS, GATED_ACTIVATIONS
+from neox_model.layers.attention import DocumentMasks
 from neox_model.layers.gmlp_layer import GMLPLayer, SpatialGate, SpatialMLP, TinyAttention
 from neox_model.layers.mlp import MLP, GatedMLP
 from neox_model.layers.norms import NORMS
@@ -77,7 +78,12 @@ def build_norm(
 
 
 def build_layer(
-    resolved: Resolved, layer_index: int, *, group: Group, operators: Operators
+    resolved: Resolved,
+    layer_index: int,
+    *,
+    group: Group,
+    operators: Operators,
+    masks: DocumentMasks | None = None,
 ) -> tuple[type[nn.Module], dict[str, Any]]:
     """Return the class of one layer and its keyword arguments.
 
@@ -86,6 +92,7 @@ def build_layer(
         layer_index: index of the layer, from 0.
         group: the tensor-parallel ranks.
         operators: the operators that the layer calls.
+        masks: masks of documents that the layers share; None: the layer makes its own.
 
     Raises:
         LayoutError: sizes do not divide.
@@ -109,12 +116,15 @@ def build_layer(
     kind = resolved.derived.attention_types[layer_index]
     if ATTENTION_FACTS[kind].is_gmlp:
         return GMLPLayer, {**shared, "mlp": _spatial_mlp(config, kind, inits, operators)}
-    cls = TokenDroppingTransformerLayer if layer_index in layers_that_drop(config) else TransformerLayer
-    return cls, {
+    drops_tokens = layer_index in layers_that_drop(config)
+    # A layer that drops tokens has documents of its own.
+    own_masks = None if drops_tokens else masks
+    return TokenDroppingTransformerLayer if drops_tokens else TransformerLayer, {
         **shared,
-        "attention": build_attention(resolved, layer_index, **inits, operators=operators),
+        "attention": build_attention(resolved, layer_index, **inits, operators=operators, masks=own_masks),
         "mlp": _mlp(resolved, inits, operators),
         "parallel_residual": model.gpt_j_residual,
+        "group": group,
     }
 
 

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from neox_model.layers.attention.dense import DenseCore
 from neox_model.layers.cache import Chunk, LayerCache, Span
 from neox_model.layers.residual_layer import ResidualLayer
-from neox_model.parallel.collectives import copy_to_group, gather_from_group, scatter_to_group
+from neox_model.parallel.collectives import gather_from_group, scatter_to_group
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear, zero_init
 from neox_model.parallel.logical import InitMethod, logical_parameter
+from neox_model.parallel.partial_gradients import mark_partial
+from neox_model.parallel.sequence import enter
 
 __all__ = ["GMLPLayer", "SpatialGate", "SpatialMLP", "TinyAttention"]
 
@@ -101,6 +103,10 @@ class SpatialGate(nn.Module):
         self.norm = norm(width)
         self.weight = logical_parameter((length, length), init=zero_init)
         self.bias = logical_parameter((length,), init=_one_init)
+        if group.size > 1:
+            # Each rank mixes its channels with the whole matrix.
+            mark_partial(self.weight, group)
+            mark_partial(self.bias, group)
         self.attention = attention() if attention is not None else None
         self.cache: LayerCache | None = None
 
@@ -138,17 +144,14 @@ class SpatialGate(nn.Module):
     def _mix(self, v_TBF: Tensor, num_rows: int, document_ids_BS: Tensor | None) -> Tensor:
         """Return the last rows of W v + b, without mixing across documents."""
         stop = len(v_TBF)
-        # Each rank mixes its channels with the whole matrix, so its gradients are summed over the group.
-        weight = copy_to_group(self.weight, self.group)
-        bias = copy_to_group(self.bias, self.group)
         start = stop - num_rows
-        weight_ST = weight[start:stop, :stop].tril(start).to(v_TBF.dtype)
+        weight_ST = self.weight[start:stop, :stop].tril(start).to(v_TBF.dtype)
         if document_ids_BS is None:
             mixed_SBF = (weight_ST @ v_TBF.flatten(1)).unflatten(1, v_TBF.shape[1:])
         else:
             is_same = document_ids_BS[:, start:].unsqueeze(2) == document_ids_BS.unsqueeze(1)
             mixed_SBF = ((weight_ST * is_same) @ v_TBF.transpose(0, 1)).transpose(0, 1)
-        return mixed_SBF + bias[start:stop, None, None].to(v_TBF.dtype)
+        return mixed_SBF + self.bias[start:stop, None, None].to(v_TBF.dtype)
 
 
 class SpatialMLP(nn.Module):
@@ -189,8 +192,9 @@ class SpatialMLP(nn.Module):
 
     def forward(self, hidden_SBD: Tensor, document_ids_BS: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the output, and the bias if `skip_bias`, else None."""
-        u_SBF = self.activation(self.up(hidden_SBD)[0])
-        v_SBF = self.activation(self.up_gate(hidden_SBD)[0])
+        entry = enter(hidden_SBD, self.up.group)
+        u_SBF = self.activation(self.up(entry.whole, entry)[0])
+        v_SBF = self.activation(self.up_gate(entry.whole, entry)[0])
         return self.down(self.gate(u_SBF, v_SBF, document_ids_BS))
 
 

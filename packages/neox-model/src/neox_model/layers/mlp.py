@@ -15,6 +15,7 @@ from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import InitMethod
 from neox_model.parallel.low_rank import LowRank
+from neox_model.parallel.sequence import Entry, enter
 
 __all__ = ["MLP", "GatedMLP"]
 
@@ -73,12 +74,13 @@ class MLP(nn.Module):
             adapter=adapters.get("down"),
         )
 
-    def forward(self, hidden_SBD: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the output, and the bias if `skip_bias`, else None."""
-        wide_SBF, bias = self.up(hidden_SBD)
+    def forward(self, hidden_SBD: Tensor, entry: Entry | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the output, and the bias if `skip_bias`, else None; `entry` as in ParallelAttention."""
+        reduces = entry is None or entry.reduces
+        wide_SBF, bias = self.up(hidden_SBD, entry)
         if self.bias_activation is not None:
-            return self.down(self.bias_activation(wide_SBF, bias))
-        return self.down(self.activation(wide_SBF))
+            return self.down(self.bias_activation(wide_SBF, bias), reduces=reduces)
+        return self.down(self.activation(wide_SBF), reduces=reduces)
 
 
 class GatedMLP(nn.Module):
@@ -135,10 +137,15 @@ class GatedMLP(nn.Module):
             adapter=adapters.get("down"),
         )
 
-    def forward(self, hidden_SBD: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the output, and the bias if `skip_bias`, else None."""
-        up_SBF, up_bias = self.up(hidden_SBD)
-        gate_SBF, gate_bias = self.gate(hidden_SBD)
+    def forward(self, hidden_SBD: Tensor, entry: Entry | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return the output, and the bias if `skip_bias`, else None; `entry` as in ParallelAttention."""
+        if entry is None:
+            entry = enter(hidden_SBD, self.up.group)
+            hidden_SBD = entry.whole
+        up_SBF, up_bias = self.up(hidden_SBD, entry)
+        gate_SBF, gate_bias = self.gate(hidden_SBD, entry)
         if self.gated_activation is not None:
-            return self.down(self.gated_activation(up_SBF, gate_SBF, up_bias, gate_bias))
-        return self.down(up_SBF * self.activation(gate_SBF))
+            product_SBF = self.gated_activation(up_SBF, gate_SBF, up_bias, gate_bias)
+        else:
+            product_SBF = up_SBF * self.activation(gate_SBF)
+        return self.down(product_SBF, reduces=entry.reduces)

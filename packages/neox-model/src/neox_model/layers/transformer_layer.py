@@ -6,6 +6,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from neox_model.layers.residual_layer import ResidualLayer
+from neox_model.parallel.collectives import copy_to_group
+from neox_model.parallel.groups import SINGLE_RANK, Group
+from neox_model.parallel.low_rank import adapter_parameters
+from neox_model.parallel.partial_gradients import has_partial_gradient, mark_partial
+from neox_model.parallel.sequence import Entry, enter_together, from_row_parallel
 
 __all__ = ["TransformerLayer"]
 
@@ -13,12 +18,19 @@ __all__ = ["TransformerLayer"]
 class TransformerLayer(ResidualLayer):
     """Computes x + attention(norm1(x)), then x + mlp(norm2(x)).
 
+    With a parallel residual, tensor-parallel ranks communicate once per pass: they sum the outputs of both
+    branches together, and the gradients of x after those of both norms, whose weights receive a part of their
+    gradients on every rank. Dropout of the branches requires that each output is summed before it. Low-rank
+    adapters sum for themselves, so that layers with adapters communicate for each branch.
+
     Args:
         attention: factory of the attention, which is called with (hidden_SBD, document_ids_BS or None,
-            position_ids_SB or None).
-        mlp: factory of the MLP, which is called with hidden_SBD; both return (output, bias to add or None).
+            position_ids_SB or None, entry or None).
+        mlp: factory of the MLP, which is called with (hidden_SBD, entry or None); both return (output, bias
+            to add or None).
         norm: factory of a norm.
         parallel_residual: compute x + attention(norm1(x)) + mlp(norm2(x)), as in GPT-J.
+        group: the tensor-parallel ranks.
         options: other arguments of ResidualLayer.
     """
 
@@ -29,6 +41,7 @@ class TransformerLayer(ResidualLayer):
         mlp: Callable[[], nn.Module],
         norm: Callable[[], nn.Module],
         parallel_residual: bool = False,
+        group: Group = SINGLE_RANK,
         **options: Any,
     ) -> None:
         super().__init__(norm=norm, **options)
@@ -36,11 +49,20 @@ class TransformerLayer(ResidualLayer):
         self.norm2 = norm()
         self.mlp = mlp()
         self.parallel_residual = parallel_residual
+        self.group = group
+        has_adapters = next(adapter_parameters(self), None) is not None
+        self.enters_once = parallel_residual and group.size > 1 and not has_adapters
+        if self.enters_once:
+            for parameter in (*self.norm1.parameters(), *self.norm2.parameters()):
+                if not has_partial_gradient(parameter):
+                    mark_partial(parameter, group)
 
     def block(
         self, hidden_SBD: Tensor, document_ids_BS: Tensor | None, position_ids_SB: Tensor | None = None
     ) -> Tensor:
         """Add both branches; `position_ids_SB` gives the positions of tokens that are not consecutive."""
+        if self.enters_once:
+            return self._enter_once(hidden_SBD, document_ids_BS, position_ids_SB)
         normed_SBD = self.norm1(hidden_SBD)
         attended = self.attention(normed_SBD, document_ids_BS, position_ids_SB)
         if self.parallel_residual:
@@ -50,3 +72,32 @@ class TransformerLayer(ResidualLayer):
         normed_SBD = self.norm2(middle_SBD)
         residual_SBD = normed_SBD if self.residual_after_norm else middle_SBD
         return self._add(residual_SBD, self.mlp(normed_SBD))
+
+    def _enter_once(
+        self, hidden_SBD: Tensor, document_ids_BS: Tensor | None, position_ids_SB: Tensor | None
+    ) -> Tensor:
+        """Add both branches of a parallel residual, with one message per pass if there is no dropout."""
+        reduces = self.training and self.dropout > 0.0
+        first, second = self._normed(hidden_SBD, reduces=reduces)
+        attended = self.attention(first.whole, document_ids_BS, position_ids_SB, first)
+        fed = self.mlp(second.whole, second)
+        if reduces:
+            return self._add(self._add(hidden_SBD, attended), fed)
+        sum_SBD = from_row_parallel(attended[0] + fed[0], self.group)
+        return self._add(hidden_SBD, (sum_SBD, _sum_of_given(attended[1], fed[1])))
+
+    def _normed(self, hidden_SBD: Tensor, *, reduces: bool) -> list[Entry]:
+        """Return what both norms compute of the hidden states, inside the split."""
+        if self.group.splits_sequence:
+            normed = (self.norm1(hidden_SBD), self.norm2(hidden_SBD))
+            return enter_together(normed, self.group, reduces=reduces)
+        hidden_SBD = copy_to_group(hidden_SBD, self.group)
+        normed = (self.norm1(hidden_SBD), self.norm2(hidden_SBD))
+        return [Entry(whole, whole, reduces=reduces) for whole in normed]
+
+
+def _sum_of_given(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Return the sum of two biases, of which a matrix may have none."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second

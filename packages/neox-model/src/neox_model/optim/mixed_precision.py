@@ -21,6 +21,11 @@ from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.zero_one_adam import ZeroOneAdam
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import master_weight
+from neox_model.parallel.partial_gradients import (
+    has_partial_gradient,
+    sum_partial_gradients,
+    take_over_sums,
+)
 from neox_model.torch_compat import foreach_copy_, foreach_mul_, skip_on_device
 
 __all__ = ["BeforeStep", "MixedPrecisionOptimizer", "Tie", "guard_loss", "skips_on_device"]
@@ -98,6 +103,8 @@ class MixedPrecisionOptimizer:
         if self._sums_in_masters:
             for parameter, master in pairs:
                 parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
+        take_over_sums(self.parameters)
+        self._partial = [pair for pair in pairs if has_partial_gradient(pair[0])]
         if skips_on_device(optimizer):
             schedule.move_to(self.parameters[0].device)
 
@@ -128,6 +135,7 @@ class MixedPrecisionOptimizer:
     @torch.no_grad()
     def step(self) -> None:
         """Apply one update with the accumulated gradients, and delete these. Collective over all ranks."""
+        self._sum_parts()
         self._sum_over_stages()
         pairs = list(zip(self.parameters, self.masters, strict=True))
         trained = [pair for pair in pairs if _gradient(*pair) is not None]
@@ -206,6 +214,15 @@ class MixedPrecisionOptimizer:
             gradient = _gradient(parameter, master)
             if gradient is not None:
                 broadcast(gradient, src=get_global_rank(group, 0), group=group)
+
+    def _sum_parts(self) -> None:
+        """Sum the gradients of which every tensor-parallel rank has a part.
+
+        The stages' copies of a tied weight have other places in the message; summed over stages afterwards,
+        their gradients are equal to the last bit.
+        """
+        gradients = [_gradient(*pair) for pair in self._partial]
+        sum_partial_gradients([each for each in gradients if each is not None], self._groups.model)
 
     def _sum_over_stages(self) -> None:
         """Sum the gradients of tied weights over the pipeline stages with a copy."""

@@ -5,6 +5,7 @@ arXiv:1909.08053. Gather-to and reduce-scatter-from replace them if each rank ho
 (arXiv:2205.05198). In a group of one, each returns its argument without communication.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,10 +26,12 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_from_group",
     "scatter_to_group",
+    "start_all_gather",
 ]
 
-# The name since torch 2.13, and before.
+# The names since torch 2.13, and before.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def all_reduce(tensor: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
@@ -44,9 +47,23 @@ def all_gather(tensor: Tensor, group: Group, dim: int) -> Tensor:
     """Concatenate the ranks' tensors (of equal shapes) along `dim`, in rank order; no gradient."""
     if group.size == 1:
         return tensor
-    parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(group.size)]
-    dist.all_gather(parts, tensor.contiguous(), group=group.process_group)
-    return torch.cat(parts, dim=dim)
+    # Rank by rank in one tensor: for dimension 0 this is the result, for others it is copied once.
+    parts = tensor.new_empty((group.size, *tensor.shape))
+    _all_gather(parts.flatten(0, 1), tensor.contiguous(), group=group.process_group)
+    dim %= tensor.ndim
+    return parts.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def start_all_gather(rows: Tensor, group: Group) -> Callable[[], Tensor]:
+    """Start to concatenate the ranks' rows; return a function that waits and returns them. No gradient."""
+    whole = rows.new_empty((group.size * rows.shape[0], *rows.shape[1:]))
+    work = _all_gather(whole, rows.contiguous(), group=group.process_group, async_op=True)
+
+    def wait() -> Tensor:
+        work.wait()
+        return whole
+
+    return wait
 
 
 def reduce_scatter(tensor: Tensor, group: Group) -> Tensor:

@@ -1,19 +1,17 @@
 """Average gradients over data-parallel ranks, with many tensors per message."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import torch
 from torch import Tensor, distributed
 
+from neox_config.facts.collectives import BUCKET_ELEMENTS
 from neox_model.parallel.groups import Group
 from neox_model.torch_compat import foreach_copy_
 
-__all__ = ["GradientReduction"]
-
-# 256 MB of float32: large enough for full bandwidth, small enough for an additional copy in memory.
-_BUCKET_ELEMENTS = 2**26
+__all__ = ["GradientReduction", "in_buckets"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +35,7 @@ class GradientReduction:
         """Average these gradients. Collective: every rank passes the same shapes in the same order."""
         if self.group.size == 1:
             return
-        for bucket in _buckets(gradients):
-            is_alone = len(bucket) == 1 and bucket[0].is_contiguous()
-            flat = bucket[0].view(-1) if is_alone else torch.cat([part.reshape(-1) for part in bucket])
-            mean = self._mean(flat)
-            if mean.data_ptr() != bucket[0].data_ptr():
-                pieces = mean.split([part.numel() for part in bucket])
-                foreach_copy_(
-                    bucket, [piece.view_as(part) for piece, part in zip(pieces, bucket, strict=True)]
-                )
+        in_buckets(gradients, self._mean)
 
     def _mean(self, flat: Tensor) -> Tensor:
         sent = flat if self.dtype is None else flat.to(self.dtype)
@@ -59,13 +49,29 @@ class GradientReduction:
         return sent
 
 
+def in_buckets(tensors: Sequence[Tensor], function: Callable[[Tensor], Tensor]) -> None:
+    """Replace tensors by the result of an elementwise function, which receives many as one flat tensor.
+
+    Args:
+        tensors: of any shapes; consecutive ones of one dtype are passed together.
+        function: returns a tensor of the same length; may change its argument.
+    """
+    for bucket in _buckets(tensors):
+        is_alone = len(bucket) == 1 and bucket[0].is_contiguous()
+        flat = bucket[0].view(-1) if is_alone else torch.cat([part.reshape(-1) for part in bucket])
+        result = function(flat)
+        if result.data_ptr() != bucket[0].data_ptr():
+            pieces = result.split([part.numel() for part in bucket])
+            foreach_copy_(bucket, [piece.view_as(part) for piece, part in zip(pieces, bucket, strict=True)])
+
+
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield runs of tensors of one dtype with at most `_BUCKET_ELEMENTS` elements, or one larger tensor."""
+    """Yield runs of tensors of one dtype with at most `BUCKET_ELEMENTS` elements, or one larger tensor."""
     for _, run in groupby(gradients, key=lambda gradient: gradient.dtype):
         bucket: list[Tensor] = []
         elements = 0
         for gradient in run:
-            if bucket and elements + gradient.numel() > _BUCKET_ELEMENTS:
+            if bucket and elements + gradient.numel() > BUCKET_ELEMENTS:
                 yield bucket
                 bucket, elements = [], 0
             bucket.append(gradient)

@@ -22,6 +22,8 @@ class Group:
         ranks: global ranks of the members, in order.
         splits_sequence: between the split matrices each rank holds its part of the sequence instead of all of
             it (see parallel.sequence).
+        keeps_gathered: keep the gathered inputs of split matrices for the backward pass instead of gathering
+            them again; for layers that are recomputed, where they exist only during the backward pass.
     """
 
     rank: int
@@ -29,6 +31,7 @@ class Group:
     process_group: ProcessGroup | None
     ranks: tuple[int, ...]
     splits_sequence: bool = False
+    keeps_gathered: bool = False
 
 
 @dataclass(frozen=True)

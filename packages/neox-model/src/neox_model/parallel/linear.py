@@ -13,7 +13,7 @@ from neox_model.parallel.collectives import gather_from_group
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.logical import InitMethod, logical_parameter
 from neox_model.parallel.low_rank import ColumnAdapter, LowRank, RowAdapter
-from neox_model.parallel.sequence import from_row_parallel, to_column_parallel
+from neox_model.parallel.sequence import Entry, enter, from_row_parallel
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "zero_init"]
 
@@ -62,12 +62,19 @@ class ColumnParallelLinear(nn.Module):
             self.register_parameter("bias", None)
         self.adapter = None if adapter is None else ColumnAdapter(in_features, out_features, adapter, group)
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return this rank's outputs (all with `gather_output`), and the bias if `skip_bias`, else None."""
-        added = None if self.skip_bias else self.bias
-        outputs = functional.linear(to_column_parallel(inputs, self.group), self.weight, added)
+    def forward(self, inputs: Tensor, entry: Entry | None = None) -> tuple[Tensor, Tensor | None]:
+        """Return this rank's outputs (all with `gather_output`), and the bias if `skip_bias`, else None.
+
+        Args:
+            inputs: the input, or `entry.whole`.
+            entry: the input, which has entered the split for several matrices.
+        """
+        if entry is None:
+            entry = enter(inputs, self.group)
+            inputs = entry.whole
+        outputs = entry.product(inputs, self.weight, None if self.skip_bias else self.bias)
         if self.adapter is not None:
-            outputs = outputs + self.adapter(inputs)
+            outputs = outputs + self.adapter(entry.rows)
         if self.gather_output:
             outputs = gather_from_group(outputs, self.group)
         return outputs, self.bias if self.skip_bias else None
@@ -109,8 +116,16 @@ class RowParallelLinear(nn.Module):
             self.register_parameter("bias", None)
         self.adapter = None if adapter is None else RowAdapter(in_features, out_features, adapter, group)
 
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the whole output, and the bias if `skip_bias`, else None."""
+    def forward(self, inputs: Tensor, *, reduces: bool = True) -> tuple[Tensor, Tensor | None]:
+        """Return the whole output, and the bias if `skip_bias`, else None.
+
+        Args:
+            inputs: this rank's part of the input.
+            reduces: False: return this rank's partial result, and the bias, for the sum over ranks. A matrix
+                with an adapter must reduce.
+        """
+        if not reduces:
+            return functional.linear(inputs, self.weight), self.bias
         added = None if self.skip_bias else self.bias
         if self.group.size == 1:
             outputs = functional.linear(inputs, self.weight, added)

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from neox_model.errors import LayoutError
-from neox_model.parallel.collectives import all_reduce
 from neox_model.parallel.groups import SINGLE_RANK, Group
+from neox_model.parallel.partial_gradients import mark_partial
 
 __all__ = [
     "InitMethod",
@@ -80,7 +79,8 @@ def logical_parameter(
         init: fills the whole tensor.
         group: the ranks over which it is split.
         split_dim: the dimension that is split; None: every rank has a copy. If the group splits the sequence,
-            gradients of copies are summed over the group, because each rank uses its part of the sequence.
+            gradients of copies are summed over the group, because each rank uses its part of the sequence
+            (see parallel.partial_gradients).
         pad: add padding rows on the last ranks instead of refusing sizes that do not divide.
 
     Raises:
@@ -106,8 +106,7 @@ def logical_parameter(
         # For DeepSpeed's norms: sum this parameter over ranks instead of counting it once.
         parameter.model_parallel = True  # type: ignore[attr-defined]
     if split_dim is None and group.splits_sequence:
-        parameter.register_hook(partial(_sum_gradients, group))
-        parameter.sums_over_model = True  # type: ignore[attr-defined]
+        mark_partial(parameter, group)
     return parameter
 
 
@@ -137,7 +136,7 @@ def copy_description(source: nn.Parameter, target: nn.Parameter, *, rows: tuple[
         target: receives the description.
         rows: the first row of `source` that it holds, and the one after its last.
     """
-    for name in ("model_parallel", "is_stage_copy", "sums_over_model"):
+    for name in ("model_parallel", "is_stage_copy", "partial_gradient"):
         if hasattr(source, name):
             setattr(target, name, getattr(source, name))
     logical: Logical | None = getattr(source, "logical", None)
@@ -151,11 +150,6 @@ def split_dim_of(parameter: Tensor) -> int | None:
     """Return the dimension along which tensor-parallel ranks split a parameter or master weight, or None."""
     logical: Logical | None = getattr(parameter, "logical", None)
     return None if logical is None else logical.split_dim
-
-
-def _sum_gradients(group: Group, gradient: Tensor) -> Tensor:
-    # Cloned, because autograd may pass the same gradient to another branch.
-    return all_reduce(gradient.clone(memory_format=torch.contiguous_format), group)
 
 
 def is_stage_copy(parameter: Tensor) -> bool:

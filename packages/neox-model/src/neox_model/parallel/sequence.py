@@ -4,29 +4,38 @@ Every tensor-parallel rank computes the layers between split matrices (norms, dr
 group that splits the sequence, each rank computes them for its part only: an all-gather before and a
 reduce-scatter after the split matrices replace the all-reduce, with the same amount of communication, and the
 activations in between take 1 / ranks of the memory. Gradients of parameters that every rank holds are summed
-(see `logical_parameter`), and dropout differs between the ranks.
+(see `logical_parameter`), and dropout differs between the ranks. For the backward pass a rank keeps its part
+of the input, and gathers the whole again.
 
 Source: arXiv:2205.05198, section 4.2.2.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from neox_model.parallel.collectives import (
     copy_to_group,
     gather_to_group,
     reduce_from_group,
     reduce_scatter_from_group,
+    start_all_gather,
 )
+from neox_model.parallel.compile_disabled import CompileDisabled
 from neox_model.parallel.groups import Group
 from neox_model.parallel.random import in_split_stream, split_stream
 
 __all__ = [
+    "COMPILE_DISABLED",
     "BiasDropoutAdd",
+    "Entry",
+    "enter",
+    "enter_together",
     "from_row_parallel",
     "own_rows",
     "sequence_stream",
@@ -41,6 +50,125 @@ BiasDropoutAdd = Callable[[Tensor, Tensor | None, Tensor, float, bool], Tensor]
 def to_column_parallel(hidden: Tensor, group: Group) -> Tensor:
     """Return the input of a column-parallel matrix: the whole sequence (dimension 0), gradients summed."""
     return gather_to_group(hidden, group) if group.splits_sequence else copy_to_group(hidden, group)
+
+
+class Entry:
+    """The input of column-parallel matrices, which enters the split once for all of them.
+
+    Args:
+        whole: the input on every rank, for the whole sequence. Its gradients, from all matrices, are summed
+            over the ranks together.
+        rows: the input before it entered; this rank's part of the sequence if the group splits it.
+        reduces: sum the partial results of the row-parallel matrix behind these; False: the caller does.
+        source: what the backward pass gathers again; None: `whole` is kept.
+        part: the columns of what `source` gathers that are `whole`.
+    """
+
+    def __init__(
+        self,
+        whole: Tensor,
+        rows: Tensor,
+        *,
+        reduces: bool = True,
+        source: "_Source | None" = None,
+        part: slice = slice(None),
+    ) -> None:
+        self.whole = whole
+        self.rows = rows
+        self.reduces = reduces
+        self._source = source
+        self._part = part
+
+    def product(self, whole: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the product of `whole` with a matrix, as torch's `linear`.
+
+        `whole` is that of this entry, or what a hook of the module that received it returned in its place.
+        """
+        if self._source is None:
+            return functional.linear(whole, weight, bias)
+        if torch.is_grad_enabled() and weight.requires_grad:
+            self._source.uses += 1
+        product: Tensor = _product(whole, self._source.rows, weight, bias, self._source, self._part)
+        return product
+
+
+class _Source:
+    """This rank's part of a sequence, of which the backward pass gathers the whole once for all products.
+
+    Attributes:
+        rows: the part.
+        group: the ranks that have the others.
+        uses: number of products whose backward pass needs the whole.
+    """
+
+    def __init__(self, rows: Tensor, group: Group) -> None:
+        self.rows = rows
+        self.group = group
+        self.uses = 0
+        self._left = 0
+        self._wait: Callable[[], Tensor] | None = None
+
+    def start(self, rows: Tensor) -> Callable[[], Tensor]:
+        """Start to gather, unless an earlier product has; return a function that returns the whole."""
+        wait = start_all_gather(rows, self.group) if self._wait is None else self._wait
+        self._left = (self._left or self.uses) - 1
+        self._wait = wait if self._left else None
+        return wait
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        whole: Tensor,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        source: _Source,
+        part: slice,
+    ) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.source, ctx.part = source, part
+        return functional.linear(whole, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        needs_whole, _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        # The other gradient is computed while the message is under way.
+        wait = ctx.source.start(rows) if needs_weight else None
+        of_whole = gradient @ weight if needs_whole else None
+        flat = gradient.flatten(0, -2)
+        of_weight = None if wait is None else flat.t() @ wait()[..., ctx.part].flatten(0, -2)
+        of_bias = flat.sum(dim=0) if needs_bias else None
+        return of_whole, None, of_weight, of_bias, None, None
+
+
+_product = CompileDisabled(_Product.apply)
+COMPILE_DISABLED = (_product,)
+
+
+def enter(hidden: Tensor, group: Group) -> Entry:
+    """Enter the split with the input of one or several column-parallel matrices."""
+    whole = to_column_parallel(hidden, group)
+    return Entry(whole, hidden, source=_source(hidden, group))
+
+
+def enter_together(inputs: Sequence[Tensor], group: Group, *, reduces: bool) -> list[Entry]:
+    """Enter the split with several inputs of one shape, this rank's parts of the sequence, in one message."""
+    width = inputs[0].shape[-1]
+    rows = torch.cat(list(inputs), dim=-1)
+    whole, source = gather_to_group(rows, group), _source(rows, group)
+    parts = [slice(place * width, (place + 1) * width) for place in range(len(inputs))]
+    return [
+        Entry(whole[..., part], given, reduces=reduces, source=source, part=part)
+        for given, part in zip(inputs, parts, strict=True)
+    ]
+
+
+def _source(rows: Tensor, group: Group) -> _Source | None:
+    is_gathered_again = group.splits_sequence and not group.keeps_gathered
+    return _Source(rows.detach(), group) if is_gathered_again else None
 
 
 def from_row_parallel(partial_sums: Tensor, group: Group) -> Tensor:

@@ -11,6 +11,7 @@ from torch.distributed import ReduceOp
 
 from neox_config import NeoXConfig
 from neox_config.derive.curricula import length_schedule
+from neox_config.derive.recomputation import recomputes_attention, recomputes_layers
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
 from neox_model.assembly.model import padded_vocab_size
@@ -83,11 +84,13 @@ def _with_profile(training: Training, step: TrainStep) -> TrainStep:
     if not section.enabled:
         return step
     shape = shape_of(training.resolved, vocab_size=padded_vocab_size(config, training.tokenizer.vocab_size))
-    is_recomputed = config.activation_checkpointing.checkpoint_activations
+    is_recomputed, recomputes_core = recomputes_layers(config), recomputes_attention(config)
 
     def formula(tokens: int) -> int:
         actual = replace(shape, seq_length=tokens // derived.train_batch_size)
-        return tokens * flops_per_token(actual, is_recomputed=is_recomputed)
+        return tokens * flops_per_token(
+            actual, is_recomputed=is_recomputed, recomputes_attention=recomputes_core
+        )
 
     return ProfiledStep(
         step,

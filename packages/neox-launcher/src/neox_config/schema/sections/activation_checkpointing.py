@@ -1,10 +1,13 @@
 """Activation checkpointing: recompute activations in the backward pass instead of storing them."""
 
+from typing import Literal
+
 from neox_config.schema.parameter import Section, param
 
 __all__ = ["ActivationCheckpointingSection"]
 
 _WHEN_ON = "checkpoint_activations is true"
+_WHEN_FULL = "checkpoint_activations is true and checkpoint_granularity is full"
 
 
 class ActivationCheckpointingSection(Section, resume="free"):
@@ -16,13 +19,20 @@ class ActivationCheckpointingSection(Section, resume="free"):
         doc="Store only the input of each group of layers and recompute the other activations in the "
         "backward pass.",
     )
+    checkpoint_granularity: Literal["full", "selective"] = param(
+        "full",
+        origin="ours",
+        used_when=_WHEN_ON,
+        doc="full recomputes layers. selective recomputes only attention between its projections, whose "
+        "scores and dropout take much memory and little time, and stores all other activations.",
+    )
     checkpoint_num_layers: int = param(
-        1, origin="Meg", gt=0, used_when=_WHEN_ON, doc="Layers per group; only the group's input is stored."
+        1, origin="Meg", gt=0, used_when=_WHEN_FULL, doc="Layers per group; only the group's input is stored."
     )
     partition_activations: bool = param(
         False,
         origin="Meg",
-        used_when=_WHEN_ON,
+        used_when=_WHEN_FULL,
         doc="Partition the stored inputs across the tensor-parallel ranks.",
     )
     contiguous_checkpointing: bool = param(
@@ -32,15 +42,15 @@ class ActivationCheckpointingSection(Section, resume="free"):
         doc="Store the inputs in one contiguous buffer that is allocated once.",
     )
     checkpoint_in_cpu: bool = param(
-        False, origin="Meg", used_when=_WHEN_ON, doc="Store the inputs in host memory."
+        False, origin="Meg", used_when=_WHEN_FULL, doc="Store the inputs in host memory."
     )
     synchronize_each_layer: bool = param(
-        False, origin="Meg", used_when=_WHEN_ON, doc="Synchronize the device before and after each group."
+        False, origin="Meg", used_when=_WHEN_FULL, doc="Synchronize the device before and after each group."
     )
     profile_backward: bool = param(
         False,
         origin="Meg",
-        used_when=_WHEN_ON,
+        used_when=_WHEN_FULL,
         doc="Log the times of the forward and the backward pass of each group.",
     )
     number_checkpoints: int | None = param(

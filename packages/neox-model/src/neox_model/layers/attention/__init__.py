@@ -12,13 +12,14 @@ from neox_model.layers.attention.block_layouts import (
     variable_layout,
 )
 from neox_model.layers.attention.dense import DenseCore, SoftmaxCore
-from neox_model.layers.attention.flex import FlexCore
+from neox_model.layers.attention.flex import DocumentMasks, FlexCore
 from neox_model.layers.attention.parallel_attention import ParallelAttention
 from neox_model.layers.attention.patterns import BlockPattern, LocalPattern, Pattern
 
 __all__ = [
     "BlockPattern",
     "DenseCore",
+    "DocumentMasks",
     "FlexCore",
     "LocalPattern",
     "ParallelAttention",

@@ -5,7 +5,8 @@ masked. It has no dropout and, on a CPU, no backward pass; `DenseCore`, the refe
 then.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable
 from functools import cache
 from typing import Any
 
@@ -16,12 +17,47 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from neox_model.layers.attention.dense import DenseCore
 from neox_model.parallel.compile_disabled import CompileDisabled
 
-__all__ = ["COMPILE_DISABLED", "FlexCore"]
+__all__ = ["COMPILE_DISABLED", "DocumentMasks", "FlexCore"]
 
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False)
+
+
+class DocumentMasks:
+    """Block masks of document ids, made once per micro-batch for all layers with the same pattern.
+
+    Document ids are recognized by their memory, which checkpointed segments keep: those of the latest
+    micro-batches are kept here, so that no other tensor can have it. They must not be changed in place.
+
+    Args:
+        micro_batches: number of micro-batches whose masks are kept; those that wait for their backward pass.
+    """
+
+    def __init__(self, micro_batches: int = 1) -> None:
+        self._kept: deque[tuple[Tensor, dict[Hashable, BlockMask]]] = deque(maxlen=micro_batches)
+
+    def of(self, document_ids_BS: Tensor, pattern: Hashable, make: Callable[[], BlockMask]) -> BlockMask:
+        """Return the mask of these documents for a pattern, made by `make` unless it is known."""
+        masks = next((masks for ids_BS, masks in self._kept if _is_same(ids_BS, document_ids_BS)), None)
+        if masks is None:
+            masks = {}
+            self._kept.append((document_ids_BS, masks))
+        if pattern not in masks:
+            masks[pattern] = make()
+        return masks[pattern]
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors are the same values in the same memory."""
+    return (one.data_ptr(), one.shape, one.stride(), one.dtype, one.device) == (
+        other.data_ptr(),
+        other.shape,
+        other.stride(),
+        other.dtype,
+        other.device,
+    )
 
 
 class FlexCore(DenseCore):
@@ -30,15 +66,19 @@ class FlexCore(DenseCore):
     DenseCore is used for queries that continue cached keys, and for attention that is only causal.
 
     Args:
+        masks: the masks of documents, shared by the layers of a model; None: of this layer alone.
         is_compiled: False: run FlexAttention's reference implementation, which stores all scores (for tests).
         options: arguments of Core; dropout must be 0.
     """
 
-    def __init__(self, *, is_compiled: bool = True, **options: Any) -> None:
+    def __init__(
+        self, *, masks: DocumentMasks | None = None, is_compiled: bool = True, **options: Any
+    ) -> None:
         super().__init__(**options)
         assert self.dropout == 0.0, "FlexAttention has no dropout"
         self.is_compiled = is_compiled
         self.is_dense = False
+        self._masks = masks or DocumentMasks()
         self._kept: tuple[tuple[int, torch.device], BlockMask] | None = None
 
     def forward(
@@ -68,12 +108,15 @@ class FlexCore(DenseCore):
         return context_BNSK.permute(2, 0, 1, 3)
 
     def _block_mask(self, length: int, document_ids_BS: Tensor | None, device: torch.device) -> BlockMask:
-        """Return the block mask, cached if there are no document ids."""
+        """Return the block mask, made once for each micro-batch, or once if there are no document ids."""
         make = _compiled(create_block_mask) if self.is_compiled else create_block_mask
         heads = self.pattern.num_masks if self.pattern is not None and self.pattern.num_masks > 1 else None
         if document_ids_BS is not None:
-            batch = document_ids_BS.shape[0]
-            return make(_mask_mod(self.pattern, document_ids_BS), batch, heads, length, length, device=device)
+            visible, batch = _mask_mod(self.pattern, document_ids_BS), document_ids_BS.shape[0]
+            key = None if self.pattern is None else self.pattern.key
+            return self._masks.of(
+                document_ids_BS, key, lambda: make(visible, batch, heads, length, length, device=device)
+            )
         if self._kept is None or self._kept[0] != (length, device):
             mask = make(_mask_mod(self.pattern, None), None, heads, length, length, device=device)
             self._kept = ((length, device), mask)

@@ -7,18 +7,32 @@ and its value.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from neox_model.errors import LayoutError
 from neox_model.layers.cache import Chunk, LayerCache
+from neox_model.parallel.compile_disabled import CompileDisabled
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from neox_model.parallel.logical import InitMethod
 from neox_model.parallel.low_rank import LowRank
+from neox_model.parallel.sequence import Entry
 
-__all__ = ["ParallelAttention"]
+__all__ = ["COMPILE_DISABLED", "ParallelAttention"]
+
+
+def _checkpointed(core: nn.Module, *inputs: Tensor | None) -> Tensor:
+    context_SBNK: Tensor = checkpoint(core, *inputs, use_reentrant=False)
+    return context_SBNK
+
+
+_recomputed = CompileDisabled(_checkpointed)
+COMPILE_DISABLED = (_recomputed,)
 
 _NO_ADAPTERS: Mapping[str, LowRank] = MappingProxyType({})
 
@@ -30,6 +44,7 @@ class ParallelAttention(nn.Module):
         hidden_size: model width.
         heads: number of heads of the whole layer.
         core: factory of the core (see DenseCore).
+        recomputes_core: compute the core again in the backward pass, from query, key and value.
         init: fills the query-key-value weight.
         output_init: fills the output weight.
         key_value_heads: number of key-value heads, each shared by heads / key_value_heads queries; None: one
@@ -60,6 +75,7 @@ class ParallelAttention(nn.Module):
         qkv_bias: bool = True,
         output_bias: bool = True,
         skip_bias: bool = False,
+        recomputes_core: bool = False,
         group: Group = SINGLE_RANK,
         adapters: Mapping[str, LowRank] = _NO_ADAPTERS,
     ) -> None:
@@ -74,6 +90,7 @@ class ParallelAttention(nn.Module):
         )
         self.position = position() if position is not None else None
         self.core = core()
+        self.recomputes_core = recomputes_core
         self.dense = RowParallelLinear(
             hidden_size,
             hidden_size,
@@ -86,13 +103,22 @@ class ParallelAttention(nn.Module):
         self.cache: LayerCache | None = None
 
     def forward(
-        self, hidden_SBD: Tensor, document_ids_BS: Tensor | None = None, position_ids_SB: Tensor | None = None
+        self,
+        hidden_SBD: Tensor,
+        document_ids_BS: Tensor | None = None,
+        position_ids_SB: Tensor | None = None,
+        entry: Entry | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output, whole on every rank, and the bias if `skip_bias`, else None.
 
-        `position_ids_SB` gives the positions of tokens that are not consecutive.
+        Args:
+            hidden_SBD: the input, or `entry.whole`.
+            document_ids_BS: document ids; None: one document.
+            position_ids_SB: positions of tokens that are not consecutive.
+            entry: the input, which has entered the split; without `reduces` the output is this rank's part of
+                a sum, and the bias is returned.
         """
-        projected, _ = self.qkv(hidden_SBD)
+        projected, _ = self.qkv(hidden_SBD, entry)
         length, batch = projected.shape[:2]
         groups = projected.view(length, batch, self.local_groups, -1, self.head_width)
         query_SBNK = groups[:, :, :, :-2].flatten(2, 3)
@@ -108,8 +134,11 @@ class ParallelAttention(nn.Module):
         else:
             if cache is not None:
                 key, value = cache.rows_of_chunk(key, value)
-            context_SBNK = self.core(query_SBNK, key, value, document_ids_BS)
-        return self.dense(context_SBNK.reshape(length, batch, -1))
+            is_recomputed = self.recomputes_core and self.training and torch.is_grad_enabled()
+            core = partial(_recomputed, self.core) if is_recomputed else self.core
+            context_SBNK = core(query_SBNK, key, value, document_ids_BS)
+        reduces = entry is None or entry.reduces
+        return self.dense(context_SBNK.reshape(length, batch, -1), reduces=reduces)
 
 
 def _check_heads(hidden_size: int, heads: int, key_value_heads: int, group: Group) -> None:

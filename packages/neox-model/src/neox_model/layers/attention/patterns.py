@@ -6,7 +6,7 @@ Patterns do not include causality.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,11 @@ class Pattern(nn.Module, ABC):
 
     Attributes:
         num_masks: 1 if all heads have the same pattern, else the number of heads of this rank.
+        key: equal for patterns that show the same keys.
     """
 
     num_masks = 1
+    key: Hashable
 
     @abstractmethod
     def forward(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -42,6 +44,7 @@ class LocalPattern(Pattern):
         super().__init__()
         self.block = block
         self.blocks_before = blocks_before
+        self.key = (block, blocks_before)
 
     def forward(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return True where the key's block is close enough to the query's."""
@@ -80,6 +83,7 @@ class BlockPattern(Pattern):
         numbers: Sequence[int] = range(first, first + local_heads) if is_per_head else (0,)
         self.num_masks = len(numbers)
         layouts = torch.stack([layout(num_blocks, head) for head in numbers])
+        self.key = (block, tuple(layouts.shape), layouts.numpy().tobytes())
         # It follows from the configuration, so it is not saved in checkpoints.
         self.register_buffer("layout", layouts.to(torch.get_default_device()), persistent=False)
 

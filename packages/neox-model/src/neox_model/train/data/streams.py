@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
+import torch
+from torch import Tensor
+
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.curricula import NO_DIFFICULTIES, length_schedule
 from neox_config.facts.difficulty import DifficultySchedule
@@ -29,17 +32,11 @@ class Stream:
     """Iterates over the micro-batches of one rank, from a given sample on.
 
     Args:
-        loader: yields token windows; None on ranks without tokens, which have an empty stream.
-        vocab_size: size of the model's vocabulary.
-        ends: effects of ends of documents; None: no effects.
+        loader: yields the micro-batches; None on ranks without tokens, which have an empty stream.
     """
 
-    def __init__(
-        self, loader: PrefetchLoader | None, *, vocab_size: int, ends: DocumentEnds | None = None
-    ) -> None:
+    def __init__(self, loader: PrefetchLoader[Batch] | None) -> None:
         self._loader = loader
-        self._vocab_size = vocab_size
-        self._ends = ends
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -52,29 +49,47 @@ class Stream:
         """
         if self._loader is None:
             raise StopIteration
-        windows = next(self._loader)
-        labels = None
-        if windows.ndim == 3:
-            windows, labels = windows.unbind(dim=1)
-            self._check(0, int(labels.max()), "label")
-        # An embedding split over ranks would silently return zeros for such a token.
-        lowest, highest = (int(found) for found in windows.aminmax())
-        self._check(lowest, highest, "token")
-        return as_batch(windows, ends=self._ends, labels=labels)
-
-    def _check(self, lowest: int, highest: int, what: str) -> None:
-        if lowest < 0 or highest >= self._vocab_size:
-            wrong = lowest if lowest < 0 else highest
-            raise DataError(
-                f"the data contains {what} {wrong:,}, but the model's vocabulary has {self._vocab_size:,} "
-                "entries; configure the tokenizer with which the data was tokenized, or check the data with "
-                "neox-data verify"
-            )
+        return next(self._loader)
 
     def close(self) -> None:
         """Stop prefetching."""
         if self._loader is not None:
             self._loader.close()
+
+
+def _as_checked_batch(
+    windows: Tensor, *, vocab_size: int, ends: DocumentEnds | None, pins_memory: bool
+) -> Batch:
+    """Return the micro-batch of windows of tokens, or of tokens and labels.
+
+    Args:
+        windows: int64 [batch, length], or [batch, 2, length] with labels.
+        vocab_size: size of the model's vocabulary.
+        ends: effects of ends of documents; None: no effects.
+        pins_memory: copy it to page-locked memory.
+
+    Raises:
+        DataError: a token or label is outside the vocabulary.
+    """
+    labels = None
+    if windows.ndim == 3:
+        windows, labels = windows.unbind(dim=1)
+        _check(0, int(labels.max()), "label", vocab_size)
+    # An embedding split over ranks would silently return zeros for such a token.
+    lowest, highest = (int(found) for found in windows.aminmax())
+    _check(lowest, highest, "token", vocab_size)
+    batch = as_batch(windows, ends=ends, labels=labels)
+    return batch.pinned() if pins_memory else batch
+
+
+def _check(lowest: int, highest: int, what: str, vocab_size: int) -> None:
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise DataError(
+            f"the data contains {what} {wrong:,}, but the model's vocabulary has {vocab_size:,} "
+            "entries; configure the tokenizer with which the data was tokenized, or check the data with "
+            "neox-data verify"
+        )
 
 
 def open_streams(
@@ -109,10 +124,13 @@ def open_streams(
     )
 
     schedule = length_schedule(resolved.config, difficulties)
+    prepare = partial(
+        _as_checked_batch, vocab_size=vocab_size, ends=ends, pins_memory=torch.cuda.is_available()
+    )
 
     def open_stream(part: str, dataset: SampleDataset, samples: int, iteration: int = 0) -> Stream:
         if not needs_tokens:
-            return Stream(None, vocab_size=vocab_size)
+            return Stream(None)
         sampler = BatchSampler(
             len(dataset),
             micro_batch=resolved.derived.micro_batch_size,
@@ -128,8 +146,9 @@ def open_streams(
             length_at=None
             if schedule is None or part != "train"
             else lambda since: schedule(iteration + since),
+            prepare=prepare,
         )
-        return Stream(loader, vocab_size=vocab_size, ends=ends)
+        return Stream(loader)
 
     return {part: partial(open_stream, part, dataset) for part, dataset in datasets.items()}
 

@@ -26,7 +26,6 @@ __all__ = ["CopiesDifferError", "CopiesHook"]
 logger = logging.getLogger(__name__)
 
 _SHOWN = 5
-_ABSENT = torch.iinfo(torch.int64).min
 _ADVICE = (
     "a device or the memory of that host may be faulty, or an operation is not deterministic; check the "
     "hosts with neox-launch doctor, leave out a faulty one (exclude), and resume from the latest checkpoint, "
@@ -70,6 +69,24 @@ class _Copy:
     name: str
     members: tuple[int, ...]
     value: int
+
+
+# Global ranks of the group that has copies, and the fingerprints: of all pieces in order, or by name.
+_Whole = tuple[tuple[int, ...], tuple[int, ...]]
+_Tied = tuple[tuple[int, ...], dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a rank sends to the others of its replica.
+
+    Args:
+        whole: what tensor-parallel ranks do not split.
+        tied: weights that several stages hold.
+    """
+
+    whole: _Whole
+    tied: _Tied
 
 
 class CopiesHook(Hook):
@@ -128,40 +145,46 @@ class CopiesHook(Hook):
         if self._compared == iteration:
             return
         self._compared = iteration
-        different = self._different()
-        count, control = torch.tensor(len(different)), self._groups.control
-        if control.size > 1:
-            distributed.all_reduce(count, distributed.ReduceOp.MAX, group=control.process_group)
-        if count.item():
-            reports = gather(control, (socket.gethostname(), different))
+        different, differ_anywhere = self._different()
+        if differ_anywhere:
+            reports = gather(self._groups.control, (socket.gethostname(), different))
             self._before_end()
             raise CopiesDifferError(_describe(reports, iteration))
 
-    def _different(self) -> list[_Copy]:
-        """Return this rank's copies that differ from those of other ranks. Collective over all ranks."""
+    def _different(self) -> tuple[list[_Copy], bool]:
+        """Return this rank's copies that differ, and whether any rank's do. Collective over all ranks."""
         pieces = list(_pieces(self._engine))
         prints = [fingerprint(piece.values).to(self._engine.device) for piece in pieces]
-        # A last row for tensors that this rank does not hold.
-        rows = torch.stack([*prints, torch.tensor(_ABSENT, device=self._engine.device)])
-        found = []
-        for group, indices in self._copies(pieces):
-            places = [len(pieces) if index is None else index for index in indices]
-            mine = [places[place] for place in _differing(rows[places], group) if indices[place] is not None]
-            found += [_Copy(pieces[index].name, group.ranks, int(rows[index])) for index in mine]
-        return found
+        compare = self._among_replicas if self._groups.data.size > 1 else self._within_replica
+        return compare(pieces, prints)
 
-    def _copies(self, pieces: Sequence[_Piece]) -> Iterator[tuple[Group, list[int | None]]]:
-        """Yield each group with the indices of its common pieces, in the same order on all its ranks.
+    def _among_replicas(self, pieces: Sequence[_Piece], prints: Sequence[Tensor]) -> tuple[list[_Copy], bool]:
+        """Compare all pieces of this rank with those of the other replicas."""
+        group, control = self._groups.data, self._groups.control
+        values = torch.stack(list(prints)) if prints else torch.empty(0, dtype=torch.int64)
+        found = [
+            _Copy(pieces[index].name, group.ranks, int(values[index])) for index in _differing(values, group)
+        ]
+        count = torch.tensor(len(found))
+        distributed.all_reduce(count, distributed.ReduceOp.MAX, group=control.process_group)
+        return found, bool(count)
 
-        None stands for a piece that other ranks of the group hold and this one does not.
-        """
-        indices = range(len(pieces))
-        used = {piece.name: index for index, piece in enumerate(pieces) if piece.is_used}
-        if self._groups.data.size > 1:
-            yield self._groups.data, list(indices)
-            return
-        yield self._groups.model, [index for index in indices if not pieces[index].is_split]
-        yield self._groups.pipe, [used.get(name) for name in self._tied]
+    def _within_replica(self, pieces: Sequence[_Piece], prints: Sequence[Tensor]) -> tuple[list[_Copy], bool]:
+        """Compare what tensor-parallel ranks do not split, and the tied weights of stages, in one gather."""
+        values = torch.stack(list(prints)).tolist() if prints else []
+        known = list(zip(pieces, values, strict=True))
+        mine = _Held(
+            whole=(self._groups.model.ranks, tuple(value for piece, value in known if not piece.is_split)),
+            tied=(
+                self._groups.pipe.ranks,
+                {piece.name: value for piece, value in known if piece.is_used and piece.name in self._tied},
+            ),
+        )
+        everywhere = gather(self._groups.control, mine)
+        names = [piece.name for piece in pieces if not piece.is_split]
+        found = _unequal(names, mine.whole, [held.whole for held in everywhere])
+        found += _unequal_tied(mine.tied, [held.tied for held in everywhere])
+        return found, _any_differ(everywhere)
 
 
 def _pieces(engine: Engine) -> Iterator[_Piece]:
@@ -191,12 +214,48 @@ def _names_of_stage_copies(engine: Engine) -> list[str]:
 
 def _differing(prints: Tensor, group: Group) -> list[int]:
     """Return the indices at which the ranks of a group have different fingerprints. Collective over it."""
-    if group.size == 1 or not prints.numel():
+    if not prints.numel():
         return []
-    # One reduction gives the largest and the smallest; a rank without the tensor has the least in both.
-    extremes = torch.stack([prints, torch.where(prints == _ABSENT, prints, -prints)])
+    # One reduction gives the largest and the smallest.
+    extremes = torch.stack([prints, -prints])
     distributed.all_reduce(extremes, distributed.ReduceOp.MAX, group=group.process_group)
-    return (extremes[0] != -extremes[1]).nonzero().flatten().tolist()
+    return (extremes[0] != -extremes[1]).nonzero().flatten().tolist()  # type: ignore[no-any-return]
+
+
+def _unequal(names: Sequence[str], mine: _Whole, everywhere: Sequence[_Whole]) -> list[_Copy]:
+    """Return the pieces whose fingerprints are not those of all ranks of this rank's group."""
+    members, values = mine
+    others = [found for ranks, found in everywhere if ranks == members]
+    return [
+        _Copy(name, members, value)
+        for name, value, *copies in zip(names, values, *others, strict=True)
+        if any(copy != value for copy in copies)
+    ]
+
+
+def _unequal_tied(mine: _Tied, everywhere: Sequence[_Tied]) -> list[_Copy]:
+    """Return the tied weights whose fingerprints are not those of all stages that hold them."""
+    members, values = mine
+    others = [found for ranks, found in everywhere if ranks == members]
+    return [
+        _Copy(name, members, value)
+        for name, value in values.items()
+        if any(found.get(name, value) != value for found in others)
+    ]
+
+
+def _any_differ(everywhere: Sequence[_Held]) -> bool:
+    """Return True if any copies of any two ranks differ."""
+    seen: dict[tuple[object, ...], object] = {}
+    for held in everywhere:
+        ranks, values = held.whole
+        if seen.setdefault(("whole", ranks), values) != values:
+            return True
+        stages, tied = held.tied
+        for name, value in tied.items():
+            if seen.setdefault(("tied", stages, name), value) != value:
+                return True
+    return False
 
 
 def _describe(reports: Sequence[tuple[str, Sequence[_Copy]]], iteration: int) -> str:

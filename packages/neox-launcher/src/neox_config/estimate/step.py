@@ -1,0 +1,272 @@
+"""Collectives of one training step: calls and bytes of each device, by part of the step and operation.
+
+The counts are those of the model's own communication and of the update at ZeRO stage 0; a test compares them
+with what real processes call. The bytes are those of the messages: of all_gather the output, of
+reduce_scatter the input.
+
+Sources: arXiv:1909.08053, section 3 (tensor parallelism), arXiv:2205.05198, section 4.2.2 (of the sequence).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+
+from neox_config.errors import ConfigError
+from neox_config.estimate.memory import hidden_bytes
+from neox_config.estimate.parameters import bucketed_parameters, stage_layers, stage_types
+from neox_config.estimate.shapes import Layout, Shape
+from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.facts.collectives import BUS_SHARE
+from neox_config.facts.loss import CHUNK_NUMBERS
+from neox_config.facts.norms import NORM_FACTS
+
+__all__ = ["Collective", "model_bytes", "not_counted", "refuse_unknown", "step_collectives"]
+
+_REDUCE, _GATHER, _SCATTER = "all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """Calls of one operation in one part of a step.
+
+    Args:
+        part: part of the step.
+        operation: name in torch.distributed.
+        group: "model" or "data".
+        calls: per update.
+        bytes: of the messages of all calls together.
+    """
+
+    part: str
+    operation: str
+    group: str
+    calls: int
+    bytes: int
+
+
+def refuse_unknown(shape: Shape, layout: Layout) -> None:
+    """Raise an error if the collectives of a training are not known.
+
+    Raises:
+        ConfigError: it is a pipeline, trains adapters, or has layers that drop tokens.
+    """
+    unknown = {
+        "pipelines (pipe-parallel-size)": layout.stages > 1,
+        "low-rank adapters (lora-rank)": shape.adapter_rank > 0,
+        "layers that drop tokens (random_ltd)": shape.drops_tokens,
+    }
+    names = [name for name, is_used in unknown.items() if is_used]
+    if names:
+        raise ConfigError(
+            f"--step does not count the collectives of {' and '.join(names)}; remove the setting, or leave "
+            "out --step"
+        )
+
+
+def not_counted(layout: Layout) -> str | None:
+    """Return what communicates over the data-parallel ranks in a way that is not counted; None if nothing."""
+    if layout.data_parallel == 1 and layout.zero_stage == 0:
+        return None
+    if layout.zero_stage > 0:
+        return f"what DeepSpeed sends at ZeRO stage {layout.zero_stage}: gradients, weights and norms"
+    return "the optimizer's averages over data-parallel ranks" if layout.has_replica_states else None
+
+
+def model_bytes(shape: Shape, layout: Layout) -> int:
+    """Return the bytes that the busiest device sends over its tensor-parallel ranks per update, in rings."""
+    if layout.model_parallel == 1:
+        return 0
+    return max(
+        sum(_sent(each, layout) for each in _of_model(shape, layout, "cuda", stage))
+        for stage in {0, layout.stages - 1}
+    )
+
+
+def _sent(collective: Collective, layout: Layout) -> int:
+    return round(collective.bytes * BUS_SHARE[collective.operation](layout.model_parallel))
+
+
+def step_collectives(shape: Shape, layout: Layout, *, device: str = "cuda") -> tuple[Collective, ...]:
+    """Return the collectives of one update, without those of hooks such as logging and saving.
+
+    Args:
+        shape: the model.
+        layout: how it is run.
+        device: type of the devices, on which the number of chunks of the loss depends.
+    """
+    rows = list(_of_model(shape, layout, device, 0)) if layout.model_parallel > 1 else []
+    rows += _of_data(shape, layout)
+    return tuple(_merged(rows))
+
+
+def _merged(rows: list[Collective]) -> Iterator[Collective]:
+    """Yield one row per part, operation and group, in the order of the first."""
+    merged: dict[tuple[str, str, str], Collective] = {}
+    for row in rows:
+        key = row.part, row.operation, row.group
+        known = merged.get(key)
+        merged[key] = (
+            row
+            if known is None
+            else replace(known, calls=known.calls + row.calls, bytes=known.bytes + row.bytes)
+        )
+    return iter(merged.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    operation: str
+    bytes: int
+
+
+def _of_model(shape: Shape, layout: Layout, device: str, stage: int) -> Iterator[Collective]:
+    """Yield the collectives over tensor-parallel ranks of a pipeline stage."""
+    is_first, is_last = stage == 0, stage == layout.stages - 1
+    micro_batch = [
+        *(("embedding", message) for message in _embedding(shape, layout) if is_first),
+        *_layers(shape, layout, stage_types(shape, layout, stage)),
+        *(("head and loss", message) for message in _head(shape, layout, device) if is_last),
+    ]
+    partial = _partial(shape, layout, stage)
+    if layout.zero_stage > 0:
+        # DeepSpeed reduces gradients in every backward pass, so that each is summed there.
+        size = layout.element_bytes
+        micro_batch += [("replicated parameters", _Message(_REDUCE, size * each)) for each in partial]
+    for part, message in micro_batch:
+        yield _collective(part, message, "model", layout.accumulation)
+    if layout.zero_stage == 0:
+        if partial:
+            yield _collective("update", _Message(_REDUCE, layout.accumulated_bytes * sum(partial)), "model")
+        # The norm of the gradients.
+        yield _collective("update", _Message(_REDUCE, _FLOAT32), "model")
+
+
+def _collective(part: str, message: _Message, group: str, calls: int = 1) -> Collective:
+    return Collective(
+        part=part, operation=message.operation, group=group, calls=calls, bytes=calls * message.bytes
+    )
+
+
+def _embedding(shape: Shape, layout: Layout) -> Iterator[_Message]:
+    whole = hidden_bytes(shape, layout)
+    if layout.splits_sequence:
+        yield from (_Message(_SCATTER, whole), _Message(_GATHER, whole))
+    else:
+        yield _Message(_REDUCE, whole)
+
+
+def _head(shape: Shape, layout: Layout, device: str) -> Iterator[_Message]:
+    """Yield the messages of the head, whose input is gathered or its gradient summed, and of the loss."""
+    whole = hidden_bytes(shape, layout)
+    if layout.splits_sequence:
+        yield from (_Message(_GATHER, whole), _Message(_SCATTER, whole))
+    else:
+        yield _Message(_REDUCE, whole)
+    tokens = shape.seq_length * layout.micro_batch
+    columns = ceil(shape.vocab_size / layout.model_parallel)
+    chunk = max(1, CHUNK_NUMBERS[device] // columns) if layout.has_loss_in_chunks else tokens
+    for first in range(0, tokens, chunk):
+        # Two numbers per token, of each rank.
+        sent = 2 * _FLOAT32 * min(chunk, tokens - first) * layout.model_parallel
+        yield _Message(_GATHER, sent)
+
+
+def _layers(shape: Shape, layout: Layout, kinds: tuple[str, ...]) -> Iterator[tuple[str, _Message]]:
+    for kind in kinds:
+        forward, backward = _layer(shape, layout, kind)
+        yield from (("layers, forward", message) for message in forward)
+        yield from (("layers, backward", message) for message in backward)
+    if layout.segment_layers is None:
+        return
+    for first in range(0, len(kinds), layout.segment_layers):
+        segment = kinds[first : first + layout.segment_layers]
+        again = [message for kind in segment for message in _layer(shape, layout, kind)[0]]
+        # The output of the segment is not needed, so that its last sum is left out, unless dropout follows.
+        again = again if shape.hidden_dropout > 0 else again[:-1]
+        yield from (("layers, recomputed", message) for message in again)
+        if layout.splits_inputs and not layout.splits_sequence:
+            yield "layers, recomputed", _Message(_GATHER, _padded(hidden_bytes(shape, layout), layout))
+
+
+def _padded(whole: int, layout: Layout) -> int:
+    """Return the bytes of hidden states that are divided into equal parts."""
+    size, ranks = layout.element_bytes, layout.model_parallel
+    return ceil(whole // size / ranks) * ranks * size
+
+
+def _layer(shape: Shape, layout: Layout, kind: str) -> tuple[list[_Message], list[_Message]]:
+    """Return the messages of one layer in its forward and backward pass, in the forward pass in order."""
+    if ATTENTION_FACTS[kind].is_gmlp:
+        return _gmlp_layer(shape, layout, kind)
+    whole = hidden_bytes(shape, layout)
+    sums = [whole] if _sums_once(shape) else [whole, whole]
+    if not layout.splits_sequence:
+        entries = [whole] if shape.parallel_residual else [whole, whole]
+        return [_Message(_REDUCE, each) for each in sums], [_Message(_REDUCE, each) for each in entries]
+    # With a parallel residual, both branches enter in one message.
+    entries = [2 * whole] if shape.parallel_residual else [whole, whole]
+    enter, leave = ([_Message(kind, each) for each in entries] for kind in (_GATHER, _SCATTER))
+    forward = [*enter, *(_Message(_SCATTER, each) for each in sums)]
+    again = enter if layout.segment_layers is None else []
+    return forward, [*(_Message(_GATHER, each) for each in sums), *again, *leave]
+
+
+def _sums_once(shape: Shape) -> bool:
+    """Return True if the outputs of both branches are summed over the ranks together."""
+    return shape.parallel_residual and shape.hidden_dropout == 0.0
+
+
+def _gmlp_layer(shape: Shape, layout: Layout, kind: str) -> tuple[list[_Message], list[_Message]]:
+    """Return the messages of a gMLP layer, which also gathers the channels that its inner norm needs."""
+    whole = hidden_bytes(shape, layout)
+    channels = _Message(_GATHER, 4 * whole)
+    inner_forward, inner_backward = [channels], [channels]
+    width = shape.gmlp_attention_width
+    if ATTENTION_FACTS[kind].has_inner_attention and width is not None:
+        tokens = whole // shape.hidden_size
+        inner_forward += [_Message(_REDUCE, 3 * width * tokens)] * 2
+        inner_backward.append(_Message(_REDUCE, width * tokens))
+    if not layout.splits_sequence:
+        sent = _Message(_REDUCE, whole)
+        return [*inner_forward, sent], [sent, *inner_backward]
+    gather, scatter = _Message(_GATHER, whole), _Message(_SCATTER, whole)
+    again = [gather] if layout.segment_layers is None else []
+    return [gather, *inner_forward, scatter], [gather, *inner_backward, *again, scatter]
+
+
+def _partial(shape: Shape, layout: Layout, stage: int) -> list[int]:
+    """Return the number of elements of each parameter of which every rank computes a part of the gradient."""
+    found: list[int] = []
+    for kind in shape.owned_within(stage_layers(shape, layout, stage)):
+        is_gmlp = ATTENTION_FACTS[kind].is_gmlp
+        if layout.splits_sequence or (shape.parallel_residual and not is_gmlp):
+            found += _norm(shape) * (1 if is_gmlp else 2)
+        if is_gmlp:
+            found += [shape.seq_length**2, shape.seq_length]
+        if layout.splits_sequence:
+            biases = (shape.has_bias,) if is_gmlp else (shape.has_attention_bias, shape.has_bias)
+            found += [shape.hidden_size] * sum(biases)
+    if layout.splits_sequence and stage == layout.stages - 1:
+        found += _norm(shape)
+    if layout.splits_sequence and stage == 0 and shape.position == "learned":
+        found.append(shape.max_positions * shape.hidden_size)
+    return found
+
+
+def _norm(shape: Shape) -> list[int]:
+    """Return the number of elements of each parameter of a norm."""
+    weight = NORM_FACTS[shape.norm].num_weights(shape.hidden_size, with_bias=False)
+    both = NORM_FACTS[shape.norm].num_weights(shape.hidden_size, with_bias=shape.has_norm_bias)
+    return [weight] if both == weight else [weight, both - weight]
+
+
+def _of_data(shape: Shape, layout: Layout) -> Iterator[Collective]:
+    """Yield the collectives over data-parallel ranks: gradients, the loss, and the number of its tokens."""
+    if layout.data_parallel == 1:
+        return
+    if layout.zero_stage == 0 and not layout.has_replica_states:
+        for elements in bucketed_parameters(shape, layout):
+            yield _collective("update", _Message(_REDUCE, layout.reduced_bytes * elements), "data")
+    scalars = 2 if layout.weighs_globally else 1
+    yield _collective("head and loss", _Message(_REDUCE, _FLOAT32), "data", scalars)

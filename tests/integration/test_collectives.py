@@ -1,0 +1,118 @@
+"""The collectives of a step on real processes are those that `neox-config estimate --step` predicts."""
+
+import logging
+import os
+from typing import Any
+
+import pytest
+
+from support.distributed import run_ranks
+
+# Eleven tokens need a padding row; sizes that two ranks divide, also the sequence.
+BASE: dict[str, Any] = {
+    "num_layers": 3,
+    "train_iters": 20,
+    "train_batch_size": 8,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": None,
+    "model_parallel_size": 2,
+}
+LLAMA: dict[str, Any] = {
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "pos_emb": "rotary",
+    "use_bias_in_mlp": False,
+    "use_bias_in_attn_linear": False,
+    "no_weight_tying": True,
+}
+ONCE: dict[str, Any] = {"gpt_j_residual": True}
+RECOMPUTED: dict[str, Any] = {"checkpoint_activations": True}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "sequential": {},
+    "parallel residual": ONCE,
+    "parallel residual, dropout": {**ONCE, "hidden_dropout": 0.1},
+    "gated": LLAMA,
+    "gated, parallel residual": {**LLAMA, **ONCE},
+    "recomputed": RECOMPUTED,
+    "recomputed in pairs, dropout": {**RECOMPUTED, "checkpoint_num_layers": 2, "hidden_dropout": 0.1},
+    "recomputed, parallel residual, inputs divided": {**RECOMPUTED, **ONCE, "partition_activations": True},
+    "gMLP with attention": {"gmlp_attn_dim": 8, "attention_config": [[["amlp", "gmlp", "global"], 1]]},
+    "gMLP, recomputed": {**RECOMPUTED, "attention_config": [[["gmlp"], 3]], "pos_emb": "none"},
+}
+LAYOUTS: dict[str, dict[str, Any]] = {"tensor": {}, "sequence": {"sequence_parallel": True}}
+PRECISIONS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"precision": "bfloat16"}}
+
+CASES: dict[str, dict[str, Any]] = {
+    f"{layout}, {architecture}": BASE | LAYOUTS[layout] | ARCHITECTURES[architecture]
+    for layout in LAYOUTS
+    for architecture in ARCHITECTURES
+} | {
+    "bf16, sequence, parallel residual": BASE | LAYOUTS["sequence"] | ONCE | PRECISIONS["bf16"],
+    "bf16, tensor, gated, parallel residual": BASE | LLAMA | ONCE | PRECISIONS["bf16"],
+    "data": BASE | {"model_parallel_size": 1},
+    "data, loss over all tokens": BASE | {"model_parallel_size": 1, "loss_normalization": "global"},
+}
+
+
+def count(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what this rank called, and what is predicted, by case."""
+    from neox_config.estimate.shapes import layout_of, shape_of
+    from neox_config.estimate.step import step_collectives
+    from support.collectives import counted_step
+    from support.layouts import VOCAB
+    from support.settings import resolved_from
+
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    found = {}
+    for name, settings in cases.items():
+        resolved = resolved_from(settings, devices=int(os.environ["WORLD_SIZE"]))
+        shape, layout = shape_of(resolved, vocab_size=VOCAB), layout_of(resolved)
+        predicted: dict[str, list[int]] = {}
+        for each in step_collectives(shape, layout, device="cpu"):
+            total = predicted.setdefault(f"{each.operation} over {each.group}", [0, 0])
+            total[0] += each.calls
+            total[1] += each.bytes
+        found[name] = {"counted": counted_step(resolved), "predicted": predicted}
+    return found
+
+
+@pytest.fixture(scope="module")
+def counted() -> list[dict[str, Any]]:
+    return run_ranks(count, size=2, cases=CASES, timeout_seconds=900)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_calls_the_predicted_collectives(counted, case):
+    for rank in counted:
+        assert rank[case]["counted"] == rank[case]["predicted"]
+
+
+# Calls per layer and micro-batch, in both passes.
+PER_LAYER = {
+    "tensor, sequential": {"all_reduce": 4},
+    "tensor, parallel residual": {"all_reduce": 2},
+    "tensor, parallel residual, dropout": {"all_reduce": 3},
+    "tensor, gated": {"all_reduce": 4},
+    "tensor, gated, parallel residual": {"all_reduce": 2},
+    "sequence, sequential": {"reduce_scatter_tensor": 4, "all_gather_into_tensor": 6},
+    "sequence, parallel residual": {"reduce_scatter_tensor": 2, "all_gather_into_tensor": 3},
+    "sequence, gated": {"reduce_scatter_tensor": 4, "all_gather_into_tensor": 6},
+}
+
+
+@pytest.mark.parametrize("case", PER_LAYER)
+def test_layers_call_as_few_collectives_as_their_form_allows(counted, case):
+    """Embedding and head call one each, or two of each kind with a split sequence; the update the rest."""
+    calls = {name: number for name, (number, _) in counted[0][case]["counted"].items()}
+    splits = case.startswith("sequence")
+    outside = {"all_reduce": 0 if splits else 2, "reduce_scatter_tensor": 2, "all_gather_into_tensor": 3}
+    layers, micro_batches = BASE["num_layers"], 2
+    for operation, per_layer in PER_LAYER[case].items():
+        update = (2 if splits or "parallel" in case else 1) if operation == "all_reduce" else 0
+        expected = micro_batches * (layers * per_layer + outside[operation]) + update
+        assert calls[f"{operation} over model"] == expected, operation
+
+
+def test_a_split_sequence_sums_all_replicated_gradients_in_one_message(counted):
+    # One for them, and one for the norm of all gradients.
+    assert counted[0]["sequence, sequential"]["counted"]["all_reduce over model"][0] == 2
