@@ -4,9 +4,9 @@ The generator of each parameter is seeded from (seed, logical name) and draws th
 which each rank keeps its block. The result does not depend on the order of construction or the layout.
 
 On the CPU, numbers are drawn one after another. There a rank draws pieces of bounded size, keeps its block of
-each, and stops behind its block; it skips what precedes the block in the sequence. The generators of GPUs give
-each thread numbers of its own, and orthogonal matrices depend on all of their numbers: these tensors are
-made whole, and take the memory of one whole parameter.
+each, and stops behind its block; what precedes the block is skipped. The generators of GPUs give each thread
+numbers of its own, and orthogonal matrices depend on all of their numbers: these tensors are made whole, and
+take the memory of one whole parameter.
 """
 
 import math

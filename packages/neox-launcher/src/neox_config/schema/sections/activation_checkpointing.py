@@ -17,7 +17,7 @@ class ActivationCheckpointingSection(Section, resume="free"):
         False,
         origin="Meg",
         doc="Store only the input of each group of layers and recompute the other activations in the "
-        "backward pass.",
+        "backward pass (see checkpoint_granularity).",
     )
     checkpoint_granularity: Literal["full", "selective"] = param(
         "full",

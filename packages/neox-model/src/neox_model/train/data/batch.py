@@ -68,9 +68,11 @@ class Batch(NamedTuple):
         """Return the targets of the loss."""
         return self.labels_BS, self.loss_mask_BS
 
-    def pinned(self) -> "Batch":
-        """Copy the batch to page-locked memory, from which a GPU copies while the program continues."""
-        return Batch(*(None if given is None else given.pin_memory() for given in self))  # type: ignore[arg-type]
+    def pinned(self, gpu: int) -> "Batch":
+        """Copy the batch to page-locked memory, from which this GPU copies while the program continues."""
+        # A thread begins with the first GPU, which may belong to another process.
+        with torch.cuda.device(gpu):
+            return Batch(*(None if given is None else given.pin_memory() for given in self))  # type: ignore[arg-type]
 
     def to(self, device: torch.device) -> "Batch":
         """Copy the batch to a device, asynchronously if its memory is pinned."""

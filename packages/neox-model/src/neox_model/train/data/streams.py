@@ -58,7 +58,7 @@ class Stream:
 
 
 def _as_checked_batch(
-    windows: Tensor, *, vocab_size: int, ends: DocumentEnds | None, pins_memory: bool
+    windows: Tensor, *, vocab_size: int, ends: DocumentEnds | None, gpu: int | None
 ) -> Batch:
     """Return the micro-batch of windows of tokens, or of tokens and labels.
 
@@ -66,7 +66,7 @@ def _as_checked_batch(
         windows: int64 [batch, length], or [batch, 2, length] with labels.
         vocab_size: size of the model's vocabulary.
         ends: effects of ends of documents; None: no effects.
-        pins_memory: copy it to page-locked memory.
+        gpu: copy it to page-locked memory for this GPU; None: leave it where it is.
 
     Raises:
         DataError: a token or label is outside the vocabulary.
@@ -79,7 +79,7 @@ def _as_checked_batch(
     lowest, highest = (int(found) for found in windows.aminmax())
     _check(lowest, highest, "token", vocab_size)
     batch = as_batch(windows, ends=ends, labels=labels)
-    return batch.pinned() if pins_memory else batch
+    return batch if gpu is None else batch.pinned(gpu)
 
 
 def _check(lowest: int, highest: int, what: str, vocab_size: int) -> None:
@@ -124,9 +124,8 @@ def open_streams(
     )
 
     schedule = length_schedule(resolved.config, difficulties)
-    prepare = partial(
-        _as_checked_batch, vocab_size=vocab_size, ends=ends, pins_memory=torch.cuda.is_available()
-    )
+    gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+    prepare = partial(_as_checked_batch, vocab_size=vocab_size, ends=ends, gpu=gpu)
 
     def open_stream(part: str, dataset: SampleDataset, samples: int, iteration: int = 0) -> Stream:
         if not needs_tokens:
