@@ -204,6 +204,22 @@ def check_gathered_again(group: Group) -> None:
     torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
 
 
+def check_autocast(group: Group) -> None:
+    """Products whose inputs are gathered again compute in 16 bit, too, with gradients in float32."""
+    found = []
+    for ranks in (group, replace(group, keeps_gathered=True)):
+        linear = ColumnParallelLinear(WIDTH, 40, init=NORMAL, group=ranks)
+        initialize_parameters(linear, seed=3)
+        rows = torch.randn(LENGTH // 2, BATCH, WIDTH, generator=torch.Generator().manual_seed(group.rank))
+        with torch.autocast("cpu", torch.bfloat16):
+            result, _ = linear(rows.requires_grad_())
+        assert result.dtype == torch.bfloat16
+        result.float().square().sum().backward()
+        found.append([result.detach(), rows.grad, linear.weight.grad, linear.bias.grad])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-2, atol=1e-2)
+    assert {each.dtype for each in found[0][1:]} == {torch.float32}
+
+
 def check_gathered_linear(group: Group) -> None:
     split = ColumnParallelLinear(4, 6, init=NORMAL, group=group, gather_output=True)
     whole = ColumnParallelLinear(4, 6, init=NORMAL)
@@ -280,6 +296,7 @@ def all_checks() -> None:
     check_sequence_collectives(groups.model)
     check_equal_to_one_rank(replace(parts, keeps_gathered=True), gated=True)
     check_gathered_again(parts)
+    check_autocast(parts)
     check_equal_to_one_rank(parts)
     check_equal_to_one_rank(parts, gated=True, norm=ScaleNorm)
     check_equal_to_one_rank(parts, skip_bias=True, tied=True, norm=LayerNorm)

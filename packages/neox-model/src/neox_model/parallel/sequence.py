@@ -86,9 +86,13 @@ class Entry:
         """
         if self._source is None:
             return functional.linear(whole, weight, bias)
-        if torch.is_grad_enabled() and weight.requires_grad:
-            self._source.uses += 1
-        product: Tensor = _product(whole, self._source.rows, weight, bias, self._source, self._part)
+        rows, device = self._source.rows, whole.device.type
+        if torch.is_autocast_enabled(device):
+            # Autocast does not affect functions that compute their own gradients.
+            dtype = torch.get_autocast_dtype(device)
+            whole, rows, weight = whole.to(dtype), rows.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        product: Tensor = _product(whole, rows, weight, bias, self._source, self._part)
         return product
 
 
@@ -129,6 +133,8 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(rows, weight)
         ctx.source, ctx.part = source, part
+        _, _, needs_weight, *_ = ctx.needs_input_grad
+        source.uses += needs_weight
         return functional.linear(whole, weight, bias)
 
     @staticmethod

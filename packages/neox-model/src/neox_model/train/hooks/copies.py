@@ -219,7 +219,7 @@ def _differing(prints: Tensor, group: Group) -> list[int]:
     # One reduction gives the largest and the smallest.
     extremes = torch.stack([prints, -prints])
     distributed.all_reduce(extremes, distributed.ReduceOp.MAX, group=group.process_group)
-    return (extremes[0] != -extremes[1]).nonzero().flatten().tolist()  # type: ignore[no-any-return]
+    return (extremes[0] != -extremes[1]).nonzero().flatten().tolist()
 
 
 def _unequal(names: Sequence[str], mine: _Whole, everywhere: Sequence[_Whole]) -> list[_Copy]:
