@@ -19,14 +19,20 @@ Case = tuple[str, str, bool]
 
 # Layers of this architecture communicate in another way.
 ONCE = "half rotary, parallel residual, untied"
-ENTERS_ONCE = [(ONCE, "tensor 2", False), (ONCE, "sequence 2", True), (ONCE, "tensor 2 x pipeline 2", False)]
+ENTERS_ONCE = [
+    (ONCE, "tensor 2", False),
+    (ONCE, "sequence 2", True),
+    (ONCE, "tensor 2 x pipeline 2", False),
+    (ONCE, "torch, ZeRO 1 x tensor 2", False),
+    (ONCE, "torch, pipeline 2 x sequence 2, ZBV", False),
+]
 
 
 def chosen() -> list[Case]:
     """Each layout once, the architectures in turn, every second one with recomputed activations."""
     names = list(ARCHITECTURES)
     in_turn = [(names[number % len(names)], layout, number % 2 == 0) for number, layout in enumerate(LAYOUTS)]
-    return in_turn + ENTERS_ONCE
+    return list(dict.fromkeys(in_turn + ENTERS_ONCE))
 
 
 def run_cases(cases: list[Case], folder: str, iterations: int) -> dict[str, dict[str, float]]:

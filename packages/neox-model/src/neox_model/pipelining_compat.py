@@ -83,8 +83,10 @@ class PipelineChunk(PipelineStage):
         need it, and a weight that two layers share is such a one in both.
         """
         if backward_type == "weight":
-            weights, groups = self.submod.parameters(), bwd_kwargs["param_groups"]
-            return stage_backward_weight(weights, groups, retain_graph=True), None
+            weights = list(self.submod.parameters())
+            stage_backward_weight(iter(weights), bwd_kwargs["param_groups"], retain_graph=True)
+            _separate_gradients(weights)
+            return (), None
         gradients, groups = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         return tuple(None if one is None else one.contiguous() for one in gradients), groups
 
@@ -109,6 +111,19 @@ class PipelineChunk(PipelineStage):
             yield
         finally:
             self.device = device
+
+
+def _separate_gradients(weights: Sequence[nn.Parameter]) -> None:
+    """Copy gradients in the memory of another one: weights that are added to each other receive the same.
+
+    torch would add the gradients of the next micro-batch to both.
+    """
+    taken: set[int] = set()
+    for weight in weights:
+        if weight.grad is not None and weight.grad.data_ptr() in taken:
+            weight.grad = weight.grad.clone()
+        if weight.grad is not None:
+            taken.add(weight.grad.data_ptr())
 
 
 def _without_memory(buffer: Tensor | None) -> Tensor | None:
