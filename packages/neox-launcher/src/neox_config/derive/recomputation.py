@@ -1,8 +1,9 @@
 """What the backward pass computes again instead of keeping it."""
 
+from neox_config.facts.pipeline_schedules import SCHEDULES
 from neox_config.schema.config import NeoXConfig
 
-__all__ = ["recomputes_attention", "recomputes_layers"]
+__all__ = ["gathers_inputs_again", "recomputes_attention", "recomputes_layers"]
 
 
 def recomputes_layers(config: NeoXConfig) -> bool:
@@ -15,3 +16,14 @@ def recomputes_attention(config: NeoXConfig) -> bool:
     """Return True if attention alone is recomputed, from queries, keys and values."""
     section = config.activation_checkpointing
     return section.checkpoint_activations and section.checkpoint_granularity == "selective"
+
+
+def gathers_inputs_again(config: NeoXConfig) -> bool:
+    """Return True if sequence parallelism gathers the inputs of split matrices again for the backward pass.
+
+    Recomputed layers gather them anyway. A schedule that splits the backward pass would gather them in both.
+    """
+    parallelism = config.parallelism
+    splits_backward = SCHEDULES[parallelism.pipeline_schedule].splits_backward
+    in_two_passes = parallelism.pipe_parallel_size >= 1 and splits_backward
+    return parallelism.sequence_parallel and not (recomputes_layers(config) or in_two_passes)

@@ -142,7 +142,7 @@ def activation_bytes_per_layer(shape: Shape, layout: Layout, kind: str = "global
         split = _kept_by_attention(shape, size) + _kept_by_mlp(shape, size)
         if not layout.recomputes_attention:
             split += _kept_by_scores(shape, size, kind)
-    if layout.splits_sequence and layout.segment_layers is None:
+    if layout.gathers_again:
         # The inputs of split matrices are gathered again for the backward pass.
         between, whole = between + whole, 0
     return tokens * (ceil(between / sharers) + whole + ceil(split / ranks))

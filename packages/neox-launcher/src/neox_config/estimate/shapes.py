@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from neox_config.derive.attention_layers import sliding_window
 from neox_config.derive.elasticity import elastic_devices
+from neox_config.derive.engine import chosen_engine
 from neox_config.derive.engine_json import accumulation_dtype
 from neox_config.derive.layer_compilation import drops_tokens
 from neox_config.derive.local_steps import first_local_step
@@ -16,8 +17,9 @@ from neox_config.derive.resolve import Resolved
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import Sparsity
+from neox_config.facts.engines import EngineName
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
-from neox_config.facts.pipeline_schedules import ScheduleName
+from neox_config.facts.pipeline_schedules import SCHEDULES, ScheduleName
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_config.schema.config import NeoXConfig
@@ -124,6 +126,7 @@ class Layout:
         splits_inputs: True if inputs of recomputed segments are partitioned across tensor-parallel ranks.
         inputs_on_host: True if inputs of recomputed segments are stored in host memory.
         splits_sequence: True for sequence parallelism of norms and dropout.
+        engine: name of the engine that trains.
         has_loss_in_chunks: True if the loss is computed in chunks, without all logits at once.
         element_bytes: bytes per element of weights and activations.
         gradient_bytes: bytes per element of accumulated gradients, and of their sum for the noise scale.
@@ -155,6 +158,7 @@ class Layout:
     splits_inputs: bool = False
     inputs_on_host: bool = False
     splits_sequence: bool = False
+    engine: EngineName = "torch"
     has_loss_in_chunks: bool = True
     element_bytes: int = 2
     gradient_bytes: int = 2
@@ -173,6 +177,12 @@ class Layout:
     saves_in_background: bool = False
     saves_states: bool = True
     weighs_globally: bool = False
+
+    @property
+    def gathers_again(self) -> bool:
+        """True if the inputs of split matrices are gathered again for the backward pass."""
+        is_once = self.segment_layers is not None or SCHEDULES[self.schedule].splits_backward
+        return self.splits_sequence and not is_once
 
     @property
     def devices(self) -> int:
@@ -287,6 +297,7 @@ def layout_of(resolved: Resolved) -> Layout:
         splits_inputs=recompute.partition_activations,
         inputs_on_host=recompute.checkpoint_in_cpu,
         splits_sequence=config.parallelism.sequence_parallel,
+        engine=chosen_engine(config).name,
         # The chunked loss computes gradients before loss scaling, so small ones would underflow in float16.
         has_loss_in_chunks=derived.computes_in != "fp16",
         element_bytes=size,

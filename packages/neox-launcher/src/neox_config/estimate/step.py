@@ -69,7 +69,7 @@ def not_counted(layout: Layout) -> str | None:
     if layout.data_parallel == 1 and layout.zero_stage == 0:
         return None
     if layout.zero_stage > 0:
-        return f"what DeepSpeed sends at ZeRO stage {layout.zero_stage}: gradients, weights and norms"
+        return f"what the engine sends at ZeRO stage {layout.zero_stage}: gradients, weights and norms"
     return "the optimizer's averages over data-parallel ranks" if layout.has_replica_states else None
 
 
@@ -128,18 +128,28 @@ def _of_model(shape: Shape, layout: Layout, device: str, stage: int) -> Iterator
         *_layers(shape, layout, stage_types(shape, layout, stage)),
         *(("head and loss", message) for message in _head(shape, layout, device) if is_last),
     ]
-    partial = _partial(shape, layout, stage)
-    if layout.zero_stage > 0:
-        # DeepSpeed reduces gradients in every backward pass, so that each is summed there.
+    partial, once = _partial(shape, layout, stage), list[_Message]()
+    if layout.zero_stage > 0 and layout.engine == "deepspeed":
+        # It reduces gradients in every backward pass, so that each is summed there.
         size = layout.element_bytes
         micro_batch += [("replicated parameters", _Message(_REDUCE, size * each)) for each in partial]
+    elif partial:
+        once.append(_Message(_REDUCE, _partial_bytes(partial, layout)))
     for part, message in micro_batch:
         yield _collective(part, message, "model", layout.accumulation)
     if layout.zero_stage == 0:
-        if partial:
-            yield _collective("update", _Message(_REDUCE, layout.accumulated_bytes * sum(partial)), "model")
         # The norm of the gradients.
-        yield _collective("update", _Message(_REDUCE, _FLOAT32), "model")
+        once.append(_Message(_REDUCE, _FLOAT32))
+    for message in once:
+        yield _collective("update", message, "model")
+
+
+def _partial_bytes(partial: list[int], layout: Layout) -> int:
+    """Return the bytes of the message that sums partial gradients once per update."""
+    if layout.zero_stage > 0 and layout.data_parallel > 1:
+        # Each data-parallel rank has a part of them.
+        return _FLOAT32 * sum(ceil(each / layout.data_parallel) for each in partial)
+    return layout.accumulated_bytes * sum(partial)
 
 
 def _collective(part: str, message: _Message, group: str, calls: int = 1) -> Collective:
@@ -208,7 +218,7 @@ def _layer(shape: Shape, layout: Layout, kind: str) -> tuple[list[_Message], lis
     entries = [2 * whole] if shape.parallel_residual else [whole, whole]
     enter, leave = ([_Message(kind, each) for each in entries] for kind in (_GATHER, _SCATTER))
     forward = [*enter, *(_Message(_SCATTER, each) for each in sums)]
-    again = enter if layout.segment_layers is None else []
+    again = enter if layout.gathers_again else []
     return forward, [*(_Message(_GATHER, each) for each in sums), *again, *leave]
 
 
@@ -231,7 +241,7 @@ def _gmlp_layer(shape: Shape, layout: Layout, kind: str) -> tuple[list[_Message]
         sent = _Message(_REDUCE, whole)
         return [*inner_forward, sent], [sent, *inner_backward]
     gather, scatter = _Message(_GATHER, whole), _Message(_SCATTER, whole)
-    again = [gather] if layout.segment_layers is None else []
+    again = [gather] if layout.gathers_again else []
     return [gather, *inner_forward, scatter], [gather, *inner_backward, *again, scatter]
 
 

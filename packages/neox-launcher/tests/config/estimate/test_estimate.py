@@ -16,6 +16,7 @@ from neox_config.estimate import (
     local_parameters,
 )
 from neox_config.estimate.shapes import Layout, Shape
+from neox_config.estimate.step import model_bytes, step_collectives
 from neox_config.facts.attention import Sparsity
 from neox_config.facts.vocabulary import pad_vocabulary
 
@@ -372,3 +373,28 @@ def test_pipeline_bytes_are_activations_and_their_gradients():
 def test_bubble():
     assert bubble_share(Layout(stages=1, accumulation=3)) == 0
     assert bubble_share(Layout(stages=4, accumulation=9)) == 3 / 12
+
+
+def test_a_schedule_that_splits_the_backward_pass_keeps_gathered_inputs():
+    layout = Layout(model_parallel=8, stages=2, splits_sequence=True)
+    split = replace(layout, schedule="zbv", chunks=2)
+    kept = activation_bytes_per_layer(GPT3, split) - activation_bytes_per_layer(GPT3, layout)
+    # Two inputs of split matrices, in two bytes, of which a rank otherwise keeps its part.
+    assert kept == 2048 * 2 * 2 * 12288 * 7 // 8
+    assert model_bytes(GPT3, split) < model_bytes(GPT3, layout)
+
+
+def test_replicated_gradients_are_summed_once_per_update_except_by_deepspeeds_zero():
+    layout = Layout(model_parallel=2, splits_sequence=True, accumulation=3)
+
+    def sums(**options: object) -> list[tuple[str, int]]:
+        found = step_collectives(GPT3, replace(layout, **options))
+        reduced = [each for each in found if each.operation == "all_reduce" and each.group == "model"]
+        return [(each.part, each.calls) for each in reduced]
+
+    # The second message is the norm of all gradients, which is not counted with ZeRO.
+    assert sums() == [("update", 2)]
+    assert sums(data_parallel=2, zero_stage=1) == [("update", 1)]
+    ((part, calls),) = sums(data_parallel=2, zero_stage=1, engine="deepspeed")
+    assert part == "replicated parameters"
+    assert calls > 3 * GPT3.num_layers

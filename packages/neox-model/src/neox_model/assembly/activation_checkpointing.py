@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from neox_config import Resolved
+from neox_config.derive.pipeline import chunks_per_stage, runs_torch_pipeline
 from neox_config.derive.recomputation import recomputes_layers
+from neox_config.facts.pipeline_schedules import most_passes_in_flight
 from neox_model.assembly.checkpoint_storage import InputStorage
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import SINGLE_RANK, Groups
@@ -135,9 +137,15 @@ def build_recomputation(resolved: Resolved, groups: Groups) -> Recomputation | N
 
 
 def passes_in_flight(resolved: Resolved, groups: Groups) -> int:
-    """Return the largest number of micro-batches that wait for their backward pass."""
-    # A stage runs one forward pass per stage from itself to the last before its first backward pass.
-    return min(groups.pipe.size - groups.pipe.rank, resolved.derived.accumulation)
+    """Return the most forward passes, of all chunks of this stage, that wait for their backward pass."""
+    config = resolved.config
+    return most_passes_in_flight(
+        config.parallelism.pipeline_schedule if runs_torch_pipeline(config) else "1f1b",
+        stage=groups.pipe.rank,
+        stages=groups.pipe.size,
+        chunks=chunks_per_stage(config),
+        micro_batches=resolved.derived.accumulation,
+    )
 
 
 def run_layers(layers: Sequence[Layer], inputs: Any, *, recomputation: Recomputation | None) -> Any:

@@ -18,7 +18,7 @@ from torch import nn
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.pipeline import chunks_per_stage, runs_torch_pipeline
-from neox_config.derive.recomputation import recomputes_layers
+from neox_config.derive.recomputation import gathers_inputs_again
 from neox_config.facts.pipeline_schedules import SCHEDULES
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_model.assembly.activation_checkpointing import build_recomputation, passes_in_flight
@@ -79,7 +79,8 @@ def build_plan(
     config = resolved.config
     init = init_method(config)
     splits_sequence = config.parallelism.sequence_parallel and groups.model.size > 1
-    group = replace(groups.model, splits_sequence=splits_sequence, keeps_gathered=recomputes_layers(config))
+    keeps_gathered = not gathers_inputs_again(config)
+    group = replace(groups.model, splits_sequence=splits_sequence, keeps_gathered=keeps_gathered)
     vocabulary = {
         "vocab_size": padded_vocab_size(config, vocab_size),
         "hidden_size": config.model.hidden_size,

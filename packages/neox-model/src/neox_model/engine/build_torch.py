@@ -1,11 +1,9 @@
 """Build the engine of torch's own parts from the configuration."""
 
 from collections.abc import Sequence
-from functools import partial
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from neox_config import Resolved
@@ -22,8 +20,8 @@ from neox_model.engine.own_update import OwnUpdate
 from neox_model.engine.torch_engine import TorchEngine
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
-from neox_model.parallel.groups import Group, Groups
-from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel, sum_over
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel
 
 __all__ = ["build", "prepare"]
 
@@ -95,7 +93,7 @@ def _build_sharded(
         dtype=holders[0].dtype,
         accumulation_dtype=holders[0].dtype,
         max_norm=resolved.config.optimizer.gradient_clipping,
-        reduce=partial(_sum_over_model, holders, groups.model),
+        reduce=_already_averaged,
         groups=groups,
         loss_scale=build_loss_scale(resolved, holders[0].device),
         is_sharded=True,
@@ -103,7 +101,5 @@ def _build_sharded(
     return sharded, OwnUpdate(mixed, model, groups, sharded=sharded)
 
 
-def _sum_over_model(holders: Sequence[Parameter], model: Group, gradients: Sequence[Tensor]) -> None:
-    """Sum the gradients of weights that tensor-parallel ranks used for their parts of the sequence."""
-    partial_sums = [holder.grad for holder in holders if getattr(holder, "sums_over_model", False)]
-    sum_over(model, [gradient for gradient in partial_sums if gradient is not None])
+def _already_averaged(gradients: Sequence[Tensor]) -> None:
+    """Do nothing: the gradients of parts are averaged as they arrive."""

@@ -23,7 +23,8 @@ class Group:
         splits_sequence: between the split matrices each rank holds its part of the sequence instead of all of
             it (see parallel.sequence).
         keeps_gathered: keep the gathered inputs of split matrices for the backward pass instead of gathering
-            them again; for layers that are recomputed, where they exist only during the backward pass.
+            them again; for layers that are recomputed, where they exist only during the backward pass, and
+            for schedules that split the backward pass, which would gather them in both parts.
     """
 
     rank: int

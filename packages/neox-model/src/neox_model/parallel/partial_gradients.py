@@ -7,9 +7,7 @@ one message.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +19,10 @@ from neox_model.parallel.groups import Group
 __all__ = ["has_partial_gradient", "mark_partial", "sum_partial_gradients", "take_over_sums"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Summed:
-    """The group over which the gradients of a parameter are summed, and the handle of the hook that does."""
-
-    group: Group
-    hook: Any
-
-
 def mark_partial(parameter: nn.Parameter, group: Group) -> None:
     """Mark a parameter of which every rank of a group computes a part of the gradient, and sum the parts."""
-    hook = parameter.register_hook(partial(_sum_gradient, group))
-    parameter.partial_gradient = _Summed(group, hook)  # type: ignore[attr-defined]
+    # Rows of the parameter that `fully_shard` makes are marked alike (copy_description); no hook sums these.
+    parameter.partial_gradient = parameter.register_hook(partial(_sum_gradient, group))  # type: ignore[attr-defined]
 
 
 def has_partial_gradient(parameter: Tensor) -> bool:
@@ -44,7 +34,7 @@ def take_over_sums(parameters: Iterable[nn.Parameter]) -> None:
     """Let the gradients of these parameters stay parts, which the caller sums before it uses them."""
     for parameter in parameters:
         if has_partial_gradient(parameter):
-            parameter.partial_gradient.hook.remove()  # type: ignore[attr-defined]
+            parameter.partial_gradient.remove()  # type: ignore[attr-defined]
 
 
 @torch.no_grad()

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from neox_model.parallel.groups import Group
 from neox_model.parallel.held import Held
 from neox_model.parallel.logical import copy_description
-from neox_model.torch_compat import foreach_copy_, initialize_sharding
+from neox_model.torch_compat import initialize_sharding
 
 __all__ = [
     "MeanReduceScatter",
@@ -30,7 +30,6 @@ __all__ = [
     "is_sharded",
     "own_rows_of",
     "partition",
-    "sum_over",
     "whole_tensor",
 ]
 
@@ -279,17 +278,6 @@ def own_rows_of(parameter: Tensor) -> Iterator[Tensor]:
 def _first_row(rows: int, *, rank: int, size: int) -> int:
     """Return the first row of a rank: all ranks but the last ones hold equally many."""
     return min(rows, rank * -(-rows // size))
-
-
-@torch.no_grad()
-def sum_over(group: Group, tensors: Sequence[Tensor]) -> None:
-    """Replace tensors by their sums over a group, in one message. Collective."""
-    if group.size == 1 or not tensors:
-        return
-    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-    distributed.all_reduce(flat, group=group.process_group)
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    foreach_copy_(list(tensors), [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)])
 
 
 def _without_shared(model: nn.Module, blocks: Sequence[nn.Module]) -> Iterator[nn.Module]:

@@ -32,11 +32,11 @@ class DocumentMasks:
     micro-batches are kept here, so that no other tensor can have it. They must not be changed in place.
 
     Args:
-        micro_batches: number of micro-batches whose masks are kept; those that wait for their backward pass.
+        passes: number of forward passes whose masks are kept; those that wait for their backward pass.
     """
 
-    def __init__(self, micro_batches: int = 1) -> None:
-        self._kept: deque[tuple[Tensor, dict[Hashable, BlockMask]]] = deque(maxlen=micro_batches)
+    def __init__(self, passes: int = 1) -> None:
+        self._kept: deque[tuple[Tensor, dict[Hashable, BlockMask]]] = deque(maxlen=passes)
 
     def of(self, document_ids_BS: Tensor, pattern: Hashable, make: Callable[[], BlockMask]) -> BlockMask:
         """Return the mask of these documents for a pattern, made by `make` unless it is known."""
