@@ -11,7 +11,7 @@ take the memory of one whole parameter.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
