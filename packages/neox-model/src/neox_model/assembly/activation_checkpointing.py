@@ -159,7 +159,7 @@ def run_layers(layers: Sequence[Layer], inputs: Any, *, recomputation: Recomputa
     """
     if not isinstance(inputs, Tensor):
         first, *others = inputs
-        inputs = (first, *(each.clone() for each in others))
+        inputs = (first, *(each if each is None else each.clone() for each in others))
     if recomputation is None or not torch.is_grad_enabled():
         return _run(layers, *_as_tuple(inputs))
     return recomputation.run(layers, inputs)
