@@ -171,7 +171,11 @@ def flip_and_train() -> dict[str, int]:
     return found
 
 
-ADAM: dict[str, Any] = {"optimizer": {"type": "Adam", "params": {"lr": 1e-4}}, "lr_decay_style": "constant"}
+ADAM: dict[str, Any] = {
+    "sdc_check_interval": 1,
+    "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
+    "lr_decay_style": "constant",
+}
 
 
 @pytest.mark.sweep
