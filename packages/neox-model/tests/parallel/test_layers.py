@@ -1,5 +1,6 @@
 """Two tensor-parallel ranks against one, with real processes: outputs, gradients, loss and dropout."""
 
+import gc
 from dataclasses import replace
 from functools import partial
 
@@ -204,6 +205,34 @@ def check_gathered_again(group: Group) -> None:
     torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
 
 
+def check_freed(group: Group) -> None:
+    """The backward pass frees what was kept for it, although its graph lives as long as the loss."""
+    shared = {"init": NORMAL, "output_init": NORMAL, "group": group}
+    rows = torch.randn(LENGTH // 2, BATCH, WIDTH, requires_grad=True)
+    for parallel_residual in (False, True):
+        layer = TransformerLayer(
+            attention=partial(ParallelAttention, WIDTH, HEADS, core=DenseCore, **shared),
+            mlp=partial(GatedMLP, WIDTH, 56, activation=functional.silu, **shared),
+            norm=partial(RMSNorm, WIDTH, group=group),
+            parallel_residual=parallel_residual,
+            group=group,
+        )
+        initialize_parameters(layer, seed=4)
+        before = _tensors()
+        known = {id(each) for each in before}
+        loss = layer(rows.exp()).square().sum()
+        loss.backward()
+        layer.zero_grad()
+        rows.grad = None
+        left = [each.shape for each in _tensors() if id(each) not in known and each is not loss]
+        assert not left, left
+
+
+def _tensors() -> list[Tensor]:
+    gc.collect()
+    return [each for each in gc.get_objects() if isinstance(each, Tensor)]
+
+
 def check_autocast(group: Group) -> None:
     """Products whose inputs are gathered again compute in 16 bit, too, with gradients in float32."""
     found = []
@@ -296,6 +325,7 @@ def all_checks() -> None:
     check_sequence_collectives(groups.model)
     check_equal_to_one_rank(replace(parts, keeps_gathered=True), gated=True)
     check_gathered_again(parts)
+    check_freed(parts)
     check_autocast(parts)
     check_equal_to_one_rank(parts)
     check_equal_to_one_rank(parts, gated=True, norm=ScaleNorm)

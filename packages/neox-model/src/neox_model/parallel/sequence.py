@@ -5,13 +5,14 @@ group that splits the sequence, each rank computes them for its part only: an al
 reduce-scatter after the split matrices replace the all-reduce, with the same amount of communication, and the
 activations in between take 1 / ranks of the memory. Gradients of parameters that every rank holds are summed
 (see `logical_parameter`), and dropout differs between the ranks. For the backward pass a rank keeps its part
-of the input, and gathers the whole again.
+of the input, and gathers the whole again (unless `Group.keeps_gathered`).
 
 Source: arXiv:2205.05198, section 4.2.2.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -60,8 +61,8 @@ class Entry:
             over the ranks together.
         rows: the input before it entered; this rank's part of the sequence if the group splits it.
         reduces: sum the partial results of the row-parallel matrix behind these; False: the caller does.
-        source: what the backward pass gathers again; None: `whole` is kept.
-        part: the columns of what `source` gathers that are `whole`.
+        again: what the backward pass gathers again; None: `whole` is kept.
+        part: the columns of what is gathered again that are `whole`.
     """
 
     def __init__(
@@ -70,13 +71,13 @@ class Entry:
         rows: Tensor,
         *,
         reduces: bool = True,
-        source: "_Source | None" = None,
+        again: "_GatheredAgain | None" = None,
         part: slice = slice(None),
     ) -> None:
         self.whole = whole
         self.rows = rows
         self.reduces = reduces
-        self._source = source
+        self._again = again
         self._part = part
 
     def product(self, whole: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -84,29 +85,30 @@ class Entry:
 
         `whole` is that of this entry, or what a hook of the module that received it returned in its place.
         """
-        if self._source is None:
+        if self._again is None:
             return functional.linear(whole, weight, bias)
-        rows, device = self._source.rows, whole.device.type
+        rows, device = self._again.rows, whole.device.type
         if torch.is_autocast_enabled(device):
             # Autocast does not affect functions that compute their own gradients.
             dtype = torch.get_autocast_dtype(device)
             whole, rows, weight = whole.to(dtype), rows.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-        product: Tensor = _product(whole, rows, weight, bias, self._source, self._part)
+        product: Tensor = _product(whole, rows, weight, bias, self._again.gathering, self._part)
         return product
 
 
-class _Source:
-    """This rank's part of a sequence, of which the backward pass gathers the whole once for all products.
+class _Gathering:
+    """Gathers the whole of a sequence once for the backward passes of all products with it.
+
+    It does not hold this rank's part: autograd frees what it saved itself, and nothing else, after the
+    backward pass.
 
     Attributes:
-        rows: the part.
-        group: the ranks that have the others.
+        group: the ranks that have the parts.
         uses: number of products whose backward pass needs the whole.
     """
 
-    def __init__(self, rows: Tensor, group: Group) -> None:
-        self.rows = rows
+    def __init__(self, group: Group) -> None:
         self.group = group
         self.uses = 0
         self._left = 0
@@ -120,6 +122,14 @@ class _Source:
         return wait
 
 
+@dataclass(frozen=True, slots=True)
+class _GatheredAgain:
+    """This rank's part of a sequence, which is kept, and what gathers the whole."""
+
+    rows: Tensor
+    gathering: _Gathering
+
+
 class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -128,13 +138,13 @@ class _Product(torch.autograd.Function):
         rows: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        source: _Source,
+        gathering: _Gathering,
         part: slice,
     ) -> Tensor:
         ctx.save_for_backward(rows, weight)
-        ctx.source, ctx.part = source, part
+        ctx.gathering, ctx.part = gathering, part
         _, _, needs_weight, *_ = ctx.needs_input_grad
-        source.uses += needs_weight
+        gathering.uses += needs_weight
         return functional.linear(whole, weight, bias)
 
     @staticmethod
@@ -142,7 +152,7 @@ class _Product(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         needs_whole, _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         # The other gradient is computed while the message is under way.
-        wait = ctx.source.start(rows) if needs_weight else None
+        wait = ctx.gathering.start(rows) if needs_weight else None
         of_whole = gradient @ weight if needs_whole else None
         flat = gradient.flatten(0, -2)
         of_weight = None if wait is None else flat.t() @ wait()[..., ctx.part].flatten(0, -2)
@@ -157,24 +167,25 @@ COMPILE_DISABLED = (_product,)
 def enter(hidden: Tensor, group: Group) -> Entry:
     """Enter the split with the input of one or several column-parallel matrices."""
     whole = to_column_parallel(hidden, group)
-    return Entry(whole, hidden, source=_source(hidden, group))
+    return Entry(whole, hidden, again=_gathered_again(hidden, group))
 
 
 def enter_together(inputs: Sequence[Tensor], group: Group, *, reduces: bool) -> list[Entry]:
     """Enter the split with several inputs of one shape, this rank's parts of the sequence, in one message."""
     width = inputs[0].shape[-1]
     rows = torch.cat(list(inputs), dim=-1)
-    whole, source = gather_to_group(rows, group), _source(rows, group)
+    whole, again = gather_to_group(rows, group), _gathered_again(rows, group)
     parts = [slice(place * width, (place + 1) * width) for place in range(len(inputs))]
     return [
-        Entry(whole[..., part], given, reduces=reduces, source=source, part=part)
+        Entry(whole[..., part], given, reduces=reduces, again=again, part=part)
         for given, part in zip(inputs, parts, strict=True)
     ]
 
 
-def _source(rows: Tensor, group: Group) -> _Source | None:
-    is_gathered_again = group.splits_sequence and not group.keeps_gathered
-    return _Source(rows.detach(), group) if is_gathered_again else None
+def _gathered_again(rows: Tensor, group: Group) -> _GatheredAgain | None:
+    if not group.splits_sequence or group.keeps_gathered:
+        return None
+    return _GatheredAgain(rows.detach(), _Gathering(group))
 
 
 def from_row_parallel(partial_sums: Tensor, group: Group) -> Tensor:
