@@ -27,6 +27,9 @@ LLAMA: dict[str, Any] = {
 }
 ONCE: dict[str, Any] = {"gpt_j_residual": True}
 RECOMPUTED: dict[str, Any] = {"checkpoint_activations": True}
+SELECTIVE: dict[str, Any] = {"checkpoint_activations": True, "checkpoint_granularity": "selective"}
+GMLP: dict[str, Any] = {"gmlp_attn_dim": 8, "attention_config": [[["amlp", "gmlp", "global"], 1]]}
+AMP: dict[str, Any] = {"amp": {"enabled": True}}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "sequential": {},
     "parallel residual": ONCE,
@@ -36,7 +39,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "recomputed": RECOMPUTED,
     "recomputed in pairs, dropout": {**RECOMPUTED, "checkpoint_num_layers": 2, "hidden_dropout": 0.1},
     "recomputed, parallel residual, inputs divided": {**RECOMPUTED, **ONCE, "partition_activations": True},
-    "gMLP with attention": {"gmlp_attn_dim": 8, "attention_config": [[["amlp", "gmlp", "global"], 1]]},
+    "gMLP with attention": GMLP,
     "gMLP, recomputed": {**RECOMPUTED, "attention_config": [[["gmlp"], 3]], "pos_emb": "none"},
 }
 LAYOUTS: dict[str, dict[str, Any]] = {"tensor": {}, "sequence": {"sequence_parallel": True}}
@@ -49,6 +52,11 @@ CASES: dict[str, dict[str, Any]] = {
 } | {
     "bf16, sequence, parallel residual": BASE | LAYOUTS["sequence"] | ONCE | PRECISIONS["bf16"],
     "bf16, tensor, gated, parallel residual": BASE | LLAMA | ONCE | PRECISIONS["bf16"],
+    "amp, sequence": BASE | LAYOUTS["sequence"] | AMP,
+    "amp, sequence, gated, parallel residual": BASE | LAYOUTS["sequence"] | LLAMA | ONCE | AMP,
+    "amp, tensor": BASE | AMP,
+    "amp, sequence, gMLP with attention": BASE | LAYOUTS["sequence"] | GMLP | AMP,
+    "recomputed attention": BASE | LAYOUTS["sequence"] | SELECTIVE,
     "data": BASE | {"model_parallel_size": 1},
     "data, loss over all tokens": BASE | {"model_parallel_size": 1, "loss_normalization": "global"},
 }

@@ -210,39 +210,52 @@ def _layer(shape: Shape, layout: Layout, kind: str) -> tuple[list[_Message], lis
     if ATTENTION_FACTS[kind].is_gmlp:
         return _gmlp_layer(shape, layout, kind)
     whole = hidden_bytes(shape, layout)
-    sums = [whole] if _sums_once(shape) else [whole, whole]
+    product = _product_bytes(whole, layout)
+    sums = [product] if _sums_once(shape) else [product, product]
     if not layout.splits_sequence:
-        entries = [whole] if shape.parallel_residual else [whole, whole]
+        entries = [whole] if _enters_once(shape) else [whole, whole]
         return [_Message(_REDUCE, each) for each in sums], [_Message(_REDUCE, each) for each in entries]
     # With a parallel residual, both branches enter in one message.
-    entries = [2 * whole] if shape.parallel_residual else [whole, whole]
+    entries = [2 * whole] if _enters_once(shape) else [whole, whole]
     enter, leave = ([_Message(kind, each) for each in entries] for kind in (_GATHER, _SCATTER))
     forward = [*enter, *(_Message(_SCATTER, each) for each in sums)]
-    again = enter if layout.gathers_again else []
+    again = [_Message(_GATHER, _product_bytes(each, layout)) for each in entries]
+    again = again if layout.gathers_again else []
     return forward, [*(_Message(_GATHER, each) for each in sums), *again, *leave]
+
+
+def _product_bytes(whole: int, layout: Layout) -> int:
+    """Return the bytes of factors and results of matrix products, which amp computes in 16 bit."""
+    return whole // 2 if layout.autocasts else whole
+
+
+def _enters_once(shape: Shape) -> bool:
+    """Return True if both branches of a layer enter the split together; layers with adapters do not."""
+    return shape.parallel_residual and shape.adapter_rank == 0
 
 
 def _sums_once(shape: Shape) -> bool:
     """Return True if the outputs of both branches are summed over the ranks together."""
-    return shape.parallel_residual and shape.hidden_dropout == 0.0
+    return _enters_once(shape) and shape.hidden_dropout == 0.0
 
 
 def _gmlp_layer(shape: Shape, layout: Layout, kind: str) -> tuple[list[_Message], list[_Message]]:
     """Return the messages of a gMLP layer, which also gathers the channels that its inner norm needs."""
     whole = hidden_bytes(shape, layout)
-    channels = _Message(_GATHER, 4 * whole)
+    product = _product_bytes(whole, layout)
+    channels = _Message(_GATHER, 4 * product)
     inner_forward, inner_backward = [channels], [channels]
     width = shape.gmlp_attention_width
     if ATTENTION_FACTS[kind].has_inner_attention and width is not None:
-        tokens = whole // shape.hidden_size
+        tokens = product // shape.hidden_size
         inner_forward += [_Message(_REDUCE, 3 * width * tokens)] * 2
         inner_backward.append(_Message(_REDUCE, width * tokens))
     if not layout.splits_sequence:
-        sent = _Message(_REDUCE, whole)
-        return [*inner_forward, sent], [sent, *inner_backward]
-    gather, scatter = _Message(_GATHER, whole), _Message(_SCATTER, whole)
-    again = [gather] if layout.gathers_again else []
-    return [gather, *inner_forward, scatter], [gather, *inner_backward, *again, scatter]
+        return [*inner_forward, _Message(_REDUCE, product)], [*inner_backward, _Message(_REDUCE, whole)]
+    leave = _Message(_GATHER, product)
+    again = [leave] if layout.gathers_again else []
+    forward = [_Message(_GATHER, whole), *inner_forward, _Message(_SCATTER, product)]
+    return forward, [leave, *inner_backward, *again, _Message(_SCATTER, whole)]
 
 
 def _partial(shape: Shape, layout: Layout, stage: int) -> list[int]:
@@ -250,7 +263,7 @@ def _partial(shape: Shape, layout: Layout, stage: int) -> list[int]:
     found: list[int] = []
     for kind in shape.owned_within(stage_layers(shape, layout, stage)):
         is_gmlp = ATTENTION_FACTS[kind].is_gmlp
-        if layout.splits_sequence or (shape.parallel_residual and not is_gmlp):
+        if layout.splits_sequence or (_enters_once(shape) and not is_gmlp):
             found += _norm(shape) * (1 if is_gmlp else 2)
         if is_gmlp:
             found += [shape.seq_length**2, shape.seq_length]

@@ -362,6 +362,12 @@ def test_model_parallel_bytes_are_those_of_the_collectives_of_a_step():
     assert communication_bytes(once, layout).model == 2 * (3 * 2 + 2) * ring + others + norms
 
 
+def test_layers_with_adapters_send_for_each_branch():
+    shape = replace(make_shape(3), parallel_residual=True, adapter_rank=2, adapted=("qkv",))
+    layout = Layout(model_parallel=4, micro_batch=5, accumulation=2)
+    assert model_bytes(shape, layout) == model_bytes(replace(shape, parallel_residual=False), layout)
+
+
 def test_pipeline_bytes_are_activations_and_their_gradients():
     shape, hidden = make_shape(4, is_tied=False), 2 * 4 * 8
     assert communication_bytes(shape, Layout(stages=1)).pipe == 0
