@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from neox_config import NeoXConfig, Resolved
@@ -13,6 +12,7 @@ from neox_data.blend import SampleDataset
 from neox_data.errors import DataError
 from neox_data.loader import PrefetchLoader
 from neox_data.sampler import BatchSampler
+from neox_model.assembly.choices import computing_device
 from neox_model.parallel.groups import Groups
 from neox_model.train.data.batch import (
     Batch,
@@ -124,7 +124,7 @@ def open_streams(
     )
 
     schedule = length_schedule(resolved.config, difficulties)
-    gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+    gpu = computing_device().index
     prepare = partial(_as_checked_batch, vocab_size=vocab_size, ends=ends, gpu=gpu)
 
     def open_stream(part: str, dataset: SampleDataset, samples: int, iteration: int = 0) -> Stream:
