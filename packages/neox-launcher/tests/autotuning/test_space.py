@@ -78,6 +78,18 @@ def test_recomputation_is_not_estimated_faster(load):
     assert recomputed.seconds >= kept.seconds
 
 
+def test_recomputation_has_the_configured_granularity(load):
+    """Memory for the configured micro-batch with recomputed attention, and not without."""
+    settings = ("checkpoint-granularity=selective", "onnx-safe=true", "seq-length=32")
+    resolved = resolve(load(ON, "checkpoint-activations=true", *settings), devices=1)
+    assert layout_of(resolved).recomputes_attention
+    needed = largest_memory(shape_of(resolved, vocab_size=512), layout_of(resolved)).total
+    config = load(ON, "autotuning.fast=false", *settings)
+    found = space(config, devices=1, memory=int(needed / USABLE_MEMORY) + 1)
+    tried = [(one.experiment.checkpoint_activations, one.experiment.micro_batch) for one in found]
+    assert tried == [(False, 1), (True, 1), (True, 2)]
+
+
 def test_a_known_memory_limits_the_micro_batch(load):
     """The three largest powers of two that fit, where each larger micro-batch is faster per sample."""
     config = load(ON)

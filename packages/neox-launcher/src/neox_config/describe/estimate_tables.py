@@ -3,10 +3,17 @@
 from collections.abc import Sequence
 
 from neox_config.estimate import Estimate
+from neox_config.estimate.shapes import Layout
 from neox_config.estimate.step import Collective, not_counted
 from neox_config.estimate.suggest import USABLE_MEMORY, Cluster, Suggestion
 
-__all__ = ["render_estimate", "render_step", "render_suggestions", "render_training_time"]
+__all__ = [
+    "recomputation_settings",
+    "render_estimate",
+    "render_step",
+    "render_suggestions",
+    "render_training_time",
+]
 
 Row = tuple[str, str, str]
 # Part, operation and group are aligned at the left.
@@ -90,10 +97,18 @@ def render_suggestions(
         f"zero_optimization: {{stage: {best.zero_stage}}}",
         f"train-micro-batch-size-per-gpu: {best.micro_batch}",
         f"gradient-accumulation-steps: {best.accumulation}",
-        f"checkpoint-activations: {'true' if best.segment_layers is not None else 'false'}",
+        *recomputation_settings(best),
     ]
     first = "settings of the first layout:\n  " + "\n  ".join(settings)
     return f"{job}; use the estimates to compare layouts\n\n" + "\n".join(table) + f"\n\n{first}"
+
+
+def recomputation_settings(layout: Layout) -> list[str]:
+    """Return the lines of a configuration that choose what a layout recomputes."""
+    if not layout.recomputes:
+        return ["checkpoint-activations: false"]
+    granularity = "selective" if layout.recomputes_attention else "full"
+    return ["checkpoint-activations: true", f"checkpoint-granularity: {granularity}"]
 
 
 def _suggestion_cells(one: Suggestion, tokens: int) -> tuple[str, ...]:
@@ -105,7 +120,7 @@ def _suggestion_cells(one: Suggestion, tokens: int) -> tuple[str, ...]:
         str(layout.zero_stage),
         str(layout.micro_batch),
         str(layout.accumulation),
-        "no" if layout.segment_layers is None else "yes",
+        "attention" if layout.recomputes_attention else "yes" if layout.recomputes else "no",
         _size(one.memory.total),
         f"{one.seconds:.2f} s",
         f"{tokens / one.seconds:,.0f}",

@@ -252,7 +252,13 @@ SUBJECTS: tuple[Subject, ...] = (
     Subject(
         "checkpointing, activation checkpointing, gradient checkpointing, recomputation, "
         "recompute granularity, remat, rematerialization",
-        ("checkpoint_activations", "checkpoint_num_layers", "partition_activations", "checkpoint_in_cpu"),
+        (
+            "checkpoint_activations",
+            "checkpoint_granularity",
+            "checkpoint_num_layers",
+            "partition_activations",
+            "checkpoint_in_cpu",
+        ),
     ),
     Subject(
         "convert, conversion, hf checkpoint, safetensors, export",

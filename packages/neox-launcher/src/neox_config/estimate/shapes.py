@@ -179,6 +179,11 @@ class Layout:
     weighs_globally: bool = False
 
     @property
+    def recomputes(self) -> bool:
+        """True if layers, or attention in them, are recomputed."""
+        return self.segment_layers is not None or self.recomputes_attention
+
+    @property
     def gathers_again(self) -> bool:
         """True if the inputs of split matrices are gathered again for the backward pass."""
         is_once = self.segment_layers is not None or SCHEDULES[self.schedule].splits_backward

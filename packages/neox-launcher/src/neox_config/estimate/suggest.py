@@ -105,7 +105,11 @@ def suggest(shape: Shape, cluster: Cluster, *, samples: int, like: Layout) -> li
 
 def seconds_per_iteration(shape: Shape, layout: Layout, cluster: Cluster) -> float:
     """Return the estimated time per update in seconds."""
-    flops = flops_per_token(shape, is_recomputed=layout.segment_layers is not None)
+    flops = flops_per_token(
+        shape,
+        is_recomputed=layout.segment_layers is not None,
+        recomputes_attention=layout.recomputes_attention,
+    )
     computing = flops * shape.seq_length * layout.samples / (layout.devices * cluster.tflops * 1e12)
     starting = LAYER_START_SECONDS * layout.accumulation * shape.num_layers / layout.stages
     busy = max(computing, starting) + _moving_seconds(shape, layout, cluster)
@@ -124,7 +128,9 @@ def _moving_seconds(shape: Shape, layout: Layout, cluster: Cluster) -> float:
     """Return the time in seconds for moving weights and activations of all micro-batches in device memory."""
     weights = max(local_parameters(shape, layout, stage) for stage in {0, layout.stages - 1})
     kinds = Counter(shape.attention_types)
-    kept = sum(number * activation_bytes_per_layer(shape, layout, kind) for kind, number in kinds.items())
+    # What is recomputed is written and read, too.
+    made = replace(layout, recomputes_attention=False)
+    kept = sum(number * activation_bytes_per_layer(shape, made, kind) for kind, number in kinds.items())
     moved = WEIGHT_MOVES * layout.element_bytes * weights + ACTIVATION_MOVES * kept / layout.stages
     return layout.accumulation * moved / cluster.device_bandwidth
 
@@ -153,7 +159,7 @@ def _layouts(shape: Shape, cluster: Cluster, samples: int, like: Layout) -> Iter
             split,
             has_pipeline=stages > 1,
             batches=_micro_batches(samples // copies),
-            segments=(None, like.segment_layers or 1),
+            recomputations=((None, False), (None, True), (like.segment_layers or 1, False)),
             overlaps=lambda zero_stage: (zero_stage == 3,),
         )
 
@@ -163,7 +169,7 @@ def variants(
     *,
     has_pipeline: bool,
     batches: Iterable[tuple[int, int]],
-    segments: Iterable[int | None],
+    recomputations: Iterable[tuple[int | None, bool]],
     overlaps: Callable[[int], Iterable[bool]],
 ) -> Iterator[Layout]:
     """Yield the layouts that split the model in the same way, with every possible ZeRO stage.
@@ -172,11 +178,12 @@ def variants(
         like: layout that provides everything that is not varied.
         has_pipeline: True if the pipeline engine runs the model.
         batches: micro-batch sizes, each with its accumulation.
-        segments: numbers of layers that are recomputed together; None stores all activations.
+        recomputations: values of `Layout.segment_layers` and `Layout.recomputes_attention`.
         overlaps: given the ZeRO stage, whether gradients are reduced during the backward pass.
     """
     stages = _zero_stages(like, copies=like.data_parallel, has_pipeline=has_pipeline)
-    for (micro_batch, accumulation), zero_stage, segment_layers in product(batches, stages, segments):
+    for (micro_batch, accumulation), zero_stage, recomputation in product(batches, stages, recomputations):
+        segment_layers, recomputes_attention = recomputation
         for has_second_bucket in overlaps(zero_stage):
             yield replace(
                 like,
@@ -184,6 +191,7 @@ def variants(
                 micro_batch=micro_batch,
                 accumulation=accumulation,
                 segment_layers=segment_layers,
+                recomputes_attention=recomputes_attention,
                 has_second_bucket=has_second_bucket,
             )
 

@@ -27,7 +27,7 @@ class Experiment:
         zero_stage: ZeRO stage.
         micro_batch: samples per device and micro-batch.
         accumulation: micro-batches per update.
-        checkpoint_activations: whether to recompute layers; None for the configured value.
+        checkpoint_activations: whether to recompute activations; None for the configured value.
         overlap_comm: whether to reduce gradients during the backward pass; None for the configured value.
         model_parallel_size: devices that share each layer; None for the configured value.
     """
@@ -115,19 +115,22 @@ def _layouts(resolved: Resolved) -> Iterator[Layout]:
     """Yield every layout to consider, with ascending micro-batches."""
     like, config = layout_of(resolved), resolved.config
     is_fast = config.autotuning.autotuning.fast
-    configured = config.zero.zero_optimization.overlap_comm
+    overlap_comm = config.zero.zero_optimization.overlap_comm
 
     def overlaps(zero_stage: int) -> tuple[bool, ...]:
         if _varies_overlap(resolved, zero_stage):
             return (False, True)
-        return (zero_stage == 3 if configured is None else configured,)
+        return (zero_stage == 3 if overlap_comm is None else overlap_comm,)
 
-    layers = config.activation_checkpointing.checkpoint_num_layers
+    section = config.activation_checkpointing
+    is_selective = section.checkpoint_granularity == "selective"
+    recomputed = (None, True) if is_selective else (section.checkpoint_num_layers, False)
+    configured = (like.segment_layers, like.recomputes_attention)
     return variants(
         like,
         has_pipeline=resolved.derived.uses_pipeline,
         batches=_batches(resolved),
-        segments=(like.segment_layers,) if is_fast else (None, layers),
+        recomputations=(configured,) if is_fast else ((None, False), recomputed),
         overlaps=overlaps,
     )
 
@@ -144,7 +147,7 @@ def _experiment(layout: Layout, resolved: Resolved) -> Experiment:
         zero_stage=layout.zero_stage,
         micro_batch=layout.micro_batch,
         accumulation=layout.accumulation,
-        checkpoint_activations=None if tuning.fast else layout.segment_layers is not None,
+        checkpoint_activations=None if tuning.fast else layout.recomputes,
         overlap_comm=layout.has_second_bucket if varies_overlap else None,
         model_parallel_size=tuning.mp_size if "autotuning.mp_size" in resolved.config.sources else None,
     )

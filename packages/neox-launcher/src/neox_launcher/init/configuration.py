@@ -5,6 +5,7 @@ import math
 import shlex
 from pathlib import Path
 
+from neox_config.describe.estimate_tables import recomputation_settings
 from neox_launcher.init.texts import Prepared
 from neox_launcher.init.training import Devices, Training
 
@@ -88,7 +89,7 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
     rate = _rounded(min(_HIGHEST_RATE, _RATE_TIMES_WIDTH / training.candidate.width))
     per_iteration = layout.samples * training.seq_length
     batches = prepared.validation_tokens // per_iteration
-    is_recomputed = layout.segment_layers is not None
+    lines_of_recomputation = recomputation_settings(layout) if layout.recomputes else ()
     text = _TEXT.format(
         path=shlex.quote(str(path)),
         folder=shlex.quote(str(folder)),
@@ -117,7 +118,7 @@ def configuration_text(path: Path, training: Training, prepared: Prepared, devic
         zero=layout.zero_stage,
         stages=layout.stages if layout.stages > 1 else 0,
         model_parallel=layout.model_parallel,
-        recomputation="checkpoint-activations: true\n" if is_recomputed else "",
+        recomputation="".join(f"{line}\n" for line in lines_of_recomputation),
         save=_quoted(str(folder / "checkpoints")),
         interval=max(1, training.iterations // _EVALUATIONS),
         evaluated=max(1, min(_EVALUATIONS, batches)) if prepared.validation_tokens else 0,

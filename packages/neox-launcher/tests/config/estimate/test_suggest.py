@@ -81,6 +81,18 @@ def test_less_memory_costs_recomputation_or_sharing():
     assert tight.seconds > roomy.seconds
 
 
+def test_recomputed_attention_is_suggested_where_stored_scores_do_not_fit():
+    shape, cluster = replace(SHAPE, keeps_scores=True), Cluster(devices=1, memory=28 * GIB)
+    for like in (Layout(), Layout(recomputes_attention=True), Layout(segment_layers=2)):
+        (best,) = layouts(shape, cluster, like=like)
+        assert (best.segment_layers, best.recomputes_attention) == (None, True)
+        # With enough memory nothing is recomputed.
+        (best,) = layouts(shape, replace(cluster, memory=32 * GIB), like=like)
+        assert (best.segment_layers, best.recomputes_attention) == (None, False)
+    (least,) = layouts(shape, replace(cluster, memory=24 * GIB), like=Layout(segment_layers=2))
+    assert (least.segment_layers, least.recomputes_attention) == (2, False)
+
+
 def test_nothing_is_suggested_where_nothing_fits():
     assert layouts(LARGE, Cluster(devices=8, memory=16 * GIB), samples=8) == []
 
