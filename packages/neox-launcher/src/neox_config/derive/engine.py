@@ -89,8 +89,14 @@ NO_EFFECT_ON_TORCH: Mapping[str, str] = {
     "zero_optimization.stage3_param_persistence_threshold": "every parameter is partitioned",
     "zero_optimization.sub_group_size": "all weights of a rank are updated at once",
     "zero_optimization.ignore_unused_parameters": "weights without a gradient are always allowed",
+    "data_types.grad_accum_dtype": (
+        "data-parallel ranks accumulate the gradients of ZeRO stages 2 and 3 in fp32"
+    ),
 }
-"""Parameters of ZeRO that have no effect if the torch engine trains, and why."""
+"""Parameters that have no effect under ZeRO if the torch engine trains, and why."""
+
+# Lowest stage at which a parameter has no effect, where it is not 1.
+_FROM_STAGE: Mapping[str, int] = {"data_types.grad_accum_dtype": 2}
 
 
 def only_deepspeeds(config: NeoXConfig) -> Iterator[Problem]:
@@ -124,7 +130,7 @@ def _chosen_for_pipelines(config: NeoXConfig) -> EngineChoice:
 
 def why_unused_by_engine(name: str, config: NeoXConfig) -> str:
     """Return why the engine that trains does not use a parameter; empty if it does, or ZeRO is off."""
-    is_torch = _stage(config) > 0 and chosen_engine(config).name == "torch"
+    is_torch = _stage(config) >= _FROM_STAGE.get(name, 1) and chosen_engine(config).name == "torch"
     why = NO_EFFECT_ON_TORCH.get(name) if is_torch else None
     return "" if why is None else f"with the torch engine, {why}"
 

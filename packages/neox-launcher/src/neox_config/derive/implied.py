@@ -6,6 +6,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from neox_config.derive.curricula import METRICS, enabled_sampling
+from neox_config.derive.engine import chosen_engine
 from neox_config.derive.learning_rate import peak_instead_of_lr
 from neox_config.derive.local_steps import first_local_step, last_average
 from neox_config.derive.resolve import MLP_SIZES, mlp_width
@@ -189,8 +190,8 @@ def _advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem
 def _reduction_advice(config: NeoXConfig, places: Mapping[str, Place]) -> Iterator[Problem]:
     """Yield a notice about prescale_gradients where gradients are divided first in any case."""
     zero, name = config.zero.zero_optimization, "prescale_gradients"
-    # Stage 1 in bf16 reduces whole gradients, unless they are accumulated in bf16.
-    reduces_whole = zero.stage == 1 and config.precision.is_bf16
+    # DeepSpeed's stage 1 in bf16 reduces whole gradients, unless they are accumulated in bf16.
+    reduces_whole = chosen_engine(config).name == "deepspeed" and zero.stage == 1 and config.precision.is_bf16
     reduces_whole &= config.engine.data_types.grad_accum_dtype in (None, "fp32")
     scatters = zero.stage >= 1 and zero.reduce_scatter and not reduces_whole
     if config.engine.prescale_gradients and (zero.stage == 3 or scatters):

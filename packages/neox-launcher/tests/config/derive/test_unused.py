@@ -17,6 +17,19 @@ CASES = [
     ),
     ("zero_optimization: {stage: 0, reduce_bucket_size: 1000}", []),
     (
+        "bf16: {enabled: true}\nzero_optimization: {stage: 2}\ndata_types: {grad_accum_dtype: bf16}",
+        ["data_types.grad_accum_dtype"],
+    ),
+    (
+        "bf16: {enabled: true}\nzero_optimization: {stage: 1}\ndata_types: {grad_accum_dtype: bf16}",
+        [],
+    ),
+    (
+        "bf16: {enabled: true}\nzero_optimization: {stage: 2}\ndata_types: {grad_accum_dtype: bf16}\n"
+        "engine: deepspeed",
+        [],
+    ),
+    (
         "zero_optimization: {stage: 3, round_robin_gradients: true}",
         ["zero_optimization.round_robin_gradients"],
     ),

@@ -371,7 +371,8 @@ def test_precision_and_amp_contradict_each_other(load):
     [
         ("zero_optimization: {stage: 3, reduce_scatter: false}", True),
         ("zero_optimization: {stage: 1}", True),
-        ("zero_optimization: {stage: 1}\nprecision: bfloat16", False),
+        ("zero_optimization: {stage: 1}\nprecision: bfloat16", True),
+        ("zero_optimization: {stage: 1}\nprecision: bfloat16\nengine: deepspeed", False),
         ("zero_optimization: {stage: 0}", False),
     ],
 )

@@ -738,6 +738,19 @@ def test_gradients_are_divided_before_the_sum_in_stage_1_anyway(load):
     load("zero_optimization: {stage: 2, reduce_scatter: false}\nprescale_gradients: true")
 
 
+@pytest.mark.parametrize(
+    ("engine", "remedy"),
+    [
+        ("engine: torch", "set engine: auto"),
+        ("deepspeed: false", "remove deepspeed: false"),
+        ("pipe-parallel-size: 2\npipeline-schedule: interleaved", "set pipeline-schedule: 1f1b"),
+    ],
+)
+def test_settings_of_deepspeed_name_what_has_chosen_the_torch_engine(load, engine, remedy):
+    with pytest.raises(ConfigError, match=f"remove offload_optimizer, or {remedy}"):
+        load(f"{engine}\nzero_optimization: {{stage: 1, offload_optimizer: {{device: cpu}}}}")
+
+
 _WHOLE, _MOMENTA = "whole weights for its update", "averages momenta over data-parallel ranks"
 
 
