@@ -89,14 +89,12 @@ NO_EFFECT_ON_TORCH: Mapping[str, str] = {
     "zero_optimization.stage3_param_persistence_threshold": "every parameter is partitioned",
     "zero_optimization.sub_group_size": "all weights of a rank are updated at once",
     "zero_optimization.ignore_unused_parameters": "weights without a gradient are always allowed",
-    "data_types.grad_accum_dtype": (
-        "data-parallel ranks accumulate the gradients of ZeRO stages 2 and 3 in fp32"
-    ),
 }
-"""Parameters that have no effect under ZeRO if the torch engine trains, and why."""
+"""Parameters of ZeRO that have no effect if the torch engine trains, and why."""
 
-# Lowest stage at which a parameter has no effect, where it is not 1.
-_FROM_STAGE: Mapping[str, int] = {"data_types.grad_accum_dtype": 2}
+_NO_EFFECT_FROM_STAGE_2: Mapping[str, str] = {
+    "data_types.grad_accum_dtype": "data-parallel ranks accumulate their parts of gradients in fp32",
+}
 
 
 def only_deepspeeds(config: NeoXConfig) -> Iterator[Problem]:
@@ -130,9 +128,10 @@ def _chosen_for_pipelines(config: NeoXConfig) -> EngineChoice:
 
 def why_unused_by_engine(name: str, config: NeoXConfig) -> str:
     """Return why the engine that trains does not use a parameter; empty if it does, or ZeRO is off."""
-    is_torch = _stage(config) >= _FROM_STAGE.get(name, 1) and chosen_engine(config).name == "torch"
-    why = NO_EFFECT_ON_TORCH.get(name) if is_torch else None
-    return "" if why is None else f"with the torch engine, {why}"
+    if _stage(config) == 0 or chosen_engine(config).name != "torch":
+        return ""
+    unused = NO_EFFECT_ON_TORCH if _stage(config) == 1 else {**NO_EFFECT_ON_TORCH, **_NO_EFFECT_FROM_STAGE_2}
+    return f"with the torch engine, {unused[name]}" if name in unused else ""
 
 
 def engine_offers(config: NeoXConfig, capability: Capability) -> bool:

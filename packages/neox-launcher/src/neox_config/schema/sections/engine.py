@@ -42,7 +42,8 @@ class DataTypes(Section):
         origin="DSC",
         resume="training",
         none_means="fp32 when training is in bf16, else the model's data type",
-        doc="Data type in which gradients are accumulated.",
+        doc="Data type in which gradients are accumulated. Under ZeRO stages 2 and 3, data-parallel ranks of "
+        "the torch engine use fp32.",
     )
 
 
