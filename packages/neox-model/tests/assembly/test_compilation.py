@@ -149,6 +149,33 @@ def test_communication_and_random_streams_stay_outside_the_graphs():
     assert run_ranks(check_tensor_parallel, size=2, timeout_seconds=400) == [[True, True]] * 2
 
 
+def train_partitioned() -> dict[str, list[float]]:
+    """Losses without compilation, with it, and after it has failed on one rank alone; runs in both ranks."""
+    from support import layouts
+
+    zero = {"engine": "torch", "zero_optimization": {"stage": 1}, "num_layers": 2}
+    compilation._why_not = lambda *arguments: None
+    found = {}
+    for name, compiles in {"plain": False, "compiled": True, "failed": "auto"}.items():
+        settings = layouts.SETTINGS | layouts.SMALL | zero | {"compile": compiles}
+        resolved = resolved_from(settings, devices=2)
+        engine, step, groups, _ = layouts.start(resolved)
+        fails = compiles == "auto" and groups.data.rank == 1
+        compile_layers(engine.model, resolved, groups, backend=failing if fails else "eager")
+        assert are_compiled(engine.model) == (name == "compiled")
+        # It finds the partitioned weights by name.
+        engine.update.before(lambda pending: None)
+        batches = layouts.batches_of(resolved, groups)
+        found[name] = [float(step(batches).loss) for _ in range(3)]
+    return found
+
+
+@pytest.mark.slow
+def test_weights_are_partitioned_again_after_a_trial_that_may_fail_on_one_rank():
+    for found in run_ranks(train_partitioned, size=2, timeout_seconds=400):
+        assert found["compiled"] == found["failed"] == found["plain"]
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 def test_flex_attention_is_between_two_graphs():
     graphs = []

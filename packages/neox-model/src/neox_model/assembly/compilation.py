@@ -5,8 +5,9 @@ Functions that communicate or draw from a separate random stream are not compile
 
 The trial runs all layers of this rank forward and backward as in training, and once as in evaluation. A
 compiler that fails therefore fails here, where `auto` can continue without it, and no iteration waits for the
-compiler. Ranks that share a layer run it together; they are on one host, so that the compiler fails for all
-of them or for none.
+compiler. Ranks that split a layer's matrices run it together; they are on one host, so that the compiler
+fails for all of them or for none. Data-parallel ranks do not wait for each other: weights that they partition
+are whole during the trial.
 """
 
 import logging
@@ -31,6 +32,7 @@ from neox_model.layers.attention import flex, parallel_attention
 from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel import collectives, random, sequence
 from neox_model.parallel.groups import Groups
+from neox_model.parallel.sharding import gathered
 from neox_model.torch_compat import limit_graphs, recompile_limit_error
 
 if TYPE_CHECKING:
@@ -124,12 +126,17 @@ class _Trial:
 
     def eager_seconds(self) -> float:
         """Return the seconds of a micro-batch, forward and backward, with the layers as they are."""
-        return self._in_training(self._seconds)
+        with gathered(self._model):
+            return self._in_training(self._seconds)
 
     def compile(self, backend: str) -> _Found:
         """Compile all layers, and compare their output and speed with those before."""
         if not self.layers:
             return _Found()
+        with gathered(self._model):
+            return self._compiled(backend)
+
+    def _compiled(self, backend: str) -> _Found:
         eager_seconds, expected = self._in_training(self._seconds), self._output()
         private_compiler_cache()
         torch.compiler.reset()

@@ -27,6 +27,7 @@ __all__ = [
     "Precisions",
     "ShardedModel",
     "class_name",
+    "gathered",
     "is_sharded",
     "own_rows_of",
     "partition",
@@ -241,8 +242,29 @@ class ShardedModel:
 
     def release(self) -> None:
         """Free whole parameters, which do not follow a change of this rank's runs."""
-        for part in self._parts:
-            part.reshard()
+        self._parts[0].reset_iter_state()
+
+
+@contextmanager
+def gathered(model: nn.Module) -> Iterator[None]:
+    """Keep the whole parameters of a partitioned model, so that its layers run without communication.
+
+    Collective over the data group before the block; nothing is done for a model that is not partitioned.
+    Afterwards parameters are partitioned again, also if a pass in the block failed. Layers must not free
+    their parameters between forward and backward pass.
+    """
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    for part in model.modules():
+        if isinstance(part, FSDPModule):
+            part.unshard()
+    model.set_reshard_after_backward(False)
+    try:
+        yield
+    finally:
+        model.set_reshard_after_backward(True)
+        model.reset_iter_state()
 
 
 def class_name(module: nn.Module) -> str:
