@@ -38,7 +38,9 @@ class Chunk(nn.Module):
         layers: modules, shared with nothing but their parameters.
         part: number of this part of the model, from 0.
         is_last: the last layer is the head, and the chunk returns the loss.
-        model: the settings of all chunks.
+        loss: computes the loss of the head's inputs.
+        recomputation: recomputes segments of layers; None stores all activations.
+        autocast: context of every forward pass.
         takes_documents: the inputs contain document ids, if the micro-batches do.
         gives_documents: the outputs contain them too.
     """

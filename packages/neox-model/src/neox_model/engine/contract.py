@@ -1,8 +1,9 @@
 """The contract of an engine: what the rest of the program may use of one.
 
-An engine holds the model, runs forward and backward, and updates the weights. DeepSpeed is the only one today
-(`deepspeed_engine.py`). What an engine offers at which ZeRO stage is declared in `neox_config.facts.engines`;
-rules refuse settings that require more, such as `Update.before` under ZeRO.
+An engine holds the model, runs forward and backward, and updates the weights. There are two: torch's own
+parts (`torch_engine.py`, `torch_pipeline.py`) and DeepSpeed's (`deepspeed_engine.py`). What an engine offers
+at which ZeRO stage is declared in `neox_config.facts.engines`; rules refuse settings that require more, such
+as `Update.before` under DeepSpeed's ZeRO.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,9 @@ class PendingUpdate:
 
     An optimizer that averages over replicas itself (`MixedPrecisionOptimizer.averages_itself`) receives each
     replica's own gradients. Then the norms are root mean squares over replicas.
+
+    Under ZeRO each data-parallel rank has a part of every gradient: what is collective over some groups is
+    collective over the data group, too.
 
     Args:
         norm: 2-norm of all gradients, without the loss scale.

@@ -80,7 +80,8 @@ class ZeroUpdate:
             ModelError: always.
         """
         raise ModelError(
-            "gradients cannot be read before the update under ZeRO; set zero_optimization.stage: 0"
+            "gradients cannot be read before the update under DeepSpeed's ZeRO; set engine: torch, or set "
+            "zero_optimization.stage: 0"
         )
 
     def held(self) -> Iterator[Held]:
