@@ -22,6 +22,17 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero1": {"zero_optimization": {"stage": 1}, "precision": "fp16"},
     "zero2": {"zero_optimization": {"stage": 2}, "precision": "bfloat16"},
     "zero3": {"zero_optimization": {"stage": 3}, "precision": "bfloat16", "checkpoint_activations": True},
+    "zero1 of DeepSpeed": {
+        "engine": "deepspeed",
+        "zero_optimization": {"stage": 1},
+        "precision": "fp16",
+    },
+    "zero3 of DeepSpeed": {
+        "engine": "deepspeed",
+        "zero_optimization": {"stage": 3},
+        "precision": "bfloat16",
+        "checkpoint_activations": True,
+    },
 }
 FAST = ("tensor",)
 

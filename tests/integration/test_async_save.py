@@ -24,6 +24,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero1": {"zero_optimization": {"stage": 1}, "precision": "bfloat16"},
     "zero2": {"zero_optimization": {"stage": 2}, "precision": "fp16"},
     "zero3": {"zero_optimization": {"stage": 3}, "precision": "bfloat16"},
+    **{
+        f"zero{stage} of DeepSpeed": {
+            "engine": "deepspeed",
+            "zero_optimization": {"stage": stage},
+            "precision": precision,
+        }
+        for stage, precision in ((1, "bfloat16"), (2, "fp16"), (3, "bfloat16"))
+    },
     "tensor and zero1": {
         "model_parallel_size": 2,
         "zero_optimization": {"stage": 1},

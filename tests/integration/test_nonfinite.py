@@ -40,7 +40,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pipeline 2": {"pipe_parallel_size": 2},
     "zero-bubble pipeline 2": {"pipe_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
     "data 2": {},
-    **{f"ZeRO {stage}": {"zero_optimization": {"stage": stage}} for stage in (1, 2, 3)},
+    **{
+        f"{engine}, ZeRO {stage}": {"engine": engine, "zero_optimization": {"stage": stage}}
+        for engine in ("torch", "deepspeed")
+        for stage in (1, 2, 3)
+    },
 }
 # Micro-batches whose loss becomes NaN on one rank: a single update, and every one from update 6 on.
 ONE_UPDATE, FOR_GOOD = [8], list(range(10, 40))

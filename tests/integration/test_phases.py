@@ -15,6 +15,7 @@ from support.settings import SMALL_TRAINING, resolved_from
 LAYOUTS = {
     "plain": {},
     "zero": {"zero_optimization": {"stage": 1}},
+    "zero of DeepSpeed": {"engine": "deepspeed", "zero_optimization": {"stage": 1}},
     "pipeline": {"pipe_parallel_size": 2, "precision": "bfloat16"},
     "torch pipeline": {"pipe_parallel_size": 2, "pipeline_schedule": "zero_bubble"},
 }

@@ -39,6 +39,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "data parallel, ZeRO 1": {"zero_optimization": {"stage": 1}},
     "data parallel, ZeRO 2": {"zero_optimization": {"stage": 2}},
     "data parallel, ZeRO 3": {"zero_optimization": {"stage": 3}},
+    "data parallel, ZeRO 2 of DeepSpeed": {"engine": "deepspeed", "zero_optimization": {"stage": 2}},
+    "data parallel, ZeRO 3 of DeepSpeed": {"engine": "deepspeed", "zero_optimization": {"stage": 3}},
     "tensor parallel": {"model_parallel_size": 2, "train_micro_batch_size_per_gpu": 4},
     "tensor parallel, ZeRO 1": {
         "model_parallel_size": 2,

@@ -223,6 +223,8 @@ READ_BACKS: dict[str, tuple[int, dict, int]] = {
         f"torch, ZeRO {stage}": (2, {"engine": "torch", "zero_optimization": {"stage": stage}}, 0)
         for stage in range(4)
     },
+    "torch, pipeline": (2, {"engine": "torch", "pipe_parallel_size": 2}, 0),
+    "torch, zero-bubble pipeline": (2, {"pipe_parallel_size": 2, "pipeline_schedule": "zero_bubble"}, 0),
     "DeepSpeed, ZeRO 0": (2, {"engine": "deepspeed"}, 0),
     "DeepSpeed, pipeline": (1, {"pipe_parallel_size": 1}, 0),
 }
