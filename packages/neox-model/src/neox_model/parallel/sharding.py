@@ -242,7 +242,8 @@ class ShardedModel:
 
     def release(self) -> None:
         """Free whole parameters, which do not follow a change of this rank's runs."""
-        self._parts[0].reset_iter_state()
+        for part in self._parts:
+            part.reshard()
 
 
 @contextmanager
@@ -264,6 +265,7 @@ def gathered(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.set_reshard_after_backward(True)
+        # It frees parameters, too, where `reshard` takes a pass that failed for one that is under way.
         model.reset_iter_state()
 
 
