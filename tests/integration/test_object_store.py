@@ -9,6 +9,7 @@ import pytest
 from neox_config.facts.checkpoints import LATEST, MANIFEST
 from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.downloads import cache_folder
+from neox_model.checkpoint.merge import merge_adapters
 from support.corpus import write_corpus
 from support.cut_connections import proxied
 from support.distributed import DistributedFailure, run_ranks
@@ -173,6 +174,14 @@ def test_adapters_of_a_base_in_a_store_are_those_of_one_in_a_folder_bit_for_bit(
     assert whole.tensors == resumed.tensors
     there, here = whole.config["base"], resumed.config["base"]
     assert here == there | {"folder": url}
+    [download] = cache_folder(url, base["store_cache"]).iterdir()
+    assert download.name.endswith("-weights")
+    merged = [
+        merge_adapters(tmp_path / "stored" / "global_step4", tmp_path / name, base=folder)
+        for name, folder in (("from-download", download), ("from-folder", tmp_path / "base"))
+    ]
+    tensors = [Manifest.read(folder).tensors for folder in merged]
+    assert tensors == [tensors[1]] * 2
     assert here["iteration"] == STEPS
 
 

@@ -21,6 +21,7 @@ from neox_model.checkpoint.contents import Manifest
 from neox_model.checkpoint.downloads import checkpoint_folder, download, local_folder
 from neox_model.checkpoint.object_store import ObjectStore
 from neox_model.checkpoint.save_lock import folder_lock
+from neox_model.checkpoint.shard_file import ShardFile
 from neox_model.checkpoint.upload import upload
 from neox_model.checkpoint.uploads import Uploads
 from neox_model.parallel.groups import SINGLE_PROCESS
@@ -226,6 +227,84 @@ def test_a_damaged_download_is_repaired(tmp_path, caplog, is_cut):
     assert loaded(URL, tmp_path / "cache").weights == run.weights
     assert shard.read_bytes() == content
     assert "global_step1 is damaged: downloading what is damaged again" in caplog.text
+
+
+class PartsStore(ObjectStore):
+    """A store that counts the bytes of the parts of objects that are downloaded."""
+
+    def __init__(self) -> None:
+        super().__init__(URL, chunk_bytes=CHUNK, patience=0.0)
+        self.received = 0
+
+    def _part(self, name: str, first: int, stop: int) -> bytes:
+        self.received += stop - first
+        return super()._part(name, first, stop)
+
+
+def weights_only(cache: Path) -> Path:
+    folder = local_folder(URL, SINGLE_PROCESS, cache=str(cache), weights_only=True, patience=0.0)
+    assert folder is not None
+    return folder
+
+
+def test_of_a_checkpoint_whose_states_are_not_read_only_the_weights_are_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(downloads, "_JOINED_BYTES", 1_000)
+    monkeypatch.setattr(object_store, "_REQUESTED_BYTES", 10_003)
+    run = Run(width=5_000, layers=3)
+    run.train()
+    folder = run.save(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    store = PartsStore()
+    monkeypatch.setattr(downloads, "_open", lambda url, patience: store)
+    cached = weights_only(tmp_path / "cache")
+    weights = 3 * 5_000 * 3 * 4
+    assert weights < store.received < weights + 3_000
+    assert (cached / "global_step1" / MANIFEST).read_bytes() == (folder / MANIFEST).read_bytes()
+    again = Run(width=5_000, layers=3)
+    again.load(cached, finetune=True)
+    assert again.weights == run.weights
+    # What is there is not downloaded again.
+    received = store.received
+    assert (weights_only(tmp_path / "cache"), store.received) == (cached, received)
+    with pytest.raises(CheckpointError, match=r"damaged: the checksum of .*/exp_avg.* does not match"):
+        Run(width=5_000, layers=3).load(cached)
+    whole = local_folder(URL, SINGLE_PROCESS, cache=str(tmp_path / "cache"), patience=0.0)
+    assert whole is not None
+    assert whole != cached
+    again.load(whole)
+    assert (again.weights, again.states) == (run.weights, run.states)
+
+
+@pytest.mark.parametrize("tensor", ["0", "0/exp_avg"])
+def test_damage_in_the_store_is_found_in_what_is_downloaded(tmp_path, memory, monkeypatch, tensor):
+    monkeypatch.setattr(downloads, "_JOINED_BYTES", 1)
+    run, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    [file] = Manifest.read(folder).files
+    path = f"/bucket/run/global_step1/{file}"
+    content = bytearray(memory.cat_file(path))
+    first, _ = ShardFile(folder / file, len(content)).span(f"layers.{tensor}")
+    content[first] ^= 1
+    memory.pipe_file(path, bytes(content))
+    if tensor == "0":
+        with pytest.raises(CheckpointError, match=r"downloaded 2 times: .* checksum of layers.0 does not"):
+            weights_only(tmp_path / "cache")
+        return
+    again = Run(layers=2)
+    again.load(weights_only(tmp_path / "cache"), finetune=True)
+    assert again.weights == run.weights
+
+
+@pytest.mark.parametrize("left", [3, 100, -1])
+def test_a_truncated_object_is_refused_by_its_size(tmp_path, memory, left):
+    _, folder = saved(tmp_path / "save")
+    upload(folder, DyingStore(URL))
+    [(file, size)] = Manifest.read(folder).files.items()
+    path = f"/bucket/run/global_step1/{file}"
+    memory.pipe_file(path, memory.cat_file(path)[:left])
+    found = left if left > 0 else size + left
+    with pytest.raises(CheckpointError, match=rf"downloaded 2 times: .*has {found:,} bytes instead of"):
+        weights_only(tmp_path / "cache")
 
 
 def test_a_local_file_that_fails_is_neither_repeated_nor_an_error_of_the_store(tmp_path, caplog):

@@ -177,7 +177,8 @@ def _download(url: str, adapters: Path | None, groups: Groups, cache: str | None
     with shared_outcome(groups.control, f"finding the base of {adapters}", keeps_bugs=True):
         if groups.world.rank == 0 and (recorded := _recorded(adapters)) is not None:
             name = checkpoint_name(recorded["iteration"])
-    folder = local_folder(url, groups, cache=cache, name=gather(groups.control, name)[0])
+    name = gather(groups.control, name)[0]
+    folder = local_folder(url, groups, cache=cache, name=name, weights_only=True)
     found = None if folder is None else folders.find_latest(folder)
     if found is None:
         raise CheckpointError(f"{url} contains no checkpoint; set lora-base to the URL of the model to adapt")

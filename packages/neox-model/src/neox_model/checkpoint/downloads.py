@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,8 +21,10 @@ from neox_model.checkpoint.local_shards import agree_on_checkpoint
 from neox_model.checkpoint.object_store import PATIENCE_SECONDS, ObjectStore, latest_in
 from neox_model.checkpoint.outcome import gather, shared_outcome
 from neox_model.checkpoint.save_lock import folder_lock
+from neox_model.checkpoint.shard_file import LENGTH_BYTES, ShardFile, header_stop
 from neox_model.checkpoint.shards import ShardReader, write_durably
 from neox_model.checkpoint.storage import Storage
+from neox_model.checkpoint.stored_types import STORED_TYPES
 from neox_model.parallel.groups import Groups
 
 __all__ = [
@@ -39,6 +41,10 @@ _USE = "downloads to"
 # Characters of a URL that a folder name may have.
 _OTHER = re.compile(r"[^A-Za-z0-9.-]+")
 _ATTEMPTS = 2
+# Ends the names of folders of downloads without states.
+_WEIGHTS = "-weights"
+# Parts of a file with fewer bytes between them are downloaded as one.
+_JOINED_BYTES = 2**20
 _ABSENT = "it is absent"
 
 logger = logging.getLogger(__name__)
@@ -47,12 +53,14 @@ logger = logging.getLogger(__name__)
 def folder_with_weights(
     load: str, groups: Groups, *, cache: str | None, storage: Storage | None = None
 ) -> Path:
-    """Return the folder to load from like `local_folder`, for programs that require a checkpoint. Collective.
+    """Return the folder to load weights from, for programs that require a checkpoint. Collective.
+
+    Like `local_folder`, but states are not downloaded.
 
     Raises:
         CheckpointError: as `local_folder`; or the store contains no checkpoint.
     """
-    folder = local_folder(load, groups, cache=cache, storage=storage)
+    folder = local_folder(load, groups, cache=cache, storage=storage, weights_only=True)
     if folder is None:
         raise CheckpointError(f"{load} contains no checkpoint; set load to where a training uploads them")
     return folder
@@ -65,6 +73,7 @@ def local_folder(
     cache: str | None,
     name: str | None = None,
     storage: Storage | None = None,
+    weights_only: bool = False,
     patience: float = PATIENCE_SECONDS,
 ) -> Path | None:
     """Return the folder to load from; if `load` is a URL, download a checkpoint. Collective.
@@ -77,6 +86,7 @@ def local_folder(
         cache: directory of downloads; None for the default.
         name: the checkpoint to download; None: the latest. Not used for a folder.
         storage: the folders of checkpoints; None: all ranks share one.
+        weights_only: download no states of the optimizer and of random generators. Not used for a folder.
         patience: seconds for which an operation that fails is repeated.
 
     Returns:
@@ -94,7 +104,9 @@ def local_folder(
     with shared_outcome(groups.control, f"finding a checkpoint in {load}"):
         if groups.world.rank == 0:
             chosen = _chosen_in(_open(load, patience), name)
-            found = None if chosen is None else (*chosen, checkpoint_folder(load, *chosen, cache=cache))
+            if chosen is not None:
+                place = checkpoint_folder(load, *chosen, cache=cache, weights_only=weights_only)
+                found = (*chosen, place)
     # The choice of rank 0, because another training may save a newer one meanwhile.
     found = gather(groups.control, found)[0]
     if found is None:
@@ -103,7 +115,11 @@ def local_folder(
     me = read_rank()
     task = None
     if me is None or me.local_rank == 0:
-        task = _in_background(lambda: download(_open(load, patience), chosen_name, manifest, folder))
+        task = _in_background(
+            lambda: download(
+                _open(load, patience), chosen_name, manifest, folder, weights_only=weights_only
+            )
+        )
     # Not one collective that waits for the download, which may take longer than collectives may.
     while not all(gather(groups.control, task is None or task.done())):
         time.sleep(_POLL_SECONDS)
@@ -138,16 +154,22 @@ def _in_background(action: Callable[[], None]) -> Future[None]:
     return future
 
 
-def checkpoint_folder(url: str, name: str, manifest: bytes, *, cache: str | None) -> Path:
+def checkpoint_folder(
+    url: str, name: str, manifest: bytes, *, cache: str | None, weights_only: bool = False
+) -> Path:
     """Return the folder in the cache of one checkpoint alone, whose `latest` therefore never changes.
+
+    A download of the weights alone has another folder, because states cannot be loaded from it.
 
     Args:
         url: URL of a folder in an object store.
         name: the checkpoint.
         manifest: its manifest, which contains the checksums of all data.
         cache: directory of the downloads from all URLs; None for the default.
+        weights_only: for the weights alone.
     """
-    return cache_folder(url, cache) / f"{name}-{hashlib.sha256(manifest).hexdigest()[:12]}"
+    suffix = _WEIGHTS if weights_only else ""
+    return cache_folder(url, cache) / f"{name}-{hashlib.sha256(manifest).hexdigest()[:12]}{suffix}"
 
 
 def cache_folder(url: str, cache: str | None) -> Path:
@@ -166,16 +188,20 @@ def _open(url: str, patience: float) -> ObjectStore:
     return ObjectStore(url, chunk_bytes=MULTIPART_BYTES, patience=patience)
 
 
-def download(store: ObjectStore, name: str, manifest: bytes, folder: Path) -> None:
+def download(
+    store: ObjectStore, name: str, manifest: bytes, folder: Path, *, weights_only: bool = False
+) -> None:
     """Download a checkpoint, unless the folder has it undamaged.
 
-    Files that an interrupted download has left are used if their checksums fit.
+    Files that an interrupted download has left are used if their checksums fit. With `weights_only` they have
+    the sizes that the manifest records, and zeros in the place of states.
 
     Args:
         store: where it is.
         name: the checkpoint.
         manifest: its manifest.
         folder: local folder for this checkpoint alone, created if missing.
+        weights_only: download the weights alone.
 
     Raises:
         CheckpointError: the store cannot be read, or the checkpoint in it is damaged.
@@ -183,19 +209,19 @@ def download(store: ObjectStore, name: str, manifest: bytes, folder: Path) -> No
     """
     final = folder / name
     # Verified without the lock, which another job on this host may be waiting for.
-    if final.exists() and _is_sound(final, manifest):
+    if final.exists() and _is_sound(final, manifest, weights_only):
         return
     with _lock(folder):
         temporary = folders.unfinished(final)
         if final.exists():
-            if _is_sound(final, manifest):
+            if _is_sound(final, manifest, weights_only):
                 return
             logger.warning("%s is damaged: downloading what is damaged again", final)
             folders.withdraw(final)
         temporary.mkdir(exist_ok=True)
         (temporary / MANIFEST).unlink(missing_ok=True)
         write_durably(temporary / MANIFEST, manifest.decode(errors="replace"))
-        _fetch_shards(store, name, temporary)
+        _fetch_shards(store, name, temporary, weights_only)
         folders.publish(temporary, final)
         logger.info("downloaded %s/%s to %s", store.url, name, final)
 
@@ -212,47 +238,94 @@ def _lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _is_sound(final: Path, manifest: bytes) -> bool:
+def _is_sound(final: Path, manifest: bytes, weights_only: bool) -> bool:
     try:
         if (final / MANIFEST).read_bytes() != manifest:
             return False
         contents = Manifest.read(final)
     except (FileNotFoundError, DamagedCheckpointError):
         return False
-    return all(_damage(final, contents, pieces) is None for pieces in _pieces(contents).values())
+    wanted = _pieces(contents, weights_only)
+    return all(_damage(final, contents, file, pieces) is None for file, pieces in wanted.items())
 
 
-def _pieces(manifest: Manifest) -> dict[str, list[tuple[Piece, str]]]:
-    """Return the pieces in each file, with their dtypes."""
+def _pieces(manifest: Manifest, weights_only: bool) -> dict[str, list[tuple[Piece, str]]]:
+    """Return the pieces in each file, those of weights or of all tensors, with their dtypes."""
     pieces: dict[str, list[tuple[Piece, str]]] = {file: [] for file in manifest.files}
-    for record in manifest.tensors.values():
+    for name in manifest.weight_names if weights_only else manifest.tensors:
+        record = manifest.tensors[name]
         for piece in record.pieces:
             pieces[piece.file].append((piece, record.dtype))
     return pieces
 
 
-def _fetch_shards(store: ObjectStore, name: str, folder: Path) -> None:
-    """Download the shards that are not in the folder, and verify the checksums of all."""
+def _fetch_shards(store: ObjectStore, name: str, folder: Path, weights_only: bool) -> None:
+    """Download the shards, or their weights, that are not in the folder, and verify the checksums of all."""
     manifest = Manifest.read(folder)
-    logger.info("downloading %s/%s: %s", store.url, name, _size(sum(manifest.files.values())))
-    for number, (file, held) in enumerate(_pieces(manifest).items(), 1):
-        damage = _damage(folder, manifest, held) if (folder / file).exists() else _ABSENT
+    wanted = _pieces(manifest, weights_only)
+    sizes = {file: _bytes_of(held) for file, held in wanted.items()} if weights_only else manifest.files
+    what = ", the weights alone" if weights_only else ""
+    logger.info("downloading %s/%s: %s%s", store.url, name, _size(sum(sizes.values())), what)
+    for number, (file, held) in enumerate(wanted.items(), 1):
+        damage = _damage(folder, manifest, file, held) if (folder / file).exists() else _ABSENT
         attempts = 0
         while damage is not None:
             if attempts == _ATTEMPTS:
                 raise CheckpointError(f"{store.url}/{name}, downloaded {attempts} times: {damage}")
-            store.download(f"{name}/{file}", folder / file)
-            damage, attempts = _damage(folder, manifest, held), attempts + 1
-        logger.info("file %d of %d is there: %s", number, len(manifest.files), _size(manifest.files[file]))
+            damage = _fetch(store, f"{name}/{file}", folder, manifest, held, weights_only)
+            attempts += 1
+        logger.info("file %d of %d is there: %s", number, len(wanted), _size(sizes[file]))
+
+
+def _fetch(
+    store: ObjectStore,
+    name: str,
+    folder: Path,
+    manifest: Manifest,
+    held: Sequence[tuple[Piece, str]],
+    weights_only: bool,
+) -> str | None:
+    """Download a shard, or its given pieces alone; return what is wrong with these pieces."""
+    path = folder / Path(name).name
+    if not weights_only:
+        store.download(name, path)
+        return _damage(folder, manifest, path.name, held)
+    store.download_ranges(name, path, [(0, LENGTH_BYTES)])
+    store.download_ranges(name, path, [(LENGTH_BYTES, header_stop(path))])
+    try:
+        shard = ShardFile(path, manifest.files[path.name])
+        spans = [shard.span(piece.key) for piece, _ in held]
+    except DamagedCheckpointError as error:
+        return str(error)
+    store.download_ranges(name, path, _joined(spans))
+    return _damage(folder, manifest, path.name, held)
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges of bytes in their order, those with few bytes between them as one."""
+    joined: list[tuple[int, int]] = []
+    for first, stop in sorted(spans):
+        if joined and first - joined[-1][1] < _JOINED_BYTES:
+            first, previous = joined.pop()
+            stop = max(stop, previous)
+        joined.append((first, stop))
+    return joined
+
+
+def _bytes_of(held: Iterable[tuple[Piece, str]]) -> int:
+    return sum(piece.numel * STORED_TYPES[dtype].itemsize for piece, dtype in held)
 
 
 def _size(count: int) -> str:
     return f"{count / 1e9:.2f} GB"
 
 
-def _damage(folder: Path, manifest: Manifest, pieces: Sequence[tuple[Piece, str]]) -> str | None:
-    """Return what is wrong with the pieces of one file, with their dtypes; None if nothing is."""
+def _damage(
+    folder: Path, manifest: Manifest, file: str, pieces: Sequence[tuple[Piece, str]]
+) -> str | None:
+    """Return what is wrong with a file, or with pieces in it, given with their dtypes; None if nothing is."""
     try:
+        ShardFile(folder / file, manifest.files[file])
         ShardReader(folder, manifest.files).check_pieces(pieces)
     except DamagedCheckpointError as error:
         return str(error)

@@ -8,8 +8,9 @@ without its manifest is incomplete, and `latest` names only complete ones.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +28,8 @@ PATIENCE_SECONDS = 120.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _COPIED_BYTES = 2**20
+# Of one request for a part of an object, which is held in memory.
+_REQUESTED_BYTES = 2**24
 # Limit of S3.
 _MOST_PARTS = 10_000
 
@@ -145,6 +148,44 @@ class ObjectStore:
                 with _local_errors(file):
                     file.write(block)
 
+    def download_ranges(self, name: str, path: Path, ranges: Iterable[tuple[int, int]]) -> None:
+        """Download parts of an object into a file, which gets the object's size.
+
+        Other bytes of the file stay as they are; new ones are zero, and occupy no disk space where the file
+        system allows it.
+
+        Args:
+            name: the object, relative to the folder.
+            path: the file, created if missing.
+            ranges: the first byte of each part, and the one after its last; what lies after the end of the
+                object is left out.
+
+        Raises:
+            CheckpointError: it does not exist, or could not be read.
+            OSError: the file cannot be written.
+        """
+        action = f"downloading parts of {self.url}/{name}"
+        path.touch()
+        try:
+            with path.open("r+b") as file:
+                size = self._repeat(action, lambda: int(self._system.info(self._path(name))["size"]))
+                file.truncate(size)
+                for first, stop in _requests(ranges, size):
+                    content = self._repeat(action, partial(self._part, name, first, stop))
+                    file.seek(first)
+                    file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{action} failed: it does not exist") from error
+
+    def _part(self, name: str, first: int, stop: int) -> bytes:
+        content = self._system.cat_file(self._path(name), start=first, end=stop)
+        assert isinstance(content, bytes)
+        if len(content) != stop - first:
+            raise OSError(f"{len(content):,} bytes were received instead of {stop - first:,}")
+        return content
+
     def delete(self, name: str) -> None:
         """Delete an object, if it exists.
 
@@ -246,6 +287,14 @@ def _send_blocks(source: BinaryIO, target: BinaryIO) -> None:
         if not block:
             return
         target.write(block)
+
+
+def _requests(ranges: Iterable[tuple[int, int]], size: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of bytes of an object of a size, none longer than one request."""
+    for start, stop in ranges:
+        end = min(stop, size)
+        for first in range(start, end, _REQUESTED_BYTES):
+            yield first, min(first + _REQUESTED_BYTES, end)
 
 
 @contextmanager

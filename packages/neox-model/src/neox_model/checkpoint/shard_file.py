@@ -22,9 +22,11 @@ from neox_model.checkpoint.dtypes import DTYPES
 from neox_model.checkpoint.errors import CheckpointError, DamagedCheckpointError, quoted
 from neox_model.checkpoint.stored_types import STORED_TYPES
 
-__all__ = ["ShardFile"]
+__all__ = ["LENGTH_BYTES", "ShardFile", "header_stop"]
 
-_LENGTH_BYTES = 8
+LENGTH_BYTES = 8
+"""Bytes of the length of the header, with which a file begins."""
+
 # Limit of the format.
 _LONGEST_HEADER = 100_000_000
 _METADATA = "__metadata__"
@@ -76,6 +78,16 @@ class ShardFile:
         self._read(target, self._start + offset + start * STORED_TYPES[dtype].itemsize)
         return values
 
+    def span(self, key: str) -> tuple[int, int]:
+        """Return the first byte of a tensor in the file, and the one after its last.
+
+        Raises:
+            DamagedCheckpointError: it is not in the file, or the header is wrong.
+        """
+        dtype, shape, offset = self._entry(key)
+        first = self._start + offset
+        return first, first + prod(shape) * STORED_TYPES[dtype].itemsize
+
     def described(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return the dtype, by safetensors' name, and the shape of each tensor by name.
 
@@ -112,13 +124,13 @@ class ShardFile:
 
     def _header(self) -> tuple[dict[str, Any], int]:
         """Return the entries of the header by key, and the first byte of the data."""
-        length = bytearray(min(_LENGTH_BYTES, self._size))
+        length = bytearray(min(LENGTH_BYTES, self._size))
         self._read(memoryview(length), 0)
         size = int.from_bytes(length, "little")
-        if len(length) < _LENGTH_BYTES or size > min(self._size - _LENGTH_BYTES, _LONGEST_HEADER):
+        if len(length) < LENGTH_BYTES or size > min(self._size - LENGTH_BYTES, _LONGEST_HEADER):
             raise self._damaged("its header has a wrong length")
         text = bytearray(size)
-        self._read(memoryview(text), _LENGTH_BYTES)
+        self._read(memoryview(text), LENGTH_BYTES)
         try:
             entries = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -126,7 +138,7 @@ class ShardFile:
         if not isinstance(entries, dict):
             raise self._damaged("its header is not a JSON object")
         entries.pop(_METADATA, None)
-        return entries, _LENGTH_BYTES + size
+        return entries, LENGTH_BYTES + size
 
     def _read(self, target: memoryview, offset: int) -> None:
         """Fill memory with the bytes of the file from an offset."""
@@ -145,3 +157,9 @@ class ShardFile:
 
     def _damaged(self, what: str) -> DamagedCheckpointError:
         return DamagedCheckpointError(f"{self._path} is damaged: {what}")
+
+
+def header_stop(path: Path) -> int:
+    """Return the first byte after the header of a file of which only its length may be there."""
+    with path.open("rb") as file:
+        return LENGTH_BYTES + int.from_bytes(file.read(LENGTH_BYTES), "little")

@@ -38,7 +38,9 @@ def folder_to_load(config: NeoXConfig, groups: Groups, storage: Storage) -> Path
     section = config.checkpoint
     if section.load is None:
         return None
-    folder = local_folder(section.load, groups, cache=section.store_cache, storage=storage)
+    folder = local_folder(
+        section.load, groups, cache=section.store_cache, storage=storage, weights_only=section.finetune
+    )
     if folder is None:
         store = section.checkpoint_store or ""
         if section.load.rstrip("/") != store.rstrip("/") or section.finetune:
