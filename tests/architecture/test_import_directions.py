@@ -96,6 +96,7 @@ ROOMS = {
             "assembly",
             "checkpoint",
             "layers",
+            "metrics",
             "parallel",
             "processes",
             "worker",

@@ -2,6 +2,7 @@ import contextlib
 import errno
 import io
 import json
+import logging
 import os
 import pty
 import select
@@ -601,3 +602,41 @@ def test_line_that_the_terminal_cuts_is_reported(tmp_path):
         "the prompt was cut: the terminal passes on at most 4,095 bytes" in (tmp_path / "errors").read_text()
     )
     os.close(terminal)
+
+
+class Selective(Shout):
+    """Has no room for prompts that begin with an x; its answers have no digit."""
+
+    def submit(self, request: Request) -> int:
+        ticket = super().submit(request)
+        self.running[ticket] = self.running[ticket][:-1]
+        return ticket
+
+    def step(self) -> list[Update]:
+        updates = []
+        for update in super().step():
+            if self.said[update.ticket][0] == ord("X"):
+                self.running.pop(update.ticket, None)
+                reply = replace(self.reply(update.ticket, "prompt-too-long", "too long"), tokens=[], text="")
+                update = replace(update, reply=reply)
+            updates.append(update)
+        return updates
+
+
+def test_of_ten_thousand_prompts_each_has_one_result_in_their_order(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    kinds = ("same", "{}", "  é{}\t", "", "x{}", "   ")
+    lines = [kinds[number % len(kinds)].format(number) for number in range(15_000)]
+    expected = [line.strip() for line in lines if line.strip()]
+    assert len(expected) == 10_000
+    path, output = tmp_path / "prompts.txt", tmp_path / "results.jsonl"
+    path.write_text("\n".join(lines))
+    MODES["input-file"](job(engine=Selective, input_file=path, output_file=output))
+    found = [json.loads(line) for line in output.read_text().split("\n")[:-1]]
+    assert [one["context"] for one in found] == expected
+    # Bytes that are not ASCII have no capitals.
+    texts = [None if text.startswith("x") else text.encode().upper().decode() for text in expected]
+    assert [one["text"] for one in found] == texts
+    assert [path.name for path in tmp_path.glob("results*")] == ["results.jsonl"]
+    assert "10,000 prompts; 5,000 empty lines are left out" in caplog.text
+    assert "10,000 prompts in, 10,000 results out; 2,500 too long" in caplog.text

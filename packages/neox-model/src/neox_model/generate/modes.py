@@ -6,7 +6,6 @@ prompts.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from neox_model.checkpoint.outcome import collect, gather
 from neox_model.generate.conversation import Conversation
 from neox_model.generate.engine import Engine, Reply, Request, not_finite
 from neox_model.generate.interruption import Interrupts, ending_on_signals
+from neox_model.generate.progress import Progress
 from neox_model.generate.prompts import read_prompt, read_prompts
 from neox_model.generate.results import writing_results
 from neox_model.generate.sampling import GREEDY, Sampling
@@ -234,10 +234,11 @@ def _generate_all(
         output: the file of the results.
         lines: numbers of the prompts' lines in the input file, for messages.
     """
-    started = time.perf_counter()
     replicas, writes = job.groups.data.size, job.groups.world.rank == 0
     mine = range(job.groups.data.rank, len(contexts), replicas)
-    written = tokens = 0
+    progress = Progress(
+        len(contexts), lambda number: f"sample {number + 1}" if lines is None else f"line {lines[number]}"
+    )
     with ending_on_signals(), writing_results(output if writes else None) as write:
         found = replies(job, contexts, mine)
         for first in range(0, len(contexts), replicas):
@@ -247,22 +248,15 @@ def _generate_all(
                 sample = _sample(contexts[number], contexts[number], next(found))
             made = collect(job.groups.control, sample if _is_first_of_copy(job.groups) else None)
             for one in (one for one in made if one is not None):
-                if one.finish_reason == "prompt-too-long":
-                    place = f"sample {written + 1}" if lines is None else f"line {lines[written]}"
-                    logger.warning("%s has no text: %s", place, one.message)
                 write(asdict(one))
-                written, tokens = written + 1, tokens + one.length
-                _show(one, f"sample {written} of {len(contexts)}")
-        if writes and written != len(contexts):
+                progress.add(one.length, one.message if one.finish_reason == "prompt-too-long" else None)
+                _show(one, f"sample {progress.results} of {len(contexts)}")
+        if writes and progress.results != len(contexts):
             raise NeoXError(
-                f"{len(contexts):,} prompts gave {written:,} results; report this error, and run again"
+                f"{len(contexts):,} prompts gave {progress.results:,} results; report this error, and run again"
             )
     if writes:
-        seconds = time.perf_counter() - started
-        logger.info(
-            "%d prompts, %d texts, %d tokens in %.1f s (%.1f tokens/s)",
-            *(len(contexts), written, tokens, seconds, tokens / seconds),
-        )
+        progress.finish()
 
 
 def replies(job: Job, contexts: Sequence[str], numbers: Sequence[int]) -> Iterator[Reply]:

@@ -47,7 +47,8 @@ def read_prompts(path: Path) -> list[tuple[int, str]]:
     prompts = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     if not prompts:
         raise ConfigError(f"sample_input_file {path} contains no prompts; write one prompt per line")
-    logger.info("%s: %d prompts; %d empty lines are left out", path, len(prompts), len(lines) - len(prompts))
+    empty = len(lines) - len(prompts)
+    logger.info("%s: %s prompts; %s empty lines are left out", path, f"{len(prompts):,}", f"{empty:,}")
     return prompts
 
 

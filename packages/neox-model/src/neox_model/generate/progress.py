@@ -1,0 +1,77 @@
+"""Log the progress of a generation with many prompts, and what it has done at its end."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from neox_model.metrics.throughput import format_duration
+
+__all__ = ["Progress"]
+
+logger = logging.getLogger(__name__)
+
+_INTERVAL_SECONDS = 10.0
+# Of prompts that are too long; the end counts all of them.
+_MOST_NAMED = 10
+
+
+class Progress:
+    """Counts results, and logs them every ten seconds.
+
+    Args:
+        prompts: number of prompts.
+        place: describes a prompt, given its position from 0, as in "line 3".
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self, prompts: int, place: Callable[[int], str], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._prompts, self._place, self._clock = prompts, place, clock
+        self.results = self._tokens = self._refused = 0
+        self._started = self._logged = clock()
+
+    def add(self, tokens: int, refusal: str | None) -> None:
+        """Count the result of the next prompt.
+
+        Args:
+            tokens: number of generated tokens.
+            refusal: why the prompt has no text, if it is too long.
+        """
+        if refusal is not None:
+            self._refused += 1
+            if self._refused <= _MOST_NAMED:
+                logger.warning("%s has no text: %s", self._place(self.results), refusal)
+            elif self._refused == _MOST_NAMED + 1:
+                logger.warning("more prompts are too long; they are counted at the end")
+        self.results += 1
+        self._tokens += tokens
+        now = self._clock()
+        if now - self._logged >= _INTERVAL_SECONDS and self.results < self._prompts:
+            self._logged = now
+            left = (now - self._started) * (self._prompts / self.results - 1)
+            logger.info(
+                "%s of %s results, %.1f tokens/s, %s left",
+                f"{self.results:,}",
+                f"{self._prompts:,}",
+                self._tokens / (now - self._started),
+                format_duration(left),
+            )
+
+    def finish(self) -> None:
+        """Log what was done."""
+        seconds = self._clock() - self._started
+        refused = f"; {self._refused:,} too long" if self._refused else ""
+        logger.info(
+            "%s in, %s out%s; %s tokens in %.1f s (%.1f tokens/s)",
+            _counted(self._prompts, "prompt"),
+            _counted(self.results, "result"),
+            refused,
+            f"{self._tokens:,}",
+            seconds,
+            self._tokens / seconds if seconds else 0.0,
+        )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")

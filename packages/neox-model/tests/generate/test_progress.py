@@ -1,0 +1,38 @@
+import logging
+
+import pytest
+
+from neox_model.generate.progress import Progress
+
+
+@pytest.fixture(autouse=True)
+def info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def test_progress_is_logged_every_ten_seconds_with_the_rest_of_the_time(caplog):
+    times = iter([0.0, 5.0, 10.0, 19.0, 21.0, 25.0, 40.0, 40.0])
+    progress = Progress(6, str, clock=lambda: next(times))
+    for _ in range(6):
+        progress.add(7, None)
+    progress.finish()
+    assert caplog.messages == [
+        "2 of 6 results, 1.4 tokens/s, 0:20 left",
+        "4 of 6 results, 1.3 tokens/s, 0:10 left",
+        "6 prompts in, 6 results out; 42 tokens in 40.0 s (1.1 tokens/s)",
+    ]
+
+
+def test_of_prompts_that_are_too_long_ten_are_named_and_all_counted(caplog):
+    now = 0.0
+    progress = Progress(1_200, lambda number: f"line {number + 2}", clock=lambda: now)
+    progress.add(1, None)
+    for _ in range(1_199):
+        progress.add(0, "it is long")
+    now = 2.0
+    progress.finish()
+    assert caplog.messages == [
+        *(f"line {line} has no text: it is long" for line in range(3, 13)),
+        "more prompts are too long; they are counted at the end",
+        "1,200 prompts in, 1,200 results out; 1,199 too long; 1 tokens in 2.0 s (0.5 tokens/s)",
+    ]
