@@ -52,6 +52,23 @@ def test_ranks_follow_the_order_of_hosts_and_slots(plan):
     assert planned.resolved.derived.hosts == 3
 
 
+def test_a_missing_hostfile_is_reported_with_all_other_problems(plan):
+    with pytest.raises(ConfigError) as caught:
+        plan("hostfile=absent", "data-path=nowhere", "load=gone.bin")
+    names = [problem.name for problem in caught.value.problems]
+    assert names[0] == "hostfile"
+    assert "data_path" in names
+    with pytest.raises(ConfigError) as caught:
+        plan("hostfile=absent", "hidden-sise=3", "num-layers=0")
+    assert [problem.name for problem in caught.value.problems] == ["hidden_sise", "num_layers", "hostfile"]
+    with pytest.raises(ConfigError) as caught:
+        plan("hostfile=[absent]")
+    assert [problem.name for problem in caught.value.problems] == ["hostfile"]
+    with pytest.raises(ConfigError) as caught:
+        plan("hostfile=absent", program="doctor")
+    assert [problem.what for problem in caught.value.problems] == ["does not exist"]
+
+
 def test_the_orders_are_complete(plan, folder):
     planned = plan(
         "hostfile=hosts", "log-dir=logs", "detect-nvlink-pairs=true", environment={"NCCL_DEBUG": "INFO"}

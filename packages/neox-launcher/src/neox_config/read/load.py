@@ -124,7 +124,7 @@ def draft_config(
     assembly = _Assembly(problems, is_complete=reading.is_complete and not missing)
     for leaf in _merge(unfolded.leaves, problems):
         assembly.put(leaf)
-    config, notices = assembly.build(), tuple(unfolded.notices)
+    config, notices = assembly.build(), (*unfolded.notices, *assembly.notices)
     if problems:
         config = _without_refused(config, problems)
     else:
@@ -209,6 +209,7 @@ class _Assembly:
         places: location of each value.
         misplaced: parameters written outside their blocks, which are not reported as missing.
         unknown: number of unknown names.
+        notices: notes about values that are valid and do nothing.
     """
 
     problems: list[Problem]
@@ -217,6 +218,7 @@ class _Assembly:
     places: dict[str, Place] = field(default_factory=dict)
     misplaced: set[str] = field(default_factory=set)
     unknown: int = 0
+    notices: list[Problem] = field(default_factory=list)
 
     def put(self, leaf: Leaf) -> None:
         """Put a leaf into its section, or report that its name is unknown."""
@@ -316,6 +318,7 @@ class _Assembly:
 
     def _whole_block(self, leaf: Leaf, kind: type[Section]) -> None:
         if leaf.value is None or leaf.value == {}:
+            self._note_on_empty_block(leaf, kind)
             return
         some = ", ".join(f"{name}: ..." for name in list(kind.model_fields)[:2])
         if isinstance(leaf.value, bool) and "enabled" in kind.model_fields:
@@ -323,6 +326,15 @@ class _Assembly:
         elif isinstance(leaf.value, str) and "type" in kind.model_fields:
             some = f"type: {in_words(leaf.value)}, params: ..."
         self._complain(leaf, "must be a block of parameters", f"write {leaf.path[-1]}: {{{some}}}")
+
+    def _note_on_empty_block(self, leaf: Leaf, kind: type[Section]) -> None:
+        """Note that nothing is removed from a block by its name on the command line; in a file it is usual."""
+        if not leaf.place.precedence:
+            return
+        some = "enabled=false" if "enabled" in kind.model_fields else f"{next(iter(kind.model_fields))}=VALUE"
+        what = f"has no effect: {in_words(leaf.value)} leaves the block as the files and the defaults set it"
+        remedy = f"set its parameters one by one, such as --set {leaf.name}.{some}"
+        self.notices.append(Problem(leaf.name, what, remedy, value=in_words(leaf.value), place=leaf.place))
 
     def _unknown(self, leaf: Leaf, names: Sequence[str], *, dashes: bool) -> None:
         """Report an unknown name; `dashes` is True for names outside all blocks."""

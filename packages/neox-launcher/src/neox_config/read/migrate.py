@@ -76,13 +76,17 @@ class _Entry:
         return text[self.value.start_mark.index : self.value.end_mark.index]
 
 
-def migrate_file(path: str | Path) -> Migrated:
+def migrate_file(path: str | Path, directory: str | Path | None = None) -> Migrated:
     """Return the text of a file without shorthands and older spellings.
+
+    Args:
+        path: the file, with or without `.yml`.
+        directory: directory that the path is relative to.
 
     Raises:
         ConfigError: The file cannot be read, contradicts itself, or cannot be migrated automatically.
     """
-    reading = read_files([path], None)
+    reading = read_files([path], directory)
     if reading.problems:
         raise config_error(reading.problems, reading.files)
     found = Path(reading.files[0])

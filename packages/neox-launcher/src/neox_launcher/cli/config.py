@@ -244,22 +244,44 @@ def schedule(points: int, at: tuple[int, ...], plot: Path | None, **options: Any
 
 
 @main.command(
-    examples=("neox-config migrate old.yml > new.yml", "neox-config migrate old.yml --in-place"),
+    examples=("neox-config migrate old.yml > new.yml", "neox-config migrate -d configs *.yml --in-place"),
 )
-@click.argument("file", type=PATH)
-@click.option("--in-place", is_flag=True, help="Replace the file. Default: print the new text.")
-def migrate(file: str, in_place: bool) -> None:
-    """Rewrite shorthands and older spellings in a file, keeping comments, order and formatting."""
-    try:
-        migrated = migrate_file(file)
-        if in_place and migrated.changes:
-            replace_file(migrated)
-    except NeoXError as error:
-        _fail(error)
-    if not in_place:
-        click.echo(migrated.text, nl=False)
-    for change in migrated.changes or (f"{file}: nothing to do",):
-        click.echo(change, err=True)
+@click.argument("files", type=PATH, nargs=-1, required=True, metavar="FILE...")
+@directory_option
+@click.option(
+    "--in-place",
+    is_flag=True,
+    help="Replace the files. Default: print the new text, of one file. If a file cannot be migrated, none is "
+    "replaced.",
+)
+def migrate(files: tuple[str, ...], directory: str | None, in_place: bool) -> None:
+    """Rewrite shorthands and older spellings in files, keeping comments, order and formatting.
+
+    Each file is rewritten by itself; the files are not merged.
+    """
+    if len(files) > 1 and not in_place:
+        raise click.UsageError(
+            f"{len(files)} files cannot be printed as one; add --in-place to replace each of them, or give one "
+            "file"
+        )
+    migrated, refused = [], []
+    for file in files:
+        try:
+            migrated.append(migrate_file(file, directory))
+        except NeoXError as error:
+            refused.append(error)
+    if refused:
+        _fail(ConfigError("\n\n".join(map(str, refused))))
+    for one in migrated:
+        if in_place and one.changes:
+            try:
+                replace_file(one)
+            except NeoXError as error:
+                _fail(error)
+        elif not in_place:
+            click.echo(one.text, nl=False)
+        for change in one.changes or (f"{one.path}: nothing to do",):
+            click.echo(change, err=True)
 
 
 @main.command(

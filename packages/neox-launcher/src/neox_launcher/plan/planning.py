@@ -4,23 +4,35 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from neox_config import NeoXConfig, load_config, resolve
+from neox_config import NeoXConfig, resolve
 from neox_config.derive.elasticity import without_elasticity
 from neox_config.errors import HostfileError, LaunchError
 from neox_config.problems import Problem, config_error, in_words, place_of
+from neox_config.read.load import draft_config
+from neox_config.schema.not_yet import not_built_yet
+from neox_config.schema.parameter import InvalidValue
 from neox_config.schema.sections.launch import MPI_LAUNCHERS
 from neox_launcher.plan.environment import secret_variables, travelling_variables
 from neox_launcher.plan.epochs import config_for
 from neox_launcher.plan.plan import LaunchPlan
+from neox_launcher.plan.preflight import check_files
 from neox_launcher.plan.scheduler import Member, find_member
 from neox_launcher.resources.host import Host
 from neox_launcher.resources.hostfile import address_of, is_host_name, shortened
-from neox_launcher.resources.hosts import Pool, find_pool, first_workers, is_this_machine, select
+from neox_launcher.resources.hosts import (
+    Pool,
+    find_pool,
+    first_workers,
+    is_this_machine,
+    missing_hostfile,
+    select,
+)
 from neox_launcher.resources.local_gpus import count_gpus
 from neox_launcher.resources.world import World
 
@@ -77,13 +89,8 @@ def plan_launch(
     """
     env = os.environ if environment is None else environment
     count = cache(lambda: count_gpus(env) if gpus is None else gpus)
-    config = load_config(
-        request.paths,
-        overrides=request.overrides,
-        resume_overrides=request.resume_overrides,
-        directory=request.directory,
-    )
     member = find_member(env)
+    config = _load(request, looks_for_hostfile=member is None)
     if request.program in _ONE_COPY:
         config = _without_training(config)
     pool, hosts = _find_hosts(request.program, config, member, env, count)
@@ -116,6 +123,31 @@ def plan_launch(
         output=request.output,
         member=member,
     )
+
+
+def _load(request: Request, *, looks_for_hostfile: bool) -> NeoXConfig:
+    """Return the configuration of a request.
+
+    Raises:
+        ConfigError: the configuration is invalid, or its hostfile does not exist; the message then lists what
+            else is wrong with it and with the files that it names, as far as that is known without hosts.
+    """
+    draft = draft_config(
+        request.paths,
+        overrides=request.overrides,
+        resume_overrides=request.resume_overrides,
+        directory=request.directory,
+    )
+    config, missing = draft.config, None
+    if looks_for_hostfile and draft.is_complete:
+        with suppress(InvalidValue):  # Its value is one of the problems.
+            missing = missing_hostfile(config)
+    problems = [*draft.problems, *([] if missing is None else [missing])]
+    if missing is not None and not draft.problems:
+        problems += [*not_built_yet(config), *check_files(config, program=request.program)]
+    if problems:
+        raise config_error(problems, config.files)
+    return config
 
 
 def _find_hosts(

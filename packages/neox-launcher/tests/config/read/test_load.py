@@ -306,6 +306,25 @@ def test_deepspeeds_interval_of_reports_is_that_of_the_log_where_none_is_given(l
     assert (notice.name, notice.what) == ("steps_per_print", "has no effect: log-interval is 100")
 
 
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ("fp16=null", "such as --set fp16.enabled=false"),
+        ("fp16={}", "such as --set fp16.enabled=false"),
+        ("optimizer=null", "such as --set optimizer.type=VALUE"),
+        ("optimizer.params=~", "such as --set optimizer.params."),
+    ],
+)
+def test_a_block_without_contents_on_the_command_line_is_noted(load, setting, remedy):
+    config = load("fp16: {enabled: true, loss_scale: 0}", setting)
+    assert config.precision.fp16.enabled
+    (notice,) = config.notices
+    assert notice.name == setting.partition("=")[0]
+    assert notice.what.endswith("leaves the block as the files and the defaults set it")
+    assert remedy in notice.remedy
+    assert load("fp16:\noptimizer: null").notices == ()
+
+
 def test_the_configuration_has_its_sources_and_is_frozen(load):
     config = load("log-interval: 3", "seed=4")
     assert str(config.sources["seed"]) == "command line"

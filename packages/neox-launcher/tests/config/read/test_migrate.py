@@ -118,3 +118,26 @@ def test_the_file_is_replaced_only_on_request(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o640
     assert run("migrate", path, "--in-place").stderr == f"{path}: nothing to do\n"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.yml"]
+
+
+def test_several_files_are_replaced_each_by_itself(tmp_path):
+    for name in ("a.yml", "b.yml"):
+        (tmp_path / name).write_text(BLOCKS)
+    (tmp_path / "c.yml").write_text("num-layers: 2\n")
+    refused = run("migrate", "-d", tmp_path, "a", "b.yml")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "2 files cannot be printed as one; add --in-place" in refused.stderr
+    result = run("migrate", "-d", tmp_path, "a", "b.yml", "c.yml", "--in-place")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert [(tmp_path / name).read_text() for name in ("a.yml", "b.yml")] == [MIGRATED_BLOCKS] * 2
+    assert result.stderr.splitlines()[-1] == f"{tmp_path}/c.yml: nothing to do"
+
+
+def test_of_several_files_none_is_replaced_if_one_is_refused(tmp_path):
+    (tmp_path / "a.yml").write_text(BLOCKS)
+    (tmp_path / "b.yml").write_text("lr: 1\noptimizer: {params: {lr: 2}}\n")
+    result = run("migrate", tmp_path / "a.yml", tmp_path / "b.yml", tmp_path / "absent.yml", "--in-place")
+    assert result.exit_code == 2
+    assert "b.yml: gives optimizer.params.lr two values" in result.stderr
+    assert "absent.yml" in result.stderr
+    assert (tmp_path / "a.yml").read_text() == BLOCKS
