@@ -215,6 +215,12 @@ def test_one_line_completes_all_programs(shell):
         assert f"_{name.replace('-', '_').upper()}_COMPLETE={shell}_complete" in shown
 
 
+@pytest.mark.parametrize(("shell", "line"), [("bash", "compopt -o nospace"), ("zsh", "ending=(-S '')")])
+def test_no_space_follows_an_equals_sign(shell, line):
+    shown = invoke(("neox-config", "completion", shell)).stdout
+    assert shown.count(f"== *= ]] && {line}") == len(PROGRAMS)
+
+
 def test_the_page_about_commands_names_each_program():
     text = (ROOT / "docs/commands.md").read_text()
     assert [words for words in COMMANDS if " ".join(words) not in text] == []

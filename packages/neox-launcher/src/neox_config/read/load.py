@@ -328,7 +328,7 @@ class _Assembly:
         self._complain(leaf, "must be a block of parameters", f"write {leaf.path[-1]}: {{{some}}}")
 
     def _note_on_empty_block(self, leaf: Leaf, kind: type[Section]) -> None:
-        """Note that nothing is removed from a block by its name on the command line; in a file it is usual."""
+        """Note that the name of a block on the command line removes nothing; in files it is usual."""
         if not leaf.place.precedence:
             return
         some = "enabled=false" if "enabled" in kind.model_fields else f"{next(iter(kind.model_fields))}=VALUE"

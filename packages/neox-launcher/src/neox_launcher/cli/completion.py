@@ -11,6 +11,18 @@ from neox_config.command_line import Command
 
 __all__ = ["completion"]
 
+# Lines of click's scripts, and what replaces them: behind `num-layers=` comes a value, not a space.
+_WITHOUT_SPACE = {
+    "bash": ("    return 0\n", "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n    return 0\n"),
+    "zsh": (
+        "        compadd -U -V unsorted -a completions\n",
+        "        local -a ending=()\n"
+        "        [[ ${completions[1]} == *= ]] && ending=(-S '')\n"
+        '        compadd -U "${ending[@]}" -V unsorted -a completions\n',
+    ),
+    # It puts no space behind an equals sign.
+    "fish": ("", ""),
+}
 _DISTRIBUTIONS = ("neox-launcher", "neox-data", "neox-kernels", "neox-model")
 
 
@@ -33,7 +45,7 @@ def completion(context: click.Context, shell: str) -> None:
     assert kind is not None
     for name in _programs():
         variable = f"_{name.replace('-', '_')}_COMPLETE".upper()
-        click.echo(kind(context.command, {}, name, variable).source())
+        click.echo(kind(context.command, {}, name, variable).source().replace(*_WITHOUT_SPACE[shell]))
 
 
 def _programs() -> Iterator[str]:

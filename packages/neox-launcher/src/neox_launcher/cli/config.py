@@ -261,8 +261,8 @@ def migrate(files: tuple[str, ...], directory: str | None, in_place: bool) -> No
     """
     if len(files) > 1 and not in_place:
         raise click.UsageError(
-            f"{len(files)} files cannot be printed as one; add --in-place to replace each of them, or give one "
-            "file"
+            f"{len(files)} files cannot be printed as one; add --in-place to replace each of them, or give "
+            "one file"
         )
     migrated, refused = [], []
     for file in files:

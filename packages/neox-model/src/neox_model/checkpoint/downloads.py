@@ -116,9 +116,7 @@ def local_folder(
     task = None
     if me is None or me.local_rank == 0:
         task = _in_background(
-            lambda: download(
-                _open(load, patience), chosen_name, manifest, folder, weights_only=weights_only
-            )
+            lambda: download(_open(load, patience), chosen_name, manifest, folder, weights_only=weights_only)
         )
     # Not one collective that waits for the download, which may take longer than collectives may.
     while not all(gather(groups.control, task is None or task.done())):
@@ -320,9 +318,7 @@ def _size(count: int) -> str:
     return f"{count / 1e9:.2f} GB"
 
 
-def _damage(
-    folder: Path, manifest: Manifest, file: str, pieces: Sequence[tuple[Piece, str]]
-) -> str | None:
+def _damage(folder: Path, manifest: Manifest, file: str, pieces: Sequence[tuple[Piece, str]]) -> str | None:
     """Return what is wrong with a file, or with pieces in it, given with their dtypes; None if nothing is."""
     try:
         ShardFile(folder / file, manifest.files[file])

@@ -253,7 +253,8 @@ def _generate_all(
                 _show(one, f"sample {progress.results} of {len(contexts)}")
         if writes and progress.results != len(contexts):
             raise NeoXError(
-                f"{len(contexts):,} prompts gave {progress.results:,} results; report this error, and run again"
+                f"{len(contexts):,} prompts gave {progress.results:,} results; report this error, and run "
+                "again"
             )
     if writes:
         progress.finish()

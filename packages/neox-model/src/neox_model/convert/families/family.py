@@ -181,9 +181,10 @@ class Family:
         for name, allowed in self.required.items():
             value = lookup(config, name)
             if value is not None and value not in allowed:
+                usable = f"only {' or '.join(map(str, allowed))}" if allowed else "only a model without it"
                 raise ConversionError(
-                    f"config.json has {name}: {value!r}, which neox-model does not have; only "
-                    f"{' or '.join(map(str, allowed))} can be converted"
+                    f"config.json has {name}: {value!r}, which neox-model does not have; {usable} can be "
+                    "converted"
                 )
         head_width = config.get("head_dim")
         architecture = Architecture(

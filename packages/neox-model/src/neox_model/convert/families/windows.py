@@ -14,11 +14,21 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Return the tokens that a token sees, itself included; None if every sequence fits into them."""
+    """Return the tokens that a token sees, itself included; None if every sequence fits into them.
+
+    Raises:
+        ConversionError: it is only the token itself.
+    """
     tokens = config.get("sliding_window")
     if tokens is None:
         return None
     tokens = whole_number(tokens, "sliding_window")
+    if tokens == 1:
+        # The cache keeps `keys[-sliding_window + 1:]`, which for 1 are all of them.
+        raise ConversionError(
+            "config.json has sliding_window: 1, with which transformers computes other results with its "
+            "cache than without; only windows of 2 tokens or more can be converted"
+        )
     return None if tokens >= config["max_position_embeddings"] else tokens
 
 
