@@ -43,9 +43,11 @@ def completion(context: click.Context, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     assert kind is not None
+    before, after = _WITHOUT_SPACE[shell]
     for name in _programs():
         variable = f"_{name.replace('-', '_')}_COMPLETE".upper()
-        click.echo(kind(context.command, {}, name, variable).source().replace(*_WITHOUT_SPACE[shell]))
+        script = kind(context.command, {}, name, variable).source()
+        click.echo(script.replace(before, after))
 
 
 def _programs() -> Iterator[str]:

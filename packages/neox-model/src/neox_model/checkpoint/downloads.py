@@ -192,7 +192,7 @@ def download(
     """Download a checkpoint, unless the folder has it undamaged.
 
     Files that an interrupted download has left are used if their checksums fit. With `weights_only` they have
-    the sizes that the manifest records, and zeros in the place of states.
+    the sizes that the manifest records, and zeros where states would be.
 
     Args:
         store: where it is.
