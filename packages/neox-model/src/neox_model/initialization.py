@@ -3,10 +3,10 @@
 The generator of each parameter is seeded from (seed, logical name) and draws the whole float32 tensor, of
 which each rank keeps its block. The result does not depend on the order of construction or the layout.
 
-On the CPU, numbers are drawn one after another. There a rank draws pieces of bounded size, keeps its block of
-each, and stops behind its block; what precedes the block is skipped. The generators of GPUs give each thread
-numbers of its own, and orthogonal matrices depend on all of their numbers: these tensors are made whole, and
-take the memory of one whole parameter.
+On a CPU a rank draws a tensor in pieces, copies the elements of its block from each piece, and stops after
+the block, so that it needs the memory of one piece. Two kinds of tensors are drawn whole and need the memory
+of a whole parameter: tensors on a GPU, whose random numbers depend on the size of the tensor, and orthogonal
+matrices, whose elements depend on all random numbers.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Settings under which layers cannot be compiled with torch.compile on any device."""
 
 from neox_config.derive.curricula import curricula_of_lengths
-from neox_config.facts.pipeline_schedules import SCHEDULES
+from neox_config.derive.pipeline import splits_backward
 from neox_config.schema.config import NeoXConfig
 
 __all__ = ["drops_tokens", "why_layers_stay_uncompiled"]
@@ -12,10 +12,9 @@ _SHARDED = 3
 def why_layers_stay_uncompiled(config: NeoXConfig) -> str | None:
     """Return the setting that prevents compilation and the reason, or None if layers can be compiled."""
     schedule = config.parallelism.pipeline_schedule
-    splits_backward = config.parallelism.pipe_parallel_size >= 1 and SCHEDULES[schedule].splits_backward
     reasons = {
         f"pipeline_schedule: {schedule}, which computes the gradients of weights apart from those of "
-        "activations": splits_backward,
+        "activations": splits_backward(config),
         "ZeRO stage 3, whose layers gather and release their weights while they run": (
             config.zero.zero_optimization.stage == _SHARDED
         ),

@@ -7,12 +7,18 @@ from neox_config.facts.pipeline_schedules import SCHEDULES, why_not_micro_batche
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
-__all__ = ["chunks_per_stage", "runs_torch_pipeline", "unsuitable_micro_batches"]
+__all__ = ["chunks_per_stage", "runs_torch_pipeline", "splits_backward", "unsuitable_micro_batches"]
 
 
 def runs_torch_pipeline(config: NeoXConfig) -> bool:
     """Return True if the pipeline runs on the torch engine."""
     return config.parallelism.pipe_parallel_size >= 1 and chosen_engine(config).name == "torch"
+
+
+def splits_backward(config: NeoXConfig) -> bool:
+    """Return True if a pipeline computes the gradients of weights apart from those of activations."""
+    parallelism = config.parallelism
+    return parallelism.pipe_parallel_size >= 1 and SCHEDULES[parallelism.pipeline_schedule].splits_backward
 
 
 def chunks_per_stage(config: NeoXConfig) -> int:

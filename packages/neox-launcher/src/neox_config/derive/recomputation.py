@@ -1,6 +1,6 @@
 """What the backward pass computes again instead of keeping it."""
 
-from neox_config.facts.pipeline_schedules import SCHEDULES
+from neox_config.derive.pipeline import splits_backward
 from neox_config.schema.config import NeoXConfig
 
 __all__ = ["gathers_inputs_again", "recomputes_attention", "recomputes_layers"]
@@ -23,7 +23,5 @@ def gathers_inputs_again(config: NeoXConfig) -> bool:
 
     Recomputed layers gather them anyway. A schedule that splits the backward pass would gather them in both.
     """
-    parallelism = config.parallelism
-    splits_backward = SCHEDULES[parallelism.pipeline_schedule].splits_backward
-    in_two_passes = parallelism.pipe_parallel_size >= 1 and splits_backward
-    return parallelism.sequence_parallel and not (recomputes_layers(config) or in_two_passes)
+    keeps_them = recomputes_layers(config) or splits_backward(config)
+    return config.parallelism.sequence_parallel and not keeps_them

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from neox_config.derive.engine import chosen_engine, engine_offers
-from neox_config.derive.pipeline import chunks_per_stage
+from neox_config.derive.pipeline import chunks_per_stage, splits_backward
 from neox_config.facts.pipeline_schedules import SCHEDULES
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
@@ -57,13 +57,11 @@ def only_the_torch_engine_has_other_schedules(c: NeoXConfig) -> Iterator[Problem
 
 def split_backward_passes_store_activations(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse recomputed activations with schedules that split the backward pass."""
-    schedule = c.parallelism.pipeline_schedule
-    recomputes = c.activation_checkpointing.checkpoint_activations
-    if recomputes and c.parallelism.pipe_parallel_size >= 1 and SCHEDULES[schedule].splits_backward:
+    if c.activation_checkpointing.checkpoint_activations and splits_backward(c):
         yield Problem(
             "pipeline_schedule",
-            f"is {schedule}, which would recompute each layer once for its activations and again for every "
-            "weight (checkpoint-activations)",
+            f"is {c.parallelism.pipeline_schedule}, which would recompute each layer once for its "
+            "activations and again for every weight (checkpoint-activations)",
             "set pipeline-schedule: interleaved, or checkpoint-activations: false",
         )
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from neox_config import NeoXConfig, Resolved
-from neox_config.derive.pipeline import chunks_per_stage, runs_torch_pipeline
+from neox_config.derive.pipeline import chunks_per_stage, runs_torch_pipeline, splits_backward
 from neox_config.derive.recomputation import gathers_inputs_again
 from neox_config.facts.pipeline_schedules import SCHEDULES
 from neox_config.facts.vocabulary import pad_vocabulary
@@ -193,7 +193,7 @@ def _loss(config: NeoXConfig, group: Group, vocab_size: int) -> LMLoss:
         padded_vocab_size(config, vocab_size),
         group,
         is_mean=config.training.loss_normalization == "micro_batch",
-        keeps_gradients=SCHEDULES[config.parallelism.pipeline_schedule].splits_backward,
+        keeps_gradients=splits_backward(config),
         dtype=torch.float16 if config.precision.fp16_lm_cross_entropy else None,
     )
 

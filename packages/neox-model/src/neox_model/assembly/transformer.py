@@ -117,7 +117,7 @@ def build_layer(
     if ATTENTION_FACTS[kind].is_gmlp:
         return GMLPLayer, {**shared, "mlp": _spatial_mlp(config, kind, inits, operators)}
     drops_tokens = layer_index in layers_that_drop(config)
-    # A layer that drops tokens has documents of its own.
+    # The document ids of a layer that drops tokens are those of the tokens that it keeps.
     own_masks = None if drops_tokens else masks
     return TokenDroppingTransformerLayer if drops_tokens else TransformerLayer, {
         **shared,
