@@ -80,6 +80,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ZeRO 1": {"zero_optimization": {"stage": 1}},
     "ZeRO 2": {"zero_optimization": {"stage": 2}},
     "ZeRO 3": {"zero_optimization": {"stage": 3}},
+    "DeepSpeed's engine": {"engine": "deepspeed"},
     "optimizer on the CPU": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
     "parameters on the CPU": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
     # Memory and speed
