@@ -59,6 +59,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 4,
         "pipeline_schedule": "zero_bubble",
     },
+    "torch pipeline, ZeRO 2": {
+        "pipe_parallel_size": 1,
+        "train_micro_batch_size_per_gpu": 2,
+        "engine": "torch",
+        "zero_optimization": {"stage": 2},
+    },
     "pipeline, ZeRO 1": {
         "pipe_parallel_size": 2,
         "train_micro_batch_size_per_gpu": 4,

@@ -189,6 +189,13 @@ LAYOUTS: dict[str, Layout] = {
     "torch, pipeline 2 x data 2, zero bubble": Layout(
         4, _pipeline(2, pipeline_schedule="zero_bubble", virtual_pipeline_stages=2)
     ),
+    "torch, pipeline 2 x data 2, ZeRO 1": Layout(4, _pipeline(2, zero_optimization={"stage": 1})),
+    "torch, pipeline 2 x data 2, ZeRO 2, zero bubble": Layout(
+        4, _pipeline(2, pipeline_schedule="zero_bubble", zero_optimization={"stage": 2})
+    ),
+    "torch, pipeline 2 x data 2, ZeRO 3, interleaved": Layout(
+        4, _pipeline(2, pipeline_schedule="interleaved", zero_optimization={"stage": 3})
+    ),
     "torch, pipeline 2 x tensor 2, interleaved": Layout(
         4, _pipeline(2, pipeline_schedule="interleaved", model_parallel_size=2)
     ),

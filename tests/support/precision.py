@@ -53,6 +53,12 @@ ALL_LAYOUTS: dict[str, Layout] = {
     "one process": Layout(1, {}),
     "pipeline 1": Layout(1, {"pipe_parallel_size": 1}),
     "pipeline 1 x data 2, ZeRO 1": Layout(2, {"pipe_parallel_size": 1, "zero_optimization": {"stage": 1}}),
+    **{
+        f"torch, pipeline 1 x data 2, ZeRO {stage}": Layout(
+            2, {"pipe_parallel_size": 1, "engine": "torch", "zero_optimization": {"stage": stage}}
+        )
+        for stage in (2, 3)
+    },
     **LAYOUTS,
 }
 

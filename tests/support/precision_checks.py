@@ -52,6 +52,9 @@ _SUMS = {
     "torch, ZeRO 1": "rounded",
     "torch, ZeRO 2": "rounded",
     "torch, ZeRO 3": "rounded",
+    "torch, pipeline x ZeRO 1": "rounded",
+    "torch, pipeline x ZeRO 2": "rounded",
+    "torch, pipeline x ZeRO 3": "rounded",
     # Products are sums over ranks of sums that were rounded to 16 bit; so are all activations that follow.
     "tensor parallel": "reordered",
     "sequence parallel": "reordered",

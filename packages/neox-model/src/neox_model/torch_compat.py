@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 __all__ = [
     "CPU_ATTENTION_FLOPS",
     "dump_memory_snapshot",
+    "end_backward",
     "flight_recorder_entries",
     "foreach_copy_",
     "foreach_mul_",
@@ -53,6 +54,16 @@ def initialize_sharding(root: nn.Module) -> None:
     """
     module: Any = root
     module._get_fsdp_state()._lazy_init()
+
+
+def end_backward(root: nn.Module) -> None:
+    """Let `fully_shard` take the gradients of all parts of a model, as it does at the end of a backward pass.
+
+    Autograd calls this for passes that accumulate gradients, but not where a schedule adds gradients of
+    weights to the parameters itself.
+    """
+    module: Any = root
+    module._get_fsdp_state()._root_post_backward_final_callback()
 
 
 def has_packed_products() -> bool:

@@ -227,6 +227,11 @@ READ_BACKS: dict[str, tuple[int, dict, int]] = {
     "torch, zero-bubble pipeline": (2, {"pipe_parallel_size": 2, "pipeline_schedule": "zero_bubble"}, 0),
     "DeepSpeed, ZeRO 0": (2, {"engine": "deepspeed"}, 0),
     "DeepSpeed, pipeline": (1, {"pipe_parallel_size": 1}, 0),
+    "torch, pipeline, ZeRO 1": (
+        2,
+        {"pipe_parallel_size": 1, "engine": "torch", "zero_optimization": {"stage": 1}},
+        0,
+    ),
 }
 """Ranks, settings, and numbers that an iteration reads back from its device."""
 

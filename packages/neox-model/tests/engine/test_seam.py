@@ -118,7 +118,7 @@ def capabilities() -> dict[str, list[bool]]:
 def test_the_table_of_engines_says_what_each_offers():
     found, other = run_ranks(capabilities, size=2)
     assert found == other
-    assert len(found) == 11
+    assert len(found) == 14
     for key, offered in found.items():
         engine, stage, pipeline = key.split()
         named = [

@@ -120,10 +120,14 @@ def chosen_engine(config: NeoXConfig) -> EngineChoice:
 
 
 def _chosen_for_pipelines(config: NeoXConfig) -> EngineChoice:
-    schedule = config.parallelism.pipeline_schedule
-    if schedule == "1f1b":
-        return EngineChoice("deepspeed", "the model is a pipeline with the schedule 1f1b")
-    return EngineChoice("torch", f"pipeline-schedule is {schedule}, which DeepSpeed does not have")
+    schedule, stage = config.parallelism.pipeline_schedule, _stage(config)
+    if schedule != "1f1b":
+        return EngineChoice("torch", f"pipeline-schedule is {schedule}, which DeepSpeed does not have")
+    is_deepspeeds = ENGINES["deepspeed"]["training"].includes(stage, uses_pipeline=True)
+    if not is_deepspeeds and next(only_deepspeeds(config), None) is None:
+        reason = f"zero-optimization.stage is {stage}, which DeepSpeed's pipeline does not have"
+        return EngineChoice("torch", reason)
+    return EngineChoice("deepspeed", "the model is a pipeline with the schedule 1f1b")
 
 
 def why_unused_by_engine(name: str, config: NeoXConfig) -> str:

@@ -21,9 +21,11 @@ __all__ = [
     "Weights",
     "bucketed_parameters",
     "count_parameters",
+    "largest_block",
     "layer_weights",
     "local_parameters",
     "local_state_values",
+    "outside_blocks",
     "stage_layers",
     "stage_types",
     "trained_parameters",
@@ -113,6 +115,30 @@ def largest_tensor(shape: Shape, layout: Layout, stage: int) -> int:
     """Return the number of parameters of the largest trained tensor of one device of a stage."""
     trained = (each for _, each in _stage_tensors(shape, layout, stage) if _is_trained(shape, each))
     return max((_local_count(tensor, layout.model_parallel) for tensor in trained), default=0)
+
+
+def largest_block(shape: Shape, layout: Layout, stage: int) -> int:
+    """Return the number of parameters of the largest part that `fully_shard` gathers by itself."""
+    return max(_blocks(shape, layout, stage), default=0)
+
+
+def outside_blocks(shape: Shape, layout: Layout, stage: int) -> int:
+    """Return the number of parameters that are gathered together, for whole passes.
+
+    These are the final norm, the head, and what several layers share.
+    """
+    return local_parameters(shape, layout, stage) - sum(_blocks(shape, layout, stage))
+
+
+def _blocks(shape: Shape, layout: Layout, stage: int) -> list[int]:
+    """Return the number of parameters of each layer, and of an embedding that is not tied to a head here."""
+    ranks, blocks = layout.model_parallel, list[int]()
+    if shape.weight_owners is None:
+        for kind in stage_types(shape, layout, stage):
+            blocks.append(sum(_local_count(tensor, ranks) for tensor in layer_weights(shape, kind)))
+    if stage == 0 and not (shape.is_tied and layout.stages == 1):
+        blocks.append(sum(_local_count(tensor, ranks) for tensor in _embedding(shape)))
+    return blocks
 
 
 def local_state_values(shape: Shape, layout: Layout, stage: int) -> int:

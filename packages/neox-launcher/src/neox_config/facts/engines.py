@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ENGINES", "Capability", "EngineName", "Offer", "any_engine_offers"]
+__all__ = ["ENGINES", "Capability", "EngineName", "Offer"]
 
 EngineName = Literal["torch", "deepspeed"]
 
@@ -41,9 +41,9 @@ _STAGE_0 = Offer(plain=frozenset({0}), pipeline=frozenset({0}))
 
 ENGINES: Mapping[EngineName, Mapping[Capability, Offer]] = {
     "torch": {
-        "training": Offer(plain=_STAGES, pipeline=frozenset({0})),
-        "before_update": Offer(plain=_STAGES, pipeline=frozenset({0})),
-        "whole_weights": Offer(plain=frozenset({0}), pipeline=frozenset({0})),
+        "training": Offer(plain=_STAGES, pipeline=_STAGES),
+        "before_update": Offer(plain=_STAGES, pipeline=_STAGES),
+        "whole_weights": _STAGE_0,
     },
     "deepspeed": {
         "training": Offer(plain=_STAGES, pipeline=frozenset({0, 1})),
@@ -52,8 +52,3 @@ ENGINES: Mapping[EngineName, Mapping[Capability, Offer]] = {
     },
 }
 """Name -> capability -> where it is offered."""
-
-
-def any_engine_offers(capability: Capability, stage: int, *, uses_pipeline: bool) -> bool:
-    """Return True if one of the engines offers a capability with this ZeRO stage."""
-    return any(offers[capability].includes(stage, uses_pipeline=uses_pipeline) for offers in ENGINES.values())

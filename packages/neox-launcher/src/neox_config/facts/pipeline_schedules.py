@@ -13,6 +13,7 @@ __all__ = [
     "Placement",
     "ScheduleFacts",
     "ScheduleName",
+    "has_zero_stage",
     "idle_share",
     "most_passes_in_flight",
     "stage_of_part",
@@ -79,6 +80,11 @@ SCHEDULES: Mapping[ScheduleName, ScheduleFacts] = {
     ),
 }
 """Name -> what it requires."""
+
+
+def has_zero_stage(schedule: ScheduleName, stage: int) -> bool:
+    """Return True if a schedule can run with a ZeRO stage: stage 3 frees weights after each pass."""
+    return stage < 3 or not SCHEDULES[schedule].splits_backward
 
 
 def stage_of_part(part: int, *, stages: int, placement: Placement) -> int:

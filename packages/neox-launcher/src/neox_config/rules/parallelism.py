@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from neox_config.derive.engine import chosen_engine, engine_offers
 from neox_config.derive.pipeline import chunks_per_stage, splits_backward
-from neox_config.facts.pipeline_schedules import SCHEDULES
+from neox_config.facts.pipeline_schedules import SCHEDULES, has_zero_stage
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -94,19 +94,26 @@ def layers_are_dealt_by_a_pattern(c: NeoXConfig) -> Iterator[Problem]:
 
 def zero_stages_suit_the_pipeline(c: NeoXConfig) -> Iterator[Problem]:
     """Refuse ZeRO stages that the engine does not support with pipeline parallelism."""
-    if engine_offers(c, "training"):
-        return
-    if chosen_engine(c).name == "torch":
+    if not engine_offers(c, "training"):
         yield Problem(
             "zero_optimization.stage",
-            "must be 0 with a pipeline on the torch engine",
-            "set stage: 0 or pipe-parallel-size: 0, or for stage: 1 pipeline-schedule: 1f1b and engine: auto",
+            f"must be at most 1 with a pipeline on the {chosen_engine(c).name} engine",
+            "set stage: 1, engine: torch, or pipe-parallel-size: 0",
         )
-    else:
+
+
+def split_backward_passes_keep_weights(c: NeoXConfig) -> Iterator[Problem]:
+    """Refuse ZeRO stage 3 with schedules that split the backward pass.
+
+    The gradients of weights are computed when the weights that the operators refer to are freed again.
+    """
+    schedule, stage = c.parallelism.pipeline_schedule, c.zero.zero_optimization.stage
+    if c.parallelism.pipe_parallel_size >= 1 and not has_zero_stage(schedule, stage):
         yield Problem(
             "zero_optimization.stage",
-            "must be at most 1 with pipeline parallelism",
-            "set pipe-parallel-size: 0, or stage: 1",
+            f"must be at most 2 with pipeline-schedule {schedule}, which computes the gradients of weights "
+            "after stage 3 has freed the layer",
+            "set stage: 2, or pipeline-schedule: interleaved",
         )
 
 

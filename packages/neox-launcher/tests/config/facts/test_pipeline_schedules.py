@@ -113,6 +113,12 @@ def test_a_schedule_decides_the_chunks_and_the_engine(resolved):
     }
 
 
+def test_zero_stages_that_deepspeeds_pipeline_lacks_choose_the_torch_engine(resolved):
+    chosen = [chosen_engine(resolved(zero_optimization={"stage": stage}).config) for stage in range(4)]
+    assert [choice.name for choice in chosen] == ["deepspeed", "deepspeed", "torch", "torch"]
+    assert chosen[2].reason == "zero-optimization.stage is 2, which DeepSpeed's pipeline does not have"
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -130,7 +136,22 @@ def test_a_schedule_decides_the_chunks_and_the_engine(resolved):
             },
             "set number-checkpoints",
         ),
-        ({"engine": "torch", "zero_optimization": {"stage": 1}}, "must be 0 with a pipeline on the torch"),
+        (
+            {"pipeline_schedule": "zero_bubble", "zero_optimization": {"stage": 3}},
+            "must be at most 2 with pipeline-schedule zero_bubble",
+        ),
+        (
+            {"pipeline_schedule": "zbv", "zero_optimization": {"stage": 3}},
+            "after stage 3 has freed the layer",
+        ),
+        (
+            {"engine": "deepspeed", "zero_optimization": {"stage": 2}},
+            "must be at most 1 with a pipeline on the deepspeed engine",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+            "must be at most 1 with a pipeline on the deepspeed engine",
+        ),
     ],
 )
 def test_what_a_schedule_cannot_go_with_is_refused_with_the_reason(resolved, settings, message):

@@ -733,13 +733,14 @@ run.yml: 1 problem
         + """\
 pipe-parallel-size: 2
 zero_optimization: {stage: 2}
+engine: deepspeed
 """,
         """\
 run.yml: 1 problem
 
   line 9  zero_optimization.stage: 2
-          must be at most 1 with pipeline parallelism
-          set pipe-parallel-size: 0, or stage: 1
+          must be at most 1 with a pipeline on the deepspeed engine
+          set stage: 1, engine: torch, or pipe-parallel-size: 0
 """,
     ),
     "parameters_offloaded_in_stage_1": (

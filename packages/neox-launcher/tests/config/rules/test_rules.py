@@ -177,10 +177,16 @@ EXAMPLES = {
         "partition-activations: true\ncontiguous-checkpointing: true\nnumber-checkpoints: 8",
     ),
     "zero_stages_suit_the_pipeline": (
-        "zero-stage: 2\npipe-parallel-size: 1",
+        "zero-stage: 2\npipe-parallel-size: 1\nengine: deepspeed",
         "zero_optimization.stage",
-        "must be at most 1 with pipeline parallelism",
-        "zero-stage: 1\npipe-parallel-size: 1",
+        "must be at most 1 with a pipeline on the deepspeed engine",
+        "zero-stage: 2\npipe-parallel-size: 1",
+    ),
+    "split_backward_passes_keep_weights": (
+        "zero-stage: 3\npipe-parallel-size: 1\npipeline-schedule: zero_bubble",
+        "zero_optimization.stage",
+        "must be at most 2 with pipeline-schedule zero_bubble",
+        "zero-stage: 2\npipe-parallel-size: 1\npipeline-schedule: zero_bubble",
     ),
     "offload_param_needs_stage_3": (
         "zero_optimization: {stage: 2, offload_param: {device: cpu}}",

@@ -8,7 +8,6 @@ passes of a batch (`StagedModel.take_over_ties`), so that the copies stay equal.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -141,7 +140,8 @@ class StagedModel(nn.Module):
             )
             for part in mine
         )
-        self._ties = self._join_ties(plan, bounds, layers, groups)
+        # By path: ZeRO replaces the parameters.
+        self._ties = self._join_ties(plan, bounds, layers, paths, groups)
 
     @property
     def holds_first(self) -> bool:
@@ -164,15 +164,17 @@ class StagedModel(nn.Module):
             assert isinstance(chunk, Chunk)
             yield chunk
 
-    def sent_between(self, *, batch: int, length: int, has_documents: bool) -> list[Tensor]:
+    def sent_between(
+        self, *, batch: int, length: int, has_documents: bool, dtype: torch.dtype
+    ) -> list[Tensor]:
         """Return what one chunk passes to the next, as tensors without memory.
 
         Args:
             batch: sequences per micro-batch.
             length: tokens per sequence.
             has_documents: document ids follow the hidden states.
+            dtype: dtype of the hidden states.
         """
-        dtype = next(self.parameters()).dtype
         shape = (length // self._shares_of_sequence, batch, self._hidden_size)
         hidden_SBD = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
         if not has_documents:
@@ -181,7 +183,8 @@ class StagedModel(nn.Module):
 
     def take_over_ties(self) -> list[tuple[nn.Parameter, ProcessGroup]]:
         """Return this stage's trained weights with copies on others, each with the group of their stages."""
-        return [tie for tie in self._ties if tie[0].requires_grad]
+        ties = [(self.get_parameter(path), group) for path, group in self._ties]
+        return [tie for tie in ties if tie[0].requires_grad]
 
     @property
     def _first(self) -> Chunk:
@@ -192,8 +195,9 @@ class StagedModel(nn.Module):
         plan: Sequence[LayerPlan],
         bounds: Sequence[tuple[int, int]],
         layers: dict[int, nn.Module],
+        paths: dict[int, str],
         groups: Groups,
-    ) -> list[tuple[nn.Parameter, ProcessGroup]]:
+    ) -> list[tuple[str, ProcessGroup]]:
         """Form the groups of stages with copies, in the order of the plan; mark copies. Collective."""
         part_of = [part for part, limits in enumerate(bounds) for _ in range(*limits)]
         users: dict[str, list[int]] = {}
@@ -202,7 +206,7 @@ class StagedModel(nn.Module):
             if owner is not None:
                 users.setdefault(owner, []).append(index)
         joined: dict[tuple[int, ...], ProcessGroup | None] = {}
-        ties: list[tuple[nn.Parameter, ProcessGroup]] = []
+        ties: list[tuple[str, ProcessGroup]] = []
         for indices in users.values():
             holders = [self.stages[part_of[index]] for index in indices]
             members = tuple(sorted(set(holders)))
@@ -214,9 +218,9 @@ class StagedModel(nn.Module):
             group = joined[members]
             if mine is None or group is None:
                 continue
-            for parameter in _shared_parameters(plan[mine], layers[mine]):
+            for path, parameter in _shared_parameters(plan[mine], layers[mine]):
                 parameter.is_stage_copy = holders[0] != groups.pipe.rank  # type: ignore[attr-defined]
-                ties.append((parameter, group))
+                ties.append((f"{paths[mine]}.{path}", group))
         return ties
 
 
@@ -267,7 +271,7 @@ def as_stages(
     return model
 
 
-def _shared_parameters(layer: LayerPlan, module: nn.Module) -> list[nn.Parameter]:
+def _shared_parameters(layer: LayerPlan, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     if layer.tied is not None:
-        return [attrgetter(layer.tied_weight)(module)]
-    return list(module.parameters())
+        return [(layer.tied_weight, module.get_parameter(layer.tied_weight))]
+    return list(module.named_parameters())

@@ -203,16 +203,17 @@ def _assemble(plan: list[LayerPlan], resolved: Resolved, groups: Groups, loss_fn
     recomputation = build_recomputation(resolved, groups)
     autocast = build_autocast(resolved, computing_device())
     if runs_torch_pipeline(config):
-        return as_stages(
-            plan,
-            groups,
-            chunks=chunks_per_stage(config),
-            placement=SCHEDULES[config.parallelism.pipeline_schedule].placement,
-            loss=loss_fn,
-            partition_method=config.parallelism.pipe_partition_method,
-            recomputation=recomputation,
-            autocast=autocast,
-        )
+        with partitioned_as_built(resolved, groups):
+            return as_stages(
+                plan,
+                groups,
+                chunks=chunks_per_stage(config),
+                placement=SCHEDULES[config.parallelism.pipeline_schedule].placement,
+                loss=loss_fn,
+                partition_method=config.parallelism.pipe_partition_method,
+                recomputation=recomputation,
+                autocast=autocast,
+            )
     if resolved.derived.uses_pipeline:
         # Imported by name: DeepSpeed, whose pipeline it is, takes seconds to import.
         pipeline: PipelineModel = importlib.import_module("neox_model.assembly.as_pipeline").as_pipeline(

@@ -14,6 +14,8 @@ from neox_config import Resolved, engine_json
 from neox_config.derive.engine import chosen_engine
 from neox_config.derive.engine_json import accumulation_dtype
 from neox_model.assembly.choices import DTYPES, computing_device
+from neox_model.layers.embedding import Embedding
+from neox_model.layers.residual_layer import ResidualLayer
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import without_memory
 from neox_model.parallel.sharding import Precisions, is_sharded, own_rows_of, partition, whole_tensor
@@ -72,8 +74,8 @@ def partition_model(resolved: Resolved, model: nn.Module, groups: Groups) -> Non
     second = zero.zero_hpz_partition_size
     partition(
         model,
-        # The last two, norm and head, are gathered with the root.
-        list(getattr(model, "stack", ()))[:-2],
+        # The last two layers, norm and head, are gathered with the root.
+        [module for module in model.modules() if isinstance(module, Embedding | ResidualLayer)],
         group=groups.data,
         device=computing_device(),
         precisions=Precisions(

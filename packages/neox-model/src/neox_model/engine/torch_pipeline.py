@@ -31,6 +31,8 @@ from neox_model.engine.own_update import OwnUpdate
 from neox_model.errors import ModelError
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.held import Held
+from neox_model.parallel.sharded_stage import ShardedStage
+from neox_model.parallel.sharding import is_sharded
 from neox_model.pipelining_compat import PipelineChunk, log_no_schedules
 
 __all__ = ["SCHEDULE_CLASSES", "TorchPipelineEngine", "TorchPipelineForward"]
@@ -73,11 +75,13 @@ class TorchPipelineForward:
     Args:
         model: this stage's chunks.
         groups: this rank's process groups.
+        dtype: dtype of the hidden states.
     """
 
-    def __init__(self, model: StagedModel, groups: Groups) -> None:
+    def __init__(self, model: StagedModel, groups: Groups, *, dtype: torch.dtype) -> None:
         self._staged = model
         self._groups = groups
+        self._dtype = dtype
         self._device = next(model.parameters()).device
         self._shapes: _Shapes | None = None
 
@@ -152,9 +156,11 @@ class TorchPipelineForward:
 
     def _messages(self, chunk: Chunk, shapes: _Shapes) -> list[Tensor]:
         """Return what a chunk receives, as tensors without memory."""
-        has_documents = bool(shapes.has_documents) and chunk.takes_documents
+        return self._passed_on(shapes, has_documents=bool(shapes.has_documents) and chunk.takes_documents)
+
+    def _passed_on(self, shapes: _Shapes, *, has_documents: bool) -> list[Tensor]:
         return self._staged.sent_between(
-            batch=shapes.batch, length=shapes.length, has_documents=has_documents
+            batch=shapes.batch, length=shapes.length, has_documents=has_documents, dtype=self._dtype
         )
 
     def _agree(self, taken: Sequence[MicroBatch]) -> _Shapes:
@@ -205,6 +211,8 @@ class TorchPipelineEngine(SavedState, TorchPipelineForward):
         schedule: name of the schedule.
         accumulation: micro-batches per update.
         samples: samples per update, over all data-parallel ranks.
+        dtype: dtype of the hidden states.
+        sharded: the partition of the chunks; None if every replica holds them whole.
     """
 
     def __init__(
@@ -216,9 +224,12 @@ class TorchPipelineEngine(SavedState, TorchPipelineForward):
         schedule: ScheduleName,
         accumulation: int,
         samples: int,
+        dtype: torch.dtype,
+        sharded: ShardedStage | None = None,
     ) -> None:
-        super().__init__(model, groups)
+        super().__init__(model, groups, dtype=dtype)
         self.update = update
+        self._sharded = sharded
         self._name = schedule
         self._accumulation = accumulation
         self._counters = Counters(samples)
@@ -244,14 +255,24 @@ class TorchPipelineEngine(SavedState, TorchPipelineForward):
             taken = list(micro_batches)
         schedule = self._schedule_for(self._agree(taken))
         inputs, targets = self._joined(taken)
+        if self._sharded is not None:
+            self._sharded.begin_passes()
         with self._measure("pipeline"):
             # The loss is the output of the last chunk; torch requires a target all the same.
             schedule.step(*inputs, target=targets.get("labels_BS"), return_outputs=False, **targets)
         losses, self._losses = self._losses, []
         with self._measure("step"):
+            if self._sharded is not None:
+                with self._measure("backward_allreduce"):
+                    self._sharded.end_passes()
             self.update.mixed.step()
         self._counters.advance()
         return self._mean(losses)
+
+    def evaluate(self, micro_batches: Iterator[MicroBatch], count: int) -> Tensor:
+        """Return the mean loss of `count` micro-batches, which the first and last stages receive."""
+        with nullcontext() if self._sharded is None else self._sharded.gathered():
+            return super().evaluate(micro_batches, count)
 
     def measure_phases(self, measure: Measure) -> None:
         """Measure the phases of every step from now on; `pipeline` is what is left of the schedule."""
@@ -259,9 +280,10 @@ class TorchPipelineEngine(SavedState, TorchPipelineForward):
         self.update.measure_reduction(measure)
 
     def computing_weights(self) -> Iterator[Held]:
-        """Yield the model's weights, which this rank holds whole."""
+        """Yield the model's weights that this rank holds whole between two updates."""
         for param in self._staged.parameters():
-            yield Held(param, 0, param.numel(), param, 0, tuple(param.shape))
+            if not is_sharded(param):
+                yield Held(param, 0, param.numel(), param, 0, tuple(param.shape))
 
     def _joined(self, taken: Sequence[MicroBatch]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Return the inputs and targets of all micro-batches, which the schedule divides again."""
@@ -289,7 +311,7 @@ class TorchPipelineEngine(SavedState, TorchPipelineForward):
         loss = [torch.empty((), device="meta", requires_grad=True)]
         tokens = [torch.empty((shapes.batch, shapes.length), dtype=torch.long, device="meta")]
         given = bool(shapes.has_documents) and chunk.gives_documents
-        following = self._staged.sent_between(batch=shapes.batch, length=shapes.length, has_documents=given)
+        following = self._passed_on(shapes, has_documents=given)
         return PipelineChunk(
             chunk,
             chunk.part,
@@ -299,7 +321,7 @@ class TorchPipelineEngine(SavedState, TorchPipelineForward):
             device=self._device,
             group=self._groups.pipe.process_group,
             measure=lambda phase: self._measure(phase),
-            after_weights=self.update.mixed.collect,
+            after_weights=self.update.mixed.collect if self._sharded is None else self._sharded.collect,
         )
 
     def _loss(self, loss: Tensor, target: Tensor) -> Tensor:

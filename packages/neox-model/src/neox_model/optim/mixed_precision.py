@@ -207,8 +207,9 @@ class MixedPrecisionOptimizer:
 
         The last bit of a sum over three or more replicas depends on the place of a gradient in its message,
         and a tied weight has another place on every stage. Copies that differ once would stay different.
+        Gradients of parts of weights are averaged before they are summed over the stages.
         """
-        if self._groups.data.size <= 2:
+        if self._groups.data.size <= 2 or self.is_sharded:
             return
         for parameter, master, group in self._ties:
             gradient = _gradient(parameter, master)

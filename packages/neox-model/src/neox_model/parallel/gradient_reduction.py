@@ -57,12 +57,17 @@ def in_buckets(tensors: Sequence[Tensor], function: Callable[[Tensor], Tensor]) 
         function: returns a tensor of the same length; may change its argument.
     """
     for bucket in _buckets(tensors):
-        is_alone = len(bucket) == 1 and bucket[0].is_contiguous()
-        flat = bucket[0].view(-1) if is_alone else torch.cat([part.reshape(-1) for part in bucket])
-        result = function(flat)
-        if result.data_ptr() != bucket[0].data_ptr():
-            pieces = result.split([part.numel() for part in bucket])
-            foreach_copy_(bucket, [piece.view_as(part) for piece, part in zip(pieces, bucket, strict=True)])
+        _replace(bucket, function)
+
+
+def _replace(bucket: Sequence[Tensor], function: Callable[[Tensor], Tensor]) -> None:
+    # A function of its own, so that a flat tensor is freed before the next one is made.
+    is_alone = len(bucket) == 1 and bucket[0].is_contiguous()
+    flat = bucket[0].view(-1) if is_alone else torch.cat([part.reshape(-1) for part in bucket])
+    result = function(flat)
+    if result.data_ptr() != bucket[0].data_ptr():
+        pieces = result.split([part.numel() for part in bucket])
+        foreach_copy_(bucket, [piece.view_as(part) for piece, part in zip(pieces, bucket, strict=True)])
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -1,0 +1,123 @@
+"""Build our update of parameters that torch's `fully_shard` partitions (ZeRO stages 1 to 3)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
+
+from neox_config import Resolved
+from neox_model.assembly.as_stages import StagedModel
+from neox_model.assembly.choices import computing_device
+from neox_model.assembly.zero_sharding import message_dtype, partition_model, reduces_every_time
+from neox_model.engine.build_own_update import build_loss_scale
+from neox_model.engine.own_update import OwnUpdate
+from neox_model.optim.lr_schedule import LearningRateSchedule
+from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
+from neox_model.parallel.groups import Groups
+from neox_model.parallel.sharded_stage import ShardedStage
+from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel
+
+__all__ = ["build_sharded_model", "build_sharded_stage"]
+
+
+def build_sharded_model(
+    resolved: Resolved,
+    model: nn.Module,
+    optimizer: Optimizer,
+    schedule: LearningRateSchedule,
+    *,
+    groups: Groups,
+) -> tuple[ShardedModel, OwnUpdate]:
+    """Build the partition of a model and the update of this rank's part of the weights. Collective.
+
+    Args:
+        resolved: the configuration.
+        model: partitioned already, or float32 with all weights.
+        optimizer: over the model's parameters; updates this rank's part of them from now on.
+        schedule: advanced after each applied update.
+        groups: this rank's process groups.
+    """
+    paths = {id(parameter): path for path, parameter in model.named_parameters()}
+    if not isinstance(model, FSDPModule):
+        model.to(computing_device())
+        partition_model(resolved, model, groups)
+    sharded = ShardedModel(model, **_settings(resolved, groups))
+    return sharded, _build_update(resolved, sharded, optimizer, schedule, groups, paths=paths)
+
+
+def build_sharded_stage(
+    resolved: Resolved,
+    model: StagedModel,
+    optimizer: Optimizer,
+    schedule: LearningRateSchedule,
+    *,
+    groups: Groups,
+) -> tuple[ShardedStage, OwnUpdate]:
+    """Build the partition of a stage and the update of this rank's part (see `build_sharded_model`)."""
+    paths = {id(parameter): path for path, parameter in model.named_parameters()}
+    sharded = ShardedStage(model, list(model.own_chunks()), **_settings(resolved, groups))
+    ties = model.take_over_ties()
+    return sharded, _build_update(resolved, sharded, optimizer, schedule, groups, paths=paths, ties=ties)
+
+
+def _settings(resolved: Resolved, groups: Groups) -> dict[str, Any]:
+    zero, engine = resolved.config.zero.zero_optimization, resolved.config.engine
+    return {
+        "group": groups.data,
+        "reduction": MeanReduceScatter(
+            message_dtype(resolved),
+            size=groups.data.size,
+            divides_first=zero.stage == 3 or zero.reduce_scatter or engine.prescale_gradients,
+            predivide_factor=engine.gradient_predivide_factor,
+        ),
+        "keeps_weights": zero.stage < 3,
+        "reduces_every_time": reduces_every_time(resolved),
+    }
+
+
+def _build_update(
+    resolved: Resolved,
+    sharded: ShardedModel,
+    optimizer: Optimizer,
+    schedule: LearningRateSchedule,
+    groups: Groups,
+    *,
+    paths: dict[int, str],
+    ties: Sequence[tuple[nn.Parameter, ProcessGroup]] = (),
+) -> OwnUpdate:
+    """Build the update, whose gradients arrive averaged.
+
+    Args:
+        resolved: the configuration.
+        sharded: the partition.
+        optimizer: over the parameters before they were partitioned.
+        schedule: advanced after each applied update.
+        groups: this rank's process groups.
+        paths: path of each of these parameters, by its id.
+        ties: partitioned weights with copies on other stages, each with the group that sums its gradients.
+    """
+    partitioned = dict(sharded.model.named_parameters())
+    for group in optimizer.param_groups:
+        parameters = [partitioned[paths[id(parameter)]] for parameter in group["params"]]
+        group["params"] = [sharded.holder_of(parameter) for parameter in parameters]
+    holders = [holder for group in optimizer.param_groups for holder in group["params"]]
+    mixed = MixedPrecisionOptimizer(
+        optimizer,
+        schedule,
+        dtype=holders[0].dtype,
+        accumulation_dtype=holders[0].dtype,
+        max_norm=resolved.config.optimizer.gradient_clipping,
+        reduce=_already_averaged,
+        groups=groups,
+        loss_scale=build_loss_scale(resolved, holders[0].device),
+        ties=[(sharded.holder_of(parameter), group) for parameter, group in ties],
+        is_sharded=True,
+    )
+    return OwnUpdate(mixed, sharded.model, groups, sharded=sharded)
+
+
+def _already_averaged(gradients: Sequence[Tensor]) -> None:
+    """Do nothing: the gradients of parts are averaged as they arrive."""

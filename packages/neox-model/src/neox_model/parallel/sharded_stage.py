@@ -1,0 +1,91 @@
+"""The partitioned parameters of a pipeline stage, whose passes a schedule runs one by one."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from neox_model.parallel.groups import Group
+from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel
+from neox_model.torch_compat import end_backward
+
+__all__ = ["ShardedStage"]
+
+
+class ShardedStage(ShardedModel):
+    """The partitioned chunks of a pipeline stage.
+
+    The chunks run, not the module that contains them. What is gathered with that module (the final norm, the
+    head, and weights that several layers share) stays for all passes of an update.
+
+    Args:
+        model: partitioned by `partition`, with its initial weights.
+        chunks: the parts of it that run.
+        group: the data-parallel ranks.
+        reduction: averages gradients.
+        keeps_weights: whole parameters stay from the first micro-batch of an update to the last.
+        reduces_every_time: reduce the gradients of each micro-batch, so that only their parts are stored.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        chunks: Sequence[nn.Module],
+        *,
+        group: Group,
+        reduction: MeanReduceScatter,
+        keeps_weights: bool,
+        reduces_every_time: bool,
+    ) -> None:
+        super().__init__(
+            model,
+            group=group,
+            reduction=reduction,
+            keeps_weights=keeps_weights,
+            reduces_every_time=reduces_every_time,
+        )
+        for chunk in chunks:
+            _gather_in_reverse(chunk)
+
+    def begin_passes(self) -> None:
+        """Prepare the passes of an update."""
+        root = self._parts[0]
+        root.set_is_last_backward(False)
+        root.set_requires_gradient_sync(self._reduces_every_time)
+        root.set_reshard_after_backward(not self._keeps_weights)
+        root.set_reshard_after_backward(False, recurse=False)
+        root.unshard()
+
+    def collect(self) -> None:
+        """Take gradients of weights that a schedule computed apart and added to the parameters itself."""
+        end_backward(self._parts[0])
+
+    def end_passes(self) -> None:
+        """Reduce the gradients of an update that are not reduced yet, and free whole parameters."""
+        root = self._parts[0]
+        root.set_is_last_backward(True)
+        root.set_requires_gradient_sync(True)
+        root.set_reshard_after_backward(True)
+        end_backward(root)
+        self.take_gradients()
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Within, the chunks may run forward passes."""
+        self._parts[0].unshard()
+        yield
+        self.release()
+
+
+def _gather_in_reverse(chunk: nn.Module) -> None:
+    """Let each layer gather the one before it in its backward pass.
+
+    By default it is the layer whose forward pass ran before, which in a pipeline may be one of another
+    micro-batch.
+    """
+    parts = [module for module in chunk.modules() if isinstance(module, FSDPModule)]
+    for before, part in pairwise([*parts[:1], *parts]):
+        # The first one has none before it; without any, torch would choose one.
+        part.set_modules_to_backward_prefetch([before])
