@@ -5,14 +5,17 @@ Known limit: without the fused softmax kernels, the attention scores need slight
 Sources: arXiv:2205.05198 (activations, for the operators in use), arXiv:1910.02054 (ZeRO).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from neox_config.estimate.operations import keys_per_query
 from neox_config.estimate.parameters import (
+    bucketed_parameters,
+    largest_block,
     largest_tensor,
     local_parameters,
     local_state_values,
+    outside_blocks,
     replica_values,
     stage_types,
     trained_parameters,
@@ -63,9 +66,62 @@ class Memory:
         """Memory on the device."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
 
+    @property
+    def tensors(self) -> int:
+        """Memory of tensors on the device."""
+        return self.total - RUNTIME_BYTES
 
-def device_memory(shape: Shape, layout: Layout, stage: int = 0) -> Memory:
+
+def device_memory(shape: Shape, layout: Layout, stage: int = 0, *, device: str = "cuda") -> Memory:
     """Return the peak memory of one device of a pipeline stage.
+
+    `benchmarks/memory.py` compares it with the tensors of real processes.
+
+    Args:
+        shape: the model.
+        layout: how it is run.
+        stage: the pipeline stage.
+        device: type of the devices, on which the number of chunks of the loss depends.
+    """
+    if layout.engine == "torch" and layout.data_parallel == 1:
+        # There is nothing to partition.
+        layout = replace(layout, zero_stage=0)
+    activations = _stage_activations(shape, layout, stage, device)
+    if layout.is_sharded_by_torch:
+        weights, gradients, optimizer = _sharded_states(shape, layout, stage)
+        host = 0
+    else:
+        weights, gradients, optimizer, host = _states(shape, layout, stage)
+    return Memory(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=activations,
+        buffers=_buffers(shape, layout, stage, activations),
+        host=host + _inputs_on_host(shape, layout, stage),
+        snapshot=_snapshot(shape, layout, stage),
+    )
+
+
+def _sharded_states(shape: Shape, layout: Layout, stage: int) -> tuple[int, int, int]:
+    """Return the bytes of weights, gradients and optimizer with `fully_shard`.
+
+    A rank's parts of the weights are float32, and are counted with the states. Whole weights exist besides:
+    all of them at stages 1 and 2; at stage 3 those of a layer, and what is outside the layers.
+    """
+    local, trained = local_parameters(shape, layout, stage), trained_parameters(shape, layout, stage)
+    part, size = ceil(trained / layout.data_parallel), layout.element_bytes
+    weights = size * local
+    if layout.zero_stage == 3:
+        gathered = largest_block(shape, layout, stage) + outside_blocks(shape, layout, stage)
+        weights = size * (min(local, gathered) + ceil((local - trained) / layout.data_parallel))
+    summed = 4 * part if layout.reduces_every_time else layout.accumulated_bytes * trained
+    of_noise_scale = layout.gradient_bytes - layout.accumulated_bytes
+    return weights, summed + of_noise_scale * part, 4 * (1 + layout.optimizer_states) * part
+
+
+def _states(shape: Shape, layout: Layout, stage: int) -> tuple[int, int, int, int]:
+    """Return the bytes of weights, gradients and optimizer without `fully_shard`, and those on the host.
 
     Source: arXiv:1910.02054, section 3 (16-bit weights and gradients, float32 master weights and moments) and
     section 5 (partitioning of each stage of ZeRO).
@@ -88,15 +144,7 @@ def device_memory(shape: Shape, layout: Layout, stage: int = 0) -> Memory:
             host, gradients = host + gradients, 0
     if layout.parameters_on_host:
         host, weights = host + weights, 0
-    return Memory(
-        weights=weights,
-        gradients=gradients,
-        optimizer=optimizer,
-        activations=_stage_activations(shape, layout, stage),
-        buffers=_buffers(shape, layout, local, stage),
-        host=host + _inputs_on_host(shape, layout, stage),
-        snapshot=_snapshot(shape, layout, stage),
-    )
+    return weights, gradients, optimizer, host
 
 
 def _snapshot(shape: Shape, layout: Layout, stage: int) -> int:
@@ -181,7 +229,7 @@ def _kept_by_scores(shape: Shape, size: int, kind: str) -> int:
     return per_score * shape.heads * keys_per_query(shape, kind)
 
 
-def _stage_activations(shape: Shape, layout: Layout, stage: int) -> int:
+def _stage_activations(shape: Shape, layout: Layout, stage: int, device: str) -> int:
     """Return the activations of all micro-batches in flight, plus the peak of a single one."""
     kinds = stage_types(shape, layout, stage)
     per_layer = {kind: activation_bytes_per_layer(shape, layout, kind) for kind in set(kinds)}
@@ -195,7 +243,7 @@ def _stage_activations(shape: Shape, layout: Layout, stage: int) -> int:
     if stage == 0 and shape.hidden_dropout > 0:
         mask = shape.seq_length * layout.micro_batch * shape.hidden_size
         kept += ceil(mask / layout.model_parallel) if layout.splits_sequence else mask
-    return kept * _in_flight(layout, stage) + max(working, _head_activations(shape, layout, stage))
+    return kept * _in_flight(layout, stage) + max(working, _head_activations(shape, layout, stage, device))
 
 
 def _scores_of_layer(shape: Shape, layout: Layout, kind: str) -> int:
@@ -221,7 +269,7 @@ def _inputs_on_host(shape: Shape, layout: Layout, stage: int) -> int:
     return _segment_inputs(shape, layout, layers) * _in_flight(layout, stage)
 
 
-def _head_activations(shape: Shape, layout: Layout, stage: int) -> int:
+def _head_activations(shape: Shape, layout: Layout, stage: int, device: str) -> int:
     """Return the activations of the head on the last stage: inputs of norm and projection, and the loss."""
     if stage != layout.stages - 1:
         return 0
@@ -231,24 +279,24 @@ def _head_activations(shape: Shape, layout: Layout, stage: int) -> int:
     if layout.splits_sequence:
         kept_by_norm = ceil(kept_by_norm / layout.model_parallel)
     loss = _loss_in_chunks if layout.has_loss_in_chunks else _loss_of_all_logits
-    return kept_by_norm + size * tokens * width + loss(shape, layout, tokens)
+    return kept_by_norm + size * tokens * width + loss(shape, layout, tokens, device)
 
 
-def _loss_of_all_logits(shape: Shape, layout: Layout, tokens: int) -> int:
+def _loss_of_all_logits(shape: Shape, layout: Layout, tokens: int, device: str) -> int:
     """Return the bytes of the logits and their gradient."""
     return 2 * layout.element_bytes * tokens * ceil(shape.vocab_size / layout.model_parallel)
 
 
-def _loss_in_chunks(shape: Shape, layout: Layout, tokens: int) -> int:
+def _loss_in_chunks(shape: Shape, layout: Layout, tokens: int, device: str) -> int:
     """Return the bytes of the logits of a chunk, partly in float32, and of the gradients of both factors.
 
     The gradient of the output matrix is accumulated in float32; with a smaller data type, the product of a
     chunk is stored as well.
     """
     size, entries = layout.element_bytes, ceil(shape.vocab_size / layout.model_parallel)
-    logits = min(tokens, max(1, CHUNK_NUMBERS["cuda"] // entries)) * entries
+    logits = min(tokens, max(1, CHUNK_NUMBERS[device] // entries)) * entries
     matrix = (4 if size == 4 else 4 + size) * entries * shape.hidden_size
-    return size * logits + 4 * min(logits, BLOCK_NUMBERS["cuda"]) + matrix + size * tokens * shape.hidden_size
+    return size * logits + 4 * min(logits, BLOCK_NUMBERS[device]) + matrix + size * tokens * shape.hidden_size
 
 
 def _in_flight(layout: Layout, stage: int) -> int:
@@ -274,12 +322,16 @@ def flowing_bytes(shape: Shape, layout: Layout) -> int:
     return ceil(whole / layout.model_parallel) if layout.splits_sequence else whole
 
 
-def _buffers(shape: Shape, layout: Layout, local: int, stage: int) -> int:
-    """Return the bytes of gradient buckets, of parameters gathered by ZeRO 3, and of pipeline buffers."""
-    total = RUNTIME_BYTES
+def _buffers(shape: Shape, layout: Layout, stage: int, activations: int) -> int:
+    """Return the bytes of gradient buckets, of parameters gathered by ZeRO 3, and of pipeline buffers.
+
+    What exists when the activations are freed is counted as far as it exceeds them.
+    """
+    total, local = RUNTIME_BYTES, local_parameters(shape, layout, stage)
     trained = trained_parameters(shape, layout, stage)
     if layout.zero_stage == 0 and layout.data_parallel > 1:
-        total += layout.reduced_bytes * min(trained, layout.bucket)
+        bucket = max(bucketed_parameters(shape, layout), default=0)
+        total += max(0, layout.reduced_bytes * min(trained, bucket) - activations)
     if layout.has_replica_states and layout.data_parallel > 1:
         at_once = max(_AVERAGED_ELEMENTS, largest_tensor(shape, layout, stage))
         total += _AVERAGED_BYTES * min(trained, at_once)
@@ -288,11 +340,32 @@ def _buffers(shape: Shape, layout: Layout, local: int, stage: int) -> int:
         # Recomputed segments do not keep it.
         kept = 1 if layout.segment_layers is not None else _in_flight(layout, stage)
         total += _CAST_BYTES * local * kept
-    if layout.zero_stage >= 1:
+    if layout.is_sharded_by_torch:
+        total += _gathered(shape, layout, stage, activations)
+    elif layout.zero_stage >= 1 and layout.engine == "deepspeed":
         total += layout.element_bytes * layout.bucket * (2 if layout.has_second_bucket else 1)
-    if layout.zero_stage == 3:
-        total += layout.element_bytes * min(local, layout.live_parameters)
+        if layout.zero_stage == 3:
+            total += layout.element_bytes * min(local, layout.live_parameters)
     if layout.stages > 1:
         # The output of the stage per micro-batch in flight, plus a gradient in the backward pass.
         total += flowing_bytes(shape, layout) * (_in_flight(layout, stage) + 1)
     return total
+
+
+def _gathered(shape: Shape, layout: Layout, stage: int, activations: int) -> int:
+    """Return the bytes that `fully_shard` needs in the backward pass beyond states and activations.
+
+    A layer has whole gradients, and a flat copy of them while they are reduced; its activations are freed
+    then. What is outside the layers has gradients from the loss on, which are reduced when all activations
+    are freed.
+    """
+    size, layer = layout.element_bytes, largest_block(shape, layout, stage)
+    outside = outside_blocks(shape, layout, stage)
+    if not layout.reduces_every_time:
+        return 0
+    both = size + layout.reduced_bytes
+    kinds = stage_types(shape, layout, stage)
+    freed = max((activation_bytes_per_layer(shape, layout, kind) for kind in set(kinds)), default=0)
+    in_layers = size * outside + max(0, both * layer - freed)
+    at_end = both * outside + 4 * ceil(outside / layout.data_parallel) - activations
+    return max(in_layers, at_end)

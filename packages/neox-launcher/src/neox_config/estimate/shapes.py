@@ -190,6 +190,16 @@ class Layout:
         return self.splits_sequence and not is_once
 
     @property
+    def is_sharded_by_torch(self) -> bool:
+        """True if `fully_shard` partitions the weights, which takes several data-parallel ranks."""
+        return self.engine == "torch" and self.zero_stage > 0 and self.data_parallel > 1
+
+    @property
+    def reduces_every_time(self) -> bool:
+        """True if `fully_shard` reduces the gradients of each micro-batch, so that only parts are stored."""
+        return self.zero_stage >= 2 or self.accumulation == 1
+
+    @property
     def devices(self) -> int:
         """Number of all devices."""
         return self.model_parallel * self.stages * self.data_parallel

@@ -198,9 +198,28 @@ def test_the_first_stage_holds_the_activations_of_as_many_micro_batches_as_there
 def test_zero_shares_as_published(stage, gigabytes):
     # 36 layers of width 4096 and a small vocabulary: 7.25 billion, scaled to the published 7.5.
     shape = make_shape(36, 4096, 32, 1024, 128)
-    memory = device_memory(shape, Layout(data_parallel=64, zero_stage=stage))
+    memory = device_memory(shape, Layout(data_parallel=64, zero_stage=stage, engine="deepspeed"))
     states = memory.weights + memory.gradients + memory.optimizer
     assert states / total(shape) * 7.5 == pytest.approx(gigabytes, abs=0.05)
+
+
+def test_parts_of_fully_shard_are_float32_and_whole_weights_exist_besides_below_stage_3():
+    shape, layout = make_shape(), Layout(data_parallel=4, accumulation=2)
+    part = 1872 // 4
+    for stage, weights, gradients, optimizer in (
+        (1, 2 * 1872, 2 * 1872, 12 * part),
+        (2, 2 * 1872, 4 * part, 12 * part),
+        # A layer, and the final norm and the tied embedding.
+        (3, 2 * (872 + 16 + 80 + 32), 4 * part, 12 * part),
+    ):
+        found = device_memory(shape, replace(layout, zero_stage=stage))
+        assert (found.weights, found.gradients, found.optimizer) == (weights, gradients, optimizer), stage
+    # A single micro-batch is reduced at once.
+    found = device_memory(shape, replace(layout, zero_stage=1, accumulation=1))
+    assert found.gradients == 4 * part
+    # One rank has nothing to partition.
+    alone = replace(layout, data_parallel=1)
+    assert device_memory(shape, replace(alone, zero_stage=3)) == device_memory(shape, alone)
 
 
 def test_float32_training_needs_no_master_weights():
@@ -239,7 +258,7 @@ def test_adapters_alone_have_gradients_and_states():
     whole, memory = device_memory(plain, layout), device_memory(adapted, layout)
     assert memory.weights == whole.weights + 2 * trained
     assert (memory.gradients, memory.optimizer) == (2 * trained, (4 + 8) * trained)
-    zero = device_memory(adapted, Layout(data_parallel=4, zero_stage=2))
+    zero = device_memory(adapted, Layout(data_parallel=4, zero_stage=2, engine="deepspeed"))
     assert (zero.weights, zero.gradients, zero.optimizer) == (memory.weights, trained // 2, 3 * trained)
     assert device_memory(adapted, replace(layout, saves_in_background=True)).snapshot == 12 * trained
 
@@ -252,7 +271,7 @@ def test_tensor_parallel_ranks_split_one_matrix_of_each_adapter():
 
 
 def test_offloading_moves_states_to_the_host():
-    shape, plain = make_shape(), Layout(data_parallel=2, zero_stage=2)
+    shape, plain = make_shape(), Layout(data_parallel=2, zero_stage=2, engine="deepspeed")
     memory = device_memory(shape, replace(plain, optimizer_on_host=True))
     assert (memory.optimizer, memory.gradients, memory.host) == (0, 0, (12 + 2) * 936)
     stage3 = replace(plain, zero_stage=3, optimizer_on_host=True, parameters_on_host=True)

@@ -1,0 +1,23 @@
+"""The estimate of a device's memory is what the tensors of real processes take, at each ZeRO stage."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+# The default of the script is a model of 100M parameters.
+SMALL = ("--hidden=256", "--layers=4", "--vocabulary=2048")
+
+
+@pytest.mark.slow
+def test_the_peak_of_tensors_is_the_estimated_one_within_5_percent():
+    result = subprocess.run(
+        [sys.executable, SCRIPT, *SMALL], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    ratios = {found[1]: float(found[2]) for found in re.finditer(r"(ZeRO \d).* ([\d.]+)\n", result.stdout)}
+    assert list(ratios) == [f"ZeRO {stage}" for stage in range(4)]
+    assert ratios == pytest.approx(dict.fromkeys(ratios, 1.0), abs=0.05)
