@@ -36,10 +36,11 @@ _DEEPSPEEDS = "neox_model.assembly.deepspeed_sharding"
 
 
 def without_zero(resolved: Resolved) -> Resolved:
-    """Return the configuration with ZeRO stage 0, for programs without an optimizer."""
-    zero = resolved.config.zero
+    """Return the configuration with ZeRO stage 0 and the same engine, for programs without an optimizer."""
+    config = resolved.config
+    zero, engine = config.zero, config.engine.replaced(engine=chosen_engine(config).name)
     plain = zero.replaced(zero_optimization=zero.zero_optimization.replaced(stage=0))
-    return replace(resolved, config=resolved.config.model_copy(update={"zero": plain}))
+    return replace(resolved, config=config.model_copy(update={"zero": plain, "engine": engine}))
 
 
 def is_partitioned_by_torch(resolved: Resolved, groups: Groups) -> bool:

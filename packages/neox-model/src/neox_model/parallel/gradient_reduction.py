@@ -60,7 +60,7 @@ def in_buckets(tensors: Sequence[Tensor], function: Callable[[Tensor], Tensor]) 
         _replace(bucket, function)
 
 
-def _replace(bucket: Sequence[Tensor], function: Callable[[Tensor], Tensor]) -> None:
+def _replace(bucket: list[Tensor], function: Callable[[Tensor], Tensor]) -> None:
     # A function of its own, so that a flat tensor is freed before the next one is made.
     is_alone = len(bucket) == 1 and bucket[0].is_contiguous()
     flat = bucket[0].view(-1) if is_alone else torch.cat([part.reshape(-1) for part in bucket])
