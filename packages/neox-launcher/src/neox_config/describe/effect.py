@@ -36,7 +36,7 @@ READERS = {
     "train_epochs": "neox_launcher.plan.epochs",
     "training": "neox_model.train.build_hooks",
     "serving": "neox_model.serve.run",
-    "zero": "neox_model.engine.build_torch",
+    "zero": "neox_model.engine.build_sharded",
 }
 # Suffixes of parameters that enable the block around them.
 _SWITCHES = (".shared_parameters.enabled", ".enabled", ".device")
