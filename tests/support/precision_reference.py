@@ -78,7 +78,7 @@ def _train(
     masters = {name: parameter.detach().clone() for name, parameter in _trained(model)}
     for parameter in model.parameters():
         parameter.data = parameter.data.to(PRECISIONS[precision])
-    optimizer = _OPTIMIZERS[training.optimizer](masters.values(), lr=training.rate)
+    optimizer = _OPTIMIZERS[training.optimizer](masters.values(), **training.params)
     start = {name: master.clone() for name, master in masters.items()}
     observed = Observed()
     held = DTYPES[accumulation_dtype(resolved)]

@@ -50,6 +50,8 @@ def _join(path: Path, rank: int, size: int) -> None:
 
 def _leave() -> None:
     dist.destroy_process_group()
+    if "torch.distributed.tensor" in sys.modules:
+        _forget_meshes()
     if "deepspeed" in sys.modules:
         forget_deepspeeds_world()
         _release_engines()
@@ -84,3 +86,11 @@ def forget_deepspeeds_world() -> None:
     # Ranks compare the numbers of parameters and modules, which count what a process has made so far.
     Init.param_id = 0
     DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][0] = 0
+
+
+def _forget_meshes() -> None:
+    """Let DTensor plan its operations anew: plans name the groups of the world in which they were made."""
+    from torch.distributed.tensor import _redistribute, debug
+
+    debug._clear_sharding_prop_cache()
+    _redistribute.clear_redistribute_planner_cache()
