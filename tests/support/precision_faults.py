@@ -17,7 +17,7 @@ from neox_model.engine.torch_engine import TorchEngine
 from neox_model.optim import mixed_precision
 from neox_model.optim.mixed_precision import MixedPrecisionOptimizer
 from neox_model.parallel import sharding
-from neox_model.parallel.gradient_reduction import GradientReduction
+from neox_model.parallel.gradient_reduction import EarlyReduction, GradientReduction
 from neox_model.parallel.groups import SINGLE_RANK, Groups
 from neox_model.parallel.held import Held
 from neox_model.parallel.sharding import MeanReduceScatter, ShardedModel
@@ -192,12 +192,12 @@ FAULTS: dict[str, Fault] = {
     ),
     "sum over replicas in place of the mean": Fault(
         replace(_PLAIN, layout="data 2", precision="fp32"),
-        _plants(GradientReduction, "_mean", lambda original: lambda self, flat: 2 * original(self, flat)),
+        _plants(GradientReduction, "finish", lambda original: lambda *given: 2 * original(*given)),
         r"^every update is 2 times what it must be",
     ),
     "gradients not averaged over replicas": Fault(
         replace(_PLAIN, layout="data 2", precision="fp32"),
-        _plants(GradientReduction, "__call__", _nothing),
+        _plants(EarlyReduction, "_send", _nothing),
         r"^ranks hold copies of one weight that differ",
     ),
     "tied gradient counted once": Fault(

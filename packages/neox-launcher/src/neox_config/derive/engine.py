@@ -76,7 +76,9 @@ _GATHERED = "each layer is gathered before it is used"
 NO_EFFECT_ON_TORCH: Mapping[str, str] = {
     "zero_optimization.allgather_bucket_size": _BY_LAYER.format("weights"),
     "zero_optimization.reduce_bucket_size": _BY_LAYER.format("gradients"),
-    "zero_optimization.overlap_comm": "the reduction always overlaps with the backward pass",
+    "zero_optimization.overlap_comm": (
+        "the reduction always overlaps with the backward pass, except in pipelines below stage 2"
+    ),
     "zero_optimization.reduce_scatter": (
         "gradients are always reduced with reduce-scatter; false only allows "
         "gradient_predivide_factor and prescale_gradients"

@@ -23,6 +23,7 @@ from neox_config.estimate.parameters import (
 from neox_config.estimate.shapes import Layout, Shape
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.facts.collectives import EARLY_ELEMENTS
 from neox_config.facts.loss import BLOCK_NUMBERS, CHUNK_NUMBERS
 from neox_config.facts.norms import NORM_FACTS
 from neox_config.facts.pipeline_schedules import most_passes_in_flight
@@ -329,7 +330,9 @@ def _buffers(shape: Shape, layout: Layout, stage: int, activations: int) -> int:
     """
     total, local = RUNTIME_BYTES, local_parameters(shape, layout, stage)
     trained = trained_parameters(shape, layout, stage)
-    if layout.zero_stage == 0 and layout.data_parallel > 1:
+    if layout.reduces_early:
+        total += layout.reduced_bytes * min(trained, EARLY_ELEMENTS)
+    elif layout.zero_stage == 0 and layout.data_parallel > 1:
         bucket = max(bucketed_parameters(shape, layout), default=0)
         total += max(0, layout.reduced_bytes * min(trained, bucket) - activations)
     if layout.has_replica_states and layout.data_parallel > 1:

@@ -8,13 +8,13 @@ Sources: arXiv:1909.08053 (tensor parallelism), arXiv:2105.08050 (gMLP).
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import ceil
 from typing import NamedTuple
 
 from neox_config.estimate.shapes import Layout, Shape
 from neox_config.facts.attention import ATTENTION_FACTS
-from neox_config.facts.collectives import BUCKET_ELEMENTS
+from neox_config.facts.collectives import BUCKET_ELEMENTS, EARLY_BUCKET_ELEMENTS
 from neox_config.facts.norms import NORM_FACTS
 
 __all__ = [
@@ -86,29 +86,46 @@ def local_parameters(shape: Shape, layout: Layout, stage: int) -> int:
     return sum(number * _local_count(tensor, layout.model_parallel) for number, tensor in tensors)
 
 
-def bucketed_parameters(shape: Shape, layout: Layout) -> list[int]:
+def bucketed_parameters(shape: Shape, layout: Layout, *, later: int = 0) -> list[int]:
     """Return the number of elements of each message in which stage 0 reduces the gradients of one device.
 
-    Matrices come before vectors, which have no weight decay; the order within these is not exact.
+    Messages of the backward pass have the last parameters first. Other messages have matrices before vectors,
+    which have no weight decay; the order within these is not exact.
+
+    Args:
+        shape: the model.
+        layout: how it is run.
+        later: elements that are reduced after the backward pass in any case, because they are summed over
+            tensor-parallel ranks before.
     """
-    sizes = [
-        _local_count(tensor, layout.model_parallel)
-        for tensor in sorted(_each_tensor(shape, layout), key=lambda tensor: tensor.row == 1)
-        if _is_trained(shape, tensor)
-    ]
-    buckets: list[int] = []
-    for size in sizes:
-        if buckets and buckets[-1] + size <= BUCKET_ELEMENTS:
-            buckets[-1] += size
+    if not layout.reduces_early:
+        ordered = sorted(_each_tensor(shape, layout), key=lambda tensor: tensor.row == 1)
+        return _messages((_local_count(each, layout.model_parallel) for each in ordered), BUCKET_ELEMENTS)
+    sizes, left = list[int](), later
+    for tensor in reversed(list(_each_tensor(shape, layout))):
+        is_whole = not (tensor.is_split or tensor.multiplies)
+        taken = min(left, tensor.numbers) if is_whole else 0
+        sizes.append(_local_count(tensor, layout.model_parallel) - taken)
+        left -= taken
+    return [*_messages(sizes, EARLY_BUCKET_ELEMENTS), *_messages([later], BUCKET_ELEMENTS)]
+
+
+def _messages(sizes: Iterable[int], limit: int) -> list[int]:
+    """Return the sizes of messages with at most this number of elements, or with one larger tensor."""
+    messages: list[int] = []
+    for size in filter(None, sizes):
+        if messages and messages[-1] + size <= limit:
+            messages[-1] += size
         else:
-            buckets.append(size)
-    return buckets
+            messages.append(size)
+    return messages
 
 
 def _each_tensor(shape: Shape, layout: Layout) -> Iterator[Weights]:
-    """Yield every tensor of the first stage."""
+    """Yield every trained tensor of the first stage, the head of a single stage last."""
     for number, tensor in _stage_tensors(shape, layout, 0):
-        yield from [tensor] * number
+        if _is_trained(shape, tensor):
+            yield from [tensor] * number
 
 
 def largest_tensor(shape: Shape, layout: Layout, stage: int) -> int:
@@ -167,11 +184,11 @@ def replica_values(shape: Shape, layout: Layout, stage: int) -> int:
 
 def _stage_tensors(shape: Shape, layout: Layout, stage: int) -> Iterator[tuple[int, Weights]]:
     """Yield the tensors of a stage, each with how often it occurs."""
+    if stage == 0:
+        yield from ((1, tensor) for tensor in _embedding(shape))
     kinds = Counter(shape.owned_within(stage_layers(shape, layout, stage)))
     for kind, number in kinds.items():
         yield from ((number, tensor) for tensor in layer_weights(shape, kind))
-    if stage == 0:
-        yield from ((1, tensor) for tensor in _embedding(shape))
     if stage == layout.stages - 1:
         yield from ((1, tensor) for tensor in _head(shape))
         if shape.is_tied and layout.stages > 1:

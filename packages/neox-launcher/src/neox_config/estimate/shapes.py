@@ -195,6 +195,11 @@ class Layout:
         return self.engine == "torch" and self.zero_stage > 0 and self.data_parallel > 1
 
     @property
+    def reduces_early(self) -> bool:
+        """True if gradients of whole weights are averaged during the backward pass."""
+        return self.engine == "torch" and self.stages == 1 and self.zero_stage == 0 and self.data_parallel > 1
+
+    @property
     def reduces_every_time(self) -> bool:
         """True if `fully_shard` reduces the gradients of each micro-batch, so that only parts are stored."""
         return self.zero_stage >= 2 or self.accumulation == 1

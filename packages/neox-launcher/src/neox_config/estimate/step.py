@@ -289,7 +289,8 @@ def _of_data(shape: Shape, layout: Layout) -> Iterator[Collective]:
     if layout.data_parallel == 1:
         return
     if layout.zero_stage == 0 and not layout.has_replica_states:
-        for elements in bucketed_parameters(shape, layout):
+        later = sum(_partial(shape, layout, 0)) if layout.model_parallel > 1 else 0
+        for elements in bucketed_parameters(shape, layout, later=later):
             yield _collective("update", _Message(_REDUCE, layout.reduced_bytes * elements), "data")
     scalars = 2 if layout.weighs_globally else 1
     yield _collective("head and loss", _Message(_REDUCE, _FLOAT32), "data", scalars)

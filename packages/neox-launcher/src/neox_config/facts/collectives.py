@@ -5,11 +5,15 @@ Source: the bus bandwidths of NVIDIA's nccl-tests (doc/PERFORMANCE.md).
 
 from collections.abc import Callable, Mapping
 
-__all__ = ["BUCKET_ELEMENTS", "BUS_SHARE"]
+__all__ = ["BUCKET_ELEMENTS", "BUS_SHARE", "EARLY_BUCKET_ELEMENTS", "EARLY_ELEMENTS"]
 
 # Largest number of gradient elements in one message of stage 0, unless a tensor is larger: 256 MB of float32,
 # enough for full bandwidth and small enough for an additional copy in memory.
 BUCKET_ELEMENTS = 2**26
+# The same for messages that are sent during the backward pass: small, so that the last one, for which nothing
+# is left to compute, takes little time. So many elements are copied for such messages at the same time.
+EARLY_BUCKET_ELEMENTS = 2**22
+EARLY_ELEMENTS = 2**24
 
 
 def _once(size: int) -> float:

@@ -15,6 +15,7 @@ from neox_config.estimate import (
     flops_per_token,
     local_parameters,
 )
+from neox_config.estimate.parameters import bucketed_parameters, trained_parameters
 from neox_config.estimate.shapes import Layout, Shape
 from neox_config.estimate.step import model_bytes, step_collectives
 from neox_config.facts.attention import Sparsity
@@ -423,3 +424,17 @@ def test_replicated_gradients_are_summed_once_per_update_except_by_deepspeeds_ze
     ((part, calls),) = sums(data_parallel=2, zero_stage=1, engine="deepspeed")
     assert part == "replicated parameters"
     assert calls > 3 * GPT3.num_layers
+
+
+def test_gradients_are_averaged_in_small_messages_from_the_head_to_the_embedding():
+    shape = make_shape(1, 1024, 16, 8, 2000, is_tied=False)
+    layout = Layout(data_parallel=2)
+    found = bucketed_parameters(shape, layout)
+    assert sum(found) == trained_parameters(shape, layout, 0)
+    # The head, the final norm and the last bias; then the last matrix, and the one before with its biases.
+    assert found[:2] == [2000 * 1024 + 2 * 1024 + 1024, 1024 * 4096]
+    assert max(found) == 1024 * 4096
+    # Some are summed over tensor-parallel ranks first.
+    later = bucketed_parameters(shape, layout, later=4 * 1024)
+    assert (later[-1], sum(later)) == (4 * 1024, sum(found))
+    assert bucketed_parameters(shape, replace(layout, engine="deepspeed")) == [sum(found)]

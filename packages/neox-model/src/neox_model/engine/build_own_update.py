@@ -29,7 +29,10 @@ def build_own_update(
     groups: Groups,
     ties: Sequence[Tie] = (),
 ) -> OwnUpdate:
-    """Build the update of a model whose replicas hold all weights: it reduces gradients at its start.
+    """Build the update of a model whose replicas hold all weights.
+
+    It averages gradients at its start, unless the engine announces the last backward pass
+    (`MixedPrecisionOptimizer.begin_last_pass`).
 
     Args:
         resolved: the configuration.
@@ -40,17 +43,20 @@ def build_own_update(
         ties: weights with copies on other pipeline stages, each with the group that sums its gradients.
     """
     _cast_frozen(model, DTYPES[resolved.derived.precision])
+    reduction = _reduction(resolved, groups)
     mixed = MixedPrecisionOptimizer(
         optimizer,
         schedule,
         dtype=DTYPES[resolved.derived.precision],
         accumulation_dtype=DTYPES[accumulation_dtype(resolved)],
         max_norm=resolved.config.optimizer.gradient_clipping,
-        reduce=_reduction(resolved, groups),
+        reduce=reduction,
         groups=groups,
         loss_scale=build_loss_scale(resolved, next(model.parameters()).device),
         ties=ties,
     )
+    if groups.data.size > 1:
+        mixed.reduce_early(reduction, model.parameters())
     return OwnUpdate(mixed, model, groups)
 
 

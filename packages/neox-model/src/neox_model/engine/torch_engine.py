@@ -60,10 +60,13 @@ class TorchEngine(SavedState):
         for number in range(self._accumulation):
             with self._measure("data"):
                 inputs, targets = next(micro_batches)
+            is_last = number == self._accumulation - 1
             if self._sharded is not None:
-                self._sharded.begin(is_last=number == self._accumulation - 1)
+                self._sharded.begin(is_last=is_last)
             with self._measure("forward"):
                 loss = self.model(inputs, targets)
+            if is_last:
+                self.update.mixed.begin_last_pass()
             with self._measure("backward_inner"):
                 self._share_of(loss).backward()
             total += loss.detach()

@@ -5,7 +5,7 @@ copies of them. If the optimizer can skip an update itself, nothing here waits f
 loss scale, the number of applied updates and the learning rate are device tensors.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from neox_model.optim.gradient_norm import global_gradient_norm, norm_over_repli
 from neox_model.optim.loss_scale import LossScale
 from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.optim.zero_one_adam import ZeroOneAdam
+from neox_model.parallel.gradient_reduction import EarlyReduction, GradientReduction
 from neox_model.parallel.groups import Groups
 from neox_model.parallel.logical import master_weight
 from neox_model.parallel.partial_gradients import (
@@ -105,8 +106,30 @@ class MixedPrecisionOptimizer:
                 parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
         take_over_sums(self.parameters)
         self._partial = [pair for pair in pairs if has_partial_gradient(pair[0])]
+        self._early: EarlyReduction | None = None
         if skips_on_device(optimizer):
             schedule.move_to(self.parameters[0].device)
+
+    def reduce_early(self, reduction: GradientReduction, order: Iterable[Parameter]) -> None:
+        """Average gradients with this reduction, from now on also during backward passes (`begin_last_pass`).
+
+        Those that are summed over other ranks first are averaged at the start of the update.
+
+        Args:
+            reduction: averages gradients.
+            order: the model's parameters in the order in which it uses them.
+        """
+        later = {id(parameter) for parameter, *_ in (*self._partial, *self._ties)}
+        holders = self.masters if self._sums_in_masters else self.parameters
+        holder_of = {id(one): holder for one, holder in zip(self.parameters, holders, strict=True)}
+        early = [one for one in order if id(one) in holder_of and id(one) not in later]
+        self._early = EarlyReduction(reduction, early, [holder_of[id(one)] for one in early])
+        self._reduce = self._early
+
+    def begin_last_pass(self) -> None:
+        """Prepare the last backward pass of an update, after which gradients are final."""
+        if self._early is not None and not self.averages_itself:
+            self._early.begin()
 
     def measure_reduction(self, measure: Callable[[str], AbstractContextManager[object]]) -> None:
         """Put every reduction over data-parallel ranks into `measure("backward_allreduce")` from now on."""

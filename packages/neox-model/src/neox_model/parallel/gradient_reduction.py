@@ -1,17 +1,30 @@
 """Average gradients over data-parallel ranks, with many tensors per message."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, distributed
+from torch.nn import Parameter
 
-from neox_config.facts.collectives import BUCKET_ELEMENTS
+from neox_config.facts.collectives import BUCKET_ELEMENTS, EARLY_BUCKET_ELEMENTS, EARLY_ELEMENTS
 from neox_model.parallel.groups import Group
 from neox_model.torch_compat import foreach_copy_
 
-__all__ = ["GradientReduction", "in_buckets"]
+__all__ = ["EarlyReduction", "GradientReduction", "in_buckets"]
+
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
+
+
+class _Work(Protocol):
+    """A collective operation that was started."""
+
+    def wait(self) -> object:
+        """Wait until its result can be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +50,102 @@ class GradientReduction:
             return
         in_buckets(gradients, self._mean)
 
-    def _mean(self, flat: Tensor) -> Tensor:
+    def start(self, flat: Tensor) -> tuple[Tensor, _Work]:
+        """Start the sum of a flat tensor, which may be changed; return it for `finish`."""
         sent = flat if self.dtype is None else flat.to(self.dtype)
-        before = float(self.group.size) if self.divides_first else self.predivide_factor
-        after = self.group.size / before
-        if before != 1.0:
-            sent.div_(before)
-        distributed.all_reduce(sent, group=self.group.process_group)
+        if self._before != 1.0:
+            sent.div_(self._before)
+        work = distributed.all_reduce(sent, group=self.group.process_group, async_op=True)
+        assert work is not None, "this rank is not in the group"
+        return sent, work
+
+    def finish(self, sent: Tensor, work: _Work) -> Tensor:
+        """Return the mean whose sum was started."""
+        work.wait()
+        after = self.group.size / self._before
         if after != 1.0:
             sent.div_(after)
         return sent
+
+    @property
+    def _before(self) -> float:
+        return float(self.group.size) if self.divides_first else self.predivide_factor
+
+    def _mean(self, flat: Tensor) -> Tensor:
+        return self.finish(*self.start(flat))
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Gradients whose mean is under way."""
+
+    gradients: list[Tensor]
+    flat: Tensor
+    sent: Tensor
+    work: _Work
+
+
+class EarlyReduction:
+    """Averages gradients while the backward pass computes others; what is left, when it is called.
+
+    The messages have a fixed order, from the last parameters to the first, which all ranks share.
+
+    Args:
+        reduction: averages the gradients.
+        parameters: those whose gradients are final when autograd has accumulated them, in the model's order.
+        holders: where each of these gradients is accumulated by then: the parameter, or its master weight.
+    """
+
+    def __init__(
+        self, reduction: GradientReduction, parameters: Sequence[Parameter], holders: Sequence[Parameter]
+    ) -> None:
+        self._reduction = reduction
+        self._buckets = list(_buckets(holders[::-1], EARLY_BUCKET_ELEMENTS))
+        # Gradients of each bucket that are still to come; empty unless this is the last micro-batch.
+        self._missing: list[int] = []
+        self._sent = 0
+        self._under_way: deque[_Message] = deque()
+        bucket_of = {id(each): number for number, bucket in enumerate(self._buckets) for each in bucket}
+        for parameter, holder in zip(parameters, holders, strict=True):
+            parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket_of[id(holder)]))
+
+    def begin(self) -> None:
+        """Send gradients as they arrive in the next backward pass, the last one of an update."""
+        self._missing = [len(bucket) for bucket in self._buckets]
+        self._sent = 0
+
+    @torch.no_grad()
+    def __call__(self, gradients: Sequence[Tensor]) -> None:
+        """Average what was not sent yet, and wait for the rest. Collective (see `GradientReduction`)."""
+        early = {id(holder.grad) for bucket in self._buckets[: self._sent] for holder in bucket}
+        self._missing, self._sent = [], 0
+        while self._under_way:
+            self._receive()
+        self._reduction([each for each in gradients if id(each) not in early])
+
+    @torch.no_grad()
+    def _arrived(self, number: int, _: Tensor) -> None:
+        if not self._missing:
+            return
+        self._missing[number] -= 1
+        assert self._missing[number] >= 0, "a gradient was changed after it was sent"
+        while self._sent < len(self._buckets) and self._missing[self._sent] == 0:
+            self._send(self._buckets[self._sent])
+            self._sent += 1
+
+    def _send(self, bucket: Sequence[Parameter]) -> None:
+        gradients: list[Tensor] = [holder.grad for holder in bucket]  # type: ignore[misc]
+        flat = _joined(gradients)
+        while self._under_way and self._elements_under_way() + flat.numel() > EARLY_ELEMENTS:
+            self._receive()
+        self._under_way.append(_Message(gradients, flat, *self._reduction.start(flat)))
+
+    def _elements_under_way(self) -> int:
+        return sum(message.flat.numel() for message in self._under_way)
+
+    def _receive(self) -> None:
+        message = self._under_way.popleft()
+        _distribute(self._reduction.finish(message.sent, message.work), message.gradients)
 
 
 def in_buckets(tensors: Sequence[Tensor], function: Callable[[Tensor], Tensor]) -> None:
@@ -56,29 +155,34 @@ def in_buckets(tensors: Sequence[Tensor], function: Callable[[Tensor], Tensor]) 
         tensors: of any shapes; consecutive ones of one dtype are passed together.
         function: returns a tensor of the same length; may change its argument.
     """
-    for bucket in _buckets(tensors):
-        _replace(bucket, function)
+    for bucket in _buckets(tensors, BUCKET_ELEMENTS):
+        # Nothing here refers to a flat tensor, so that it is freed before the next one is made.
+        _distribute(function(_joined(bucket)), bucket)
 
 
-def _replace(bucket: list[Tensor], function: Callable[[Tensor], Tensor]) -> None:
-    # A function of its own, so that a flat tensor is freed before the next one is made.
-    is_alone = len(bucket) == 1 and bucket[0].is_contiguous()
-    flat = bucket[0].view(-1) if is_alone else torch.cat([part.reshape(-1) for part in bucket])
-    result = function(flat)
-    if result.data_ptr() != bucket[0].data_ptr():
-        pieces = result.split([part.numel() for part in bucket])
-        foreach_copy_(bucket, [piece.view_as(part) for piece, part in zip(pieces, bucket, strict=True)])
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the elements of tensors as a flat one: a copy, or a view of a tensor that is alone."""
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        return tensors[0].view(-1)
+    return torch.cat([each.reshape(-1) for each in tensors])
 
 
-def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield runs of tensors of one dtype with at most `BUCKET_ELEMENTS` elements, or one larger tensor."""
-    for _, run in groupby(gradients, key=lambda gradient: gradient.dtype):
-        bucket: list[Tensor] = []
+def _distribute(flat: Tensor, tensors: list[Tensor]) -> None:
+    """Copy the elements of a flat tensor to these tensors, unless it is a view of one."""
+    if flat.data_ptr() != tensors[0].data_ptr():
+        pieces = flat.split([each.numel() for each in tensors])
+        foreach_copy_(tensors, [piece.view_as(each) for piece, each in zip(pieces, tensors, strict=True)])
+
+
+def _buckets(tensors: Sequence[AnyTensor], limit: int) -> Iterator[list[AnyTensor]]:
+    """Yield runs of tensors of one dtype with at most this number of elements, or one larger tensor."""
+    for _, run in groupby(tensors, key=lambda tensor: tensor.dtype):
+        bucket: list[AnyTensor] = []
         elements = 0
-        for gradient in run:
-            if bucket and elements + gradient.numel() > BUCKET_ELEMENTS:
+        for tensor in run:
+            if bucket and elements + tensor.numel() > limit:
                 yield bucket
                 bucket, elements = [], 0
-            bucket.append(gradient)
-            elements += gradient.numel()
+            bucket.append(tensor)
+            elements += tensor.numel()
         yield bucket
