@@ -58,6 +58,7 @@ CASES: dict[str, dict[str, Any]] = {
     "amp, sequence, gMLP with attention": BASE | LAYOUTS["sequence"] | GMLP | AMP,
     "recomputed attention": BASE | LAYOUTS["sequence"] | SELECTIVE,
     "data": BASE | {"model_parallel_size": 1},
+    "data, overlapped": BASE | {"model_parallel_size": 1, "zero_optimization": {"overlap_comm": True}},
     "data, loss over all tokens": BASE | {"model_parallel_size": 1, "loss_normalization": "global"},
 }
 

@@ -204,7 +204,7 @@ LAYOUTS: dict[str, Layout] = {
         _pipeline(2, pipeline_schedule="zbv", model_parallel_size=2, sequence_parallel=True),
         is_wide=True,
     ),
-    "data 2": Layout(2, {}),
+    "data 2": Layout(2, {"zero_optimization": {"stage": 0, "overlap_comm": True}}),
     "tensor 2 x pipeline 2": Layout(4, {"model_parallel_size": 2, "pipe_parallel_size": 2}),
     "tensor 2 x data 2": Layout(4, {"model_parallel_size": 2}),
     "ZeRO 1": Layout(2, _zero(1)),

@@ -13,6 +13,7 @@ __all__ = [
     "chosen_engine",
     "engine_offers",
     "only_deepspeeds",
+    "reduces_early",
     "why_unused_by_engine",
 ]
 
@@ -77,7 +78,7 @@ NO_EFFECT_ON_TORCH: Mapping[str, str] = {
     "zero_optimization.allgather_bucket_size": _BY_LAYER.format("weights"),
     "zero_optimization.reduce_bucket_size": _BY_LAYER.format("gradients"),
     "zero_optimization.overlap_comm": (
-        "the reduction always overlaps with the backward pass, except in pipelines below stage 2"
+        "from stage 1 the reduction always overlaps with the backward pass, in pipelines from stage 2"
     ),
     "zero_optimization.reduce_scatter": (
         "gradients are always reduced with reduce-scatter; false only allows "
@@ -138,6 +139,21 @@ def why_unused_by_engine(name: str, config: NeoXConfig) -> str:
         return ""
     unused = NO_EFFECT_ON_TORCH if _stage(config) == 1 else {**NO_EFFECT_ON_TORCH, **_NO_EFFECT_FROM_STAGE_2}
     return f"with the torch engine, {unused[name]}" if name in unused else ""
+
+
+def reduces_early(config: NeoXConfig, *, on_gpu: bool) -> bool:
+    """Return True if gradients of whole weights are averaged during the backward pass, not after it.
+
+    Unless `overlap_comm` is given, they are on GPUs: on CPUs, threads that communicate take the time of those
+    that compute.
+    """
+    overlaps = config.zero.zero_optimization.overlap_comm
+    return (
+        _stage(config) == 0
+        and config.parallelism.pipe_parallel_size == 0
+        and chosen_engine(config).name == "torch"
+        and (on_gpu if overlaps is None else overlaps)
+    )
 
 
 def engine_offers(config: NeoXConfig, capability: Capability) -> bool:

@@ -98,7 +98,7 @@ def device_memory(shape: Shape, layout: Layout, stage: int = 0, *, device: str =
         gradients=gradients,
         optimizer=optimizer,
         activations=activations,
-        buffers=_buffers(shape, layout, stage, activations),
+        buffers=_buffers(shape, layout, stage, activations, device),
         host=host + _inputs_on_host(shape, layout, stage),
         snapshot=_snapshot(shape, layout, stage),
     )
@@ -323,17 +323,17 @@ def flowing_bytes(shape: Shape, layout: Layout) -> int:
     return ceil(whole / layout.model_parallel) if layout.splits_sequence else whole
 
 
-def _buffers(shape: Shape, layout: Layout, stage: int, activations: int) -> int:
+def _buffers(shape: Shape, layout: Layout, stage: int, activations: int, device: str) -> int:
     """Return the bytes of gradient buckets, of parameters gathered by ZeRO 3, and of pipeline buffers.
 
     What exists when the activations are freed is counted as far as it exceeds them.
     """
     total, local = RUNTIME_BYTES, local_parameters(shape, layout, stage)
     trained = trained_parameters(shape, layout, stage)
-    if layout.reduces_early:
+    if layout.reduces_early(device):
         total += layout.reduced_bytes * min(trained, EARLY_ELEMENTS)
     elif layout.zero_stage == 0 and layout.data_parallel > 1:
-        bucket = max(bucketed_parameters(shape, layout), default=0)
+        bucket = max(bucketed_parameters(shape, layout, device=device), default=0)
         total += max(0, layout.reduced_bytes * min(trained, bucket) - activations)
     if layout.has_replica_states and layout.data_parallel > 1:
         at_once = max(_AVERAGED_ELEMENTS, largest_tensor(shape, layout, stage))

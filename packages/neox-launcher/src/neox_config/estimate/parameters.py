@@ -86,7 +86,7 @@ def local_parameters(shape: Shape, layout: Layout, stage: int) -> int:
     return sum(number * _local_count(tensor, layout.model_parallel) for number, tensor in tensors)
 
 
-def bucketed_parameters(shape: Shape, layout: Layout, *, later: int = 0) -> list[int]:
+def bucketed_parameters(shape: Shape, layout: Layout, *, later: int = 0, device: str = "cuda") -> list[int]:
     """Return the number of elements of each message in which stage 0 reduces the gradients of one device.
 
     Messages of the backward pass have the last parameters first. Other messages have matrices before vectors,
@@ -97,8 +97,9 @@ def bucketed_parameters(shape: Shape, layout: Layout, *, later: int = 0) -> list
         layout: how it is run.
         later: elements that are reduced after the backward pass in any case, because they are summed over
             tensor-parallel ranks before.
+        device: type of the devices.
     """
-    if not layout.reduces_early:
+    if not layout.reduces_early(device):
         ordered = sorted(_each_tensor(shape, layout), key=lambda tensor: tensor.row == 1)
         return _messages((_local_count(each, layout.model_parallel) for each in ordered), BUCKET_ELEMENTS)
     sizes, left = list[int](), later

@@ -96,7 +96,7 @@ def step_collectives(shape: Shape, layout: Layout, *, device: str = "cuda") -> t
         device: type of the devices, on which the number of chunks of the loss depends.
     """
     rows = list(_of_model(shape, layout, device, 0)) if layout.model_parallel > 1 else []
-    rows += _of_data(shape, layout)
+    rows += _of_data(shape, layout, device)
     return tuple(_merged(rows))
 
 
@@ -284,13 +284,13 @@ def _norm(shape: Shape) -> list[int]:
     return [weight] if both == weight else [weight, both - weight]
 
 
-def _of_data(shape: Shape, layout: Layout) -> Iterator[Collective]:
+def _of_data(shape: Shape, layout: Layout, device: str) -> Iterator[Collective]:
     """Yield the collectives over data-parallel ranks: gradients, the loss, and the number of its tokens."""
     if layout.data_parallel == 1:
         return
     if layout.zero_stage == 0 and not layout.has_replica_states:
         later = sum(_partial(shape, layout, 0)) if layout.model_parallel > 1 else 0
-        for elements in bucketed_parameters(shape, layout, later=later):
+        for elements in bucketed_parameters(shape, layout, later=later, device=device):
             yield _collective("update", _Message(_REDUCE, layout.reduced_bytes * elements), "data")
     scalars = 2 if layout.weighs_globally else 1
     yield _collective("head and loss", _Message(_REDUCE, _FLOAT32), "data", scalars)

@@ -437,4 +437,5 @@ def test_gradients_are_averaged_in_small_messages_from_the_head_to_the_embedding
     # Some are summed over tensor-parallel ranks first.
     later = bucketed_parameters(shape, layout, later=4 * 1024)
     assert (later[-1], sum(later)) == (4 * 1024, sum(found))
-    assert bucketed_parameters(shape, replace(layout, engine="deepspeed")) == [sum(found)]
+    assert bucketed_parameters(shape, replace(layout, overlaps_on_gpu=False)) == [sum(found)]
+    assert bucketed_parameters(shape, layout, device="cpu") == [sum(found)]

@@ -7,8 +7,9 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from neox_config import Resolved
+from neox_config.derive.engine import reduces_early
 from neox_config.derive.engine_json import accumulation_dtype
-from neox_model.assembly.choices import DTYPES
+from neox_model.assembly.choices import DTYPES, computing_device
 from neox_model.engine.loss_scaling import loss_scale_settings
 from neox_model.engine.own_update import OwnUpdate
 from neox_model.optim.loss_scale import LossScale
@@ -55,7 +56,7 @@ def build_own_update(
         loss_scale=build_loss_scale(resolved, next(model.parameters()).device),
         ties=ties,
     )
-    if groups.data.size > 1:
+    if groups.data.size > 1 and reduces_early(resolved.config, on_gpu=computing_device().type != "cpu"):
         mixed.reduce_early(reduction, model.parameters())
     return OwnUpdate(mixed, model, groups)
 

@@ -95,7 +95,7 @@ class ZeroOptimization(Section):
     overlap_comm: bool | None = param(
         None,
         origin="DSC",
-        none_means="true in stage 3, else false",
+        none_means="true in stage 3, and on GPUs in stage 0 with the torch engine; else false",
         doc="Overlap the reduction of gradients with the backward pass.",
     )
     reduce_scatter: bool = param(
