@@ -69,7 +69,7 @@ slow = pytest.mark.slow
 def test_a_data_parallel_update_reduces_each_gradient_once(ranks, run, width):
     for found in (rank[run] for rank in ranks):
         assert found["bytes"] == {
-            f"all_reduce in {OURS}.gradient_reduction._mean over both": found["parameters"] * width,
+            f"all_reduce in {OURS}.gradient_reduction.start over both": found["parameters"] * width,
             "all_reduce in neox_model.engine.mean_loss.mean_over over both": 4,
         }
         assert set(found["calls"].values()) == {1}
