@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from neox_config.facts.engines import ENGINES, Capability, EngineName
+from neox_config.facts.engines import ENGINES, Capability, EngineName, averages_early
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
 
@@ -13,6 +13,7 @@ __all__ = [
     "chosen_engine",
     "engine_offers",
     "only_deepspeeds",
+    "overlaps_reduction",
     "reduces_early",
     "why_unused_by_engine",
 ]
@@ -141,18 +142,16 @@ def why_unused_by_engine(name: str, config: NeoXConfig) -> str:
     return f"with the torch engine, {unused[name]}" if name in unused else ""
 
 
-def reduces_early(config: NeoXConfig, *, on_gpu: bool) -> bool:
-    """Return True if gradients of whole weights are averaged during the backward pass, not after it.
+def overlaps_reduction(config: NeoXConfig) -> bool | None:
+    """Return `overlap_comm`; False in pipelines, which average gradients after all passes."""
+    uses_pipeline = config.parallelism.pipe_parallel_size >= 1
+    return False if uses_pipeline else config.zero.zero_optimization.overlap_comm
 
-    Unless `overlap_comm` is given, they are on GPUs: on CPUs, threads that communicate take the time of those
-    that compute.
-    """
-    overlaps = config.zero.zero_optimization.overlap_comm
-    return (
-        _stage(config) == 0
-        and config.parallelism.pipe_parallel_size == 0
-        and chosen_engine(config).name == "torch"
-        and (on_gpu if overlaps is None else overlaps)
+
+def reduces_early(config: NeoXConfig, *, on_gpu: bool) -> bool:
+    """Return True if gradients are averaged during the backward pass (see `averages_early`)."""
+    return averages_early(
+        chosen_engine(config).name, _stage(config), overlaps=overlaps_reduction(config), on_gpu=on_gpu
     )
 
 

@@ -82,7 +82,7 @@ def device_memory(shape: Shape, layout: Layout, stage: int = 0, *, device: str =
         shape: the model.
         layout: how it is run.
         stage: the pipeline stage.
-        device: type of the devices, on which the number of chunks of the loss depends.
+        device: type of the devices, on which the chunks of the loss and the messages of gradients depend.
     """
     if layout.engine == "torch" and layout.data_parallel == 1:
         # There is nothing to partition.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from neox_config.derive.attention_layers import sliding_window
 from neox_config.derive.elasticity import elastic_devices
-from neox_config.derive.engine import chosen_engine, reduces_early
+from neox_config.derive.engine import chosen_engine, overlaps_reduction
 from neox_config.derive.engine_json import accumulation_dtype
 from neox_config.derive.layer_compilation import drops_tokens
 from neox_config.derive.local_steps import first_local_step
@@ -17,7 +17,7 @@ from neox_config.derive.resolve import Resolved
 from neox_config.errors import ConfigError
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import Sparsity
-from neox_config.facts.engines import EngineName
+from neox_config.facts.engines import EngineName, averages_early
 from neox_config.facts.optimizers import OPTIMIZER_FACTS
 from neox_config.facts.pipeline_schedules import SCHEDULES, ScheduleName
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
@@ -143,8 +143,7 @@ class Layout:
         saves_in_background: True if checkpoints are copied to host memory first (async_save).
         saves_states: True if checkpoints contain the optimizer's states.
         weighs_globally: True if the loss is averaged over the tokens of all micro-batches and replicas.
-        overlaps_on_gpu: True if gradients of whole weights are averaged during the backward pass on GPUs.
-        overlaps_on_cpu: the same on CPUs.
+        overlaps: whether gradients of whole weights are averaged during the backward pass; None: on GPUs.
     """
 
     model_parallel: int = 1
@@ -179,8 +178,7 @@ class Layout:
     saves_in_background: bool = False
     saves_states: bool = True
     weighs_globally: bool = False
-    overlaps_on_gpu: bool = True
-    overlaps_on_cpu: bool = False
+    overlaps: bool | None = None
 
     @property
     def recomputes(self) -> bool:
@@ -200,7 +198,10 @@ class Layout:
 
     def reduces_early(self, device: str) -> bool:
         """Return True if gradients of whole weights are averaged during the backward pass."""
-        return self.data_parallel > 1 and (self.overlaps_on_gpu if device == "cuda" else self.overlaps_on_cpu)
+        is_early = averages_early(
+            self.engine, self.zero_stage, overlaps=self.overlaps, on_gpu=device == "cuda"
+        )
+        return is_early and self.stages == 1 and self.data_parallel > 1
 
     @property
     def reduces_every_time(self) -> bool:
@@ -340,8 +341,7 @@ def layout_of(resolved: Resolved) -> Layout:
         saves_in_background=config.checkpoint.save is not None and config.checkpoint.async_save,
         saves_states=not config.checkpoint.no_save_optim,
         weighs_globally=config.training.loss_normalization == "global",
-        overlaps_on_gpu=reduces_early(config, on_gpu=True),
-        overlaps_on_cpu=reduces_early(config, on_gpu=False),
+        overlaps=overlaps_reduction(config),
     )
 
 

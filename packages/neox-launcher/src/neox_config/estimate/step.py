@@ -93,7 +93,7 @@ def step_collectives(shape: Shape, layout: Layout, *, device: str = "cuda") -> t
     Args:
         shape: the model.
         layout: how it is run.
-        device: type of the devices, on which the number of chunks of the loss depends.
+        device: type of the devices, on which the chunks of the loss and the messages of gradients depend.
     """
     rows = list(_of_model(shape, layout, device, 0)) if layout.model_parallel > 1 else []
     rows += _of_data(shape, layout, device)

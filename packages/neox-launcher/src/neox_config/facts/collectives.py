@@ -10,9 +10,10 @@ __all__ = ["BUCKET_ELEMENTS", "BUS_SHARE", "EARLY_BUCKET_ELEMENTS", "EARLY_ELEME
 # Largest number of gradient elements in one message of stage 0, unless a tensor is larger: 256 MB of float32,
 # enough for full bandwidth and small enough for an additional copy in memory.
 BUCKET_ELEMENTS = 2**26
-# The same for messages that are sent during the backward pass: small, so that the last one, for which nothing
-# is left to compute, takes little time. So many elements are copied for such messages at the same time.
+# The same for messages that are sent during the backward pass. They are small, because nothing is left to
+# compute while the last one is sent.
 EARLY_BUCKET_ELEMENTS = 2**22
+# Largest number of gradient elements in messages of the backward pass that are under way at the same time.
 EARLY_ELEMENTS = 2**24
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ENGINES", "Capability", "EngineName", "Offer"]
+__all__ = ["ENGINES", "Capability", "EngineName", "Offer", "averages_early"]
 
 EngineName = Literal["torch", "deepspeed"]
 
@@ -52,3 +52,16 @@ ENGINES: Mapping[EngineName, Mapping[Capability, Offer]] = {
     },
 }
 """Name -> capability -> where it is offered."""
+
+
+def averages_early(engine: EngineName, zero_stage: int, *, overlaps: bool | None, on_gpu: bool) -> bool:
+    """Return True if gradients of whole weights are averaged during the backward pass, not after it.
+
+    Args:
+        engine: the engine that trains.
+        zero_stage: stage of ZeRO.
+        overlaps: what the configuration says; None: on GPUs. On CPUs, threads that communicate take the time
+            of those that compute.
+        on_gpu: whether the devices are GPUs.
+    """
+    return engine == "torch" and zero_stage == 0 and (on_gpu if overlaps is None else overlaps)

@@ -437,5 +437,14 @@ def test_gradients_are_averaged_in_small_messages_from_the_head_to_the_embedding
     # Some are summed over tensor-parallel ranks first.
     later = bucketed_parameters(shape, layout, later=4 * 1024)
     assert (later[-1], sum(later)) == (4 * 1024, sum(found))
-    assert bucketed_parameters(shape, replace(layout, overlaps_on_gpu=False)) == [sum(found)]
+    assert bucketed_parameters(shape, replace(layout, overlaps=False)) == [sum(found)]
     assert bucketed_parameters(shape, layout, device="cpu") == [sum(found)]
+
+
+@pytest.mark.parametrize(
+    "change", [{"zero_stage": 1}, {"stages": 2}, {"engine": "deepspeed"}, {"data_parallel": 1}]
+)
+def test_layouts_derived_from_one_that_averages_gradients_early_do_not_count_its_messages(change):
+    layout = Layout(data_parallel=2)
+    assert layout.reduces_early("cuda")
+    assert not replace(layout, **change).reduces_early("cuda")
