@@ -23,7 +23,7 @@ quickstart/data/stdlib_text_document.idx: quickstart/stdlib.jsonl quickstart/tok
 	  --vocab-file quickstart/tokenizer.json --append-eod --output-prefix quickstart/data/stdlib
 
 quickstart/tokenizer.json: quickstart/stdlib.jsonl
-	neox-data train-tokenizer --input quickstart/stdlib.jsonl --vocab-size 8192 --output quickstart/tokenizer.json
+	neox-data train-tokenizer --input quickstart/stdlib.jsonl --vocab-size 4096 --output quickstart/tokenizer.json
 
 quickstart/stdlib.jsonl:
 	neox-data stdlib-corpus quickstart/stdlib.jsonl

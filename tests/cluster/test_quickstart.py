@@ -24,7 +24,7 @@ def quickstart(tmp_path_factory):
     tokenize = ("--tokenizer-type", "HFTokenizer", "--vocab-file", tokenizer, "--append-eod")
     for command in (
         ("neox-data", "stdlib-corpus", corpus),
-        ("neox-data", "train-tokenizer", "--input", corpus, "--vocab-size", "8192", "--output", tokenizer),
+        ("neox-data", "train-tokenizer", "--input", corpus, "--vocab-size", "4096", "--output", tokenizer),
         ("preprocess_data", "--input", corpus, *tokenize, "--output-prefix", prefix),
     ):
         subprocess.run([COMMANDS / command[0], *command[1:]], check=True, capture_output=True)
