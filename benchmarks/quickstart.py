@@ -4,8 +4,8 @@ Each variant changes configs/quickstart.yml. It is trained for the same time on 
 of a few iterations measures the speed, from which the number of iterations follows. Reported are
 
 - bits per byte of the corpus's validation files, by `neox-launch evaluate --data`;
-- of 100 samples of 200 tokens at temperature 0.8, without a prompt, cut to complete lines: the number that
-  Python parses and that contain at least five statements.
+- of 100 samples of 200 tokens at temperature 0.8, which continue the quickstart's prompts and are cut to
+  complete lines: the number with at least five statements that parse.
 
     python benchmarks/quickstart.py --minutes 4 before "wide=hidden-size=512 lr=0.002"
 
@@ -21,13 +21,16 @@ import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 import time
+from itertools import cycle, islice
 from pathlib import Path
 
 from neox_config import load_config, resolve
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "configs/quickstart.yml"
+PROMPTS = ROOT / "configs/quickstart-prompts.txt"
 MEASURED = 30
 TOKENS, STATEMENTS = 200, 5
 # Proportions of configs/quickstart.yml.
@@ -67,7 +70,7 @@ def main() -> None:
 
 
 HEADER = (
-    "| variant | settings | iterations | tokens | seconds | bits per byte | samples that parse |\n"
+    "| variant | settings | iterations | tokens | seconds | bits per byte | samples with code |\n"
     "| --- | --- | ---: | ---: | ---: | ---: | ---: |"
 )
 
@@ -76,7 +79,7 @@ def shown(row: dict) -> str:
     """Return a row of the table."""
     return (
         f"| {row['name']} | {row['settings']} | {row['iterations']:,} | {row['tokens']:,} "
-        f"| {row['seconds']:.0f} | {row['bits_per_byte']:.3f} | {row['parse']} of {row['samples']} |"
+        f"| {row['seconds']:.0f} | {row['bits_per_byte']:.3f} | {row['code']} of {row['samples']} |"
     )
 
 
@@ -122,13 +125,12 @@ def measure(name: str, settings: list[str], work: Path, chosen: argparse.Namespa
         run(
             "generate",
             load=real / "checkpoints",
-            sample_input_file="null",
-            text_gen_type="unconditional",
-            num_samples=chosen.samples,
+            sample_input_file=prompts(work, chosen.samples),
             maximum_tokens=TOKENS,
             sample_output_file=samples,
         )
-        texts = [json.loads(line)["text"] for line in samples.read_text().split("\n") if line]
+        rows = [json.loads(line) for line in samples.read_text().split("\n") if line]
+        texts = [row["prompt"] + row["text"] for row in rows if row["text"] is not None]
     resolved = resolve(load_config([CONFIG], overrides=overrides(common)), devices=processes)
     per_iteration = resolved.derived.train_batch_size * resolved.config.model.seq_length
     return {
@@ -136,8 +138,15 @@ def measure(name: str, settings: list[str], work: Path, chosen: argparse.Namespa
         "tokens": iterations * per_iteration,
         "seconds": seconds,
         "bits_per_byte": bits_per_byte(json.loads(results.read_text())),
-        "parse": sum(map(is_a_program, texts)),
+        "code": sum(map(has_statements, texts)),
     }
+
+
+def prompts(work: Path, number: int) -> Path:
+    """Write the prompts of the quickstart, in turn, so many times; return the file."""
+    path = work / f"prompts-{number}.txt"
+    path.write_text("".join(islice(cycle(PROMPTS.read_text().splitlines(keepends=True)), number)))
+    return path
 
 
 def overrides(settings: dict) -> list[str]:
@@ -197,15 +206,38 @@ def bits_per_byte(results: dict) -> float:
     return results["perplexity"]["bits_per_byte"]["value"]
 
 
-def is_a_program(text: str | None) -> bool:
-    """Return whether the complete lines of a text parse and contain enough statements."""
-    if text is None:  # The sample has an error instead.
-        return False
+def has_statements(text: str) -> bool:
+    """Return whether enough statements in the complete lines of a text parse."""
+    return statements(text[: text.rfind("\n") + 1].splitlines()) >= STATEMENTS
+
+
+def statements(lines: list[str]) -> int:
+    """Return the number of statements in the longest runs of lines that parse, from the first line on.
+
+    Lines are unindented together. Strings, names and other expressions that do nothing do not count.
+    """
+    count = first = 0
+    while first < len(lines):
+        trees = ((stop, parsed(lines[first:stop])) for stop in range(len(lines), first, -1))
+        stop, tree = next(((stop, tree) for stop, tree in trees if tree is not None), (first + 1, None))
+        count += sum(map(does_something, ast.walk(tree))) if tree is not None else 0
+        first = stop
+    return count
+
+
+def parsed(lines: list[str]) -> ast.Module | None:
+    """Return the syntax tree of lines; None if they are no program."""
     try:
-        tree = ast.parse(text[: text.rfind("\n") + 1])
+        return ast.parse(textwrap.dedent("\n".join(lines)))
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # The last two: too deeply nested.
-        return False
-    return sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) >= STATEMENTS
+        return None
+
+
+def does_something(node: ast.AST) -> bool:
+    """Return whether a node is a statement, and not only a value."""
+    return isinstance(node, ast.stmt) and not (
+        isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call | ast.Await | ast.Yield)
+    )
 
 
 if __name__ == "__main__":
