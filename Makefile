@@ -5,7 +5,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .PHONY: help install aio quickstart test check lint types format docs docs-site dist clean \
 	test-launcher test-data test-pythons test-kernels test-model test-integration test-chaos test-cluster test-layouts test-pairs test-precision \
-	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-services test-sanitizers test-recipes test-architecture coverage gpu-check
+	fuzz-port fuzz-archives fuzz-config fuzz-manifests test-optimizers test-conversion test-services test-sanitizers test-recipes test-architecture coverage gpu-check gpu-gate
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,6 +117,10 @@ test-recipes: install  ## Follow CONTRIBUTING.md's recipes, run the documents' c
 gpu-check: install  ## Everything that requires a GPU, with a report (REPORT=FILE); REHEARSE=1 runs what works on the CPU
 	@PYTHONPATH=tests $(BIN)/python -m support.gpu_check $(if $(filter 1,$(REHEARSE)),--rehearse) $(if $(REPORT),--report "$(REPORT)")
 
+gpu-gate:  ## Compile layers and kernels for GPUs, without one; fail if a figure changed (UPDATE=1 stores them, PLANT=1 plants faults)
+	@PYTHON="$(PYTHON)" tools/environment.sh gate
+	@PYTHONPATH=tests .venvs/gate/bin/python -m support.gpu_gate $(if $(filter 1,$(UPDATE)),--update) $(if $(filter 1,$(PLANT)),--plant)
+
 docs: install  ## Write docs/configuration.md, its JSON schema and docs/compatibility-matrix.md
 	@PYTHONPATH=tests $(BIN)/python -m support.pairs > docs/compatibility-matrix.md.new
 	@mv docs/compatibility-matrix.md.new docs/compatibility-matrix.md
@@ -133,4 +137,4 @@ dist:  ## Build the wheels of the four packages: dist/3.11/*.whl for Python 3.11
 	@PYTHONS="$(PYTHONS)" tools/dist.sh
 
 clean:  ## Remove environments, wheels and caches, but not quickstart/
-	@rm -rf dist site .site .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info
+	@rm -rf dist site .site .gpu-gate .venv .venvs .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis packages/*/build packages/*/src/*.egg-info

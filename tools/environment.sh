@@ -4,6 +4,7 @@
 #   tools/environment.sh full          .venv               all four packages and the tools: training, all tests
 #   tools/environment.sh data 3.12     .venvs/data-3.12    neox-data alone with a test runner: its own tests
 #   tools/environment.sh docs          .venvs/docs         the builder of the documentation's site
+#   tools/environment.sh gate          .venvs/gate         what `make gpu-gate` compiles with: layers, Triton, no DeepSpeed
 #
 # The file `installed` in an environment contains its original folder and a digest of everything that determines it.
 # It is removed before a change and written after it: an environment without it is incomplete and is created again.
@@ -78,6 +79,12 @@ install() {
         pip_install --no-deps megatron-core
     elif [ "$name" = docs ]; then
         pip_install mkdocs mkdocs-material mkdocstrings mkdocstrings-python pymdown-extensions
+    elif [ "$name" = gate ]; then
+        pip_install torch numpy setuptools click filelock pydantic pyyaml rich
+        # Triton compiles for GPUs that are not present. torch's builds for CPUs do not depend on it.
+        pip_install --no-deps triton
+        pip_install nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl
+        pip_install --no-deps --no-build-isolation -e packages/neox-launcher -e packages/neox-kernels -e packages/neox-model
     else
         pip_install -e "packages/neox-$name" pytest hypothesis
     fi

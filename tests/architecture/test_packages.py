@@ -92,10 +92,19 @@ def test_every_import_is_declared(package):
 
 # In .venvs/docs only, where `make docs-site` builds the site.
 OF_THE_SITE = {"mkdocs", "mkdocs-material", "mkdocstrings", "mkdocstrings-python", "pymdown-extensions"}
+OF_THE_GATE = {
+    "nvidia-cuda-cccl",
+    "nvidia-cuda-crt",
+    "nvidia-cuda-nvcc",
+    "nvidia-cuda-runtime",
+    "nvidia-nvvm",
+    "triton",
+}
 
 
 def test_the_tests_run_with_the_pinned_versions():
-    of_the_tests = {name: version for name, version in pins().items() if name not in OF_THE_SITE}
+    elsewhere = OF_THE_SITE | OF_THE_GATE
+    of_the_tests = {name: version for name, version in pins().items() if name not in elsewhere}
     installed = {name: metadata.version(name).split("+")[0] for name in of_the_tests}
     assert installed == of_the_tests
 
@@ -104,6 +113,13 @@ def test_the_packages_of_the_site_are_pinned():
     text = (ROOT / "tools/environment.sh").read_text()
     (installed,) = re.findall(r"pip_install (mkdocs .*)", text)
     assert set(installed.split()) == OF_THE_SITE <= set(pins())
+
+
+def test_the_compilers_of_the_gate_are_pinned():
+    text = (ROOT / "tools/environment.sh").read_text()
+    (cuda,) = re.findall(r"pip_install (nvidia-cuda-nvcc .*)", text)
+    assert "pip_install --no-deps triton\n" in text
+    assert {*cuda.split(), "triton"} == OF_THE_GATE <= set(pins())
 
 
 def test_no_file_of_ours_names_an_index_or_this_machine():

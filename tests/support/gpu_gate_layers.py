@@ -1,0 +1,94 @@
+"""The layers that the GPU gate compiles: one of each architecture, in bf16, at the sizes of a 1B model."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from neox_config import Resolved
+from neox_config.estimate.operations import flops_per_token
+from neox_config.estimate.shapes import shape_of
+from neox_model.assembly.operators import Operators
+from neox_model.assembly.transformer import build_layer
+from neox_model.layers.residual_layer import ResidualLayer
+from neox_model.parallel.groups import SINGLE_RANK
+from support.settings import resolved_from
+
+__all__ = ["ARCHITECTURES", "Architecture", "build_layer_of", "expected_flops", "inputs_of"]
+
+_VOCABULARY = 1024
+_SIZES: dict[str, Any] = {
+    "num_layers": 1,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "seq_length": 2048,
+    "max_position_embeddings": 2048,
+    "train_micro_batch_size_per_gpu": 2,
+}
+_NEOX: dict[str, Any] = {"pos_emb": "rotary", "rotary_pct": 0.25, "gpt_j_residual": True}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Settings of a model of one layer, and whether its attention stays within documents."""
+
+    settings: dict[str, Any]
+
+    def resolved(self, **sizes: Any) -> Resolved:
+        """Return its configuration."""
+        return resolved_from(_SIZES | self.settings | sizes)
+
+    @property
+    def has_documents(self) -> bool:
+        """Attention stays within documents."""
+        return bool(self.settings.get("reset_attention_mask", False))
+
+
+ARCHITECTURES = {
+    "GPT-NeoX": Architecture(_NEOX),
+    "Llama": Architecture(
+        {
+            "pos_emb": "rotary",
+            "norm": "rmsnorm",
+            "activation": "swiglu",
+            "num_kv_heads": 4,
+            "use_bias_in_attn_linear": False,
+            "use_bias_in_mlp": False,
+        }
+    ),
+    "gMLP": Architecture({"pos_emb": "none", "attention_config": [[["gmlp"], 1]]}),
+    "sparse attention": Architecture(
+        _NEOX
+        | {
+            "attention_config": [[["local"], 1]],
+            "sparsity_config": {"block": 128, "num_sliding_window_blocks": 4},
+        }
+    ),
+    "documents": Architecture(_NEOX | {"reset_attention_mask": True}),
+}
+
+
+def build_layer_of(resolved: Resolved) -> ResidualLayer:
+    """Build the layer, with weights that are not initialized, and torch's operators."""
+    cls, kwargs = build_layer(resolved, 0, group=SINGLE_RANK, operators=Operators())
+    layer: ResidualLayer = cls(**kwargs)
+    return layer.train()
+
+
+def inputs_of(
+    resolved: Resolved, device: str, dtype: torch.dtype, *, has_documents: bool
+) -> list[Tensor | None]:
+    """Return the arguments of a layer's `block`: hidden_SBD, and document ids or None."""
+    length, batch = resolved.config.model.seq_length, resolved.derived.micro_batch_size
+    hidden_SBD = torch.empty(length, batch, resolved.config.model.hidden_size, device=device, dtype=dtype)
+    ids = torch.zeros(batch, length, dtype=torch.long, device=device) if has_documents else None
+    return [hidden_SBD.requires_grad_(), ids]
+
+
+def expected_flops(resolved: Resolved) -> int:
+    """Return what `neox-config estimate` counts for the layer: forward and backward, one micro-batch."""
+    config = resolved.config.model
+    shape = shape_of(resolved, vocab_size=_VOCABULARY)
+    layer = flops_per_token(shape) - 6 * shape.vocab_size * config.hidden_size
+    return layer * config.seq_length * resolved.derived.micro_batch_size
