@@ -34,7 +34,7 @@ PROMPTS = ROOT / "configs/quickstart-prompts.txt"
 MEASURED = 30
 TOKENS, STATEMENTS = 200, 5
 # Proportions of configs/quickstart.yml.
-TRAINING, VALIDATION = 0.9, 0.95
+TRAINING, VALIDATION = 0.8, 0.9
 
 
 def main() -> None:
