@@ -247,6 +247,39 @@ def test_train_tokenizer_makes_a_tokenizer(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode("the caf\u00e9")) == "the caf\u00e9"
 
 
+def test_special_tokens_are_part_of_a_trained_vocabulary_or_added_behind_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the cat and the hat " * 9)
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    words = ("train-tokenizer", "--input", tmp_path / "a.txt", "--vocab-size", 262, "--output", old)
+    assert run(*words, "--special-token", "<|mask|>").exit_code == 0
+    before = build_tokenizer("HFTokenizer", vocab_file=old)
+    assert before.token_id("<|mask|>") == 2
+    assert before.vocab_size == 262
+    result = run("add-tokens", old, "<|fim_prefix|>", "<|fim_middle|>", "--output", new)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == f"wrote {new}: 264 entries"
+    after = build_tokenizer("HFTokenizer", vocab_file=new)
+    assert [after.token_id(name) for name in ("<|fim_prefix|>", "<|fim_middle|>")] == [262, 263]
+    assert after.encode("the cat<|fim_middle|>") == [*before.encode("the cat"), 263]
+    assert {2, 262, 263} <= after.special_ids
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (["<|padding|>"], "has '<|padding|>' already, with id 1; remove it from the list"),
+        (["a", "<|x|>", "<|x|>"], "'<|x|>' is empty or given twice; give every new token once"),
+    ],
+)
+def test_tokens_that_cannot_be_added_are_named(
+    tmp_path: Path, tokenizer_json: Path, tokens: list[str], message: str
+) -> None:
+    result = run("add-tokens", tokenizer_json, *tokens, "--output", tmp_path / "new.json")
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert not (tmp_path / "new.json").exists()
+
+
 @pytest.mark.parametrize("output", ["corpus.jsonl", "link.jsonl"])
 def test_train_tokenizer_does_not_overwrite_its_corpus(tmp_path: Path, output: str) -> None:
     corpus = tmp_path / "corpus.jsonl"

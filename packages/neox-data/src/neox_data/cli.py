@@ -38,6 +38,7 @@ from neox_data.preprocess.read import CorpusReader
 from neox_data.preprocess.stdlib_corpus import write_stdlib_corpus
 from neox_data.sources import cut_offsets, merge_offsets
 from neox_data.tokenizers import GPT_NEOX_NAMES, TOKENIZERS, Tokenizer, build_tokenizer
+from neox_data.tokenizers.added import add_special_tokens
 from neox_data.tokenizers.train import train_byte_level_bpe
 from neox_data.trace_cli import trace
 
@@ -250,7 +251,14 @@ def count(inputs: tuple[str, ...], jsonl_key: str) -> None:
     "--vocab-size",
     type=click.IntRange(1),
     default=8192,
-    help="Vocabulary size, including the two special tokens.",
+    help="Vocabulary size, including the special tokens.",
+)
+@click.option(
+    "--special-token",
+    "special",
+    multiple=True,
+    metavar="TOKEN",
+    help='Another special token, such as "<|mask|>"; repeat the option for each.',
 )
 @click.option("--output", type=click.Path(path_type=Path), default="tokenizer.json", help="File to write.")
 @click.option("--skip-bad-lines", is_flag=True, help="Skip documents that cannot be read.")
@@ -260,6 +268,7 @@ def train_tokenizer(
     inputs: tuple[str, ...],
     jsonl_key: str,
     vocab_size: int,
+    special: tuple[str, ...],
     output: Path,
     skip_bad_lines: bool,
     log_interval: int,
@@ -276,7 +285,7 @@ def train_tokenizer(
     reader = CorpusReader(paths, (jsonl_key,), skip_bad_lines=skip_bad_lines, passed_over=passed_over)
     with report_progress(log_interval=None if quiet else log_interval) as report:
         texts = _texts_with_progress(reader, report)
-        entries = train_byte_level_bpe(texts, vocab_size=vocab_size, output=output)
+        entries = train_byte_level_bpe(texts, vocab_size=vocab_size, output=output, special=special)
     for line in passed_over.lines():
         click.echo(line, err=True)
     if entries < vocab_size:
@@ -287,6 +296,30 @@ def train_tokenizer(
     click.echo(
         f"wrote {output}: {entries:,} entries from {reader.total_bytes / 1e6:,.1f} MB in {seconds:.1f} s"
     )
+
+
+@main.command(
+    "add-tokens",
+    examples=(
+        'neox-data add-tokens tokenizer.json "<|mask|>" --output with-mask.json',
+        'neox-data add-tokens old.json "<|fim_prefix|>" "<|fim_middle|>" "<|fim_suffix|>" --output new.json',
+    ),
+)
+@click.argument("source", metavar="TOKENIZER.json", type=click.Path(path_type=Path))
+@click.argument("tokens", metavar="TOKEN...", nargs=-1, required=True)
+@click.option("--output", type=click.Path(path_type=Path), required=True, help="File to write.")
+def add_tokens(source: Path, tokens: tuple[str, ...], output: Path) -> None:
+    """Add special tokens behind the vocabulary of TOKENIZER.json; all other ids stay the same.
+
+    Tokenize data with the new tokenizer: a dataset records the tokenizer it was made with.
+    """
+    repeated = next((token for token in tokens if tokens.count(token) > 1 or not token), None)
+    if repeated is not None:
+        raise click.UsageError(f"{repeated!r} is empty or given twice; give every new token once")
+    added = add_special_tokens(source, tokens, output)
+    for token, number in added.items():
+        click.echo(f"{number:>8} {token}")
+    click.echo(f"wrote {output}: {max(added.values()) + 1:,} entries")
 
 
 @main.command(

@@ -189,3 +189,29 @@ def test_fingerprint_is_the_hash_of_the_library_s_description(tokenizer_json: Pa
     expected = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
     assert tokenizer.fingerprint == expected
     assert tokenizer.added_texts == ["<|endoftext|>", "<|padding|>"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_ids_are_those_that_no_text_has(build, kind: str) -> None:
+    tokenizer = build(kind)
+    special = tokenizer.special_ids
+    assert tokenizer.end_of_document in special
+    assert tokenizer.padding is None or tokenizer.padding in special
+    assert special <= set(range(tokenizer.vocab_size))
+    texts = [text.replace("\0", "").replace("\1", "") for text in TEXTS]
+    assert not special & {token for ids in tokenizer.encode_batch(texts) for token in ids}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_is_found_by_its_text(build, kind: str) -> None:
+    tokenizer = build(kind)
+    (number,) = tokenizer.encode("a")
+    assert tokenizer.token_id("a") == number
+    assert tokenizer.token_id("<|no such token|>") is None
+
+
+def test_bytes_have_special_tokens_among_their_unused_ids() -> None:
+    tokenizer = build_tokenizer("CharLevelTokenizer")
+    names = ("<|mask|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+    assert [tokenizer.token_id(name) for name in names] == [256, 257, 258, 259]
+    assert len(tokenizer.special_ids) == 258

@@ -33,9 +33,15 @@ def alone(monkeypatch):
     monkeypatch.setattr(
         perplexity, "load_tokenizer", lambda _: SimpleNamespace(vocab_size=256, end_of_document=0)
     )
-    for name in ("find_storage", "folder_with_weights", "prepare_engine", "check_tokenizers"):
+    for name in (
+        "find_storage",
+        "folder_with_weights",
+        "prepare_engine",
+        "check_tokenizers",
+        "build_datasets",
+    ):
         monkeypatch.setattr(perplexity, name, lambda *_, **__: None)
-    for name in ("read_training_state", "build_datasets", "open_streams", "character_count"):
+    for name in ("read_training_state", "samples_of_objective", "open_streams", "character_count"):
         monkeypatch.setattr(perplexity, name, lambda *_, **__: None)
 
 

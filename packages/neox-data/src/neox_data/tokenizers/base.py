@@ -27,6 +27,15 @@ class Tokenizer(ABC):
     def padding(self) -> int | None:
         """Return the id of the padding token; None if the vocabulary has none."""
 
+    @abstractmethod
+    def token_id(self, token: str) -> int | None:
+        """Return the id of the token with this text; None if the vocabulary does not contain it."""
+
+    @property
+    @abstractmethod
+    def special_ids(self) -> frozenset[int]:
+        """Return the ids below `vocab_size` that are not parts of texts: special tokens and unused ids."""
+
     @property
     @abstractmethod
     def fingerprint(self) -> str:

@@ -10,6 +10,8 @@ from neox_data.tokenizers.base import Tokenizer
 __all__ = ["CharLevelTokenizer"]
 
 _NUM_BYTES = 256
+# Special tokens among the ids that are no bytes. Encoding does not recognize them in texts.
+_SPECIAL = {"<|mask|>": 256, "<|fim_prefix|>": 257, "<|fim_middle|>": 258, "<|fim_suffix|>": 259}
 _REPLACEMENT = "\ufffd".encode()
 
 
@@ -31,7 +33,7 @@ class CharLevelTokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Return 512: the 256 bytes, and 256 unused ids."""
+        """Return 512: the 256 bytes, four special tokens, and 252 unused ids."""
         return 512
 
     @property
@@ -43,6 +45,17 @@ class CharLevelTokenizer(Tokenizer):
     def padding(self) -> int:
         """Return 1, which is also the byte 1."""
         return 1
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a special token or a character of one byte."""
+        if token in _SPECIAL:
+            return _SPECIAL[token]
+        return ord(token) if len(token) == 1 and token.isascii() else None
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Return 0, 1 and the ids that are no bytes."""
+        return frozenset((self.end_of_document, self.padding, *range(_NUM_BYTES, self.vocab_size)))
 
     @property
     def fingerprint(self) -> str:

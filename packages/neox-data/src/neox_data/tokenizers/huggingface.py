@@ -21,7 +21,14 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from neox_data.errors import TokenizerError
 from neox_data.tokenizers.base import Tokenizer
 
-__all__ = ["END_OF_DOCUMENT", "PADDING", "HFGPT2Tokenizer", "HFTokenizer", "LibraryBackedTokenizer"]
+__all__ = [
+    "END_OF_DOCUMENT",
+    "PADDING",
+    "HFGPT2Tokenizer",
+    "HFTokenizer",
+    "LibraryBackedTokenizer",
+    "load_tokenizer_json",
+]
 
 END_OF_DOCUMENT = "<|endoftext|>"
 PADDING = "<|padding|>"
@@ -71,6 +78,19 @@ class LibraryBackedTokenizer(Tokenizer):
     def padding(self) -> int | None:
         """Id of `<|padding|>`; None if the vocabulary does not contain it."""
         return self._padding
+
+    def token_id(self, token: str) -> int | None:
+        """Id of the token with this text; None if the vocabulary does not contain it."""
+        found: int | None = self.library_tokenizer.token_to_id(token)
+        return found
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokens that the library marks as special, of both of our own, and unused ids."""
+        marked = {token["id"] for token in self._parts["added_tokens"] if token["special"]}
+        unused = set(range(self._vocab_size)) - set(self.library_tokenizer.get_vocab().values())
+        ours = {self._end_of_document, self._padding}
+        return frozenset(number for number in marked | unused | ours if number is not None)
 
     @cached_property
     def description(self) -> str:
@@ -185,7 +205,7 @@ class HFTokenizer(LibraryBackedTokenizer):
             )
         if vocab_file is None:
             raise TokenizerError("HFTokenizer requires vocab_file; set it to the path of a tokenizer.json")
-        tokenizer = _load_tokenizer_json(vocab_file)
+        tokenizer = load_tokenizer_json(vocab_file)
         end_of_document = END_OF_DOCUMENT
         if tokenizer.token_to_id(END_OF_DOCUMENT) is None:
             end_of_document = _folder_end_of_document(vocab_file.parent)
@@ -210,7 +230,7 @@ class HFGPT2Tokenizer(LibraryBackedTokenizer):
             )
         end_of_document = END_OF_DOCUMENT
         if vocab_file is not None and vocab_file.is_dir():
-            tokenizer = _load_tokenizer_json(vocab_file / "tokenizer.json")
+            tokenizer = load_tokenizer_json(vocab_file / "tokenizer.json")
             end_of_document = _folder_end_of_document(vocab_file)
         else:
             tokenizer = _load_from_hub(str(vocab_file or "gpt2"))
@@ -218,7 +238,12 @@ class HFGPT2Tokenizer(LibraryBackedTokenizer):
         super().__init__(tokenizer, source=str(vocab_file or "gpt2"), end_of_document=end_of_document)
 
 
-def _load_tokenizer_json(path: Path) -> LibraryTokenizer:
+def load_tokenizer_json(path: Path) -> LibraryTokenizer:
+    """Load the library's tokenizer from a file.
+
+    Raises:
+        TokenizerError: the file is missing or not valid.
+    """
     if not path.is_file():
         raise TokenizerError(f"vocab_file {path} does not exist; set it to the path of a tokenizer.json")
     try:

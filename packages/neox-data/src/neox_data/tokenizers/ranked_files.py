@@ -1,6 +1,7 @@
 """Tokenizers that gigatoken supports and the tokenizers library does not: SentencePiece and tiktoken."""
 
 import hashlib
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,9 @@ from neox_data.errors import TokenizerError
 from neox_data.tokenizers.base import Tokenizer
 
 __all__ = ["RankedFileTokenizer", "SentencePieceTokenizer", "TiktokenTokenizer"]
+
+# The files do not mark special tokens. Source code has `<s>` in several tokens, not in one.
+_SPECIAL_FORM = re.compile(rb"</?(s|unk|pad|mask)>|<\|[^<>|]+\|>")
 
 
 class RankedFileTokenizer(Tokenizer):
@@ -66,6 +70,20 @@ class RankedFileTokenizer(Tokenizer):
     def padding(self) -> int | None:
         """Return the id of `<pad>`; None if it is not in the vocabulary."""
         return self._ids.get(b"<pad>")
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of the token with this text; None if the vocabulary does not contain it."""
+        return self._ids.get(token.encode())
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Return the ids of tokens in the form of special ones, `<pad>` or `<|im_start|>`, and unused ids."""
+        texts = {number: text for text, number in self._ids.items()}
+        return frozenset(
+            number
+            for number in range(self._vocab_size)
+            if number not in texts or _SPECIAL_FORM.fullmatch(texts[number])
+        )
 
     @property
     def fingerprint(self) -> str:

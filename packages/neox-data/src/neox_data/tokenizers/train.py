@@ -1,7 +1,7 @@
 """Train a byte-level BPE vocabulary on a corpus."""
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -21,7 +21,9 @@ __all__ = ["ended_by_ctrl_c", "train_byte_level_bpe"]
 _SPECIAL = [END_OF_DOCUMENT, PADDING]
 
 
-def train_byte_level_bpe(texts: Iterable[str], *, vocab_size: int, output: Path) -> int:
+def train_byte_level_bpe(
+    texts: Iterable[str], *, vocab_size: int, output: Path, special: Sequence[str] = ()
+) -> int:
     """Train and write a `tokenizer.json` for HFTokenizer; return its vocabulary size.
 
     Any text can be encoded and is decoded unchanged: all 256 bytes are in the vocabulary, and texts are not
@@ -29,17 +31,19 @@ def train_byte_level_bpe(texts: Iterable[str], *, vocab_size: int, output: Path)
 
     Args:
         texts: the corpus.
-        vocab_size: requested size, including the two special tokens; a small corpus may yield fewer.
+        vocab_size: requested size, including the special tokens; a small corpus may yield fewer.
         output: the file, written atomically.
+        special: special tokens in addition to those of the ends of documents and of padding.
 
     Raises:
         TokenizerError: `vocab_size` is too small for the bytes and the special tokens.
     """
     alphabet = ByteLevel.alphabet()
-    least = len(alphabet) + len(_SPECIAL)
+    special = list(dict.fromkeys((*_SPECIAL, *special)))
+    least = len(alphabet) + len(special)
     if vocab_size < least:
         raise TokenizerError(
-            f"vocab_size {vocab_size} is too small for {len(alphabet)} bytes and {len(_SPECIAL)} special "
+            f"vocab_size {vocab_size} is too small for {len(alphabet)} bytes and {len(special)} special "
             "tokens; "
             f"use at least {least}"
         )
@@ -47,7 +51,7 @@ def train_byte_level_bpe(texts: Iterable[str], *, vocab_size: int, output: Path)
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
-        vocab_size=vocab_size, special_tokens=_SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     with ended_by_ctrl_c():
         tokenizer.train_from_iterator(texts, trainer)

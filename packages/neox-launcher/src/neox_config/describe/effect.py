@@ -28,6 +28,7 @@ READERS = {
     "lr_schedule": "neox_config.derive.learning_rate",
     "model": "neox_model.assembly.transformer",
     "monitors": "neox_model.train.writers",
+    "objective": "neox_model.train.data.objective",
     "optimizer": "neox_model.assembly.optimizer",
     "scheduler": "neox_config.derive.learning_rate",
     "parallelism": "neox_config.derive.resolve",

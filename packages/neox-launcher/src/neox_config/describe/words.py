@@ -337,6 +337,10 @@ SUBJECTS: tuple[Subject, ...] = (
         ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"),
     ),
     Subject(
+        "fim, fill in the middle, infilling, infill, spm, psm",
+        ("fim_rate", "fim_spm_rate", "fim_prefix_token", "fim_middle_token", "fim_suffix_token"),
+    ),
+    Subject(
         "eos, eod, eos token, eos token id, end of sequence, end of text, end of document, eod "
         "token, bos, pad, pad token",
         ("eod_mask_loss", "reset_attention_mask", "reset_position_ids", "tokenizer_type"),

@@ -25,6 +25,7 @@ from neox_config.schema.sections.logging import LoggingSection
 from neox_config.schema.sections.lr_schedule import LrScheduleSection
 from neox_config.schema.sections.model import ModelSection
 from neox_config.schema.sections.monitors import MonitorsSection
+from neox_config.schema.sections.objective import ObjectiveSection
 from neox_config.schema.sections.optimizer import OptimizerSection
 from neox_config.schema.sections.parallelism import ParallelismSection
 from neox_config.schema.sections.precision import PrecisionSection
@@ -57,6 +58,7 @@ class NeoXConfig(BaseModel):
     parallelism: ParallelismSection
     model: ModelSection
     attention: AttentionSection
+    objective: ObjectiveSection
     adapters: AdaptersSection
     precision: PrecisionSection
     optimizer: OptimizerSection

@@ -69,7 +69,7 @@ TRAINING = set(
     on_spike spike_threshold spike_window spike_rollback_batches
     data_path train_data_paths valid_data_paths test_data_paths
     train_label_data_paths valid_label_data_paths test_label_data_paths pack_impl allow_chopped
-    lora_dropout
+    lora_dropout fim_rate fim_spm_rate fim_prefix_token fim_middle_token fim_suffix_token
     train_data_weights valid_data_weights test_data_weights weight_by_num_documents
     weighted_sampler_alpha split sample_order reset_position_ids reset_attention_mask eod_mask_loss
     prescale_gradients gradient_predivide_factor communication_data_type data_types.grad_accum_dtype

@@ -45,6 +45,8 @@ CASES = [
     ("store-cache: folder", ["store_cache"]),
     ("store-cache: folder\nload: s3://bucket/model", []),
     ("store-cache: folder\nlora-rank: 4\nlora-base: s3://bucket/model", []),
+    ("fim-spm-rate: 0.9", ["fim_spm_rate"]),
+    ("fim-spm-rate: 0.9\nfim-rate: 0.5", []),
     ("split: 1,1,1", ["split"]),
     ("split: 1,1,1\ndata-path: x", []),
     ("norm: rmsnorm\nlayernorm-epsilon: 1e-6", ["layernorm_epsilon"]),

@@ -464,6 +464,19 @@ EXAMPLES = {
         "has 2 datasets of labels for 1 dataset",
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\nlabel-data-paths: [d]",
     ),
+    "rearranged_documents_have_no_labels": (
+        "fim-rate: 0.5\ntrain-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\n"
+        "label-data-paths: [d]",
+        "fim_rate",
+        "rearranges tokens, so train-label-data-paths would not have their labels",
+        "fim-rate: 0.5\ntrain-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]",
+    ),
+    "parts_of_rearranged_documents_differ": (
+        'fim-rate: 0.5\nfim-suffix-token: "<|fim_prefix|>"',
+        "fim_suffix_token",
+        "is also the token of another part",
+        'fim-rate: 0.5\nfim-suffix-token: "<|suffix|>"',
+    ),
     "whole_documents_have_an_order": (
         "sample-order: lazy\npack-impl: unpacked",
         "sample_order",

@@ -30,6 +30,7 @@ from neox_model.processes import join_processes, leave_processes, load_tokenizer
 from neox_model.train.characters import character_count
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import check_tokenizers
+from neox_model.train.data.objective import check_special_tokens, samples_of_objective
 from neox_model.train.data.position import Position
 from neox_model.train.data.streams import build_datasets, choose_weighting, open_streams
 from neox_model.train.engine_step import as_micro_batches
@@ -60,11 +61,12 @@ def evaluate_parts(resolved: Resolved) -> str:
     prepare_engine(resolved)
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
+    check_special_tokens(config, tokenizer)
     position = Position.from_state(read_training_state(folder, groups=groups))
     datasets = build_datasets(resolved, ("valid", "test"), position=position)
     streams = open_streams(
         resolved,
-        datasets,
+        samples_of_objective(datasets, config, tokenizer),
         groups,
         vocab_size=padded_vocab_size(config, tokenizer.vocab_size),
         end_of_document=tokenizer.end_of_document,

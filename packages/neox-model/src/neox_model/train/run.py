@@ -33,6 +33,7 @@ from neox_model.train.build_step import build_forward_check, build_recent_losses
 from neox_model.train.characters import character_count
 from neox_model.train.data.batch import Batch
 from neox_model.train.data.datasets import check_passes, check_tokenizers
+from neox_model.train.data.objective import check_special_tokens, samples_of_objective
 from neox_model.train.data.position import Position
 from neox_model.train.data.streams import Stream, build_datasets, open_streams
 from neox_model.train.evaluate import Evaluator
@@ -155,6 +156,7 @@ def _build_training(
     prepare_engine(resolved)
     tokenizer = load_tokenizer(config)
     check_tokenizers(resolved, tokenizer)
+    check_special_tokens(config, tokenizer)
     if groups.world.rank == 0:
         check_export(resolved, tokenizer)
     # Before the model is built, so that an unknown task is reported at once.
@@ -225,7 +227,7 @@ def _opened(
         logger.info("all %d iterations are finished: only evaluation remains", state.last_iteration)
     streams = open_streams(
         training.resolved,
-        training.datasets,
+        samples_of_objective(training.datasets, config, training.tokenizer),
         groups,
         vocab_size=padded_vocab_size(config, training.tokenizer.vocab_size),
         end_of_document=training.tokenizer.end_of_document,
