@@ -186,7 +186,7 @@ def test_random_blocks_differ_between_layers_and_seeds():
 def test_buckets_equal_t5():
     # 8 buckets: 0-3 exact, then logarithmic up to 16.
     expected = [0, 1, 2, 3] + [min(7, 4 + int(math.log(n / 4) / math.log(4) * 4)) for n in range(4, 20)]
-    assert distance_buckets(20, 8, 16, torch.device("cpu")).tolist() == expected
+    assert distance_buckets(torch.arange(20), 8, 16).tolist() == expected
     assert expected[-1] == 7
 
 
@@ -198,7 +198,7 @@ def bucket_position(seed: int = 0) -> BucketPosition:
 
 
 def bias_written_out(position: BucketPosition) -> torch.Tensor:
-    buckets = distance_buckets(LENGTH, 8, 10, torch.device("cpu"))
+    buckets = distance_buckets(torch.arange(LENGTH), 8, 10)
     rows = [
         [math.sqrt(WIDTH) * position.weight[buckets[max(0, q - k)]] for k in range(LENGTH)]
         for q in range(LENGTH)
@@ -240,8 +240,8 @@ def test_alibi_takes_slope_times_distance_from_the_score():
 
 def test_each_rank_has_the_relative_bias_of_its_own_heads():
     second = Group(1, 2, None, (0, 1))
-    alibi = AlibiPosition(heads=HEADS, group=second)(5, torch.device("cpu"))
-    assert torch.equal(alibi, AlibiPosition(heads=HEADS)(5, torch.device("cpu"))[3:])
+    alibi = AlibiPosition(heads=HEADS, group=second)(torch.arange(5))
+    assert torch.equal(alibi, AlibiPosition(heads=HEADS)(torch.arange(5))[3:])
     position = BucketPosition(
         num_buckets=8, max_distance=10, heads=HEADS, head_width=WIDTH, init=None, group=second
     )

@@ -1,11 +1,11 @@
-"""A layer that mixes positions by a learned lower-triangular matrix instead of attention (gMLP).
+"""A layer that mixes positions by a learned matrix instead of attention (gMLP); lower-triangular if causal.
 
     x + down(u * gate(v)),  u and v = activation of two projections of norm(x), each 4 hidden wide
 
 u and v are two matrices, each split over tensor-parallel ranks separately, so that every layout is the same
 model. In GPT-NeoX's form they are [u; v], one projection of width 8 hidden.
 
-Source: arXiv:2105.08050, sections 2.1 and 4.3 (amlp: the gate with a tiny attention), in the causal form.
+Source: arXiv:2105.08050, sections 2.1 and 4.3 (amlp: the gate with a tiny attention).
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def _one_init(tensor: Tensor, generator: torch.Generator) -> None:
 
 
 class TinyAttention(nn.Module):
-    """One causal attention head over all channels of u and v, added to the gate.
+    """One attention head over all channels of u and v, added to the gate.
 
     Every tensor-parallel rank computes the head; its input and output are split.
 
@@ -42,6 +42,7 @@ class TinyAttention(nn.Module):
         init: fills the input projections.
         output_init: fills the output projection.
         bias: use biases in the projections.
+        is_causal: later tokens are hidden.
         dropout: dropout probability of attention weights.
         group: the ranks over which the channels are split.
     """
@@ -54,13 +55,14 @@ class TinyAttention(nn.Module):
         init: InitMethod,
         output_init: InitMethod,
         bias: bool = True,
+        is_causal: bool = True,
         dropout: float = 0.0,
         group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.from_u = RowParallelLinear(width, 3 * head_width, init=init, group=group, bias=bias)
         self.from_v = RowParallelLinear(width, 3 * head_width, init=init, group=group, bias=False)
-        self.core = DenseCore(dropout=dropout)
+        self.core = DenseCore(is_causal=is_causal, dropout=dropout)
         self.out = ColumnParallelLinear(head_width, width, init=output_init, group=group, bias=bias)
 
     def project(self, u_SBF: Tensor, v_SBF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -79,13 +81,14 @@ class TinyAttention(nn.Module):
 
 
 class SpatialGate(nn.Module):
-    """Computes gate(v) = W norm(v) + b over positions, plus the tiny attention; W is lower-triangular.
+    """Computes gate(v) = W norm(v) + b over positions, plus the tiny attention.
 
     Args:
         width: channels of v.
         length: positions that W mixes, the longest window.
         norm: factory of the norm over v's channels, called with their number.
         attention: factory of the tiny attention; None: no attention.
+        is_causal: W is lower-triangular.
         group: the ranks over which the channels are split.
     """
 
@@ -96,10 +99,12 @@ class SpatialGate(nn.Module):
         *,
         norm: Callable[[int], nn.Module],
         attention: Callable[[], TinyAttention] | None = None,
+        is_causal: bool = True,
         group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.group = group
+        self.is_causal = is_causal
         self.norm = norm(width)
         self.weight = logical_parameter((length, length), init=zero_init)
         self.bias = logical_parameter((length,), init=_one_init)
@@ -145,7 +150,8 @@ class SpatialGate(nn.Module):
         """Return the last rows of W v + b, without mixing across documents."""
         stop = len(v_TBF)
         start = stop - num_rows
-        weight_ST = self.weight[start:stop, :stop].tril(start).to(v_TBF.dtype)
+        weight_ST = self.weight[start:stop, :stop]
+        weight_ST = (weight_ST.tril(start) if self.is_causal else weight_ST).to(v_TBF.dtype)
         if document_ids_BS is None:
             mixed_SBF = (weight_ST @ v_TBF.flatten(1)).unflatten(1, v_TBF.shape[1:])
         else:

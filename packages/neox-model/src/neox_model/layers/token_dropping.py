@@ -1,7 +1,7 @@
 """Random layer-wise token dropping: in training, some layers process a random part of the tokens.
 
-Dropped tokens skip the layer unchanged. Kept tokens stay in order, so that attention remains causal, and keep
-their position ids and document ids, so that positions and masks are correct.
+Dropped tokens skip the layer unchanged. Kept tokens stay in order, so that causal attention remains causal,
+and keep their position ids and document ids, so that positions and masks are correct.
 
 Source: arXiv:2211.11586.
 """

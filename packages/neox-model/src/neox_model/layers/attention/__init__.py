@@ -1,7 +1,7 @@
 """Attention: patterns of visible keys, and implementations (cores).
 
-A core is `core(query_SBNK, key_TBNK, value_TBNK, document_ids_BS) -> context_SBNK`, causal, over the heads of
-this rank.
+A core is `core(query_SBNK, key_TBNK, value_TBNK, document_ids_BS) -> context_SBNK` over the heads of this
+rank, causal or in both directions.
 """
 
 from neox_model.layers.attention.block_layouts import (

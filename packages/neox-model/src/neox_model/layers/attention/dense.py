@@ -1,10 +1,10 @@
 """Attention with torch's operators, and the parts shared by all attention cores.
 
 `DenseCore` is torch's scaled_dot_product_attention (flash attention if the device supports it; its softmax is
-float32). Causal attention requires no mask. With a pattern, documents or a relative position it receives a
-mask of queries by keys, and is the reference implementation of `FlexCore`. `SoftmaxCore` stores the scores
-and calls a softmax operator; it is used if the configuration requests a fused softmax kernel, or the scaling
-by layer that keeps float16 scores small.
+float32). Attention to all earlier tokens, or to all tokens, requires no mask. With a pattern, documents or a
+relative position it receives a mask of queries by keys, and is the reference implementation of `FlexCore`.
+`SoftmaxCore` stores the scores and calls a softmax operator; it is used if the configuration requests a fused
+softmax kernel, or the scaling by layer that keeps float16 scores small.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from neox_model.layers.cache import Span
 from neox_model.parallel.groups import SINGLE_RANK, Group
 from neox_model.parallel.random import in_split_stream
 
-__all__ = ["Core", "DenseCore", "SoftmaxCore", "bias_of_scores", "hidden_keys"]
+__all__ = ["Core", "DenseCore", "SoftmaxCore", "hidden_keys"]
 
 
 def hidden_keys(
@@ -29,14 +29,17 @@ def hidden_keys(
     document_ids_BS: Tensor | None,
     device: torch.device,
     pattern: Pattern | None = None,
+    *,
+    is_causal: bool = True,
 ) -> Tensor:
-    """Return masked_out [B or 1, N or 1, S, T]: later keys, keys of other documents or outside the pattern.
+    """Return masked_out [B or 1, N or 1, S, T]: keys of other documents or outside the pattern, later keys.
 
-    With T > S the queries are the last S tokens.
+    Later keys are masked out if `is_causal`. With T > S the queries are the last S tokens.
     """
     query_S1 = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)
     key_T = torch.arange(num_keys, device=device)
-    masked_out = (key_T > query_S1)[None, None]
+    is_later_ST = key_T > query_S1
+    masked_out = (is_later_ST if is_causal else torch.zeros_like(is_later_ST))[None, None]
     if pattern is not None:
         head_N11 = torch.arange(pattern.num_masks, device=device)[:, None, None]
         masked_out = masked_out | ~pattern(head_N11, query_S1, key_T)
@@ -46,20 +49,13 @@ def hidden_keys(
     return masked_out
 
 
-def bias_of_scores(position: nn.Module, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """Return bias_NST of a relative position; values for later keys are undefined."""
-    bias_NT = position(num_keys, device)
-    query_S1 = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)
-    distance_ST = (query_S1 - torch.arange(num_keys, device=device)).clamp(min=0)
-    return bias_NT[:, distance_ST]
-
-
 class Core(nn.Module):
     """Base class of attention cores.
 
     Args:
-        pattern: factory of the pattern of visible keys; None: all earlier keys.
+        pattern: factory of the pattern of visible keys; None: all keys.
         position: factory of a relative position (see positions.relative); None: no relative position.
+        is_causal: later keys are hidden.
         dropout: dropout probability of attention weights.
         group: the ranks over which the heads are split; their dropout differs.
     """
@@ -69,14 +65,44 @@ class Core(nn.Module):
         *,
         pattern: Callable[[], Pattern] | None = None,
         position: Callable[[], nn.Module] | None = None,
+        is_causal: bool = True,
         dropout: float = 0.0,
         group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.pattern = pattern() if pattern is not None else None
         self.position = position() if position is not None else None
+        self.is_causal = is_causal
         self.dropout = dropout
         self.group = group
+
+    def sees_all(self, document_ids_BS: Tensor | None) -> bool:
+        """Return True if nothing but causality decides how a token sees another."""
+        return self.pattern is None and self.position is None and document_ids_BS is None
+
+    def hidden_keys(
+        self, num_queries: int, num_keys: int, document_ids_BS: Tensor | None, device: torch.device
+    ) -> Tensor:
+        """Return masked_out [B or 1, N or 1, S, T]."""
+        return hidden_keys(
+            num_queries, num_keys, document_ids_BS, device, self.pattern, is_causal=self.is_causal
+        )
+
+    def bias_by_distance(self, num_keys: int, device: torch.device) -> tuple[Tensor, int]:
+        """Return bias_NR of the relative position by distance, and the index of distance 0.
+
+        Negative distances, those to later keys, are left out if these are hidden.
+        """
+        zero = 0 if self.is_causal else num_keys - 1
+        distance_R = torch.arange(-zero, num_keys, device=device)
+        return self.position(distance_R), zero  # type: ignore[misc]
+
+    def bias_of_scores(self, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+        """Return bias_NST of the relative position; values for hidden later keys are undefined."""
+        bias_NR, zero = self.bias_by_distance(num_keys, device)
+        query_S1 = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)
+        distance_ST = query_S1 - torch.arange(num_keys, device=device)
+        return bias_NR[:, (distance_ST + zero).clamp(min=0)]
 
     def hidden_rows(self, span: Span) -> Tensor:
         """Return True for stored rows that a new token does not see, [B, 1 or N, T]."""
@@ -91,9 +117,9 @@ class Core(nn.Module):
     def bias_of_rows(self, span: Span) -> Tensor:
         """Return bias_BNT of the relative position; values for hidden rows are undefined."""
         device = span.positions.device
-        bias_NT = self.position(span.num_keys, device)  # type: ignore[misc]
+        bias_NR, zero = self.bias_by_distance(span.num_keys, device)
         distance_BT = span.positions.unsqueeze(1) - torch.arange(span.num_keys, device=device)
-        return bias_NT[:, distance_BT.clamp(min=0)].transpose(0, 1)
+        return bias_NR[:, (distance_BT + zero).clamp(min=0)].transpose(0, 1)
 
 
 class DenseCore(Core):
@@ -108,7 +134,7 @@ class DenseCore(Core):
         dropout = self.dropout if self.training else 0.0
         options: dict[str, Any] = {
             "attn_mask": mask,
-            "is_causal": mask is None and len(query_SBNK) == len(key_TBNK),
+            "is_causal": self.is_causal and mask is None and len(query_SBNK) == len(key_TBNK),
             "enable_gqa": query.shape[1] != key.shape[1],
         }
         attend = partial(
@@ -139,15 +165,14 @@ class DenseCore(Core):
         return bias.unsqueeze(1) if bias.shape[1] == 1 else bias.unflatten(1, (groups, -1))
 
     def _mask(self, query_SBNK: Tensor, num_keys: int, document_ids_BS: Tensor | None) -> Tensor | None:
-        """Return the mask, boolean or as a bias of scores; None if `is_causal` suffices."""
+        """Return the mask, boolean or as a bias of scores; None if `is_causal`, or no mask, suffices."""
         num_queries, device = len(query_SBNK), query_SBNK.device
-        is_causal_alone = self.pattern is None and self.position is None and document_ids_BS is None
-        if is_causal_alone and num_queries in (1, num_keys):
+        if self.sees_all(document_ids_BS) and (not self.is_causal or num_queries in (1, num_keys)):
             return None
-        masked_out = hidden_keys(num_queries, num_keys, document_ids_BS, device, self.pattern)
+        masked_out = self.hidden_keys(num_queries, num_keys, document_ids_BS, device)
         if self.position is None:
             return ~masked_out
-        bias_NST = bias_of_scores(self.position, num_queries, num_keys, device)
+        bias_NST = self.bias_of_scores(num_queries, num_keys, device)
         return bias_NST.to(query_SBNK.dtype).masked_fill(masked_out, float("-inf"))
 
 
@@ -155,8 +180,8 @@ class SoftmaxCore(Core):
     """Computes the same as DenseCore, with stored scores and a softmax operator.
 
     Args:
-        softmax: function of (scores_BNST, scale, masked_out or None) that masks later keys and the masked-out
-            ones, and computes in float32.
+        softmax: function of (scores_BNST, scale, masked_out or None) that leaves out the masked-out keys, and
+            computes in float32; without masked_out, it hides later keys as `is_causal` states.
         head_width: channels of a head.
         coefficient: scores are divided by it when computed and multiplied by it inside the softmax (layer
             scaling). A bias is added in between, as in GPT-NeoX, so it counts `coefficient` times.
@@ -185,11 +210,11 @@ class SoftmaxCore(Core):
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
         scores_BNST = (query * self.scale) @ key.transpose(-1, -2)
         if self.position is not None:
-            bias_NST = bias_of_scores(self.position, num_queries, num_keys, device)
+            bias_NST = self.bias_of_scores(num_queries, num_keys, device)
             scores_BNST = scores_BNST + bias_NST.to(scores_BNST.dtype)
         masked_out = None
         if document_ids_BS is not None or self.pattern is not None or num_queries != num_keys:
-            masked_out = hidden_keys(num_queries, num_keys, document_ids_BS, device, self.pattern)
+            masked_out = self.hidden_keys(num_queries, num_keys, document_ids_BS, device)
         weights_BNST = self.softmax(scores_BNST, self.coefficient, masked_out)
         if self.training and self.dropout > 0.0:
             drop = partial(functional.dropout, weights_BNST, self.dropout)

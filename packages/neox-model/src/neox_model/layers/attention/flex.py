@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from neox_model.layers.attention.dense import DenseCore
@@ -63,7 +63,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 class FlexCore(DenseCore):
     """Computes the same as DenseCore on whole windows, on devices supported by FlexAttention.
 
-    DenseCore is used for queries that continue cached keys, and for attention that is only causal.
+    DenseCore is used for queries that continue cached keys, and for attention that requires no mask.
 
     Args:
         masks: the masks of documents, shared by the layers of a model; None: of this layer alone.
@@ -85,8 +85,7 @@ class FlexCore(DenseCore):
         self, query_SBNK: Tensor, key_TBNK: Tensor, value_TBNK: Tensor, document_ids_BS: Tensor | None = None
     ) -> Tensor:
         """Return context_SBNK; with T > S the queries are the last S tokens. Heads may share keys."""
-        is_causal_alone = self.pattern is None and self.position is None and document_ids_BS is None
-        if self.is_dense or is_causal_alone or len(query_SBNK) != len(key_TBNK):
+        if self.is_dense or self.sees_all(document_ids_BS) or len(query_SBNK) != len(key_TBNK):
             return super().forward(query_SBNK, key_TBNK, value_TBNK, document_ids_BS)
         context_SBNK: Tensor = _by_flex_attention(self, query_SBNK, key_TBNK, value_TBNK, document_ids_BS)
         return context_SBNK
@@ -107,44 +106,51 @@ class FlexCore(DenseCore):
         )
         return context_BNSK.permute(2, 0, 1, 3)
 
-    def _block_mask(self, length: int, document_ids_BS: Tensor | None, device: torch.device) -> BlockMask:
-        """Return the block mask, made once for each micro-batch, or once if there are no document ids."""
+    def _block_mask(
+        self, length: int, document_ids_BS: Tensor | None, device: torch.device
+    ) -> BlockMask | None:
+        """Return the block mask, made once for each micro-batch, or once if there are no document ids.
+
+        Without causality, pattern and documents there is none.
+        """
+        if not self.is_causal and self.pattern is None and document_ids_BS is None:
+            return None
         make = _compiled(create_block_mask) if self.is_compiled else create_block_mask
         heads = self.pattern.num_masks if self.pattern is not None and self.pattern.num_masks > 1 else None
         if document_ids_BS is not None:
-            visible, batch = _mask_mod(self.pattern, document_ids_BS), document_ids_BS.shape[0]
-            key = None if self.pattern is None else self.pattern.key
+            visible, batch = self._mask_mod(document_ids_BS), document_ids_BS.shape[0]
+            key = (self.is_causal, None if self.pattern is None else self.pattern.key)
             return self._masks.of(
                 document_ids_BS, key, lambda: make(visible, batch, heads, length, length, device=device)
             )
         if self._kept is None or self._kept[0] != (length, device):
-            mask = make(_mask_mod(self.pattern, None), None, heads, length, length, device=device)
+            mask = make(self._mask_mod(None), None, heads, length, length, device=device)
             self._kept = ((length, device), mask)
         return self._kept[1]
 
     def _score_mod(self, length: int, device: torch.device) -> Callable[..., Tensor] | None:
         if self.position is None:
             return None
-        bias_NT = self.position(length, device)
+        bias_NR, zero = self.bias_by_distance(length, device)
 
         def add_bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return score + bias_NT[head, (query - key).clamp(min=0)]
+            return score + bias_NR[head, (query - key + zero).clamp(min=0)]
 
         return add_bias
 
+    def _mask_mod(self, document_ids_BS: Tensor | None) -> Callable[..., Tensor]:
+        """Return a function of (sample, head, query, key) that is True if the query sees the key."""
+        pattern, is_causal = self.pattern, self.is_causal
 
-def _mask_mod(pattern: nn.Module | None, document_ids_BS: Tensor | None) -> Callable[..., Tensor]:
-    """Return a function of (sample, head, query, key) that is True if the query sees the key."""
+        def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            visible = key <= query if is_causal else key >= 0
+            if pattern is not None:
+                visible = visible & pattern(head, query, key)
+            if document_ids_BS is not None:
+                visible = visible & (document_ids_BS[batch, query] == document_ids_BS[batch, key])
+            return visible
 
-    def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        visible = key <= query
-        if pattern is not None:
-            visible = visible & pattern(head, query, key)
-        if document_ids_BS is not None:
-            visible = visible & (document_ids_BS[batch, query] == document_ids_BS[batch, key])
-        return visible
-
-    return is_visible
+        return is_visible
 
 
 # It compiles and caches its own graphs.

@@ -38,17 +38,21 @@ class LocalPattern(Pattern):
     Args:
         block: tokens per block.
         blocks_before: number of visible blocks before a token's block.
+        both_ways: equally many blocks after it are visible; False: all later blocks are, and causality hides
+            them.
     """
 
-    def __init__(self, *, block: int, blocks_before: int) -> None:
+    def __init__(self, *, block: int, blocks_before: int, both_ways: bool = False) -> None:
         super().__init__()
         self.block = block
         self.blocks_before = blocks_before
-        self.key = (block, blocks_before)
+        self.both_ways = both_ways
+        self.key = (block, blocks_before, both_ways)
 
     def forward(self, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Return True where the key's block is close enough to the query's."""
-        return query // self.block - key // self.block <= self.blocks_before
+        distance = query // self.block - key // self.block
+        return (distance.abs() if self.both_ways else distance) <= self.blocks_before
 
 
 class BlockPattern(Pattern):

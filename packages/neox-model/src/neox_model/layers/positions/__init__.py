@@ -2,7 +2,7 @@
 
 There are three interfaces. An input position is added to the embeddings: `position(positions_SB)`. A
 query-key position rotates queries and keys: `position(query_SBNK, key_SBNK, start)`. A relative position is a
-bias of attention scores by distance: `position(num_distances, device)`.
+bias of attention scores by distance: `position(distance_R)`.
 """
 
 from torch import nn

@@ -1,7 +1,8 @@
 """Relative positions: a bias of attention scores by the distance between query and key.
 
-A relative position is `position(num_distances, device) -> bias_NT`, float32: for each head of this rank, the
-bias of keys 0, 1, 2, .. positions before the query. It requires no tensor of size sequence x sequence.
+A relative position is `position(distance_R) -> bias_NR`, float32: for each head of this rank, the bias of
+keys that are that many positions before the query; negative distances are those of later keys. It requires no
+tensor of size sequence x sequence.
 """
 
 import math
@@ -16,26 +17,35 @@ from neox_model.parallel.logical import InitMethod, logical_parameter
 __all__ = ["AlibiPosition", "BucketPosition", "alibi_slopes", "distance_buckets"]
 
 
-def distance_buckets(num_distances: int, num_buckets: int, max_distance: int, device: torch.device) -> Tensor:
-    """Return the bucket of distances 0, 1, ..: one per near distance, logarithmic for far distances.
+def distance_buckets(
+    distance_R: Tensor, num_buckets: int, max_distance: int, *, both_ways: bool = False
+) -> Tensor:
+    """Return the bucket of distances: one per near distance, logarithmic for far distances.
 
     Args:
-        num_distances: number of distances.
+        distance_R: distances, int64, negative to later keys.
         num_buckets: number of buckets; the first half is for single distances.
         max_distance: distances from this one on are in the last bucket.
-        device: device of the result.
+        both_ways: the second half of the buckets is for later keys, the first for all others; False: later
+            keys have the bucket of distance 0.
 
     Returns:
-        int64 [num_distances].
+        int64 [R].
 
-    Source: arXiv:1910.10683 (T5), the causal form.
+    Source: arXiv:1910.10683 (T5), the form of decoders, and with `both_ways` that of encoders.
     """
-    distance = torch.arange(num_distances, device=device)
+    if both_ways:
+        side = num_buckets // 2
+        return _one_way(distance_R.abs(), side, max_distance) + side * (distance_R < 0)
+    return _one_way(distance_R.clamp(min=0), num_buckets, max_distance)
+
+
+def _one_way(distance_R: Tensor, num_buckets: int, max_distance: int) -> Tensor:
     exact = num_buckets // 2
-    ratio = distance.clamp(min=1).float() / exact
+    ratio = distance_R.clamp(min=1).float() / exact
     step = torch.log(ratio) / math.log(max_distance / exact) * (num_buckets - exact)
     far = (exact + step.trunc().long()).clamp(max=num_buckets - 1)
-    return torch.where(distance < exact, distance, far)
+    return torch.where(distance_R < exact, distance_R, far)
 
 
 class BucketPosition(nn.Module):
@@ -47,6 +57,7 @@ class BucketPosition(nn.Module):
         heads: heads of the whole layer.
         head_width: channels of a head.
         init: fills the whole weight.
+        both_ways: later keys have buckets of their own.
         group: the ranks over which the heads are split.
 
     Source: arXiv:1910.10683 (T5).
@@ -60,18 +71,22 @@ class BucketPosition(nn.Module):
         heads: int,
         head_width: int,
         init: InitMethod,
+        both_ways: bool = False,
         group: Group = SINGLE_RANK,
     ) -> None:
         super().__init__()
         self.num_buckets = num_buckets
+        self.both_ways = both_ways
         self.max_distance = max_distance
         self.factor = math.sqrt(head_width)
         self.weight = logical_parameter((num_buckets, heads), init=init, group=group, split_dim=1)
 
-    def forward(self, num_distances: int, device: torch.device) -> Tensor:
-        """Return bias_NT by distance."""
-        buckets_T = distance_buckets(num_distances, self.num_buckets, self.max_distance, device)
-        return self.weight.t().float()[:, buckets_T] * self.factor
+    def forward(self, distance_R: Tensor) -> Tensor:
+        """Return bias_NR by distance."""
+        buckets_R = distance_buckets(
+            distance_R, self.num_buckets, self.max_distance, both_ways=self.both_ways
+        )
+        return self.weight.t().float()[:, buckets_R] * self.factor
 
 
 def alibi_slopes(heads: int) -> Sequence[float]:
@@ -86,7 +101,7 @@ def alibi_slopes(heads: int) -> Sequence[float]:
 
 
 class AlibiPosition(nn.Module):
-    """A bias of minus the head's slope times the distance, without parameters.
+    """A bias of minus the head's slope times the distance, in either direction, without parameters.
 
     Args:
         heads: heads of the whole layer.
@@ -101,7 +116,7 @@ class AlibiPosition(nn.Module):
         first = group.rank * local_heads
         self.slopes = tuple(alibi_slopes(heads)[first : first + local_heads])
 
-    def forward(self, num_distances: int, device: torch.device) -> Tensor:
-        """Return bias_NT by distance."""
-        slope_N1 = torch.tensor(self.slopes, dtype=torch.float32, device=device).unsqueeze(1)
-        return -slope_N1 * torch.arange(num_distances, dtype=torch.float32, device=device)
+    def forward(self, distance_R: Tensor) -> Tensor:
+        """Return bias_NR by distance."""
+        slope_N1 = torch.tensor(self.slopes, dtype=torch.float32, device=distance_R.device).unsqueeze(1)
+        return -slope_N1 * distance_R.abs().float()
