@@ -30,7 +30,6 @@ PARAMETERS = {parameter.name: parameter for parameter in all_parameters()}
 READ_BY_RULES_ALONE = {
     "attention_softmax_in_fp32",  # always so
     "dump_state",  # neox-config show prints all settings
-    "short_seq_prob",  # belongs to BERT
     "steps_per_print",  # log_interval follows from it
     "zero_allow_untested_optimizer",
 }

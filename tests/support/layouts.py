@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from neox_config import Resolved
 from neox_config.facts.pipeline_schedules import SCHEDULES
+from neox_data.masking import MaskedDataset, Masking
 from neox_model.assembly.model import build_model
 from neox_model.assembly.optimizer import build_optimizer, build_schedule
 from neox_model.assembly.zero_sharding import whole_parameter
@@ -19,7 +21,7 @@ from neox_model.optim.lr_schedule import LearningRateSchedule
 from neox_model.parallel.groups import SINGLE_PROCESS, Groups
 from neox_model.parallel.logical import named_logical_parameters
 from neox_model.parallel.topology import create_groups
-from neox_model.train.data.batch import Batch, as_batch
+from neox_model.train.data.batch import Batch, DocumentEnds, as_batch, as_masked_batch
 from neox_model.train.data.streams import choose_weighting
 from neox_model.train.engine_step import EngineStep
 from neox_model.train.step import TrainStep
@@ -75,6 +77,9 @@ def _attention(*kinds: str, **sparsity: Any) -> dict[str, Any]:
         {"sparsity_config": {"block": 3, **sparsity}} if sparsity else {}
     )
 
+
+# Micro-batches of layouts differ, and so do the numbers of masked tokens in them.
+MASKED: dict[str, Any] = {"objective": "masked", "mask_prob": 0.3, "loss_normalization": "global"}
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "learned positions, layernorm, tied": {},
@@ -142,6 +147,27 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     "gMLP": {"pos_emb": "none", **_attention("gmlp", "gmlp", "gmlp")},
     "aMLP": {"gmlp_attn_dim": 8, **_attention("amlp", "global", "amlp")},
+    "masked, rotary, documents and padding": {
+        **MASKED,
+        "pos_emb": "rotary",
+        "short_seq_prob": 0.4,
+        "reset_attention_mask": True,
+    },
+    "masked, buckets, patterns in both directions": {
+        **MASKED,
+        "pos_emb": "rpe",
+        "rpe_num_buckets": 8,
+        "rpe_max_distance": 10,
+        "short_seq_prob": 0.0,
+        **_attention("local", "bigbird", "sparse_fixed", num_local_blocks=2, num_random_blocks=1),
+    },
+    "masked, gMLP, padding": {
+        **MASKED,
+        "pos_emb": "none",
+        "short_seq_prob": 0.4,
+        **_attention("gmlp", "global", "amlp"),
+        "gmlp_attn_dim": 8,
+    },
     "layer scaling with scores, swish": {
         "apply_query_key_layer_scaling": True,
         "attention_softmax_in_fp32": True,
@@ -268,14 +294,35 @@ def settings_of(architecture: str, layout: Layout, *, recomputes: bool) -> dict[
 def batches_of(resolved: Resolved, groups: Groups) -> Iterator[Batch]:
     """Return this replica's micro-batches: its own run of each update's eight samples."""
     generator = torch.Generator().manual_seed(1)
-    mine = SAMPLES // groups.data.size
-    shape = (SAMPLES, resolved.config.model.seq_length + 1)
-    for _ in range(ITERATIONS):
+    mine, is_masked = SAMPLES // groups.data.size, resolved.config.model.objective == "masked"
+    shape = (SAMPLES, resolved.config.model.seq_length + (0 if is_masked else 1))
+    for iteration in range(ITERATIONS):
         # Sequences that mostly increase by one, which a model can learn.
         steps = 1 + 4 * (torch.rand(shape, generator=generator) < 0.2).long()
         windows = steps.cumsum(dim=1) % VOCAB
-        for part in windows.split(mine)[groups.data.rank].split(resolved.derived.micro_batch_size):
-            yield as_batch(part)
+        rows = masked_rows(resolved, windows, iteration) if is_masked else windows
+        for part in rows.split(mine)[groups.data.rank].split(resolved.derived.micro_batch_size):
+            yield masked_batch(resolved, part) if is_masked else as_batch(part)
+
+
+def masked_rows(resolved: Resolved, windows: Tensor, iteration: int) -> Tensor:
+    """Return samples as a dataset masks them, [samples, 3, tokens]: 0 ends documents, 10 is the mask."""
+    section = resolved.config.objective
+    masking = Masking(
+        mask=VOCAB - 1,
+        text_ids=np.arange(1, VOCAB - 1),
+        probability=section.mask_prob,
+        short_probability=section.short_seq_prob,
+        padding=0,
+    )
+    dataset = MaskedDataset(windows.numpy(), masking, length=windows.shape[1], key=f"{iteration}")
+    return torch.from_numpy(np.stack([dataset[item] for item in range(len(windows))]))
+
+
+def masked_batch(resolved: Resolved, rows: Tensor) -> Batch:
+    """Return a micro-batch of masked samples."""
+    ends = DocumentEnds(token=0, hides_others=resolved.config.data.reset_attention_mask)
+    return as_masked_batch(rows, ends=ends, hides_padding=resolved.config.objective.short_seq_prob > 0)
 
 
 class Started(NamedTuple):

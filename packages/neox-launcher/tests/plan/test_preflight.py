@@ -87,6 +87,21 @@ def test_packages_of_object_stores_are_checked_for_each_program_that_uses_them(l
     assert found == ["load"]
 
 
+@pytest.mark.parametrize(
+    ("program", "is_refused"), [("generate", True), ("serve", True), ("evaluate", False), ("train", False)]
+)
+def test_a_masked_model_continues_no_texts(load, files, program, is_refused):
+    text = SETTINGS + "objective: masked\nsplit: 0,1,0\n"
+    found = {one.name: one for one in check_files(load(text), program=program)}
+    assert ("objective" in found) is is_refused
+    if is_refused:
+        problem = found["objective"]
+        assert (problem.value, problem.place.line) == ("masked", 4)
+        assert problem.what.endswith("from all others, which cannot continue texts")
+        assert problem.remedy.startswith("use a model that was trained with objective: causal")
+    assert "objective" not in {one.name for one in check_files(load(SETTINGS), program=program)}
+
+
 @pytest.mark.parametrize("program", ["train", "evaluate"])
 def test_tasks_require_the_harness_and_their_folder(load, files, monkeypatch, program):
     text = SETTINGS + "eval-tasks: [piqa]\neval-include-path: missing\neval-results-prefix: data.bin/x\n"

@@ -180,7 +180,7 @@ def evaluated(count: int) -> dict[str, list[float]]:
     from neox_model.train.engine_step import as_micro_batches
     from support.settings import resolved_from
 
-    ends = DocumentEnds(token=0, masks_loss=True, hides_earlier=True, restarts_positions=True)
+    ends = DocumentEnds(token=0, masks_loss=True, hides_others=True, restarts_positions=True)
     generator = torch.Generator().manual_seed(1)
     windows = [torch.randint(0, 11, (2, 16), generator=generator) for _ in range(count)]
     found: dict[str, list[float]] = {}
@@ -266,7 +266,7 @@ def lengths_in_turn() -> list[list[float]]:
         for length in (6, 15, 9):
             windows = torch.randint(0, 11, (4, 2, length + 1), generator=generator)
             ends = DocumentEnds(
-                token=0, masks_loss=False, hides_earlier=length == 15, restarts_positions=False
+                token=0, masks_loss=False, hides_others=length == 15, restarts_positions=False
             )
             engine.forget_shapes()
             losses[-1].append(float(step(iter([as_batch(one, ends=ends) for one in windows])).loss))

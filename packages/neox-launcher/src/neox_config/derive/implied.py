@@ -24,10 +24,7 @@ _DEFAULT_WEIGHT_DECAY = 0.01
 
 # Parameters that are accepted and have no effect, and why.
 NO_EFFECT: Mapping[str, str] = {
-    "short_seq_prob": "it applies only to BERT samples",
     "sparsity_config.mode": "attention-config sets the type of each layer",
-    "sparsity_config.attention": "attention is always causal",
-    "sparsity_config.horizontal_global_attention": "attention is always causal",
     "fp16.auto_cast": "the inputs of the model are token ids, which are not cast",
     "optimizer.params.torch_adam": "Adam always uses the fused implementation of PyTorch",
     "optimizer.params.comm_backend_name": "momenta are averaged through distributed_backend",
@@ -35,8 +32,6 @@ NO_EFFECT: Mapping[str, str] = {
     "checkpoint.tag_validation": "checkpoints are named after the iteration, which is the same on all ranks",
     "checkpoint.load_universal": "every checkpoint loads under every parallel layout",
     "checkpoint.parallel_write.pipeline_stage": "all ranks always write their parts in parallel",
-    "data_efficiency.data_routing.random_ltd.model_mask_name": "layers take document ids instead of a mask",
-    "data_efficiency.data_routing.random_ltd.model_type": "attention is always causal",
     "data_efficiency.data_routing.random_ltd.hidden_state_order": "the model always uses the same order",
     "autotuning.arg_mappings": "trials receive their settings in a configuration file",
     "elasticity.min_time": "a job shrinks whenever a host is lost",

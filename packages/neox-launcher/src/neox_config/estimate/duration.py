@@ -287,8 +287,9 @@ class _Model:
         if ATTENTION_FACTS[kind].is_gmlp:
             return products * operations / (speed * self.constants.products)
         if not self.shape.keeps_scores:
-            # The half that the causal mask hides is not computed.
-            return flash * operations / 2 / (speed * self.constants.flash)
+            # The half that a causal mask hides is not computed.
+            share_computed = 0.5 if self.shape.sparsity.is_causal else 1.0
+            return flash * operations * share_computed / (speed * self.constants.flash)
         size = self.shape.hidden_size / self.shape.heads
         share = self.constants.products * size / (size + self.constants.half_head)
         scores = self.tokens * self.shape.seq_length * self.shape.heads / self.layout.model_parallel

@@ -11,6 +11,7 @@ from neox_config.derive.engine import chosen_engine, overlaps_reduction
 from neox_config.derive.engine_json import accumulation_dtype
 from neox_config.derive.layer_compilation import drops_tokens
 from neox_config.derive.local_steps import first_local_step
+from neox_config.derive.objective import is_masked
 from neox_config.derive.pipeline import chunks_per_stage
 from neox_config.derive.recomputation import recomputes_attention, recomputes_layers
 from neox_config.derive.resolve import Resolved
@@ -23,7 +24,6 @@ from neox_config.facts.pipeline_schedules import SCHEDULES, ScheduleName
 from neox_config.facts.tokenizers import TOKENIZER_FACTS
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_config.schema.config import NeoXConfig
-from neox_config.schema.sections.attention import SparsityConfig
 from neox_config.schema.sections.elasticity import Elasticity
 from neox_config.schema.sections.tokenizer import TokenizerSection
 
@@ -277,15 +277,17 @@ def shape_of(resolved: Resolved, *, vocab_size: int) -> Shape:
         gmlp_attention_width=model.gmlp_attn_dim,
         adapter_rank=resolved.config.adapters.lora_rank,
         adapted=resolved.config.adapters.lora_target_modules,
-        sparsity=_sparsity_of(attention.sparsity_config, sliding_window(resolved.config)),
+        sparsity=_sparsity_of(resolved.config),
         parallel_residual=model.gpt_j_residual,
         drops_tokens=drops_tokens(resolved.config),
     )
 
 
-def _sparsity_of(given: SparsityConfig, window: int | None) -> Sparsity:
+def _sparsity_of(config: NeoXConfig) -> Sparsity:
+    given = config.attention.sparsity_config
     return Sparsity(
-        window=window,
+        window=sliding_window(config),
+        is_causal=not is_masked(config),
         block=given.block,
         local_blocks=given.num_local_blocks,
         local_attention_blocks=given.local_attention_blocks,

@@ -5,12 +5,27 @@ from dataclasses import dataclass
 
 from neox_config.facts.conditions import one_of
 
-__all__ = ["ATTENTION_FACTS", "GMLP_TYPES", "AttentionFacts", "Sparsity", "has_layers", "layers_using"]
+__all__ = [
+    "ATTENTION_FACTS",
+    "BLOCKS_OF_MASKED",
+    "GMLP_TYPES",
+    "ROWS_OF_MASKED",
+    "RPE_OF_MASKED",
+    "AttentionFacts",
+    "Sparsity",
+    "has_layers",
+    "layers_using",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sparsity:
-    """Keys that a query attends to, in blocks of `block` tokens; `window`, of global layers, in tokens."""
+    """Keys that a query attends to, in blocks of `block` tokens; `window`, of global layers, in tokens.
+
+    If attention is not causal, windows reach equally far behind the query.
+    """
+
+    is_causal: bool = True
 
     block: int = 16
     local_blocks: int = 4
@@ -21,6 +36,10 @@ class Sparsity:
     variable_window: float = 4.0
     listed_global_blocks: int = 1
     window: int | None = None
+
+    def reach(self, before: int) -> int:
+        """Return the length of a window of which `before` is before the query."""
+        return before + 1 if self.is_causal else 2 * before + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +68,17 @@ class AttentionFacts:
         return bool(self.settings)
 
 
+_ROWS = "horizontal_global_attention"
 _LISTED = ("global_block_indices", "global_block_end_indices")
 
 ATTENTION_FACTS: Mapping[str, AttentionFacts] = {
     "global": AttentionFacts(
         blocks_per_query=lambda given, blocks: (
-            blocks if given.window is None else (given.window + 1) / given.block
+            blocks if given.window is None else given.reach(given.window) / given.block
         )
     ),
     "local": AttentionFacts(
-        blocks_per_query=lambda given, blocks: given.local_attention_blocks // 2 + 1,
+        blocks_per_query=lambda given, blocks: given.reach(given.local_attention_blocks // 2),
         settings=("num_local_blocks", "num_sliding_window_blocks"),
     ),
     "sparse_fixed": AttentionFacts(
@@ -67,14 +87,14 @@ ATTENTION_FACTS: Mapping[str, AttentionFacts] = {
         ),
         settings=(
             *("num_local_blocks", "num_global_blocks"),
-            *("different_layout_per_head", "num_different_global_patterns"),
+            *("different_layout_per_head", "num_different_global_patterns", _ROWS),
         ),
     ),
     "sparse_variable": AttentionFacts(
         blocks_per_query=lambda given, blocks: (
             given.variable_window + given.listed_global_blocks + given.random_blocks
         ),
-        settings=("different_layout_per_head", "num_random_blocks", "local_window_blocks", *_LISTED),
+        settings=("different_layout_per_head", "num_random_blocks", "local_window_blocks", _ROWS, *_LISTED),
     ),
     "bslongformer": AttentionFacts(
         blocks_per_query=lambda given, blocks: given.sliding_blocks + given.listed_global_blocks,
@@ -104,3 +124,9 @@ def layers_using(setting: str) -> str:
 def has_layers(types: tuple[str, ...]) -> str:
     """Return the condition that a model has layers of one of these types, for the reference."""
     return f"attention_config has {one_of(types)} layers"
+
+
+# Conditions of parameters that have an effect in masked models alone.
+BLOCKS_OF_MASKED = "objective is masked and attention_config has layers in blocks"
+ROWS_OF_MASKED = f"objective is masked and {layers_using(_ROWS)}"
+RPE_OF_MASKED = "objective is masked and pos_emb is rpe"

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from neox_config.derive.attention_layers import expand_attention, types_in
+from neox_config.derive.objective import is_masked
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.problems import Problem
 from neox_config.schema.config import NeoXConfig
@@ -56,11 +57,19 @@ def rope_fusion_needs_rotary_positions(c: NeoXConfig) -> Iterator[Problem]:
 def far_distances_share_buckets(c: NeoXConfig) -> Iterator[Problem]:
     """Require the last bucket to start beyond the half of the buckets that hold a single distance each."""
     attention = c.attention
-    exact = attention.rpe_num_buckets // 2
+    both_ways = is_masked(c) and not attention.rpe_causal
+    exact, share = (
+        (attention.rpe_num_buckets // 4, "a quarter")
+        if both_ways
+        else (
+            attention.rpe_num_buckets // 2,
+            "half",
+        )
+    )
     if attention.pos_emb == "rpe" and attention.rpe_max_distance <= exact:
         yield Problem(
             "rpe_max_distance",
-            f"must be greater than {exact}, half of rpe-num-buckets: shorter distances have a bucket each",
+            f"must be greater than {exact}, {share} of rpe-num-buckets: shorter distances have a bucket each",
             f"use more than {exact}",
         )
 

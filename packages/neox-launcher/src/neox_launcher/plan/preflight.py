@@ -15,6 +15,7 @@ from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.curricula import LEGACY, METRICS, custom_curricula, enabled_metrics
 from neox_config.derive.evaluation import evaluates_texts
 from neox_config.derive.generation import generation_mode
+from neox_config.derive.objective import WITHOUT_TEXTS, is_masked
 from neox_config.facts.checkpoints import (
     LATEST,
     MANIFEST,
@@ -210,8 +211,8 @@ def check_files(config: NeoXConfig, *, program: str) -> list[Problem]:
             *((_texts_and_tasks, _results) if evaluates_texts(config) else (_datasets, _evaluations)),
             *(_tokenizer, *loaded),
         ),
-        "generate": (_tokenizer, _prompts, _generated_file, *loaded),
-        "serve": (_tokenizer, _server, *loaded),
+        "generate": (_continues_texts, _tokenizer, _prompts, _generated_file, *loaded),
+        "serve": (_continues_texts, _tokenizer, _server, *loaded),
         "prompts": (_prompts, _generated_file),
         "model": (_tokenizer, *loaded),
         # The doctor checks the files itself, on every host.
@@ -254,6 +255,13 @@ def _datasets(config: NeoXConfig) -> Iterator[Problem]:
     if "train" in empty:
         what = f"leaves no document for training: {data.data_path} has {count:,}"
         yield Problem("split", what, "give training a larger share")
+
+
+def _continues_texts(config: NeoXConfig) -> Iterator[Problem]:
+    """Refuse to generate texts with a model that does not predict the next token."""
+    if is_masked(config):
+        what, _, remedy = WITHOUT_TEXTS.partition("; ")
+        yield Problem("objective", what, remedy)
 
 
 def _evaluations(config: NeoXConfig) -> Iterator[Problem]:

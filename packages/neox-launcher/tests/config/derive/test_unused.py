@@ -47,6 +47,20 @@ CASES = [
     ("store-cache: folder\nlora-rank: 4\nlora-base: s3://bucket/model", []),
     ("fim-spm-rate: 0.9", ["fim_spm_rate"]),
     ("fim-spm-rate: 0.9\nfim-rate: 0.5", []),
+    ("fim-rate: 0.5\nobjective: causal", []),
+    ("short-seq-prob: 0.2\nmask-prob: 0.3", ["short_seq_prob", "mask_prob"]),
+    ("short-seq-prob: 0.2\nmask-prob: 0.3\nobjective: masked", []),
+    ("rpe-causal: true\npos-emb: rpe", ["rpe_causal"]),
+    ("rpe-causal: true\npos-emb: rpe\nobjective: masked", []),
+    (
+        "objective: masked\nsparsity-config: {attention: unidirectional, horizontal_global_attention: true}",
+        ["sparsity_config.attention", "sparsity_config.horizontal_global_attention"],
+    ),
+    (
+        'objective: masked\nattention-config: [[["sparse_fixed"], "all"]]\n'
+        "sparsity-config: {horizontal_global_attention: true}",
+        [],
+    ),
     ("split: 1,1,1", ["split"]),
     ("split: 1,1,1\ndata-path: x", []),
     ("norm: rmsnorm\nlayernorm-epsilon: 1e-6", ["layernorm_epsilon"]),

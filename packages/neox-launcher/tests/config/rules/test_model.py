@@ -66,7 +66,28 @@ TOKENS = {
     }
 }
 
+_ROUTING = TOKENS["data_efficiency"]["data_routing"]
+_ENCODER = {**_ROUTING["random_ltd"], "model_type": "encoder"}
+
+
+def of_encoder(**changes):
+    routing = {**_ROUTING, "random_ltd": {**_ENCODER, **changes}}
+    return {"objective": "masked", "data_efficiency": {"enabled": True, "data_routing": routing}}
+
+
 BROKEN = [
+    (
+        {"objective": "masked", **TOKENS},
+        "data_efficiency.data_routing.random_ltd.model_type",
+        "is for attention to earlier tokens, but with objective: masked it is in both directions",
+        of_encoder(),
+    ),
+    (
+        of_encoder(model_mask_name="mask"),
+        "data_efficiency.data_routing.random_ltd.model_mask_name",
+        "does not name an argument of the layers: documents and padding are separated by attention_mask",
+        of_encoder(),
+    ),
     (
         {"num_unique_layers": 2, "attention_config": ["gmlp", "global", "local", "global"]},
         "num_unique_layers",

@@ -464,6 +464,41 @@ EXAMPLES = {
         "has 2 datasets of labels for 1 dataset",
         "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\nlabel-data-paths: [d]",
     ),
+    "masked_models_do_not_continue_texts": (
+        "objective: masked\nfim-rate: 0.5",
+        "fim_rate",
+        "is for models that predict the next token (objective: masked)",
+        "objective: masked\nmask-prob: 0.3",
+    ),
+    "labels_are_the_masked_tokens": (
+        "objective: masked\ntrain-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\n"
+        "label-data-paths: [d]",
+        "train_label_data_paths",
+        "is not used with objective: masked, whose labels are the masked tokens",
+        "train-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\nlabel-data-paths: [d]",
+    ),
+    "global_rows_see_later_blocks": (
+        'objective: masked\nattention-config: [[["sparse_fixed", "global"], 2]]\n'
+        "sparsity-config: {attention: unidirectional, horizontal_global_attention: true}",
+        "sparsity_config.horizontal_global_attention",
+        "requires attention: bidirectional, because global blocks see all blocks",
+        'objective: masked\nattention-config: [[["sparse_fixed", "global"], 2]]\n'
+        "sparsity-config: {horizontal_global_attention: true}",
+    ),
+    "buckets_are_shared_by_both_directions": (
+        "objective: masked\npos-emb: rpe\nrpe-num-buckets: 7",
+        "rpe_num_buckets",
+        "must be an even number, at least 4: half of the buckets is for later tokens",
+        "objective: masked\npos-emb: rpe\nrpe-num-buckets: 7\nrpe-causal: true",
+    ),
+    "layers_are_causal_or_see_everything": (
+        'objective: masked\nattention-config: [[["local"], "all"]]\n'
+        "sparsity-config: {attention: unidirectional}",
+        "sparsity_config.attention",
+        "leaves no layer that sees later tokens",
+        'objective: masked\nattention-config: [[["local", "global"], 2]]\n'
+        "sparsity-config: {attention: unidirectional}",
+    ),
     "rearranged_documents_have_no_labels": (
         "fim-rate: 0.5\ntrain-data-paths: [a]\nvalid-data-paths: [b]\ntest-data-paths: [c]\n"
         "label-data-paths: [d]",
@@ -651,6 +686,7 @@ OF_THE_MODEL = {
     "keys_are_shared_evenly",
     "listed_blocks_are_ranges",
     "shared_weights_fit",
+    "token_dropping_knows_the_direction",
 }
 
 

@@ -148,6 +148,8 @@ class Model:
     def logits(self, text: str | Sequence[int]) -> Tensor:
         """Return logits_SV of the token after each token of a text, over the tokenizer's vocabulary.
 
+        Those of a masked model are of the token at each place.
+
         Args:
             text: a text, or token ids.
 

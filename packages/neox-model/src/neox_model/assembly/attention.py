@@ -13,6 +13,7 @@ from torch import nn
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.attention_layers import has_qkv_bias, sliding_window
+from neox_config.derive.objective import has_padding, is_masked, sees_later_tokens
 from neox_config.derive.recomputation import recomputes_attention
 from neox_model.assembly.adapters import build_adapters
 from neox_model.assembly.choices import pick
@@ -82,6 +83,7 @@ def _relative_position(config: NeoXConfig, group: Group) -> Factory | None:
         "num_buckets": attention.rpe_num_buckets,
         "max_distance": attention.rpe_max_distance,
         "head_width": _head_width(config),
+        "both_ways": is_masked(config) and not attention.rpe_causal,
         "init": build_init_method(
             "xavier_normal",
             std=model.init_method_std,
@@ -152,6 +154,7 @@ def _core(
     options: dict[str, Any] = {
         "pattern": pick(PATTERNS, kind, "attention-config")(resolved, layer_index, group),
         "position": _relative_position(config, group),
+        "is_causal": not sees_later_tokens(config, kind),
         "dropout": config.model.attention_dropout,
         "group": group,
     }
@@ -175,10 +178,12 @@ def _path(config: NeoXConfig, kind: str, operators: Operators) -> tuple[type[nn.
         "sliding-window-width": kind == "global" and sliding_window(config) is not None,
         f"pos-emb: {attention.pos_emb}": attention.pos_emb in RELATIVE_POSITIONS,
         "reset-attention-mask": config.data.reset_attention_mask,
+        "padding": has_padding(config),
     }
     asked = " and ".join(name for name, is_needed in needs.items() if is_needed)
     if not asked:
-        return DenseCore, "PyTorch's scaled_dot_product_attention with is_causal"
+        direction = "to all tokens" if is_masked(config) else "with is_causal"
+        return DenseCore, f"PyTorch's scaled_dot_product_attention {direction}"
     if operators.flex_unusable is None:
         return FlexCore, f"FlexAttention with compiled block masks, for {asked}"
     return DenseCore, (

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from neox_config import Resolved
 from neox_config.derive.layer_compilation import why_layers_stay_uncompiled
+from neox_config.derive.objective import separates_tokens
 from neox_model.assembly.activation_checkpointing import run_layers
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.as_stages import StagedModel
@@ -208,7 +209,7 @@ class _Trial:
             own, batch, config.model.hidden_size, generator=generator, device=self.device
         ).to(DTYPES[derived.precision])
         hidden_SBD.requires_grad_(requires_grad)
-        if not config.data.reset_attention_mask:
+        if not separates_tokens(config):
             return (hidden_SBD,)
         return hidden_SBD, torch.zeros(batch, length, dtype=torch.long, device=self.device)
 

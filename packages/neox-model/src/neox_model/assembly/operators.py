@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.derive.objective import is_masked
 from neox_config.facts.norms import NORM_FACTS
 from neox_kernels import (
     KernelUnavailable,
@@ -29,6 +30,7 @@ from neox_kernels import (
     rotary,
     scaled_causal_softmax,
     scaled_masked_softmax,
+    scaled_softmax,
 )
 from neox_model.assembly.choices import all_ranks_agree
 from neox_model.assembly.compiler_cache import private_compiler_cache
@@ -86,7 +88,7 @@ def choose_operators(
     """
     config = resolved.config
     if config.model.onnx_safe:
-        return _EXPORTED
+        return _exported(config)
     if device.type == "cuda":
         private_compiler_cache()
     model, attention = config.model, config.attention
@@ -212,23 +214,26 @@ def _softmax(
         if "auto" in (causal, masked):
             logger.info("softmax: PyTorch's scaled_dot_product_attention, which stores no scores")
         return None
-    if masked is True or (masked and not causal):
+    name, requested, unmasked = "scaled-upper-triang-masked-softmax-fusion", causal, scaled_causal_softmax
+    if is_masked(config):
+        # Without a mask, all keys are seen.
+        name, requested, unmasked = "scaled-masked-softmax-fusion", masked, scaled_softmax
+    elif masked is True or (masked and not causal):
         name = "scaled-masked-softmax-fusion"
         return partial(_masked_softmax, chooser.form(name, masked, scaled_masked_softmax, shape))
-    name = "scaled-upper-triang-masked-softmax-fusion"
     return partial(
-        _causal_softmax,
-        chooser.form(name, causal, scaled_causal_softmax, shape),
-        chooser.form(name, causal, scaled_masked_softmax, shape),
+        _softmax_by_mask,
+        chooser.form(name, requested, unmasked, shape),
+        chooser.form(name, requested, scaled_masked_softmax, shape),
     )
 
 
-def _causal_softmax(
-    causal: Function, masked: Function, scores_BNST: Tensor, scale: float, masked_out: Tensor | None
+def _softmax_by_mask(
+    unmasked: Function, masked: Function, scores_BNST: Tensor, scale: float, masked_out: Tensor | None
 ) -> Tensor:
-    """Apply the causal operator if only later keys are masked, the masked operator otherwise."""
+    """Apply the operator without a mask, which may hide later keys, or the masked operator."""
     weights_BNST: Tensor = (
-        causal(scores_BNST, scale) if masked_out is None else masked(scores_BNST, masked_out, scale)
+        unmasked(scores_BNST, scale) if masked_out is None else masked(scores_BNST, masked_out, scale)
     )
     return weights_BNST
 
@@ -241,9 +246,14 @@ def _masked_softmax(masked: Function, scores_BNST: Tensor, scale: float, masked_
     return weights_BNST
 
 
-# Operators of a model for export: reference implementations, and a softmax of stored scores instead of
-# PyTorch's fused attention, which its exporter decomposes wrongly with shared keys (seen with torch 2.13).
-_EXPORTED = Operators(
-    softmax=partial(_causal_softmax, scaled_causal_softmax.reference, scaled_masked_softmax.reference),
-    flex_unusable="the exporter does not support it",
-)
+def _exported(config: NeoXConfig) -> Operators:
+    """Return the operators of a model for export.
+
+    They are reference implementations, and a softmax of stored scores instead of PyTorch's fused attention,
+    which its exporter decomposes wrongly with shared keys (seen with torch 2.13).
+    """
+    unmasked = scaled_softmax if is_masked(config) else scaled_causal_softmax
+    return Operators(
+        softmax=partial(_softmax_by_mask, unmasked.reference, scaled_masked_softmax.reference),
+        flex_unusable="the exporter does not support it",
+    )

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from neox_config import NeoXConfig, Resolved
+from neox_config.derive.objective import sees_later_tokens
 from neox_config.facts.activations import ACTIVATION_FACTS
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.facts.norms import NORM_FACTS
@@ -157,7 +158,7 @@ def _spatial_mlp(config: NeoXConfig, kind: str, inits: dict[str, Any], operators
     inner = replace(inits["group"], splits_sequence=False)
     norm_class, norm_kwargs = build_norm(config, operators, inner)
     del norm_kwargs["width"]
-    attention = None
+    attention, is_causal = None, not sees_later_tokens(config, kind)
     if ATTENTION_FACTS[kind].has_inner_attention and model.gmlp_attn_dim is not None:
         attention = partial(
             TinyAttention,
@@ -165,6 +166,7 @@ def _spatial_mlp(config: NeoXConfig, kind: str, inits: dict[str, Any], operators
             model.gmlp_attn_dim,
             **{**inits, "group": inner},
             bias=model.use_bias_in_attn_linear,
+            is_causal=is_causal,
             dropout=model.attention_dropout,
         )
     return partial(
@@ -176,6 +178,7 @@ def _spatial_mlp(config: NeoXConfig, kind: str, inits: dict[str, Any], operators
             model.seq_length,
             norm=partial(norm_class, **norm_kwargs),
             attention=attention,
+            is_causal=is_causal,
             group=inner,
         ),
         activation=_activation(config),

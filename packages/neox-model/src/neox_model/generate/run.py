@@ -17,7 +17,8 @@ import torch
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.adapters import base_of_adapters
 from neox_config.derive.generation import generation_mode, without_effect
-from neox_config.errors import NeoXError
+from neox_config.derive.objective import WITHOUT_TEXTS, is_masked
+from neox_config.errors import ConfigError, NeoXError
 from neox_data.tokenizers import Tokenizer
 from neox_model.assembly.as_sequential import SequentialModel
 from neox_model.assembly.choices import DTYPES
@@ -165,7 +166,12 @@ def job_of(
         tokenizer: the model's tokenizer.
         groups: this rank's process groups.
         reads_every_token: tokens are delivered one by one, instead of several at a time on a GPU.
+
+    Raises:
+        ConfigError: the model does not predict the next token.
     """
+    if is_masked(config):
+        raise ConfigError(f"objective: masked: {WITHOUT_TEXTS}")
     settings = config.generation
     is_read = reads_every_token or forward.device.type == "cpu"
 

@@ -11,6 +11,7 @@ from torch.distributed import ReduceOp
 
 from neox_config import NeoXConfig
 from neox_config.derive.curricula import length_schedule
+from neox_config.derive.objective import is_masked
 from neox_config.derive.recomputation import recomputes_attention, recomputes_layers
 from neox_config.estimate import flops_per_token
 from neox_config.estimate.shapes import shape_of
@@ -135,7 +136,7 @@ def _averages_micro_batches(config: NeoXConfig) -> bool:
     """Return whether a mean over micro-batches differs from that over all tokens that count in the loss."""
     data = config.data
     has_labels = data.train_label_data_paths is not None
-    leaves_out = data.eod_mask_loss or has_labels or data.pack_impl != "packed"
+    leaves_out = data.eod_mask_loss or has_labels or data.pack_impl != "packed" or is_masked(config)
     return leaves_out and config.training.loss_normalization == "micro_batch"
 
 

@@ -38,7 +38,7 @@ def test_positions_can_be_reset_after_each_document():
     ("restarts", "expected"), [(False, [[0, 1, 2, 3, 4, 5]]), (True, [[0, 1, 0, 1, 2, 0]])]
 )
 def test_document_ids_differ_between_documents(restarts, expected):
-    ends = DocumentEnds(token=0, hides_earlier=True, restarts_positions=restarts)
+    ends = DocumentEnds(token=0, hides_others=True, restarts_positions=restarts)
     tokens, documents, positions = as_batch(WINDOW, ends=ends).inputs
     assert tokens.tolist() == [[5, 0, 7, 8, 0, 0]]
     assert documents.tolist() == [[0, 0, 1, 1, 1, 2]]

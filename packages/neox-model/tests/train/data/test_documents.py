@@ -22,7 +22,7 @@ from support.distributed import run_ranks
 from support.settings import resolved_from
 
 VOCAB, LENGTH, END, ITERATIONS, ACCUMULATION = 11, 12, 0, 3, 2
-ENDS = DocumentEnds(token=END, masks_loss=True, hides_earlier=True, restarts_positions=True)
+ENDS = DocumentEnds(token=END, masks_loss=True, hides_others=True, restarts_positions=True)
 SETTINGS: dict[str, Any] = {
     "reset_attention_mask": True,
     "reset_position_ids": True,

@@ -72,3 +72,97 @@ def test_a_tokenizer_without_the_tokens_is_refused(prefix) -> None:
     ):
         check_special_tokens(config, TOKENIZER)
     check_special_tokens(settings(prefix, fim_middle_token="<|middle|>").config, TOKENIZER)
+
+
+MASK, PADDING = TOKENIZER.token_id("<|mask|>"), TOKENIZER.padding
+
+
+def masked(prefix, **changes):
+    return settings(prefix, objective="masked", **{"short_seq_prob": 0.0} | changes)
+
+
+def test_masked_batches_have_the_tokens_of_causal_ones_in_their_own_places(prefix) -> None:
+    plain, hidden = batches(settings(prefix), "train", 8), batches(masked(prefix), "train", 8)
+    replaced = 0
+    for one, other in zip(plain, hidden, strict=True):
+        is_chosen = other.loss_mask_BS == 1
+        assert other.tokens_BS.shape == one.tokens_BS.shape
+        assert (other.tokens_BS[~is_chosen] == one.tokens_BS[~is_chosen]).all()
+        assert (other.labels_BS[is_chosen] == one.tokens_BS[is_chosen]).all()
+        assert (one.tokens_BS[is_chosen] != END).all()
+        assert (is_chosen.sum(dim=1) > 0).all()
+        assert other.document_ids_BS is None
+        replaced += int((other.tokens_BS == MASK).sum())
+    assert replaced > 20
+
+
+def test_a_resumed_training_hides_the_same_tokens(prefix) -> None:
+    resolved = masked(prefix, short_seq_prob=0.5)
+    whole, later = batches(resolved, "train", 6), batches(resolved, "train", 2, first=8)
+    for one, other in zip(whole[4:], later, strict=True):
+        assert all((a == b).all() for a, b in zip(one, other, strict=True) if a is not None)
+    # Another part and another seed have other masks, also of equal samples.
+    other = batches(masked(prefix, short_seq_prob=0.5, seed=8), "train", 6)
+    assert any((a.tokens_BS != b.tokens_BS).any() for a, b in zip(whole, other, strict=True))
+
+
+@pytest.mark.parametrize("separates", [False, True])
+def test_padding_is_a_document_that_no_token_is_part_of(prefix, separates) -> None:
+    resolved = masked(prefix, short_seq_prob=1.0, reset_attention_mask=separates)
+    for batch in batches(resolved, "train", 6):
+        for tokens, mask, ids in zip(batch.tokens_BS, batch.loss_mask_BS, batch.document_ids_BS, strict=True):
+            size = int((ids >= 0).sum())
+            assert 2 <= size <= 24
+            assert (ids[size:] == -1).all()
+            assert (tokens[size:] == PADDING).all()
+            assert (mask[size:] == 0).all()
+            ends = (tokens[:size] == END).long()
+            expected = ends.cumsum(0) - ends if separates else 0 * ends
+            assert (ids[:size] == expected).all()
+
+
+@pytest.mark.parametrize("pack_impl", ["best_fit", "unpacked", "pack_until_overflow"])
+def test_whole_documents_are_masked_up_to_their_end(prefix, pack_impl) -> None:
+    seen = 0
+    for batch in batches(masked(prefix, pack_impl=pack_impl), "train", 6):
+        assert batch.tokens_BS.shape == (2, 24)
+        for tokens, mask, ids in zip(batch.tokens_BS, batch.loss_mask_BS, batch.document_ids_BS, strict=True):
+            size = int((ids == 0).sum())
+            assert mask[size:].sum() == 0
+            assert 0 < mask.sum() <= max(1, round(0.15 * size))
+            assert (tokens[size:] == PADDING).all()
+            seen += int((tokens[:size] == END).sum())
+    assert seen > 0
+
+
+def test_a_curriculum_of_lengths_cuts_masked_samples(prefix) -> None:
+    curriculum = {
+        "enabled": True,
+        "curriculum_type": "seqlen",
+        "min_difficulty": 8,
+        "max_difficulty": 24,
+        "schedule_type": "fixed_linear",
+        "schedule_config": {"total_curriculum_step": 3, "difficulty_step": 8},
+    }
+    whole = batches(masked(prefix), "train", 8)
+    cut = batches(masked(prefix, curriculum_learning=curriculum), "train", 8)
+    lengths = [batch.tokens_BS.shape[1] for batch in cut]
+    assert lengths == [8, 8, 8, 8, 16, 16, 24, 24] or sorted(set(lengths)) == [8, 16, 24]
+    for one, other in zip(whole, cut, strict=True):
+        length = other.tokens_BS.shape[1]
+        assert (one.tokens_BS[:, :length] == other.tokens_BS).all()
+        assert (one.loss_mask_BS[:, :length] == other.loss_mask_BS).all()
+
+
+def test_the_mask_token_is_that_of_the_vocabulary_or_the_named_one(prefix, monkeypatch) -> None:
+    check_special_tokens(masked(prefix).config, TOKENIZER)
+    with pytest.raises(TokenizerError, match=r"mask-token: the vocabulary has no token '<x>'; name one that"):
+        check_special_tokens(masked(prefix, mask_token="<x>").config, TOKENIZER)
+    monkeypatch.setattr(type(TOKENIZER), "token_id", lambda self, token: 300 if token == "[MASK]" else None)
+    check_special_tokens(masked(prefix).config, TOKENIZER)
+    monkeypatch.setattr(type(TOKENIZER), "token_id", lambda self, token: None)
+    with pytest.raises(
+        TokenizerError, match=r"objective: masked: the vocabulary has no mask token \(<\|mask\|>, "
+    ):
+        check_special_tokens(masked(prefix).config, TOKENIZER)
+    check_special_tokens(settings(prefix).config, TOKENIZER)

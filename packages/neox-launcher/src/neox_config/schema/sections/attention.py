@@ -4,7 +4,14 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from neox_config.facts.attention import ATTENTION_FACTS, has_layers, layers_using
+from neox_config.facts.attention import (
+    ATTENTION_FACTS,
+    BLOCKS_OF_MASKED,
+    ROWS_OF_MASKED,
+    RPE_OF_MASKED,
+    has_layers,
+    layers_using,
+)
 from neox_config.facts.rotary import yarn_attention_factor
 from neox_config.schema.parameter import Section, block, param
 from neox_config.schema.sections.model import Fusion
@@ -19,7 +26,7 @@ _YARN = "type is yarn"
 
 
 class SparsityConfig(Section):
-    """Block layouts of sparse attention layers; attention is always causal."""
+    """Block layouts of sparse attention layers."""
 
     mode: Literal["dense", "fixed", "bigbird", "bslongformer", "variable"] = param(
         "fixed", origin="DSC", resume="free", doc="Not used: attention-config sets the type of each layer."
@@ -41,13 +48,21 @@ class SparsityConfig(Section):
         origin="DSC",
         gt=0,
         used_when=layers_using("num_global_blocks"),
-        doc="Global blocks per window, which all later blocks attend to.",
+        doc="Global blocks per window, which all later blocks attend to; bidirectional: all blocks.",
     )
     attention: Literal["unidirectional", "bidirectional"] = param(
-        "bidirectional", origin="DSC", resume="free", doc="Not used: attention is causal."
+        "bidirectional",
+        origin="DSC",
+        used_when=BLOCKS_OF_MASKED,
+        doc="Whether tokens of layers in blocks see later tokens, or only earlier ones. With objective: "
+        "causal, all layers are unidirectional.",
     )
     horizontal_global_attention: bool = param(
-        False, origin="DSC", resume="free", doc="Not used: attention is causal."
+        False,
+        origin="DSC",
+        used_when=ROWS_OF_MASKED,
+        doc="Let global blocks attend to all blocks; requires attention: bidirectional. Global blocks of "
+        "bslongformer and bigbird always do.",
     )
     num_different_global_patterns: int = param(
         1,
@@ -87,8 +102,8 @@ class SparsityConfig(Section):
         origin="DSC",
         gt=0,
         used_when=layers_using("num_sliding_window_blocks"),
-        doc="Width of the sliding window in blocks, half of it before the current block. Local layers use it "
-        "if num_local_blocks is not given.",
+        doc="Width of the sliding window in blocks, half of it before the current block and, if attention is "
+        "bidirectional, half behind it. Local layers use it if num_local_blocks is not given.",
     )
 
     def can_differ_per_head(self, kind: str) -> bool:
@@ -225,7 +240,8 @@ class AttentionSection(Section, resume="model"):
         le=1_000_000_000,
         none_means="every earlier token",
         used_when=has_layers(("global",)),
-        doc="Number of earlier tokens that a token of a global layer sees, in addition to itself.",
+        doc="Number of earlier tokens that a token of a global layer sees, in addition to itself; with "
+        "objective: masked also of later ones.",
     )
     sparsity_config: SparsityConfig = block(
         SparsityConfig, origin="NeoX", doc="Block layouts of sparse attention layers."
@@ -250,6 +266,13 @@ class AttentionSection(Section, resume="model"):
         gt=1,
         used_when="pos_emb is rpe",
         doc="Distances of this many tokens or more share the last bucket.",
+    )
+    rpe_causal: bool = param(
+        False,
+        origin="NeoX",
+        used_when=RPE_OF_MASKED,
+        doc="Give all later tokens the bias of distance 0, as in T5's decoder. false: half of the buckets "
+        "are for later tokens. With objective: causal, the bias is always that of a decoder.",
     )
     rotary_pct: float = param(
         1.0,

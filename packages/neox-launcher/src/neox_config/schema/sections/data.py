@@ -125,9 +125,6 @@ class DataSection(Section, resume="training"):
         le=1_024,
         doc="Threads that prefetch samples; 0 loads each batch when it is needed.",
     )
-    short_seq_prob: float = param(
-        0.1, origin="Meg", resume="free", ge=0, le=1, doc="Not used: applies only to BERT samples."
-    )
     reset_position_ids: bool = param(
         False,
         origin="Meg",
@@ -135,7 +132,7 @@ class DataSection(Section, resume="training"):
         doc="Restart position ids after each end-of-document token.",
     )
     reset_attention_mask: bool = param(
-        False, origin="Meg", doc="Mask attention to tokens of earlier documents."
+        False, origin="Meg", doc="Mask attention to tokens of other documents."
     )
     eod_mask_loss: bool = param(
         False, origin="Meg", doc="Mask the loss where the input is an end-of-document token."

@@ -183,14 +183,17 @@ class RandomLtd(Section):
         resume="free",
         needed=True,
         min_length=1,
-        doc="Name of the mask argument of the layers.",
+        used_when="objective is masked",
+        doc="Name of the mask argument of the layers. Of a masked model it is attention_mask: what separates "
+        "documents and padding is that of the kept tokens.",
     )
     model_type: Literal["decoder", "encoder"] | None = param(
         None,
         origin="DSC",
         resume="free",
         needed=True,
-        doc="Type of attention: causal (decoder) or bidirectional (encoder).",
+        used_when="objective is masked",
+        doc="Type of attention: causal (decoder) or bidirectional (encoder); masked models are encoders.",
     )
     hidden_state_order: Literal["batch_seq_dim", "seq_batch_dim"] | None = param(
         None, origin="DSC", resume="free", needed=True, doc="Order of the dimensions of hidden states."

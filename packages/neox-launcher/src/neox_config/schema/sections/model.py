@@ -305,3 +305,10 @@ class ModelSection(Section, resume="model"):
         doc="Use only operators that PyTorch's ONNX exporter supports: attention is computed step by step "
         "instead of with PyTorch's fused operator, and no kernels of this project are used.",
     )
+    objective: Literal["causal", "masked"] = param(
+        "causal",
+        origin="ours",
+        source="arXiv:1810.04805 (masked)",
+        doc="causal: predict each next token from the tokens before it. masked: predict masked tokens from "
+        "all tokens, as BERT does; attention is in both directions, and the model generates no text.",
+    )

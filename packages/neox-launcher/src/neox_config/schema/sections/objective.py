@@ -4,6 +4,7 @@ from neox_config.schema.parameter import Section, param
 
 __all__ = ["ObjectiveSection"]
 
+_MASKED = "objective is masked"
 _FIM = "fim_rate is not 0"
 _FIM_TOKEN = (
     "Text of the special token before the {} of a rearranged document; the vocabulary must contain it."
@@ -13,11 +14,45 @@ _FIM_TOKEN = (
 class ObjectiveSection(Section, resume="training"):
     """What the model learns to predict: the next token, or masked tokens."""
 
+    mask_prob: float = param(
+        0.15,
+        origin="Meg",
+        gt=0,
+        le=1,
+        used_when=_MASKED,
+        doc="Share of the tokens of a sample that are predicted. Of these, 80 % are replaced by the mask "
+        "token, 10 % by a random token, and 10 % stay. End-of-document and other special tokens are never "
+        "chosen.",
+    )
+    mask_whole_words: bool = param(
+        False,
+        origin="ours",
+        used_when=_MASKED,
+        doc="Choose whole words: successive tokens with letters, digits or underscores at their borders.",
+    )
+    mask_token: str | None = param(
+        None,
+        origin="ours",
+        min_length=1,
+        none_means="<|mask|>, [MASK] or <mask>, the first that the vocabulary contains",
+        used_when=_MASKED,
+        doc="Text of the mask token. neox-data add-tokens adds one to a vocabulary.",
+    )
+    short_seq_prob: float = param(
+        0.1,
+        origin="Meg",
+        ge=0,
+        le=1,
+        used_when=_MASKED,
+        doc="Probability that a sample is cut to a random length of at least 2 tokens, so that the model "
+        "also learns short texts. The rest is padding, which is not predicted and not seen.",
+    )
     fim_rate: float = param(
         0.0,
         origin="ours",
         ge=0,
         le=1,
+        used_when="objective is causal",
         source="arXiv:2207.14255",
         doc="Fill in the middle: probability that a document of a training sample is rearranged, so that the "
         "model learns to fill a gap: prefix, suffix, then middle, with a special token before each. Samples "

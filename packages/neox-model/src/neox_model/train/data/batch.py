@@ -15,7 +15,18 @@ from torch import Tensor, distributed
 from neox_data.documents import document_ids, position_ids
 from neox_model.parallel.groups import Group
 
-__all__ = ["Batch", "DocumentEnds", "TokenWeighting", "as_batch", "unweighted", "weighted_globally"]
+__all__ = [
+    "Batch",
+    "DocumentEnds",
+    "TokenWeighting",
+    "as_batch",
+    "as_masked_batch",
+    "unweighted",
+    "weighted_globally",
+]
+
+# The document of padding, which no token is part of.
+_PADDING = -1
 
 # (micro-batches, number of them per average, device) -> that number of micro-batches, with the weights of
 # tokens in the loss.
@@ -29,13 +40,13 @@ class DocumentEnds:
     Args:
         token: the end-of-document token.
         masks_loss: exclude predictions from this token from the loss.
-        hides_earlier: mask tokens of earlier documents in attention.
+        hides_others: mask tokens of other documents in attention.
         restarts_positions: restart positions at 0 after this token.
     """
 
     token: int
     masks_loss: bool = False
-    hides_earlier: bool = False
+    hides_others: bool = False
     restarts_positions: bool = False
 
 
@@ -44,9 +55,10 @@ class Batch(NamedTuple):
 
     Args:
         tokens_BS: the model's input, int64.
-        labels_BS: the label of each input token, which is the token after it; 0 where none counts; int64.
+        labels_BS: the label of each input token, which is the token after it or, in masked models, the token
+            that is masked; 0 where none counts; int64.
         loss_mask_BS: 1 where the prediction counts in the loss, else 0, float32.
-        document_ids_BS: document ids, if tokens do not see earlier documents.
+        document_ids_BS: document ids, if tokens do not see other documents or padding.
         positions_BS: position ids, if positions do not count from the start of the window, or with document
             ids.
     """
@@ -99,12 +111,41 @@ def as_batch(windows: Tensor, *, ends: DocumentEnds | None = None, labels: Tenso
     if ends.masks_loss:
         loss_mask_BS[tokens_BS == ends.token] = 0.0
     document_ids_BS = positions_BS = None
-    if ends.hides_earlier:
+    if ends.hides_others:
         document_ids_BS = torch.from_numpy(document_ids(tokens_BS.numpy(), ends.token))
-    if ends.hides_earlier or ends.restarts_positions:
-        restart = ends.token if ends.restarts_positions else None
-        positions_BS = torch.from_numpy(position_ids(tokens_BS.numpy(), restart))
+    if ends.hides_others or ends.restarts_positions:
+        positions_BS = _positions(tokens_BS, ends)
     return Batch(tokens_BS, labels_BS, loss_mask_BS, document_ids_BS, positions_BS)
+
+
+def as_masked_batch(rows: Tensor, *, ends: DocumentEnds, hides_padding: bool) -> Batch:
+    """Convert masked samples to a batch.
+
+    End-of-document tokens are never masked, so that they are those of the documents.
+
+    Args:
+        rows: int64 [batch, 3, seq_length], on the CPU: inputs, labels (negative ones do not count), and 1 for
+            tokens, 0 for padding (see neox_data.masking).
+        ends: effects of ends of documents.
+        hides_padding: mask padding in attention.
+    """
+    tokens_BS, labels_BS, is_content_BS = (row.contiguous() for row in rows.unbind(dim=1))
+    loss_mask_BS, labels_BS = (labels_BS >= 0).float(), labels_BS.clamp(min=0)
+    document_ids_BS = positions_BS = None
+    if ends.hides_others:
+        document_ids_BS = torch.from_numpy(document_ids(tokens_BS.numpy(), ends.token))
+    elif hides_padding:
+        document_ids_BS = torch.zeros_like(tokens_BS)
+    if document_ids_BS is not None:
+        document_ids_BS = document_ids_BS.masked_fill(is_content_BS == 0, _PADDING)
+    if document_ids_BS is not None or ends.restarts_positions:
+        positions_BS = _positions(tokens_BS, ends)
+    return Batch(tokens_BS, labels_BS, loss_mask_BS, document_ids_BS, positions_BS)
+
+
+def _positions(tokens_BS: Tensor, ends: DocumentEnds) -> Tensor:
+    restart = ends.token if ends.restarts_positions else None
+    return torch.from_numpy(position_ids(tokens_BS.numpy(), restart))
 
 
 def unweighted(batches: Iterator[Batch], count: int, device: torch.device) -> Iterator[Batch]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from neox_config import Resolved
 from neox_config.derive.curricula import NO_DIFFICULTIES
+from neox_config.derive.objective import is_masked
 from neox_config.facts.difficulty import DifficultySchedule
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_data.blend import SampleDataset, build_blend
@@ -205,16 +206,18 @@ def _sources(resolved: Resolved, part: str) -> list[_Source]:
 
 def _dataset(resolved: Resolved, source: _Source, name: str, documents: range, count: int) -> SampleDataset:
     config = resolved.config
+    is_whole = config.data.pack_impl != "packed"
     settings: dict[str, Any] = {
         "name": name,
         "documents": documents,
         "num_samples": count,
-        "seq_length": config.model.seq_length,
+        # A masked model predicts no token behind its input, so whole documents do not have room for it.
+        "seq_length": config.model.seq_length - (1 if is_whole and is_masked(config) else 0),
         "seed": config.training.seed,
         "prefix": source.prefix,
         "cache_dir": config.data.data_cache_dir,
     }
-    if config.data.pack_impl != "packed":
+    if is_whole:
         return WholeDocumentDataset(
             source.tokens,
             labels=source.labels,

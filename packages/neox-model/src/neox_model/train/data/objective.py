@@ -1,21 +1,35 @@
 """Turn the samples of a dataset into those of the configured objective. Without torch."""
 
+import numpy as np
+
 from neox_config import NeoXConfig
+from neox_config.derive.objective import is_masked
 from neox_data.blend import SampleDataset
 from neox_data.errors import TokenizerError
 from neox_data.fill_in_middle import FillInMiddleDataset, MiddleTokens
+from neox_data.masking import MaskedDataset, Masking, WordEdges
 from neox_data.tokenizers import Tokenizer
 from neox_model.train.data.datasets import Datasets
 
 __all__ = ["check_special_tokens", "samples_of_objective"]
 
 
+_ADD = (
+    "add it with neox-data add-tokens (or train-tokenizer --special-token) and tokenize the data again with "
+    "the new tokenizer"
+)
+# Mask tokens of published vocabularies, and ours.
+_MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
+
+
 def check_special_tokens(config: NeoXConfig, tokenizer: Tokenizer) -> None:
-    """Check that the tokenizer has the special tokens of the objective.
+    """Check that the tokenizer has what the objective requires.
 
     Raises:
-        TokenizerError: it lacks one.
+        TokenizerError: it lacks a special token, or its words are unknown.
     """
+    if is_masked(config):
+        _masking(config, tokenizer)
     if config.objective.fim_rate:
         _middle_tokens(config, tokenizer)
 
@@ -29,12 +43,49 @@ def samples_of_objective(datasets: Datasets, config: NeoXConfig, tokenizer: Toke
         tokenizer: the model's tokenizer.
 
     Raises:
-        TokenizerError: the tokenizer lacks a special token of the objective.
+        TokenizerError: as `check_special_tokens`.
     """
+    if is_masked(config):
+        return _masked(datasets, config, tokenizer)
     found = dict(datasets)
     if config.objective.fim_rate and "train" in found:
         found["train"] = _with_middles(found["train"], config, tokenizer)
     return found
+
+
+def _masked(datasets: Datasets, config: NeoXConfig, tokenizer: Tokenizer) -> Datasets:
+    masking, seed = _masking(config, tokenizer), config.training.seed
+    return {
+        part: MaskedDataset(dataset, masking, length=config.model.seq_length, key=f"{seed} {part}")
+        for part, dataset in datasets.items()
+    }
+
+
+def _masking(config: NeoXConfig, tokenizer: Tokenizer) -> Masking:
+    section, mask = config.objective, _mask_token(config, tokenizer)
+    text_ids = sorted(set(range(tokenizer.vocab_size)) - tokenizer.special_ids - {mask})
+    return Masking(
+        mask=mask,
+        text_ids=np.array(text_ids, np.int64),
+        probability=section.mask_prob,
+        short_probability=section.short_seq_prob,
+        padding=tokenizer.end_of_document if tokenizer.padding is None else tokenizer.padding,
+        words=WordEdges(tokenizer) if section.mask_whole_words else None,
+    )
+
+
+def _mask_token(config: NeoXConfig, tokenizer: Tokenizer) -> int:
+    given = config.objective.mask_token
+    if given is not None:
+        return _needed(tokenizer, "mask-token", given)
+    found = (tokenizer.token_id(token) for token in _MASK_TOKENS)
+    number = next((each for each in found if each is not None), None)
+    if number is None:
+        raise TokenizerError(
+            f"objective: masked: the vocabulary has no mask token ({', '.join(_MASK_TOKENS)}); name the one "
+            f"that it has with mask-token, or {_ADD}"
+        )
+    return number
 
 
 def _with_middles(dataset: SampleDataset, config: NeoXConfig, tokenizer: Tokenizer) -> SampleDataset:
@@ -61,7 +112,6 @@ def _needed(tokenizer: Tokenizer, name: str, token: str) -> int:
     number = tokenizer.token_id(token)
     if number is None:
         raise TokenizerError(
-            f"{name}: the vocabulary has no token {token!r}; name one that it has, or add it with neox-data "
-            "add-tokens (or train-tokenizer --special-token) and tokenize the data again"
+            f"{name}: the vocabulary has no token {token!r}; name one that it has, or {_ADD}"
         )
     return number

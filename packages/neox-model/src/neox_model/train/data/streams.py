@@ -7,6 +7,7 @@ from torch import Tensor
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.curricula import NO_DIFFICULTIES, length_schedule
+from neox_config.derive.objective import has_padding, is_masked
 from neox_config.facts.difficulty import DifficultySchedule
 from neox_data.blend import SampleDataset
 from neox_data.errors import DataError
@@ -19,6 +20,7 @@ from neox_model.train.data.batch import (
     DocumentEnds,
     TokenWeighting,
     as_batch,
+    as_masked_batch,
     unweighted,
     weighted_globally,
 )
@@ -58,28 +60,33 @@ class Stream:
 
 
 def _as_checked_batch(
-    windows: Tensor, *, vocab_size: int, ends: DocumentEnds | None, gpu: int | None
+    rows: Tensor, *, vocab_size: int, make: Callable[[Tensor], Batch], gpu: int | None
 ) -> Batch:
-    """Return the micro-batch of windows of tokens, or of tokens and labels.
+    """Return the micro-batch of loaded items.
 
     Args:
-        windows: int64 [batch, length], or [batch, 2, length] with labels.
+        rows: int64 [batch, length], or [batch, 2 or 3, length] with labels in the second row.
         vocab_size: size of the model's vocabulary.
-        ends: effects of ends of documents; None: no effects.
+        make: makes a batch of the rows.
         gpu: copy it to page-locked memory for this GPU; None: leave it where it is.
 
     Raises:
         DataError: a token or label is outside the vocabulary.
     """
-    labels = None
-    if windows.ndim == 3:
-        windows, labels = windows.unbind(dim=1)
-        _check(0, int(labels.max()), "label", vocab_size)
+    tokens = rows if rows.ndim == 2 else rows[:, 0]
+    if rows.ndim == 3:
+        _check(0, int(rows[:, 1].max()), "label", vocab_size)
     # An embedding split over ranks would silently return zeros for such a token.
-    lowest, highest = (int(found) for found in windows.aminmax())
+    lowest, highest = (int(found) for found in tokens.aminmax())
     _check(lowest, highest, "token", vocab_size)
-    batch = as_batch(windows, ends=ends, labels=labels)
+    batch = make(rows)
     return batch if gpu is None else batch.pinned(gpu)
+
+
+def _causal_batch(rows: Tensor, *, ends: DocumentEnds) -> Batch:
+    """Return the batch of windows of tokens, or of tokens and labels."""
+    windows, labels = (rows, None) if rows.ndim == 2 else rows.unbind(dim=1)
+    return as_batch(windows, ends=ends, labels=labels)
 
 
 def _check(lowest: int, highest: int, what: str, vocab_size: int) -> None:
@@ -107,7 +114,7 @@ def open_streams(
 
     Args:
         resolved: the configuration.
-        datasets: the datasets by part.
+        datasets: the datasets by part, with samples of the objective (see `samples_of_objective`).
         groups: this rank's process groups; stages between the first and the last need no tokens.
         vocab_size: size of the model's vocabulary.
         end_of_document: the end-of-document token.
@@ -118,14 +125,22 @@ def open_streams(
     ends = DocumentEnds(
         token=end_of_document,
         masks_loss=data.eod_mask_loss,
-        hides_earlier=data.reset_attention_mask,
+        hides_others=data.reset_attention_mask,
         # Sinusoidal and rotary positions always count from the start of the window.
         restarts_positions=data.reset_position_ids and resolved.config.attention.pos_emb == "learned",
     )
 
     schedule = length_schedule(resolved.config, difficulties)
     gpu = computing_device().index
-    prepare = partial(_as_checked_batch, vocab_size=vocab_size, ends=ends, gpu=gpu)
+    masked = is_masked(resolved.config)
+    make = (
+        partial(as_masked_batch, ends=ends, hides_padding=has_padding(resolved.config))
+        if masked
+        else partial(_causal_batch, ends=ends)
+    )
+    prepare = partial(_as_checked_batch, vocab_size=vocab_size, make=make, gpu=gpu)
+    # The loader adds the token that the last one predicts; masked tokens are predicted in their own place.
+    added = 1 if masked else 0
 
     def open_stream(part: str, dataset: SampleDataset, samples: int, iteration: int = 0) -> Stream:
         if not needs_tokens:
@@ -144,7 +159,7 @@ def open_streams(
             num_threads=prefetch_threads(resolved.config) if part == "train" else data.num_workers,
             length_at=None
             if schedule is None or part != "train"
-            else lambda since: schedule(iteration + since),
+            else lambda since: schedule(iteration + since) - added,
             prepare=prepare,
         )
         return Stream(loader)

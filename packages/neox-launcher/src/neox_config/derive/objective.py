@@ -1,0 +1,33 @@
+"""What follows from the objective: which tokens see which, and how samples are made."""
+
+from neox_config.facts.attention import ATTENTION_FACTS
+from neox_config.schema.config import NeoXConfig
+
+__all__ = ["WITHOUT_TEXTS", "has_padding", "is_masked", "sees_later_tokens", "separates_tokens"]
+
+WITHOUT_TEXTS = (
+    "is for models that predict masked tokens from all others, which cannot continue texts; use a model that "
+    "was trained with objective: causal, or the logits of this one (neox_model.load_model)"
+)
+
+
+def is_masked(config: NeoXConfig) -> bool:
+    """Return True if the model predicts masked tokens from all others, instead of the next token."""
+    return config.model.objective == "masked"
+
+
+def sees_later_tokens(config: NeoXConfig, kind: str) -> bool:
+    """Return True if tokens see later ones in layers of this attention type."""
+    is_both_ways = config.attention.sparsity_config.attention == "bidirectional"
+    return is_masked(config) and (is_both_ways or not ATTENTION_FACTS[kind].is_in_blocks)
+
+
+def has_padding(config: NeoXConfig) -> bool:
+    """Return True if tokens would see padding: behind a causal model's samples, no token sees it."""
+    is_cut = config.objective.short_seq_prob > 0 or config.data.pack_impl != "packed"
+    return is_masked(config) and is_cut
+
+
+def separates_tokens(config: NeoXConfig) -> bool:
+    """Return True if layers receive document ids, which separate documents, or tokens from padding."""
+    return config.data.reset_attention_mask or has_padding(config)
