@@ -34,7 +34,7 @@ def dropping(**settings: Any) -> dict[str, Any]:
         "random_ltd_layer_num": 2,
         "random_ltd_layer_id": [1, 3],
         "model_mask_name": "attention_mask",
-        "model_type": "decoder",
+        "model_type": "encoder" if settings.get("objective") == "masked" else "decoder",
         "hidden_state_order": "seq_batch_dim",
         "random_ltd_schedule": {
             "min_value": 4,
@@ -95,11 +95,12 @@ def test_configuration_selects_layers_that_drop_tokens_and_their_schedule():
 
 @pytest.mark.parametrize("position", ["rotary", "learned", "none"])
 @pytest.mark.parametrize("with_documents", [False, True])
+@pytest.mark.parametrize("objective", ["causal", "masked"])
 def test_kept_tokens_are_computed_as_if_the_others_were_hidden_and_the_others_pass_by(
-    monkeypatch, position, with_documents
+    monkeypatch, position, with_documents, objective
 ):
     """Separate document ids hide them, so that the tokens keep their positions."""
-    model = model_of(pos_emb=position)
+    model = model_of(pos_emb=position, objective=objective)
     layer = token_dropping_layers(model)[0]
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(LENGTH, BATCH, WIDTH, generator=generator)

@@ -337,6 +337,10 @@ SUBJECTS: tuple[Subject, ...] = (
         ("reset_attention_mask", "reset_position_ids", "eod_mask_loss"),
     ),
     Subject(
+        "mlm, masked language modelling, masked language modeling, bert, masking, bidirectional attention",
+        ("objective", "mask_prob", "mask_whole_words", "mask_token", "short_seq_prob"),
+    ),
+    Subject(
         "fim, fill in the middle, infilling, infill, spm, psm",
         ("fim_rate", "fim_spm_rate", "fim_prefix_token", "fim_middle_token", "fim_suffix_token"),
     ),

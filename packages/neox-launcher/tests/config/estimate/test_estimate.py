@@ -343,6 +343,21 @@ def test_sparse_attention_multiplies_with_fewer_keys(kind, keys):
     assert flops_per_token(shape) == 3 * (24 * 64 + 4 * keys * 8 + 2 * 10 * 8)
 
 
+@pytest.mark.parametrize(
+    ("kind", "sparsity", "keys"),
+    [
+        ("global", Sparsity(is_causal=False), 256),
+        ("global", Sparsity(is_causal=False, window=20), 2 * 20 + 1),
+        ("global", Sparsity(is_causal=False, window=200), 256),
+        ("local", Sparsity(is_causal=False), 5 * 16),
+        ("bigbird", Sparsity(is_causal=False, random_blocks=2), (3 + 1 + 2) * 16),
+    ],
+)
+def test_windows_of_masked_models_reach_to_both_sides(kind, sparsity, keys):
+    shape = make_shape(1, 8, 2, 256, 10, attention_types=(kind,), sparsity=sparsity)
+    assert flops_per_token(shape) == 3 * (24 * 64 + 4 * keys * 8 + 2 * 10 * 8)
+
+
 def test_gmlp_mixes_half_of_its_channels_over_all_positions():
     shape = make_shape(1, attention_types=("gmlp",))
     assert flops_per_token(shape) == 3 * (2 * (8 * 64 + 32 * 8) + 2 * 4 * 32 + 2 * 10 * 8)
