@@ -138,6 +138,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "no loss at document ends": {"eod_mask_loss": True},
     "loss over the global batch": {"loss_normalization": "global"},
     "computed sample order": {"sample_order": "lazy"},
+    "masked tokens": {"objective": "masked"},
+    "fill in the middle": {"fim_rate": 0.5},
     # Checkpoints, guards and measurements
     "saving in the background": {"save": "checkpoints", "save_interval": 1, "async_save": True},
     "forward check of checkpoints": {
