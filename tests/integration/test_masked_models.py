@@ -5,6 +5,7 @@ import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -224,6 +225,38 @@ def test_a_masked_model_has_logits_and_generates_nothing(tmp_path, data):
     with pytest.raises(NeoXError, match=r"objective: masked"):
         to_hf(tmp_path / "run" / checkpoint_name(ITERATIONS), tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
+
+
+def evaluate(settings: dict[str, Any]) -> str:
+    """What neox-launch evaluate prints, in process groups that exist already."""
+    from neox_model.evaluate import perplexity
+
+    with (
+        patch.object(perplexity, "join_processes", lambda _: SINGLE_PROCESS),
+        patch.object(perplexity, "leave_processes", lambda: None),
+    ):
+        return perplexity.evaluate_parts(resolved_from(settings))
+
+
+def test_an_evaluation_is_that_of_the_hidden_tokens(tmp_path, data):
+    settings = SETTINGS | {"data_path": data, "save": str(tmp_path / "run"), "load": str(tmp_path / "run")}
+    run_ranks(train, size=1, parts=[settings])
+    (line,) = run_ranks(evaluate, size=1, settings=settings)
+    first = EVALUATED * settings["train_batch_size"]
+    losses = [plain_loss(weights_of(tmp_path / "run"), data, place) for place in (0, first)]
+    assert any(line.startswith(f"validation loss {loss:.4f}, ") for loss in losses), (line, losses)
+
+
+def test_a_causal_model_is_another_one_whose_weights_may_be_used(tmp_path, data):
+    folder = str(tmp_path / "causal")
+    settings = SETTINGS | {"data_path": data, "load": folder}
+    run_ranks(train, size=1, parts=[settings | {"save": folder, "objective": "causal"}])
+    with pytest.raises(Exception, match=r"objective: causal in the checkpoint, masked in this run"):
+        run_ranks(train, size=1, parts=[settings | {"save": str(tmp_path / "run")}])
+    given = settings | {"save": str(tmp_path / "run"), "finetune": True, "optimizer": SETTINGS["optimizer"]}
+    ((evaluated,),) = run_ranks(train, size=1, parts=[given])
+    assert all(math.isfinite(loss) for _, _, loss in evaluated)
+    assert neox_model.load_model(tmp_path / "run").settings["objective"] == "masked"
 
 
 def test_a_tokenizer_without_a_mask_token_ends_a_training_before_it_starts(tmp_path, data):
