@@ -57,6 +57,12 @@ LAYOUTS: dict[str, tuple[dict[str, Any], int, float]] = {
     "data 2": ({}, 2, 1e-5),
     "ZeRO 3": ({"zero_optimization": {"stage": 3}, "engine": "deepspeed"}, 2, 1e-5),
     "torch, ZeRO 3": ({"zero_optimization": {"stage": 3}, "engine": "torch"}, 2, 1e-5),
+    "torch, pipeline 2, ZeRO 2": (
+        {"pipe_parallel_size": 2, "zero_optimization": {"stage": 2}, "engine": "torch"},
+        4,
+        1e-5,
+    ),
+    "float16": ({"precision": "fp16"}, 1, 3e-3),
     "bfloat16": ({"precision": "bfloat16"}, 1, 3e-2),
     "tensor 2, bfloat16": ({"model_parallel_size": 2, "precision": "bfloat16"}, 2, 3e-2),
 }

@@ -268,7 +268,7 @@ def test_special_tokens_are_part_of_a_trained_vocabulary_or_added_behind_it(tmp_
     ("tokens", "message"),
     [
         (["<|padding|>"], "has '<|padding|>' already, with id 1; remove it from the list"),
-        (["a", "<|x|>", "<|x|>"], "'<|x|>' is empty or given twice; give every new token once"),
+        (["a", "<|x|>", "<|x|>"], "'<|x|>' is given twice; give every special token once"),
     ],
 )
 def test_tokens_that_cannot_be_added_are_named(
@@ -278,6 +278,15 @@ def test_tokens_that_cannot_be_added_are_named(
     assert result.exit_code == 2
     assert message in result.stderr
     assert not (tmp_path / "new.json").exists()
+
+
+def test_train_tokenizer_refuses_an_empty_special_token(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "one"}\n')
+    arguments = ["--input", corpus, "--special-token", "", "--output", tmp_path / "new.json"]
+    result = run("train-tokenizer", *arguments)
+    assert (result.exit_code, (tmp_path / "new.json").exists()) == (2, False)
+    assert "a special token is empty; give its text" in result.stderr
 
 
 @pytest.mark.parametrize("output", ["corpus.jsonl", "link.jsonl"])

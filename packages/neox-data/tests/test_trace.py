@@ -58,7 +58,7 @@ def data_of(
         data_parallel_size=replicas,
         data_parallel_ranks=[rank // 2 for rank in range(2 * replicas)],
         build_tokenizer=lambda: build_tokenizer("CharLevelTokenizer"),
-        length_at=lambda iteration: SEQ_LENGTH,
+        length_at=lambda iteration: SEQ_LENGTH + 1,
     )
 
 
@@ -126,7 +126,7 @@ def test_a_document_is_read_at_exactly_the_items_that_hold_it(prefixes: list[Pat
 
 
 def test_shorter_iteration_shows_only_its_targets(prefixes: list[Path]) -> None:
-    data = replace(data_of({"train": orders(prefixes)["plain"]}), length_at=lambda iteration: 2 + iteration)
+    data = replace(data_of({"train": orders(prefixes)["plain"]}), length_at=lambda iteration: 3 + iteration)
     for iteration in (0, 3):
         for reading in readings_at(data, iteration):
             assert sum(passage.length for passage in reading.passages) == 3 + iteration

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -275,6 +275,7 @@ def train_tokenizer(
     quiet: bool,
 ) -> None:
     """Train a byte-level BPE vocabulary, for HFTokenizer."""
+    _check_special(special)
     started = time.monotonic()
     passed_over = PassedOver()
     paths = find_inputs(inputs, passed_over)
@@ -313,13 +314,19 @@ def add_tokens(source: Path, tokens: tuple[str, ...], output: Path) -> None:
 
     Tokenize data with the new tokenizer: a dataset records the tokenizer it was made with.
     """
-    repeated = next((token for token in tokens if tokens.count(token) > 1 or not token), None)
-    if repeated is not None:
-        raise click.UsageError(f"{repeated!r} is empty or given twice; give every new token once")
+    _check_special(tokens)
     added = add_special_tokens(source, tokens, output)
     for token, number in added.items():
         click.echo(f"{number:>8} {token}")
     click.echo(f"wrote {output}: {max(added.values()) + 1:,} entries")
+
+
+def _check_special(tokens: Sequence[str]) -> None:
+    for token in tokens:
+        if not token:
+            raise click.UsageError("a special token is empty; give its text")
+        if tokens.count(token) > 1:
+            raise click.UsageError(f"{token!r} is given twice; give every special token once")
 
 
 @main.command(

@@ -162,7 +162,7 @@ def reading_of(data: TrainingData, item: int) -> Reading:
 
 
 def _reading(data: TrainingData, item: int, place: BatchPlace) -> Reading:
-    left, found = data.length_at(place.iteration) + 1, []
+    left, found = data.length_at(place.iteration), []
     for passage in passages(_train_dataset(data), item):
         if left:
             found.append(passage.cut(left))

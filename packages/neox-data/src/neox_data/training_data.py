@@ -52,7 +52,7 @@ class TrainingData:
         data_parallel_size: number of data-parallel ranks.
         data_parallel_ranks: data-parallel rank of each process.
         build_tokenizer: builds the configured tokenizer.
-        length_at: function of the iteration that returns the number of tokens that its samples predict.
+        length_at: function of the iteration that returns the number of tokens of its samples.
         left_out: ranges of items of the training part, the first of each and the one after its last, whose
             iterations read them but do not train on them.
     """

@@ -3,7 +3,14 @@
 from neox_config.facts.attention import ATTENTION_FACTS
 from neox_config.schema.config import NeoXConfig
 
-__all__ = ["WITHOUT_TEXTS", "has_padding", "is_masked", "sees_later_tokens", "separates_tokens"]
+__all__ = [
+    "WITHOUT_TEXTS",
+    "has_padding",
+    "is_masked",
+    "sees_later_tokens",
+    "separates_tokens",
+    "tokens_behind_input",
+]
 
 WITHOUT_TEXTS = (
     "is for models that predict masked tokens from all others, which cannot continue texts; use a model that "
@@ -20,6 +27,11 @@ def sees_later_tokens(config: NeoXConfig, kind: str) -> bool:
     """Return True if tokens see later ones in layers of this attention type."""
     is_both_ways = config.attention.sparsity_config.attention == "bidirectional"
     return is_masked(config) and (is_both_ways or not ATTENTION_FACTS[kind].is_in_blocks)
+
+
+def tokens_behind_input(config: NeoXConfig) -> int:
+    """Return the number of tokens of a sample behind the model's input, which are predicted alone."""
+    return 0 if is_masked(config) else 1
 
 
 def has_padding(config: NeoXConfig) -> bool:

@@ -58,14 +58,8 @@ def far_distances_share_buckets(c: NeoXConfig) -> Iterator[Problem]:
     """Require the last bucket to start beyond the half of the buckets that hold a single distance each."""
     attention = c.attention
     both_ways = is_masked(c) and not attention.rpe_causal
-    exact, share = (
-        (attention.rpe_num_buckets // 4, "a quarter")
-        if both_ways
-        else (
-            attention.rpe_num_buckets // 2,
-            "half",
-        )
-    )
+    parts, share = (4, "a quarter") if both_ways else (2, "half")
+    exact = attention.rpe_num_buckets // parts
     if attention.pos_emb == "rpe" and attention.rpe_max_distance <= exact:
         yield Problem(
             "rpe_max_distance",

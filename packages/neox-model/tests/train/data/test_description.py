@@ -5,11 +5,13 @@ import pytest
 
 from neox_data.errors import DataError
 from neox_data.indexed import IndexedDatasetWriter
+from neox_data.tokenizers import build_tokenizer
 from neox_data.trace import readings_at
 from neox_data.training_data import load_training_data
-from neox_model.parallel.groups import SINGLE_RANK, Group, Groups
+from neox_model.parallel.groups import SINGLE_PROCESS, SINGLE_RANK, Group, Groups
 from neox_model.parallel.topology import topology_of_world
 from neox_model.train.data.description import describe_training_data, training_data_of
+from neox_model.train.data.objective import samples_of_objective
 from neox_model.train.data.streams import build_datasets, open_streams
 from support.settings import TINY, resolved_from
 
@@ -67,8 +69,31 @@ def test_trace_equals_the_samples_of_a_new_and_a_resumed_training(settings, chan
                     tokens = [np.concatenate([one.tokens for one in row.passages]) for row in rows]
                     assert [row[:-1].tolist() for row in tokens] == batch.tokens_BS.tolist()
                     assert [row[1:].tolist() for row in tokens] == batch.labels_BS.tolist()
-                    assert batch.tokens_BS.shape[1] == data.length_at(iteration)
+                    assert batch.tokens_BS.shape[1] == data.length_at(iteration) - 1
             stream.close()
+
+
+@pytest.mark.parametrize("changes", [{}, {"curriculum_learning": SHORT_FIRST}, {"pack_impl": "best_fit"}])
+def test_trace_of_a_masked_model_has_the_tokens_of_its_input_alone(settings, changes):
+    resolved = resolved_from(settings | {"objective": "masked", "short_seq_prob": 0.0} | changes)
+    datasets = samples_of_objective(
+        build_datasets(resolved), resolved.config, build_tokenizer("CharLevelTokenizer")
+    )
+    data = training_data_of(resolved)
+    opened = open_streams(resolved, datasets, SINGLE_PROCESS, vocab_size=512, end_of_document=0)
+    stream = opened["train"](0)
+    for iteration in range(6):
+        traced = iter(readings_at(data, iteration, 0))
+        for batch in (next(stream) for _ in range(resolved.derived.accumulation)):
+            for tokens, mask in zip(batch.tokens_BS, batch.loss_mask_BS, strict=True):
+                read = np.concatenate([one.tokens for one in next(traced).passages])
+                assert len(read) <= len(tokens)
+                assert len(read) == len(tokens) or "pack_impl" in changes
+                kept = (mask == 0)[: len(read)]
+                assert (tokens[: len(read)][kept].numpy() == read[kept.numpy()]).all()
+                assert (mask[len(read) :] == 0).all()
+        assert next(traced, None) is None
+    stream.close()
 
 
 @pytest.mark.parametrize(("model", "pipe", "devices"), [(1, 1, 4), (2, 1, 4), (2, 2, 8), (1, 2, 4)])

@@ -74,6 +74,19 @@ def test_a_tokenizer_without_the_tokens_is_refused(prefix) -> None:
     check_special_tokens(settings(prefix, fim_middle_token="<|middle|>").config, TOKENIZER)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"objective": "masked", "mask_token": "<end>"}, {"fim_rate": 0.5, "fim_suffix_token": "<end>"}],
+)
+def test_the_end_of_documents_stands_for_nothing_else(prefix, changes, monkeypatch) -> None:
+    """Documents are told apart by it, so that more of these tokens would divide them."""
+    monkeypatch.setattr(type(TOKENIZER), "token_id", lambda self, token: END if token == "<end>" else 300)
+    with pytest.raises(
+        TokenizerError, match=r"(mask|fim-suffix)-token: '<end>' ends documents, .*; name another token"
+    ):
+        check_special_tokens(settings(prefix, **changes).config, TOKENIZER)
+
+
 MASK, PADDING = TOKENIZER.token_id("<|mask|>"), TOKENIZER.padding
 
 

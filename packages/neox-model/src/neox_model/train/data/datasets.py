@@ -8,7 +8,7 @@ import numpy as np
 
 from neox_config import Resolved
 from neox_config.derive.curricula import NO_DIFFICULTIES
-from neox_config.derive.objective import is_masked
+from neox_config.derive.objective import tokens_behind_input
 from neox_config.facts.difficulty import DifficultySchedule
 from neox_config.facts.vocabulary import pad_vocabulary
 from neox_data.blend import SampleDataset, build_blend
@@ -211,8 +211,8 @@ def _dataset(resolved: Resolved, source: _Source, name: str, documents: range, c
         "name": name,
         "documents": documents,
         "num_samples": count,
-        # A masked model predicts no token behind its input, so whole documents do not have room for it.
-        "seq_length": config.model.seq_length - (1 if is_whole and is_masked(config) else 0),
+        # Samples have one token more, for which whole documents do not have room if no model reads it.
+        "seq_length": config.model.seq_length - (1 - tokens_behind_input(config) if is_whole else 0),
         "seed": config.training.seed,
         "prefix": source.prefix,
         "cache_dir": config.data.data_cache_dir,

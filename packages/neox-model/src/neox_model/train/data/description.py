@@ -6,6 +6,7 @@ from pathlib import Path
 
 from neox_config import NeoXConfig, Resolved, load_config, resolve
 from neox_config.derive.curricula import length_schedule
+from neox_config.derive.objective import tokens_behind_input
 from neox_config.errors import NeoXError
 from neox_config.estimate.shapes import fewest_devices
 from neox_config.facts.topology import Topology
@@ -102,7 +103,8 @@ def training_data_of(resolved: Resolved, position: Position = START) -> Training
 
 def _length_at(resolved: Resolved) -> Callable[[int], int]:
     whole, schedule = resolved.config.model.seq_length, length_schedule(resolved.config)
-    return lambda iteration: whole if schedule is None else min(whole, schedule(iteration))
+    added = tokens_behind_input(resolved.config)
+    return lambda iteration: (whole if schedule is None else min(whole, schedule(iteration))) + added
 
 
 def _data_parallel_ranks(resolved: Resolved) -> list[int]:

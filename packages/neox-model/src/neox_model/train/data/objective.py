@@ -109,7 +109,13 @@ def _middle_tokens(config: NeoXConfig, tokenizer: Tokenizer) -> MiddleTokens:
 
 
 def _needed(tokenizer: Tokenizer, name: str, token: str) -> int:
+    """Return the id of a token that the objective adds to texts."""
     number = tokenizer.token_id(token)
+    if number == tokenizer.end_of_document:
+        raise TokenizerError(
+            f"{name}: {token!r} ends documents, so that others of it would divide documents; name another "
+            f"token of the vocabulary, or {_ADD}"
+        )
     if number is None:
         raise TokenizerError(
             f"{name}: the vocabulary has no token {token!r}; name one that it has, or {_ADD}"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from neox_config import NeoXConfig, Resolved
 from neox_config.derive.curricula import NO_DIFFICULTIES, length_schedule
-from neox_config.derive.objective import has_padding, is_masked
+from neox_config.derive.objective import has_padding, is_masked, tokens_behind_input
 from neox_config.facts.difficulty import DifficultySchedule
 from neox_data.blend import SampleDataset
 from neox_data.errors import DataError
@@ -132,15 +132,14 @@ def open_streams(
 
     schedule = length_schedule(resolved.config, difficulties)
     gpu = computing_device().index
-    masked = is_masked(resolved.config)
     make = (
         partial(as_masked_batch, ends=ends, hides_padding=has_padding(resolved.config))
-        if masked
+        if is_masked(resolved.config)
         else partial(_causal_batch, ends=ends)
     )
     prepare = partial(_as_checked_batch, vocab_size=vocab_size, make=make, gpu=gpu)
-    # The loader adds the token that the last one predicts; masked tokens are predicted in their own place.
-    added = 1 if masked else 0
+    # The loader adds a token behind the input.
+    added = 1 - tokens_behind_input(resolved.config)
 
     def open_stream(part: str, dataset: SampleDataset, samples: int, iteration: int = 0) -> Stream:
         if not needs_tokens:
