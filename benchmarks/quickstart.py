@@ -143,7 +143,7 @@ def measure(name: str, settings: list[str], work: Path, chosen: argparse.Namespa
 
 
 def prompts(work: Path, number: int) -> Path:
-    """Write the prompts of the quickstart, in turn, so many times; return the file."""
+    """Write a file with this number of prompts, those of the quickstart in turn; return its path."""
     path = work / f"prompts-{number}.txt"
     path.write_text("".join(islice(cycle(PROMPTS.read_text().splitlines(keepends=True)), number)))
     return path
