@@ -85,7 +85,7 @@ class PipelineChunk(PipelineStage):
         if backward_type == "weight":
             weights = list(self.submod.parameters())
             stage_backward_weight(iter(weights), bwd_kwargs["param_groups"], retain_graph=True)
-            _separate_gradients(weights)
+            _settle_gradients(weights)
             return (), None
         gradients, groups = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         return tuple(None if one is None else one.contiguous() for one in gradients), groups
@@ -113,17 +113,21 @@ class PipelineChunk(PipelineStage):
             self.device = device
 
 
-def _separate_gradients(weights: Sequence[nn.Parameter]) -> None:
-    """Copy gradients in the memory of another one: weights that are added to each other receive the same.
+def _settle_gradients(weights: Sequence[nn.Parameter]) -> None:
+    """Give every gradient memory of its own, laid out as its weight, as a whole backward pass does.
 
-    torch would add the gradients of the next micro-batch to both.
+    Weights that are added to each other receive the same memory, to which torch would add the gradients of
+    the next micro-batch twice. Gradients of a transposed weight are transposed in memory, where torch's fused
+    optimizers take them for those of other elements.
     """
     taken: set[int] = set()
     for weight in weights:
-        if weight.grad is not None and weight.grad.data_ptr() in taken:
-            weight.grad = weight.grad.clone()
-        if weight.grad is not None:
-            taken.add(weight.grad.data_ptr())
+        gradient = weight.grad
+        if gradient is None:
+            continue
+        if gradient.stride() != weight.stride() or gradient.data_ptr() in taken:
+            gradient = weight.grad = torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
+        taken.add(gradient.data_ptr())
 
 
 def _without_memory(buffer: Tensor | None) -> Tensor | None:

@@ -28,6 +28,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "zero_bubble, 2 chunks": {"pipeline_schedule": "zero_bubble", "virtual_pipeline_stages": 2},
     "zbv": {"pipeline_schedule": "zbv"},
 }
+# The gradient of a weight that the forward pass transposes is transposed in memory.
+POSITIONS = {"pos_emb": "rpe", "rpe_num_buckets": 8, "rpe_max_distance": 10}
 ITERATIONS = 3
 TIED = "embedding.word_embeddings.weight"
 
@@ -72,7 +74,7 @@ def compare_bits(precision: dict[str, Any]) -> dict[str, list[str]]:
     """Each schedule with DeepSpeed's pipeline; runs in both ranks."""
     found = {}
     # Without clipping, whose norm adds the tensors of each rank first.
-    precision = precision | {"gradient_clipping": 0.0}
+    precision = precision | {"gradient_clipping": 0.0} | POSITIONS
     for tied, names in ((True, SCHEDULES.keys() - {"zbv"}), (False, {"zbv"})):
         # Stage 0 of ZBV sums both gradients of a tied matrix itself, in the order of the passes.
         settings = precision | {"no_weight_tying": not tied}
