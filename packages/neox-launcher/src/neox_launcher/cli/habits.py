@@ -2,8 +2,9 @@
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from neox_config.schema.config import parameter_named
 
 __all__ = ["DRY_RUN", "LaunchCommand", "LaunchGroup", "literal_text", "parameter_options", "take_overrides"]
 
-_CONFIG, _DIRECTORY = "--config", ("-d", "--directory")
+_CONFIG, _DIRECTORY, _TASKS = "--config", ("-d", "--directory"), ("--tasks", "--eval_tasks")
 DRY_RUN = "--dry-run"
 """Option whose value is optional."""
 _ENDINGS = (".yml", ".yaml", ".json")
@@ -62,6 +63,9 @@ _ADVICE_ON_OPTIONS: Mapping[str, str] = {
     "during a training",
     "conf_dir": "use -d DIR",
     "conf_file": "use --config FILE",
+    "H": "use --hostfile FILE",
+    "i": "use neox-launch generate --set sample-input-file=FILE",
+    "o": "use neox-launch generate --set sample-output-file=FILE",
     "deepspeed": "it is always used as configured; leave it out",
     "deepspeed_config": "the settings of DeepSpeed are parameters of the configuration file; see neox-config "
     "explain",
@@ -178,8 +182,13 @@ def _with_values(words: Sequence[str], group: click.Group) -> list[str]:
         elif _is_configuration(word, directory):
             named += [_CONFIG, word]
         else:
-            files = [other for other in words[number + 1 :] if _is_configuration(other, directory)]
-            raise click.UsageError(_advice_on_word(word, group.commands, files))
+            tasks = _separated_tasks(words, number, directory)
+            advice = (
+                f"the names of tasks are separated by commas: {_TASKS[0]} {','.join(tasks)}"
+                if tasks
+                else _advice_on_word(words[number:], group.commands, directory)
+            )
+            raise click.UsageError(advice)
     return named
 
 
@@ -212,11 +221,28 @@ def _is_configuration(word: str, directory: Path) -> bool:
     )
 
 
-def _advice_on_word(word: str, commands: Iterable[str], files: Sequence[str]) -> str:
-    if word in _ADVICE_ON_WORDS:
-        advice = _ADVICE_ON_WORDS[word]
+def _separated_tasks(words: Sequence[str], number: int, directory: Path) -> list[str]:
+    """Return the tasks of which `words[number]` is one, written with spaces as for GPT-NeoX; else nothing."""
+    before = list(takewhile(lambda word: not word.startswith("-"), reversed(words[:number])))[::-1]
+    if not before or words[number - len(before) - 1] not in _TASKS:
+        return []
+    after = takewhile(
+        lambda word: not word.startswith("-") and not _is_configuration(word, directory), words[number:]
+    )
+    return [*before, *after]
+
+
+def _advice_on_word(words: Sequence[str], commands: Iterable[str], directory: Path) -> str:
+    """Return what to write in place of the first word, given those after it."""
+    word, *following = words
+    if _script(word) == "deepy.py" and following and _script(following[0]) in _ADVICE_ON_WORDS:
+        word, *following = following
+    if _script(word) in _ADVICE_ON_WORDS:
+        advice = _ADVICE_ON_WORDS[_script(word)]
+        files = [other for other in following if _is_configuration(other, directory)]
         if files:
-            advice = advice.replace("--config FILE", " ".join(files))
+            option = [_DIRECTORY[0], str(directory)] if directory != Path() else []
+            advice = advice.replace("--config FILE", shlex.join([*option, *files]))
         return f"{word} is not a command of neox-launch; {advice}."
     if os.path.isdir(word):
         return f"{word} is a directory; give the configuration files in it: neox-launch -d {word} FILE ..."
@@ -227,6 +253,11 @@ def _advice_on_word(word: str, commands: Iterable[str], files: Sequence[str]) ->
     near = did_you_mean(word, commands)
     listed = ", ".join(sorted(commands))
     return f"No such command or file: {word}; {near or f'the commands are {listed}.'}"
+
+
+def _script(word: str) -> str:
+    """Return a word without its folder, if it is a Python script."""
+    return os.path.basename(word) if word.endswith(".py") else word
 
 
 def _advice_on_option(option: str) -> str | None:
