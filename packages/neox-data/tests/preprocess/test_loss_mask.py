@@ -189,6 +189,7 @@ def test_only_responses_count(corpus: Path, tokenizer_json: Path, resume) -> Non
     assert open_indexed(f"{out}_text_document").dtype == np.int32
     total = sum(map(len, tokens))
     counted = sum(label >= 0 for row in labels for label in row)
+    assert f"4 documents, 0.0 MB -> {total} tokens (" in result.output
     assert f"{counted} of {total} tokens count in the loss; 0 documents have none that does" in result.output
     manifest = read_manifest(f"{out}_label_document")
     assert manifest["counts"]["masked"] == total - counted

@@ -54,17 +54,17 @@ class Summary:
 
     def lines(self) -> Iterable[str]:
         """Yield the lines of the summary."""
+        # With a loss mask, tokens and labels are counted together, as two datasets.
+        tokens = self.tokens if self.labels is None else self.tokens // 2
         yield (
-            f"{self.documents:,} documents, {self.num_bytes / 1e6:,.1f} MB -> {self.tokens:,} tokens "
-            f"({self.characters / max(self.tokens, 1):.2f} characters per token) in {self.seconds:.1f} s "
+            f"{self.documents:,} documents, {self.num_bytes / 1e6:,.1f} MB -> {tokens:,} tokens "
+            f"({self.characters / max(tokens, 1):.2f} characters per token) in {self.seconds:.1f} s "
             f"({self.num_bytes / self.seconds / 1e6:,.1f} MB/s)"
         )
         yield f"encoded by {self.encoder}"
         if self.labels is not None:
-            # Tokens and labels are counted together, as two datasets.
-            given = self.tokens // 2
             yield (
-                f"{given - self.labels['masked']:,} of {given:,} tokens count in the loss; "
+                f"{tokens - self.labels['masked']:,} of {tokens:,} tokens count in the loss; "
                 f"{self.labels['wholly_masked']:,} documents have none that does"
             )
         if self.resumed_shards:
