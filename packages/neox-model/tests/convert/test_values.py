@@ -1,6 +1,9 @@
 """What is stored but does not change logits is compared too."""
 
 import json
+import shlex
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,3 +83,16 @@ def test_our_settings_give_the_architecture_back(family, tmp_path):
         write_settings(path, settings, source=tmp_path, output=tmp_path)
         assert architecture_of(resolve(load_config([path]), devices=1)) == architecture
         assert TABLES[family].read(TABLES[family].write(architecture)) == architecture
+
+
+def test_the_configuration_of_an_imported_model_trains_as_its_comment_states(pair):
+    ours, _ = pair("llama", random_settings("llama", 1))
+    comment = (ours / "model.yml").read_text()
+    (line,) = [line for line in comment.splitlines() if "--set data-path=PREFIX" in line]
+    words = shlex.split(line.removeprefix("#"))
+    files = [Path(value) for word, value in pairwise(words) if word == "--config"]
+    overrides = [value for word, value in pairwise(words) if word == "--set"]
+    config = load_config(files, overrides=overrides)
+    resolve(config, devices=1)
+    assert config.checkpoint.save == "FOLDER"
+    assert config.checkpoint.save_interval == 500

@@ -16,7 +16,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "Training: a start for fine-tuning": (
         *("train-micro-batch-size-per-gpu", "gradient-accumulation-steps", "train-iters", "precision"),
         *("optimizer", "zero-optimization", "gradient-clipping", "weight-decay", "lr-decay-style", "warmup"),
-        *("hidden-dropout", "attention-dropout"),
+        *("hidden-dropout", "attention-dropout", "save-interval"),
     ),
     "Adapters": ("lora-base", "lora-rank", "lora-alpha", "lora-dropout", "lora-target-modules"),
     "Weights": ("load", "finetune"),
@@ -32,6 +32,7 @@ TRAINING: Mapping[str, Any] = {
     "weight-decay": 0.1,
     "lr-decay-style": "cosine",
     "warmup": 0.01,
+    "save-interval": 500,
 }
 """Parameters of a training that continues an imported model."""
 
