@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C import _distributed_c10d
 from torch.distributed import ProcessGroup
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 
 __all__ = [
     "CPU_ATTENTION_FLOPS",
+    "all_gather_single",
     "dump_memory_snapshot",
     "end_backward",
     "flight_recorder_entries",
@@ -36,6 +38,7 @@ __all__ = [
     "packed_product",
     "recompile_limit_error",
     "record_memory_history",
+    "reduce_scatter_single",
     "skip_on_device",
     "stop_memory_history",
     "watched_collectives",
@@ -45,6 +48,10 @@ __all__ = [
 foreach_copy_ = torch._foreach_copy_
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
+
+# The names since torch 2.13, where the older ones warn, and before.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def initialize_sharding(root: nn.Module) -> None:

@@ -56,7 +56,7 @@ def averaged(group: Group, order: list[int]) -> tuple[list, CompressedAverage]:
 def average_here() -> dict:
     """Return this rank's results in three orders and bucket sizes, and the bytes that torch was given."""
     group, messages = world(), []
-    names = ("all_to_all_single", "all_gather_into_tensor")
+    names = ("all_to_all_single", "all_gather_single")
     calls = {name: getattr(compressed_average, name) for name in names}
 
     def counting(name):
@@ -155,7 +155,7 @@ def gather(received: Tensor, sent: Tensor, group: SimpleNamespace) -> None:
 @pytest.mark.parametrize("size", [5, 8])
 def test_averages_of_many_ranks_do_not_depend_on_the_order_of_tensors(size):
     found = []
-    calls = {"all_to_all_single": exchange, "all_gather_into_tensor": gather}
+    calls = {"all_to_all_single": exchange, "all_gather_single": gather}
     with patch.multiple(compressed_average, **calls), ThreadPoolExecutor(size) as ranks:
         for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 0, 3, 1]):
             threads = Threads(size)

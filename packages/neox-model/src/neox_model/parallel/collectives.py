@@ -14,6 +14,7 @@ from torch import Tensor
 
 from neox_model.parallel.compile_disabled import CompileDisabled
 from neox_model.parallel.groups import Group
+from neox_model.torch_compat import all_gather_single, reduce_scatter_single
 
 __all__ = [
     "COMPILE_DISABLED",
@@ -28,10 +29,6 @@ __all__ = [
     "scatter_to_group",
     "start_all_gather",
 ]
-
-# The names since torch 2.13, and before.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def all_reduce(tensor: Tensor, group: Group, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
@@ -49,7 +46,7 @@ def all_gather(tensor: Tensor, group: Group, dim: int) -> Tensor:
         return tensor
     # Rank by rank in one tensor: for dimension 0 this is the result, for others it is copied once.
     parts = tensor.new_empty((group.size, *tensor.shape))
-    _all_gather(parts.flatten(0, 1), tensor.contiguous(), group=group.process_group)
+    all_gather_single(parts.flatten(0, 1), tensor.contiguous(), group=group.process_group)
     dim %= tensor.ndim
     return parts.movedim(0, dim).flatten(dim, dim + 1)
 
@@ -57,7 +54,7 @@ def all_gather(tensor: Tensor, group: Group, dim: int) -> Tensor:
 def start_all_gather(rows: Tensor, group: Group) -> Callable[[], Tensor]:
     """Start to concatenate the ranks' rows; return a function that waits and returns them. No gradient."""
     whole = rows.new_empty((group.size * rows.shape[0], *rows.shape[1:]))
-    work = _all_gather(whole, rows.contiguous(), group=group.process_group, async_op=True)
+    work = all_gather_single(whole, rows.contiguous(), group=group.process_group, async_op=True)
 
     def wait() -> Tensor:
         work.wait()
@@ -71,7 +68,7 @@ def reduce_scatter(tensor: Tensor, group: Group) -> Tensor:
     if group.size == 1:
         return tensor
     rows = tensor.new_empty((tensor.shape[0] // group.size, *tensor.shape[1:]))
-    _reduce_scatter(rows, tensor.contiguous(), group=group.process_group)
+    reduce_scatter_single(rows, tensor.contiguous(), group=group.process_group)
     return rows
 
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed import all_gather_into_tensor, all_to_all_single
+from torch.distributed import all_to_all_single
 from torch.nn.functional import pad
 
 from neox_model.parallel.groups import Group
-from neox_model.torch_compat import foreach_copy_
+from neox_model.torch_compat import all_gather_single, foreach_copy_
 
 __all__ = ["CompressedAverage", "Compressible", "part_length"]
 
@@ -136,7 +136,7 @@ class CompressedAverage:
     def _gather(self, row: Tensor) -> Tensor:
         """Send this rank's row to all; return all rows, by sender."""
         received = row.new_empty((self.group.size, row.shape[1]))
-        all_gather_into_tensor(received, row, group=self.group.process_group)
+        all_gather_single(received, row, group=self.group.process_group)
         self.sent_bytes += (self.group.size - 1) * row.shape[1]
         return received
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from neox_model.parallel.groups import Group
 from neox_model.parallel.held import Held
 from neox_model.parallel.logical import copy_description
-from neox_model.torch_compat import initialize_sharding
+from neox_model.torch_compat import initialize_sharding, reduce_scatter_single
 
 __all__ = [
     "MeanReduceScatter",
@@ -83,7 +83,7 @@ class MeanReduceScatter:
         sent = input_tensor.to(self._dtype)
         is_same = output_tensor.dtype == self._dtype
         received = output_tensor if is_same else torch.empty_like(output_tensor, dtype=self._dtype)
-        distributed.reduce_scatter_tensor(received, sent, group=group)
+        reduce_scatter_single(received, sent, group=group)
         if not is_same:
             output_tensor.copy_(received)
         if self._after != 1.0:
